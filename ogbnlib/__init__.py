@@ -1,0 +1,37 @@
+"""Train graph neural networks on ogbn-papers100M within the memory you have.
+
+The public names are imported on first use, so that `import ogbnlib`, the planner and the command line's help
+do not pay for importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "InputError": "config",
+    "TrainConfig": "config",
+    "release_memory": "memory",
+    "read_timeline": "timeline",
+    "synthesize": "synth",
+    "write_raw": "ogb_raw",
+    "open_raw": "ogb_raw",
+    "run": "sandbox",
+    "Run": "sandbox",
+    "diagnose": "sandbox",
+    "train": "train",
+}
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

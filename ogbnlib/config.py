@@ -1,0 +1,313 @@
+"""Everything the trainer knows, in one frozen object that notebook, command line and Slurm job all build.
+
+Bad values are refused here, with the parameter's name, before any file is opened. This module also holds the two
+habits every other module shares: `InputError`, the one exception for a user's mistake, and `write_atomically`, the one
+way a file of ours comes to be. It imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+Loading = Literal["eager", "lazy", "shared"]
+Split = Literal["train", "valid", "test"]
+
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
+
+
+class InputError(ValueError):
+    """A mistake in what the user gave: names the file or parameter, what was expected, what was found, what to do."""
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[Any], object]) -> None:
+    """Make `path` appear whole or not at all: `write(file)` goes to a neighbour, which is fsynced and then renamed.
+
+    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed.
+    """
+    path = Path(path)
+    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes the file 0600; results in a shared project folder must be readable by the group.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(beside, 0o666 & ~umask)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """`value` as indented JSON at `path`, atomically."""
+    write_atomically(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
+
+
+def parse_bytes(value: object, name: str = "memory_limit") -> int:
+    """A byte count from `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB.
+
+    Units are binary, as Slurm's `--mem` and the kernel's cgroup files have them: 1 GB is 2**30 bytes.
+
+    Raises:
+        InputError: for a bare number too small to be a count of bytes (`8` may mean 8 bytes, 8 MB as in Slurm, or
+            8 GB), for a size of zero or below, and for anything else that is not a size.
+    """
+    example = f'{name}: expected a size such as "8 GB" or "512 MB"'
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise InputError(f"{example}, got {value!r}")
+    text = str(value).strip()
+    match = _SIZE.match(text)
+    if not match:
+        raise InputError(f"{example}, got {value!r}")
+    number, prefix, _, suffix = match.groups()
+    if not prefix and not suffix and float(number) < 2**20:
+        raise InputError(
+            f'{example}, got {value!r}, which is ambiguous without a unit; write "{text} GB" or "{text} MB"'
+        )
+    count = int(float(number) * _BINARY[prefix.upper()])
+    if count <= 0:
+        raise InputError(f"{example} above zero, got {value!r}")
+    return count
+
+
+def format_bytes(count: float | None) -> str:
+    """A size for people: `1.25 GB`, `310 MB` (binary units, as in `parse_bytes`)."""
+    if count is None:
+        return "unknown"
+    if abs(count) >= 2**30:
+        return f"{count / 2**30:.2f} GB"
+    if abs(count) >= 2**20:
+        return f"{count / 2**20:.0f} MB"
+    return f"{count / 2**10:.0f} kB"
+
+
+def unknown_name(name: str, known: Iterable[str], what: str) -> str:
+    """The sentence for a misspelt name: the closest known one, then all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown {what} {name!r}: {hint}known: {', '.join(known)}"
+
+
+def _integers(value: object) -> object:
+    """`"3 2"`, `"3,2"`, `"[3, 2]"` as papermill's `-p` and `--set` hand them over, and lists or tuples."""
+    if isinstance(value, str):
+        words = value.strip().strip("[]()").replace(",", " ").split()
+        if not words or not all(re.fullmatch(r"[+-]?\d+", word) for word in words):
+            raise ValueError(f'expected whole numbers such as "3 2" or [3, 2], got {value!r}')
+        return [int(word) for word in words]
+    return value
+
+
+def _words(value: object) -> object:
+    if isinstance(value, str):
+        text = value.strip().strip("[]()")
+        return [word.strip("'\" ") for word in text.replace(",", " ").split()]
+    return value
+
+
+def _boolean(value: object) -> object:
+    """`"false"` is truthy in Python and arrives as a string from papermill's `-p`; only clear words are taken."""
+    if isinstance(value, str):
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        if value.strip().lower() not in words:
+            raise ValueError(f"expected true or false, got {value!r}")
+        return words[value.strip().lower()]
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"expected true or false, got {value!r}")
+
+
+def _number(kind: type) -> Callable[[object], object]:
+    def parse(value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError(f"expected a number, got {value!r}")
+        if isinstance(value, str):
+            try:
+                return kind(value.strip())
+            except ValueError:
+                noun = "a whole number" if kind is int else "a number"
+                raise ValueError(f"expected {noun}, got {value!r}") from None
+        return value
+
+    return parse
+
+
+def _none(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() in {"", "none", "null"} else value
+
+
+Int = Annotated[int, BeforeValidator(_number(int))]
+Float = Annotated[float, BeforeValidator(_number(float))]
+Bool = Annotated[bool, BeforeValidator(_boolean)]
+OptionalCount = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_number(int)), BeforeValidator(_none)]
+Integers = Annotated[tuple[int, ...], BeforeValidator(_integers)]
+Splits = Annotated[tuple[Split, ...], BeforeValidator(_words)]
+
+
+class TrainConfig(BaseModel):
+    """One training run. Frozen; every field can be given as the string a command line or papermill passes.
+
+    Build it with `TrainConfig.create(dataset=..., ...)`, which turns every mistake into one `InputError`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    # data
+    dataset: str  # folder in OGB's binary raw layout, or an official name such as "ogbn-arxiv"
+    root: str = "dataset"  # where official data sets lie or are downloaded to
+    download: Bool = False  # consent to download an official data set; without it a missing one is an error
+    reader: Literal["auto", "stream", "ogb"] = "auto"  # auto: stream raw/data.npz where there is one, else ogb's loader
+    undirected: Bool = False  # add reverse edges, drop duplicates; worth 15 points of accuracy on papers100M
+    feature_dtype: Literal["float32", "float16"] = "float32"  # in memory; batches are always float32
+
+    # loading
+    loading: Loading = "shared"  # where the graph lives: three stock loaders, one at a time, or one CSC for all
+    engine: Literal["numba", "pyg"] = "numba"  # pyg: the stock sampler, needs pyg-lib or torch-sparse
+    num_neighbors: Integers = (3, 2)  # one fan-out per layer, nearest hop first; -1 takes all neighbors
+    batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per training step
+    eval_batch_size: OptionalCount = None  # None: batch_size
+    num_workers: Annotated[Int, Field(ge=0)] = 0  # sampling processes per loader
+    persistent_workers: Bool = False  # keep them between epochs; needs num_workers > 0
+    pin_memory: Bool = False  # page-locked batches for faster copies to a GPU
+
+    # model
+    model: Literal["sage", "gcn", "gat"] = "sage"
+    hidden_channels: Annotated[Int, Field(gt=0)] = 16
+    heads: Annotated[Int, Field(gt=0)] = 4  # gat only
+    dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+
+    # training
+    epochs: Annotated[Int, Field(ge=0)] = 3
+    lr: Annotated[Float, Field(gt=0)] = 0.01
+    weight_decay: Annotated[Float, Field(ge=0)] = 0.0
+    seed: Annotated[Int, Field(ge=0, lt=2**31)] = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    num_threads: OptionalCount = 1  # torch's threads; None leaves torch's own choice
+
+    # evaluation
+    train_eval: Literal["every_epoch", "final", "never"] = "final"  # accuracy on the train split
+    eval_every: Annotated[Int, Field(gt=0)] = 1  # epochs between evaluations; the last epoch is always evaluated
+    eval_splits: Splits = ("valid", "test")  # may be ("valid",) or () for none
+    release_every: Annotated[Int, Field(ge=0)] = 0  # release_memory() every k training batches; 0: never
+
+    progress: Literal["auto", "bar", "lines", "none"] = "auto"  # auto: a bar in a terminal or JupyterLab, else lines
+
+    @model_validator(mode="after")
+    def _together(self) -> TrainConfig:
+        if not self.dataset.strip():
+            raise ValueError("dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string")
+        if not self.num_neighbors:
+            raise ValueError("num_neighbors: expected one fan-out per layer such as [3, 2], got none")
+        if any(k == 0 or k < -1 for k in self.num_neighbors):
+            raise ValueError(
+                f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {list(self.num_neighbors)}"
+            )
+        if self.persistent_workers and self.num_workers == 0:
+            raise ValueError("persistent_workers: needs num_workers of at least 1, got num_workers=0")
+        if self.model == "gat" and self.hidden_channels % self.heads:
+            raise ValueError(
+                f"hidden_channels: expected a multiple of heads={self.heads} for gat, got {self.hidden_channels}"
+            )
+        if len(set(self.eval_splits)) != len(self.eval_splits):
+            raise ValueError(f"eval_splits: expected each split once, got {list(self.eval_splits)}")
+        if "train" in self.eval_splits:
+            raise ValueError('eval_splits: expected "valid" and "test"; the train split is ruled by train_eval')
+        return self
+
+    @classmethod
+    def create(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> TrainConfig:
+        """A config from names and values; every mistake in them is reported in one `InputError`."""
+        values = {**(values or {}), **more}
+        problems = [
+            unknown_name(name, cls.model_fields, "parameter") for name in values if name not in cls.model_fields
+        ]
+        try:
+            config = cls(**values)
+        except ValidationError as error:
+            for item in error.errors():
+                if item["type"] == "extra_forbidden":
+                    continue
+                name = str(item["loc"][0]) if item["loc"] else ""
+                problems.append(_sentence(name, item))
+            raise InputError("; ".join(problems)) from None
+        return config
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """A new config with some values changed, validated like a new one."""
+        return self.create({**self.model_dump(), **changes})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the resolved values as JSON, atomically."""
+        write_json(path, self.model_dump(mode="json"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: when the file is missing, is not JSON or holds values that are refused.
+        """
+        try:
+            values = json.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise InputError(f"{path}: expected a run's config.json, found no such file") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: expected JSON, found something else ({error})") from None
+        if not isinstance(values, dict):
+            raise InputError(f"{path}: expected a JSON object of parameters, found {type(values).__name__}")
+        try:
+            return cls.create(values)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+
+def _sentence(name: str, item: Any) -> str:
+    """One pydantic error as `name: what was expected, got what`."""
+    given, context = item.get("input"), item.get("ctx", {})
+    kind = item["type"]
+    if kind == "missing":
+        return f"{name}: expected a value, got none"
+    if kind == "value_error":
+        text = str(context["error"])
+        return text if not name else f"{name}: {text}"
+    if kind == "literal_error":
+        annotation = TrainConfig.model_fields[name].annotation
+        known = [str(choice) for choice in get_args(Split if name == "eval_splits" else annotation)]
+        close = difflib.get_close_matches(str(given), known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"{name}: expected one of {', '.join(known)}, got {given!r}{hint}"
+    return f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, got {given!r}"
+
+
+def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
+    """`["batch_size=128", "num_neighbors=3 2"]`, as `--set` collects them, to names and values."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise InputError(f"--set: expected KEY=VALUE such as batch_size=128, got {pair!r}")
+        if name.strip() in values:
+            raise InputError(f"--set: {name.strip()} is given twice")
+        values[name.strip()] = value
+    return values

@@ -1,0 +1,240 @@
+"""The loading policies: the same batches, with the graph living in different places.
+
+| policy | graph in memory | loaders |
+|---|---|---|
+| `eager` | COO + one CSC per loader | three stock PyG NeighborLoaders, resident |
+| `lazy` | COO + one or two CSCs | train resident; valid and test made on demand, used, deleted, memory released |
+| `shared` | one CSC, int32 ids | views of it; building another costs nothing |
+
+`eager` and `lazy` let PyG's real `NeighborLoader` constructor build its own CSC, so what they cost is what the stock
+loader costs; only the sampling on that CSC is ours (`engine="numba"`), which makes the batches of all policies equal
+for the same seed. With `engine="pyg"` the stock sampling routine runs, and batches follow its own random numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.sampler import BaseSampler, NeighborSampler
+
+from .config import InputError, TrainConfig
+from .memory import release_memory
+from .ogb_raw import _Dataset as Dataset
+from .ogb_raw import csc_from_chunks
+from .sampler import CSCSampler, EpochSampler
+from .timeline import EventLog
+
+# Each split samples with its own stream of random numbers, so that none follows another's.
+_STREAM = {"train": 0, "valid": 1, "test": 2}
+
+
+def _check_engine(engine: str) -> None:
+    import torch_geometric.typing as installed
+
+    if engine == "pyg" and not (installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE):
+        raise InputError(
+            "engine: 'pyg' needs pyg-lib or torch-sparse, and neither is installed; use engine='numba', or "
+            "pip install torch-sparse (builds from source, about 20 minutes)"
+        )
+
+
+class Loaders:
+    """Base of the policies. Build with `make_loaders`.
+
+    Attributes:
+        num_features, num_classes: Of the data set.
+        splits: int64 tensors of node ids in RAM under "train", "valid" and "test".
+        y: int16 or int64 [num_nodes] in RAM, -1 where unlabelled.
+    """
+
+    y: Tensor
+
+    def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog):
+        _check_engine(config.engine)
+        self.config, self.log = config, log
+        self.num_features, self.num_classes = dataset.num_features, dataset.num_classes
+        with log.phase("compile kernels"):
+            compile_kernels(list(config.num_neighbors))
+        with log.phase("load", policy=config.loading):
+            self.splits = {name: torch.from_numpy(ids) for name, ids in dataset.read_splits().items()}
+            self.data = self._load(dataset)
+        self._resident: dict[str, NodeLoader] = {}
+
+    def _load(self, dataset: Dataset) -> Data:
+        raise NotImplementedError
+
+    def _sampler(self, split: str) -> BaseSampler | None:
+        """The sampler that loaders of this policy share; None where each builds its own."""
+        return None
+
+    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
+        config = self.config
+        input_nodes = self.splits[split]
+        return {
+            "input_nodes": input_nodes,
+            "batch_size": config.batch_size if shuffle else config.eval_batch_size or config.batch_size,
+            "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed),
+            "num_workers": config.num_workers,
+            "persistent_workers": config.persistent_workers,
+            "pin_memory": config.pin_memory and torch.cuda.is_available(),
+            # A generator of its own: DataLoader draws a worker seed per iteration, and taking that from torch's
+            # global state would make dropout depend on how many evaluations were run.
+            "generator": torch.Generator().manual_seed(config.seed),
+        }
+
+    def _view(self, sampler: BaseSampler, split: str, shuffle: bool) -> NodeLoader:
+        return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
+
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        num_neighbors = list(self.config.num_neighbors)
+        with self.log.phase(f"build {split} loader"):
+            if (sampler := self._sampler(split)) is not None:
+                return self._view(sampler, split, shuffle)
+            with warnings.catch_warnings():
+                # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
+                warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
+                loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
+            stock = loader.node_sampler
+            self.log.part(f"{split} loader's CSC", _csc_bytes(stock.colptr, stock.row, stock.perm))
+            if self.config.engine == "numba":
+                seed = self.config.seed + _STREAM[split]
+                loader.node_sampler = CSCSampler(
+                    stock.colptr, stock.row, num_neighbors, seed=seed, edge_permutation=stock.perm
+                )
+            return loader
+
+    def train_loader(self) -> NodeLoader:
+        """The shuffling loader of the train split; made at the first call, resident until `drop_train_loader`."""
+        if "train" not in self._resident:
+            self._resident["train"] = self._build("train", shuffle=True)
+        return self._resident["train"]
+
+    def drop_train_loader(self) -> None:
+        """Delete the train loader with its CSC and workers and give the memory back."""
+        if self._resident.pop("train", None) is not None:
+            self._released("train")
+
+    def _released(self, split: str) -> None:
+        with self.log.phase("release"):
+            self.log.mark("release", after=f"{split} loader", **release_memory())
+        self.log.part(f"{split} loader's CSC", 0)
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        """A loader over `split` in order. It belongs to the caller: memory comes back when the last name of it goes."""
+        train = self._resident.get("train")
+        if split != "train" or train is None:
+            return self._build(split, shuffle=False)
+        # The resident train loader's CSC serves; only the order of the seeds differs.
+        return self._view(train.node_sampler, "train", shuffle=False)
+
+    def eval_batches(self, split: str) -> Iterator[Data]:
+        """The batches of `split` in order; a loader made for them is deleted after the last, its memory released."""
+        made_here = split not in self._resident
+        loader = self.eval_loader(split)
+        set_epoch(loader, 0)  # every evaluation samples the same neighbors, so epochs are compared on equal terms
+        try:
+            yield from loader
+        finally:
+            del loader
+            if made_here:
+                self._released(split)
+
+
+class LazyLoaders(Loaders):
+    def _load(self, dataset: Dataset) -> Data:
+        x = torch.from_numpy(dataset.read_x(self.config.feature_dtype))
+        self.log.part("features", x.numel() * x.element_size())
+        edge_index = torch.from_numpy(dataset.read_edge_index())
+        self.log.part("edge_index (COO)", edge_index.numel() * 8)
+        if self.config.undirected:
+            from torch_geometric.utils import to_undirected
+
+            with self.log.phase("add reverse edges"):
+                edge_index = to_undirected(edge_index, num_nodes=dataset.num_nodes)
+            self.log.part("edge_index (COO)", edge_index.numel() * 8)
+        self.y = torch.from_numpy(dataset.read_y())
+        self.log.part("labels", self.y.numel() * self.y.element_size())
+        return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=dataset.num_nodes)
+
+
+class EagerLoaders(LazyLoaders):
+    """All three loaders, built before the first batch and kept."""
+
+    def train_loader(self) -> NodeLoader:
+        loader = super().train_loader()
+        for split in self.config.eval_splits:
+            if split not in self._resident:
+                self._resident[split] = self._build(split, shuffle=False)
+        return loader
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        if split != "train" and split in self._resident:
+            return self._resident[split]
+        return super().eval_loader(split)
+
+
+class SharedLoaders(Loaders):
+    """One CSC for all loaders, built straight from the file before the features are read, so no COO ever exists."""
+
+    def _load(self, dataset: Dataset) -> Data:
+        with self.log.phase("build shared CSC"):
+            colptr, row = dataset.read_csc(self.config.undirected)
+            if self.config.engine == "pyg":
+                row = row.astype(np.int64)  # the stock routines take int64 only
+        self.colptr, self.row = colptr, row
+        self.log.part("shared CSC", colptr.nbytes + row.nbytes)
+        x = torch.from_numpy(dataset.read_x(self.config.feature_dtype))
+        self.log.part("features", x.numel() * x.element_size())
+        self.y = torch.from_numpy(dataset.read_y())
+        self.log.part("labels", self.y.numel() * self.y.element_size())
+        # An empty edge_index makes NodeLoader fill in each batch's own.
+        empty = torch.empty((2, 0), dtype=torch.int64)
+        return Data(x=x, edge_index=empty, y=self.y, num_nodes=dataset.num_nodes)
+
+    def _sampler(self, split: str) -> BaseSampler:
+        num_neighbors = list(self.config.num_neighbors)
+        if self.config.engine == "numba":
+            return CSCSampler(self.colptr, self.row, num_neighbors, seed=self.config.seed + _STREAM[split])
+        stock = NeighborSampler(Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=1), num_neighbors)
+        stock.num_nodes, stock.perm = self.data.num_nodes, None
+        stock.colptr, stock.row = torch.from_numpy(self.colptr), torch.from_numpy(self.row)
+        return stock
+
+
+def _csc_bytes(*tensors: Tensor | None) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def compile_kernels(num_neighbors: list[int]) -> None:
+    """Compile, or load from disk, what the policies run: a few seconds once, 60 MB of LLVM in every process.
+
+    Done on an empty graph before the data comes, so that the figures of later phases are the data's alone.
+    """
+    empty = np.empty(0, dtype=np.int64)
+    csc_from_chunks(1, 0, lambda: iter([(empty, empty)]))
+    for dtype in (np.int32, np.int64):
+        CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)
+
+
+def set_epoch(loader: NodeLoader, epoch: int) -> None:
+    """Fix the order and the neighbors of the next pass over `loader`: both are functions of (seed, epoch) alone."""
+    for part in (loader.sampler, loader.node_sampler):
+        if isinstance(part, EpochSampler | CSCSampler):
+            part.set_epoch(epoch)
+
+
+def make_loaders(dataset: Dataset, config: TrainConfig, log: EventLog) -> Loaders:
+    """Load `dataset` the way `config.loading` says.
+
+    Raises:
+        InputError: when the data set is damaged or `engine` is not installed.
+    """
+    policies = {"eager": EagerLoaders, "lazy": LazyLoaders, "shared": SharedLoaders}
+    return policies[config.loading](dataset, config, log)

@@ -1,0 +1,89 @@
+"""Tables for people: runs side by side, what loaders cost, and beliefs beside measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from .sandbox import Run
+from .timeline import phase_memory, read_phases
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GIB = 2**30
+
+
+def held_peak_bytes(run: Run) -> int:
+    """The most anonymous + shared memory in any sample: what can't be taken back, unlike the page cache."""
+    peaks = run.result["sampled_peaks_bytes"]
+    return int(peaks.get("cgroup_anon_shmem_bytes") or peaks.get("anon_shmem_bytes") or 0)
+
+
+def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """One row per run: how and where it ended, peak of anonymous + shared memory in GiB, times, last metrics."""
+    import pandas as pd
+
+    rows = []
+    for name, run in runs.items():
+        metrics = run.metrics
+        row: dict[str, object] = {
+            "run": name,
+            "ended": "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})",
+            "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
+            "peak GiB": round(held_peak_bytes(run) / GIB, 3),
+            "run s": round(run.result["duration_s"], 1),
+        }
+        if len(metrics):
+            row |= {
+                "epoch s": round(metrics["time_s"].mean(), 2),
+                "eval s": round(metrics["eval_time_s"].sum(), 2),
+                "loss": metrics["loss"].iloc[-1],
+                "valid": metrics["valid"].iloc[-1],
+                "test": metrics["test"].iloc[-1],
+            }
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("run")
+
+
+def loader_costs(run: Run, num_edges: int) -> pd.DataFrame:
+    """What building each loader took, kept, and needed on the way, in MiB and in bytes per edge.
+
+    One row for each `build ... loader` phase of the run, and for the shared CSC where there is one; from the kernel's
+    own counters (`timeline.phase_memory`), not from samples.
+    """
+    table = phase_memory(run.run_dir)
+    table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
+    for column in ("kept", "transient"):
+        size = table.pop(f"{column}_bytes")
+        table[f"{column} MiB"] = (size / 2**20).round(1)
+        table[f"{column} bytes per edge"] = (size / num_edges).round(2)
+    return table.rename(columns={"duration_s": "seconds"}).round({"seconds": 2}).set_index("phase")
+
+
+def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """Seconds that each run spent in each kind of phase, epochs summed, without the phases inside it."""
+    import pandas as pd
+
+    columns = {}
+    for name, run in runs.items():
+        phases = [phase for phase in read_phases(run.run_dir) if phase.end_s is not None]
+        own: dict[str, float] = {}
+        for phase in phases:
+            assert phase.end_s is not None
+            inside = [p for p in phases if p.depth == phase.depth + 1 and phase.start_s <= p.start_s < phase.end_s]
+            inner = sum(p.end_s - p.start_s for p in inside if p.end_s is not None)
+            own[phase.name] = own.get(phase.name, 0.0) + phase.end_s - phase.start_s - inner
+        columns[name] = own
+    return pd.DataFrame(columns).fillna(0.0).round(3)
+
+
+def ledger(rows: Sequence[tuple[str, str, bool | str]]) -> pd.DataFrame:
+    """Beliefs beside measurements. Each row: (belief, what was measured, whether it holds, or which half does)."""
+    import pandas as pd
+
+    table = []
+    for belief, measured, verdict in rows:
+        word = verdict if isinstance(verdict, str) else "holds" if verdict else "does not hold"
+        table.append((belief, measured, word))
+    return pd.DataFrame(table, columns=["believed", "measured", "verdict"])

@@ -1,0 +1,366 @@
+"""Run the trainer in a child process under a real memory limit, and come back whatever happens to it.
+
+The parent records the child's memory, relays its output and writes `result.json`; an out-of-memory kill is a result.
+What the limit covers: the child and every process it starts, with the page cache they fill where the engine is a
+cgroup. What it does not cover: CPU time, disk, GPU memory, and files already cached by others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .config import InputError, TrainConfig, parse_bytes, write_json
+from .diagnosis import RESULT, Diagnosis, diagnose, read_result
+from .limits import Limit, kill_tree, make_limit
+from .memory import effective_limit
+from .timeline import EVENTS, TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONFIG, OUTPUT, CHECKPOINT = "config.json", "output.log", "checkpoint.pt"
+
+# Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with.
+RESUMABLE = {
+    *("dataset", "root", "download", "reader", "loading", "num_workers", "persistent_workers", "pin_memory", "device"),
+    *(
+        "epochs",
+        "train_eval",
+        "eval_every",
+        "eval_splits",
+        "eval_batch_size",
+        "release_every",
+        "num_threads",
+        "progress",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended, however it ended."""
+
+    run_dir: Path
+    result: dict[str, Any]
+    diagnosis: Diagnosis
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.result["exit_code"])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory at once: the cgroup's own counter, else the largest sample of anonymous + shared."""
+        return int(self.result["peak_bytes"] or 0)
+
+    @property
+    def timeline(self) -> pd.DataFrame:
+        return read_timeline(self.run_dir)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        return read_metrics(self.run_dir)
+
+
+def is_interactive() -> bool:
+    """Whether a person watches: a terminal, or a notebook opened in JupyterLab (papermill sets no session name)."""
+    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
+
+
+def prepare_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> TrainConfig:
+    """Make or reopen the folder of a run and write its resolved config; nothing already there is lost.
+
+    Raises:
+        InputError: when the folder holds another run, or `resume` finds none or one that the config does not continue.
+    """
+    existing = (run_dir / CONFIG).is_file()
+    if resume:
+        if not existing:
+            raise InputError(f"{run_dir}: expected a run to resume (config.json), found none; start it without resume")
+        old = TrainConfig.load(run_dir / CONFIG)
+        changed = [
+            f"{name} was {getattr(old, name)!r}, now {getattr(config, name)!r}"
+            for name in TrainConfig.model_fields
+            if name not in RESUMABLE and getattr(old, name) != getattr(config, name)
+        ]
+        if changed:
+            raise InputError(f"{run_dir}: can't resume with other values ({'; '.join(changed)}); use a new run_dir")
+    elif run_dir.is_dir() and any(run_dir.iterdir()):
+        what = "a run" if existing else "other files"
+        raise InputError(
+            f"{run_dir}: expected a new or empty folder, found {what} in it; resume it or name another one"
+        )
+    elif run_dir.exists() and not run_dir.is_dir():
+        raise InputError(f"{run_dir}: expected a folder for the run, found a file")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    config.save(run_dir / CONFIG)
+    return config
+
+
+def next_run_dir(runs_dir: str | os.PathLike[str], name: str) -> Path:
+    """`runs_dir/name`, or `name-2`, `name-3`, ... where it is taken: a repeated cell never overwrites a run."""
+    base = Path(runs_dir) / name
+    candidate, number = base, 1
+    while candidate.exists():
+        number += 1
+        candidate = base.with_name(f"{name}-{number}")
+    return candidate
+
+
+def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool) -> str:
+    """Copy the child's output to the log and to our own until the child ends; returns its last lines."""
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    tail = b""
+    with open(log_path, "ab") as log:
+        ended_s: float | None = None
+        while True:
+            readable, _, _ = select.select([descriptor], [], [], 0.1)
+            if readable:
+                data = os.read(descriptor, 65536)
+                if not data:
+                    return tail.decode(errors="replace")
+                log.write(data)
+                log.flush()
+                tail = (tail + data)[-4000:]
+                if echo:
+                    sys.stdout.write(data.decode(errors="replace"))
+                    sys.stdout.flush()
+            elif process.poll() is not None:
+                # An orphaned worker may hold the pipe open for ever: half a second of silence is the end.
+                ended_s = ended_s or time.monotonic()
+                if time.monotonic() - ended_s > 0.5:
+                    return tail.decode(errors="replace")
+
+
+@dataclass
+class Outcome:
+    """How a supervised process tree ended. `exit_code` is 128 + N after signal N."""
+
+    exit_code: int
+    duration_s: float
+    tail: str
+    killed_by: str | None
+    oom_kills: int | None
+    peak_bytes: int | None
+    cgroup: str | None
+    interrupted: bool = False
+
+
+def supervise(
+    argv: list[str],
+    run_dir: Path,
+    limit: Limit,
+    *,
+    env: Mapping[str, str] | None = None,
+    echo: bool = True,
+) -> Outcome:
+    """Start `argv` inside `limit`, record its memory in `run_dir` until it ends, and end all it leaves behind."""
+    begin = time.monotonic()
+    interrupted = False
+    process = subprocess.Popen(
+        limit.command(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+    )
+    tail = ""
+    try:
+        limit.attach(process.pid)
+        recorder = Recorder(
+            run_dir,
+            process.pid,
+            cgroup=limit.cgroup,
+            interval_s=0.02 if limit.name == "watchdog" else 0.05,
+            on_sample=limit.check,
+        ).start()
+        try:
+            tail = _relay(process, run_dir / OUTPUT, echo)
+        except KeyboardInterrupt:
+            interrupted = True
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        kill_tree(process.pid)
+        status = process.wait()
+        recorder.stop()
+        oom_kills = limit.oom_kills()
+        if oom_kills and limit.killed_by is None and status == -signal.SIGKILL:
+            limit.killed_by = "kernel"  # it died between two samples
+        peak = limit.cgroup.peak_bytes() if limit.cgroup else None
+    except BaseException:
+        kill_tree(process.pid)
+        process.wait()
+        raise
+    finally:
+        limit.close()
+        assert process.stdout is not None
+        process.stdout.close()
+    code = 130 if interrupted else 128 - status if status < 0 else status
+    if limit.killed_by:
+        code = 137  # a worker was picked by the killer, or its parent ended first: the tree died of the same cause
+    return Outcome(
+        exit_code=code,
+        duration_s=time.monotonic() - begin,
+        tail=tail,
+        killed_by=limit.killed_by,
+        oom_kills=oom_kills,
+        peak_bytes=peak,
+        cgroup=str(limit.cgroup.path) if limit.cgroup else None,
+        interrupted=interrupted,
+    )
+
+
+def sampled_peaks(run_dir: Path, since_line: int = 0) -> dict[str, int]:
+    """The largest sample of each column of timeline.csv from line `since_line` on, in bytes."""
+    lines, _ = read_csv_lines(run_dir / TIMELINE)
+    peaks: dict[str, int] = {}
+    if not lines:
+        return peaks
+    names = lines[0].strip().split(",")
+    for line in lines[max(1, since_line) :]:
+        values = dict(zip(names, line.strip().split(","), strict=True))
+        for name, value in values.items():
+            if value and name.endswith("_bytes") and name != "cgroup_limit_bytes":
+                peaks[name] = max(peaks.get(name, 0), int(value))
+        both = [int(values[f"rss_{part}_bytes"] or 0) for part in ("anon", "shmem")]
+        peaks["anon_shmem_bytes"] = max(peaks.get("anon_shmem_bytes", 0), sum(both))
+        if values["cgroup_anon_bytes"]:
+            held = int(values["cgroup_anon_bytes"]) + int(values["cgroup_shmem_bytes"])
+            peaks["cgroup_anon_shmem_bytes"] = max(peaks.get("cgroup_anon_shmem_bytes", 0), held)
+    return peaks
+
+
+def run(
+    config: TrainConfig,
+    memory_limit: str | int | None = None,
+    *,
+    run_dir: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] = "runs",
+    resume: bool = False,
+    engine: str = "auto",
+    echo: bool = True,
+) -> Run:
+    """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
+
+    Args:
+        config: What to train.
+        memory_limit: "2 GB" or bytes; None records without a limit.
+        run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
+            called `name`, or by data set and policy.
+        resume: Go on from the run's last checkpoint.
+        engine: "auto", or one of `limits.ENGINES`.
+        echo: Relay the child's output; it is in `output.log` either way.
+
+    Raises:
+        InputError: for bad input, before the child is started.
+        KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
+    """
+    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    check_dataset(config)
+    available, source = effective_limit()
+    notes = []
+    if limit_bytes is not None and limit_bytes > available:
+        notes.append(f"memory_limit is above what this process may use: {available} bytes ({source})")
+    limit, refused = make_limit(limit_bytes, engine)
+    try:
+        folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or _default_name(config))
+        prepare_run_dir(config, folder, resume=resume)
+        log = EventLog(folder)
+        # An earlier attempt's result moves to the events: it must not pass for this one's, and must not be lost.
+        earlier_result = read_result(folder)
+        log.mark("start", memory_limit_bytes=limit_bytes, limit_engine=limit.name, notes=notes, previous=earlier_result)
+        log.close()
+        (folder / RESULT).unlink(missing_ok=True)
+        timeline = folder / TIMELINE
+        earlier = timeline.read_bytes().count(b"\n") if timeline.exists() else 0
+        argv = [sys.executable, "-m", "ogbnlib.train", str(folder), *(["--resume"] if resume else [])]
+    except BaseException:
+        limit.close()
+        raise
+    progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
+    outcome = supervise(argv, folder, limit, env={"OGBNLIB_PROGRESS": progress}, echo=echo)
+    peaks = sampled_peaks(folder, since_line=earlier)
+    metrics = read_metrics(folder)
+    words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+    result = {
+        "exit_code": outcome.exit_code,
+        "memory_limit_bytes": limit_bytes,
+        "limit_engine": limit.name if limit_bytes is not None else None,
+        "recorder": limit.name,
+        "limit_engines_refused": refused,
+        "killed_by": outcome.killed_by,
+        "oom_kills": outcome.oom_kills,
+        "duration_s": round(outcome.duration_s, 3),
+        "peak_bytes": outcome.peak_bytes or peaks.get("anon_shmem_bytes"),
+        "peak_source": "kernel counter" if outcome.peak_bytes else "samples",
+        "sampled_peaks_bytes": peaks,
+        "last_metrics": _last_row(metrics),
+        "last_output": words[-1] if words and outcome.exit_code not in (0, 137) else None,
+        "notes": notes,
+    }
+    write_json(folder / RESULT, result)
+    diagnosis = diagnose(folder)
+    result["diagnosis"] = diagnosis.to_dict()
+    write_json(folder / RESULT, result)
+    if outcome.interrupted:
+        raise KeyboardInterrupt(f"{folder}: interrupted; go on with resume=True")
+    return Run(folder, result, diagnosis)
+
+
+def measure_runtime_bytes() -> int:
+    """Anonymous + shared memory of the trainer's process after its imports, before any data: about 0.35 GB."""
+    with tempfile.TemporaryDirectory() as folder:
+        limit, _ = make_limit(None)
+        # The pause is longer than the sampling interval, so that at least one sample falls after the imports.
+        argv = [sys.executable, "-c", "import ogbnlib.train, ogb.nodeproppred, time; time.sleep(0.2)"]
+        outcome = supervise(argv, Path(folder), limit, echo=False)
+        if outcome.exit_code != 0:
+            raise InputError(f"ogbnlib: its imports fail here, run `python -m ogbnlib doctor`: {outcome.tail[-500:]}")
+        return sampled_peaks(Path(folder))["anon_shmem_bytes"]
+
+
+def scaled_limit(memory_limit: str | int, scale: float, allocation: str = "128 GB") -> int:
+    """The limit, in bytes, under which a data set of `scale` meets what the full one meets under `allocation`.
+
+    "auto" is `allocation` times `scale`, plus the interpreter's own memory, which does not shrink with the data and is
+    measured; anything else is taken as it is.
+    """
+    if memory_limit != "auto":
+        return parse_bytes(memory_limit)
+    return int(parse_bytes(allocation, "allocation") * scale) + measure_runtime_bytes()
+
+
+def check_dataset(config: TrainConfig) -> None:
+    """Refuse a missing or damaged data set from its headers, before a run's folder is made."""
+    if not config.dataset.startswith("ogbn-"):
+        from .ogb_raw import open_raw
+
+        open_raw(config.dataset)
+
+
+def _default_name(config: TrainConfig) -> str:
+    return f"{Path(config.dataset).name}-{config.loading}"
+
+
+def _last_row(metrics: pd.DataFrame) -> dict[str, float | None] | None:
+    if not len(metrics):
+        return None
+    return {key: None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
+
+
+__all__ = ["EVENTS", "Run", "diagnose", "next_run_dir", "prepare_run_dir", "run", "supervise"]

@@ -1,0 +1,153 @@
+"""Fixtures that several test files share: small data sets, run folders written by hand, children to measure and kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.limits import Limit, make_limit
+from ogbnlib.timeline import COLUMNS
+
+MB = 2**20
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file under `folder` and its content, to show that nothing was written."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"waited {timeout_s:.0f} s for {what}")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that has printed its first line; what it started is killed with it at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture(scope="session")
+def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 labelled."""
+    from ogbnlib.synth import synthesize
+
+    path = tmp_path_factory.mktemp("data") / "synth"
+    synthesize(path, scale=0.001, progress=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 nodes, 3,000 edges, 4 classes told apart by features; labels are NaN outside the splits, as in papers100M."""
+    from ogbnlib.ogb_raw import write_raw
+
+    random = np.random.default_rng(0)
+    n = 300
+    classes = random.integers(4, size=n)
+    x = (np.eye(4)[classes] @ random.normal(size=(4, 8)) + 0.5 * random.normal(size=(n, 8))).astype(np.float32)
+    ids = random.permutation(n)
+    splits = {"train": np.sort(ids[:120]), "valid": np.sort(ids[120:160]), "test": np.sort(ids[160:210])}
+    y = np.full(n, np.nan, np.float32)
+    for part in splits.values():
+        y[part] = classes[part]
+    path = tmp_path_factory.mktemp("data") / "tiny"
+    write_raw(path, edge_index=random.integers(n, size=(2, 3000)), x=x, y=y, splits=splits, num_classes=4)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_dir: Path) -> Callable[..., TrainConfig]:
+    """A config on `tiny_dir`, with changes."""
+
+    def make(**changes: Any) -> TrainConfig:
+        values = {"dataset": str(tiny_dir), "epochs": 2, "batch_size": 16, "hidden_channels": 8, "device": "cpu"}
+        return TrainConfig.create({**values, "progress": "none", **changes})
+
+    return make
+
+
+@pytest.fixture
+def kernel_limit() -> Iterator[Callable[[int], Limit]]:
+    """Makes a limit that the kernel enforces; skips where no memory cgroup can be made."""
+    made: list[Limit] = []
+
+    def make(limit_bytes: int) -> Limit:
+        limit, refused = make_limit(limit_bytes)
+        made.append(limit)
+        if not limit.name.startswith("cgroup"):
+            pytest.skip(f"no memory cgroup can be made here: {'; '.join(refused)}")
+        return limit
+
+    yield make
+    for limit in made:
+        limit.close()
+
+
+def write_run(
+    folder: Path,
+    *,
+    exit_code: int | None = 137,
+    events: list[dict[str, Any]] | None = None,
+    samples: list[dict[str, float]] | None = None,
+    config: dict[str, Any] | None = None,
+    **result: Any,
+) -> Path:
+    """The folder of a run as `sandbox.run` leaves it, written by hand. Without `exit_code` it has no result.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    TrainConfig.create({"dataset": "somewhere", "loading": "eager", **(config or {})}).save(folder / "config.json")
+    if events is None:
+        events = [
+            {"time_s": 100.0, "event": "start"},
+            {"time_s": 101.0, "event": "begin", "phase": "load"},
+            {"time_s": 102.0, "event": "part", "name": "edge_index (COO)", "bytes": 160 * MB},
+            {"time_s": 103.0, "event": "end", "phase": "load"},
+            {"time_s": 104.0, "event": "begin", "phase": "build valid loader"},
+        ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    if samples is None:
+        samples = [
+            {"time_s": 100.5 + i, "rss_anon_bytes": (50 + 40 * i) * MB, "rss_shmem_bytes": 0, "rss_file_bytes": 30 * MB}
+            for i in range(5)
+        ]
+    lines = [",".join(COLUMNS)] + [",".join(str(s.get(name, "")) for name in COLUMNS) for s in samples]
+    (folder / "timeline.csv").write_text("\n".join(lines) + "\n")
+    if exit_code is not None:
+        known = {"exit_code": exit_code, "memory_limit_bytes": None, "limit_engine": None, "killed_by": None}
+        (folder / "result.json").write_text(json.dumps({**known, "oom_kills": None, "duration_s": 5.0, **result}))
+    return folder
