@@ -17,12 +17,11 @@ _HOME = {
     "release_memory": "memory",
     "read_timeline": "timeline",
     "synthesize": "synth",
-    "write_raw": "ogb_raw",
+    "write_raw": "ogb_write",
     "open_raw": "ogb_raw",
     "run": "sandbox",
     "Run": "sandbox",
     "diagnose": "sandbox",
-    "train": "train",
 }
 __all__ = [*_HOME, "__version__"]
 

@@ -24,25 +24,15 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
-from .config import InputError, TrainConfig
+from .config import TrainConfig
+from .csc import csc_from_chunks, restore_input_order
 from .memory import release_memory
-from .ogb_raw import _Dataset as Dataset
-from .ogb_raw import csc_from_chunks
+from .ogb_raw import Dataset
 from .sampler import CSCSampler, EpochSampler
 from .timeline import EventLog
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
 _STREAM = {"train": 0, "valid": 1, "test": 2}
-
-
-def _check_engine(engine: str) -> None:
-    import torch_geometric.typing as installed
-
-    if engine == "pyg" and not (installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE):
-        raise InputError(
-            "engine: 'pyg' needs pyg-lib or torch-sparse, and neither is installed; use engine='numba', or "
-            "pip install torch-sparse (builds from source, about 20 minutes)"
-        )
 
 
 class Loaders:
@@ -57,7 +47,6 @@ class Loaders:
     y: Tensor
 
     def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog):
-        _check_engine(config.engine)
         self.config, self.log = config, log
         self.num_features, self.num_classes = dataset.num_features, dataset.num_classes
         with log.phase("compile kernels"):
@@ -69,6 +58,16 @@ class Loaders:
 
     def _load(self, dataset: Dataset) -> Data:
         raise NotImplementedError
+
+    def _load_nodes(self, dataset: Dataset) -> Tensor:
+        """Read features and labels; returns the features [num_nodes, num_features] in RAM."""
+        x = torch.from_numpy(dataset.read_x(self.config.feature_dtype))
+        dataset.release("x")
+        self.log.part("features", _bytes(x))
+        self.y = torch.from_numpy(dataset.read_y())
+        dataset.release("y")
+        self.log.part("labels", _bytes(self.y))
+        return x
 
     def _sampler(self, split: str) -> BaseSampler | None:
         """The sampler that loaders of this policy share; None where each builds its own."""
@@ -102,8 +101,9 @@ class Loaders:
                 warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
                 loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
             stock = loader.node_sampler
-            self.log.part(f"{split} loader's CSC", _csc_bytes(stock.colptr, stock.row, stock.perm))
+            self.log.part(f"{split} loader's CSC", _bytes(stock.colptr, stock.row, stock.perm))
             if self.config.engine == "numba":
+                restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
                 seed = self.config.seed + _STREAM[split]
                 loader.node_sampler = CSCSampler(
                     stock.colptr, stock.row, num_neighbors, seed=seed, edge_permutation=stock.perm
@@ -118,13 +118,21 @@ class Loaders:
 
     def drop_train_loader(self) -> None:
         """Delete the train loader with its CSC and workers and give the memory back."""
-        if self._resident.pop("train", None) is not None:
+        if (loader := self._resident.pop("train", None)) is not None:
+            _end_workers(loader)
+            del loader
             self._released("train")
 
     def _released(self, split: str) -> None:
         with self.log.phase("release"):
             self.log.mark("release", after=f"{split} loader", **release_memory())
         self.log.part(f"{split} loader's CSC", 0)
+
+    def close(self) -> None:
+        """End the workers of resident loaders."""
+        for loader in self._resident.values():
+            _end_workers(loader)
+        self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
         """A loader over `split` in order. It belongs to the caller: memory comes back when the last name of it goes."""
@@ -142,25 +150,27 @@ class Loaders:
         try:
             yield from loader
         finally:
+            if made_here:
+                _end_workers(loader)
             del loader
             if made_here:
                 self._released(split)
 
 
 class LazyLoaders(Loaders):
+    """The train loader resident; the others built when they are needed."""
+
     def _load(self, dataset: Dataset) -> Data:
-        x = torch.from_numpy(dataset.read_x(self.config.feature_dtype))
-        self.log.part("features", x.numel() * x.element_size())
+        x = self._load_nodes(dataset)
         edge_index = torch.from_numpy(dataset.read_edge_index())
-        self.log.part("edge_index (COO)", edge_index.numel() * 8)
+        dataset.release("edge_index")
         if self.config.undirected:
             from torch_geometric.utils import to_undirected
 
+            self.log.part("edge_index (COO)", _bytes(edge_index))
             with self.log.phase("add reverse edges"):
                 edge_index = to_undirected(edge_index, num_nodes=dataset.num_nodes)
-            self.log.part("edge_index (COO)", edge_index.numel() * 8)
-        self.y = torch.from_numpy(dataset.read_y())
-        self.log.part("labels", self.y.numel() * self.y.element_size())
+        self.log.part("edge_index (COO)", _bytes(edge_index))
         return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=dataset.num_nodes)
 
 
@@ -188,12 +198,10 @@ class SharedLoaders(Loaders):
             colptr, row = dataset.read_csc(self.config.undirected)
             if self.config.engine == "pyg":
                 row = row.astype(np.int64)  # the stock routines take int64 only
+        dataset.release("edge_index")
         self.colptr, self.row = colptr, row
         self.log.part("shared CSC", colptr.nbytes + row.nbytes)
-        x = torch.from_numpy(dataset.read_x(self.config.feature_dtype))
-        self.log.part("features", x.numel() * x.element_size())
-        self.y = torch.from_numpy(dataset.read_y())
-        self.log.part("labels", self.y.numel() * self.y.element_size())
+        x = self._load_nodes(dataset)
         # An empty edge_index makes NodeLoader fill in each batch's own.
         empty = torch.empty((2, 0), dtype=torch.int64)
         return Data(x=x, edge_index=empty, y=self.y, num_nodes=dataset.num_nodes)
@@ -208,7 +216,7 @@ class SharedLoaders(Loaders):
         return stock
 
 
-def _csc_bytes(*tensors: Tensor | None) -> int:
+def _bytes(*tensors: Tensor | None) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
@@ -218,7 +226,8 @@ def compile_kernels(num_neighbors: list[int]) -> None:
     Done on an empty graph before the data comes, so that the figures of later phases are the data's alone.
     """
     empty = np.empty(0, dtype=np.int64)
-    csc_from_chunks(1, 0, lambda: iter([(empty, empty)]))
+    csc_from_chunks(1, 0, lambda: [(empty, empty)])
+    restore_input_order(np.zeros(2, dtype=np.int64), empty, empty)
     for dtype in (np.int32, np.int64):
         CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)
 
@@ -228,6 +237,14 @@ def set_epoch(loader: NodeLoader, epoch: int) -> None:
     for part in (loader.sampler, loader.node_sampler):
         if isinstance(part, EpochSampler | CSCSampler):
             part.set_epoch(epoch)
+
+
+def _end_workers(loader: NodeLoader) -> None:
+    """End persistent workers now: left to the garbage collector, torch waits five seconds for each of them."""
+    kept = loader._iterator
+    if kept is not None:
+        getattr(kept, "iterator", kept)._shutdown_workers()  # PyG wraps torch's iterator
+        loader._iterator = None
 
 
 def make_loaders(dataset: Dataset, config: TrainConfig, log: EventLog) -> Loaders:

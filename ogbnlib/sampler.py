@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
-from ogbnlib.config import InputError
+from .config import InputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -8,6 +8,7 @@ cgroup. What it does not cover: CPU time, disk, GPU memory, and files already ca
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import select
 import signal
@@ -24,6 +25,8 @@ from .config import InputError, TrainConfig, parse_bytes, write_json
 from .diagnosis import RESULT, Diagnosis, diagnose, read_result
 from .limits import Limit, kill_tree, make_limit
 from .memory import effective_limit
+from .official import locate_official
+from .ogb_raw import open_raw
 from .timeline import EVENTS, TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
 
 if TYPE_CHECKING:
@@ -271,7 +274,7 @@ def run(
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    check_dataset(config)
+    check_inputs(config)
     available, source = effective_limit()
     notes = []
     if limit_bytes is not None and limit_bytes > available:
@@ -345,11 +348,25 @@ def scaled_limit(memory_limit: str | int, scale: float, allocation: str = "128 G
     return int(parse_bytes(allocation, "allocation") * scale) + measure_runtime_bytes()
 
 
-def check_dataset(config: TrainConfig) -> None:
-    """Refuse a missing or damaged data set from its headers, before a run's folder is made."""
-    if not config.dataset.startswith("ogbn-"):
-        from .ogb_raw import open_raw
+def check_inputs(config: TrainConfig) -> None:
+    """Refuse what can be seen to be wrong without loading data, before a run's folder is made.
 
+    Raises:
+        InputError: for a missing or damaged data set (from its headers), an engine that is not installed, or a GPU
+            that is not there (the one check that imports torch, and only when `device="cuda"`).
+    """
+    if config.engine == "pyg" and not any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse")):
+        raise InputError(
+            "engine: 'pyg' needs pyg-lib or torch-sparse, and neither is installed; use engine='numba', or "
+            "pip install torch-sparse (builds from source, about 20 minutes)"
+        )
+    if config.device == "cuda":
+        from .models import resolve_device
+
+        resolve_device(config.device)
+    if config.dataset.startswith("ogbn-"):
+        locate_official(config.dataset, config.root, config.download, config.reader)
+    else:
         open_raw(config.dataset)
 
 

@@ -23,8 +23,10 @@ import numpy as np
 from numba import njit
 from tqdm import tqdm
 
-from ogbnlib.config import InputError, format_bytes
-from ogbnlib.ogb_raw import Array, RawDataset, StrPath, new_folder, open_raw, write_layout
+from .config import InputError, format_bytes
+from .npz import Array, StrPath
+from .ogb_raw import RawDataset, open_raw
+from .ogb_write import new_folder, write_layout
 
 # ogbn-papers100M (Hu et al., NeurIPS 2020): nodes, edges, and labelled papers until 2017, of 2018 and of 2019.
 NUM_NODES, NUM_EDGES = 111_059_956, 1_615_685_872

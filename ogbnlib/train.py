@@ -24,12 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
-from . import ogb_raw
+from . import official
 from .config import InputError, TrainConfig, write_atomically
 from .loaders import Loaders, make_loaders, set_epoch
 from .memory import release_memory
 from .models import GNN, parameter_bytes, resolve_device
-from .sandbox import CHECKPOINT, CONFIG, is_interactive, prepare_run_dir
+from .ogb_raw import Dataset, open_raw
+from .sandbox import CHECKPOINT, CONFIG, check_inputs, is_interactive, prepare_run_dir
 from .timeline import EventLog, Recorder, read_csv_lines
 
 METRICS = "metrics.csv"
@@ -173,7 +174,7 @@ class Trainer:
                 labels = _seed_labels(batch, self.device)
                 self.optimizer.zero_grad(set_to_none=True)
                 loss = F.cross_entropy(_forward(self.model, batch, self.device), labels)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 self.optimizer.step()
                 total += loss.detach() * len(labels)
                 seeds += len(labels)
@@ -248,13 +249,13 @@ def epoch_line(row: dict[str, float | None]) -> str:
     return " | ".join([*parts, f"Time: {time_s:.0f}s" if time_s >= 10 else f"Time: {time_s:.1f}s"])
 
 
-def open_dataset(config: TrainConfig) -> ogb_raw._Dataset:
+def open_dataset(config: TrainConfig) -> Dataset:
     """The data set that `config.dataset` names: an official OGB name or a folder in OGB's raw layout."""
     if config.dataset.startswith("ogbn-"):
-        return ogb_raw.read_official(config.dataset, config.root, download=config.download, reader=config.reader)
+        return official.read_official(config.dataset, config.root, download=config.download, reader=config.reader)
     if config.reader == "ogb":
-        return ogb_raw.read_with_ogb(config.dataset)
-    return ogb_raw.open_raw(config.dataset)
+        return official.read_with_ogb(config.dataset)
+    return open_raw(config.dataset)
 
 
 def train(
@@ -273,7 +274,7 @@ def train(
     Raises:
         InputError: for bad input, before anything is written.
     """
-    resolve_device(config.device)
+    check_inputs(config)
     folder = Path(run_dir) if run_dir is not None else None
     if folder is None:
         return _train(config, None, resume=False, how=config.progress)
@@ -287,7 +288,7 @@ def train(
 
 
 def _train(
-    config: TrainConfig, run_dir: Path | None, *, resume: bool, how: str, dataset: ogb_raw._Dataset | None = None
+    config: TrainConfig, run_dir: Path | None, *, resume: bool, how: str, dataset: Dataset | None = None
 ) -> TrainResult:
     threads = torch.get_num_threads()
     if config.num_threads is not None:
@@ -303,7 +304,10 @@ def _train(
         trainer = Trainer(config, loaders, run_dir, log, Progress(how))
         if resume:
             trainer.restore()
-        trainer.run()
+        try:
+            trainer.run()
+        finally:
+            loaders.close()
         return TrainResult(trainer.history, trainer.model, run_dir)
     finally:
         log.close()

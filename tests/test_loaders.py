@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 import torch_geometric.typing
 from torch_geometric.loader import NeighborLoader, NodeLoader
 
-from ogbnlib.config import InputError, TrainConfig
+from ogbnlib.config import TrainConfig
 from ogbnlib.loaders import Loaders, make_loaders, set_epoch
 from ogbnlib.ogb_raw import open_raw
 from ogbnlib.sampler import CSCSampler
@@ -199,10 +200,23 @@ def test_float16_features_stay_half_as_large_in_memory(make: Make, tmp_path: Pat
     assert read_parts(tmp_path)["features"] == 300 * 8 * 2
 
 
-@pytest.mark.skipif(
-    torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE,
-    reason="a stock sampler is installed",
-)
-def test_the_stock_sampler_is_refused_where_it_is_not_installed(make: Make) -> None:
-    with pytest.raises(InputError, match=r"^engine: 'pyg' needs pyg-lib or torch-sparse"):
-        make(engine="pyg")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, policy: str) -> None:
+    loaders = make(loading=policy, num_workers=1, persistent_workers=True)
+    before = set(multiprocessing.active_children())
+    batches = loaders.eval_batches("valid")
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    for _ in batches:
+        pass
+    worker.join(30)
+    assert worker.exitcode == 0  # DataLoader sends SIGTERM to a worker that did not hear of its end for 5 s
+
+
+@pytest.mark.parametrize("policy", ["lazy", "shared"])
+def test_the_stock_sampler_trains_where_it_is_installed(make: Make, policy: str) -> None:
+    if not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE):
+        pytest.skip("neither pyg-lib nor torch-sparse is installed")
+    loaders = make(loading=policy, engine="pyg")
+    seeds = [int(i) for batch in loaders.train_loader() for i in batch.n_id[: batch.batch_size]]
+    assert sorted(seeds) == loaders.splits["train"].tolist()

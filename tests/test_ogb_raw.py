@@ -21,18 +21,13 @@ from torch_geometric.data import Data
 from torch_geometric.sampler.utils import to_csc
 from torch_geometric.utils import to_undirected
 
-from ogbnlib import ogb_raw
+from ogbnlib import npz
 from ogbnlib.config import InputError
-from ogbnlib.ogb_raw import (
-    NpzWriter,
-    RawDataset,
-    csc_from_chunks,
-    meta_dict,
-    open_raw,
-    read_official,
-    read_with_ogb,
-    write_raw,
-)
+from ogbnlib.csc import csc_from_chunks
+from ogbnlib.npz import NpzWriter
+from ogbnlib.official import meta_dict, read_official, read_with_ogb
+from ogbnlib.ogb_raw import RawDataset, open_raw
+from ogbnlib.ogb_write import write_raw
 
 N, E, F, C = 40, 300, 5, 4
 
@@ -47,7 +42,7 @@ def _no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ogb_raw, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(npz, "CHUNK_BYTES", 256)
 
 
 @pytest.fixture

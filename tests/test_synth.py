@@ -100,7 +100,7 @@ def test_the_estimate_is_near_the_truth(dataset: RawDataset) -> None:
 
 
 def test_ogbs_own_class_opens_it(dataset: RawDataset) -> None:
-    from ogbnlib.ogb_raw import read_with_ogb
+    from ogbnlib.official import read_with_ogb
 
     through_ogb = read_with_ogb(dataset.path)
     np.testing.assert_array_equal(through_ogb.read_x(), dataset.read_x())

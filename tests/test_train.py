@@ -50,11 +50,13 @@ def test_losses_and_accuracies_of_all_policies_agree_exactly(tiny_config: Config
 
 
 @pytest.mark.parametrize("policy", ["lazy", "shared"])
-@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
-def test_workers_change_no_loss(
-    tiny_config: Config, plain: TrainResult, policy: str, workers: dict[str, Any]
-) -> None:
-    assert scores(train(tiny_config(loading=policy, **workers))) == scores(plain)
+@pytest.mark.parametrize("persistent", [False, True], ids=["workers of an epoch", "persistent workers"])
+def test_workers_change_no_loss(tiny_config: Config, plain: TrainResult, policy: str, persistent: bool) -> None:
+    config = tiny_config(loading=policy, num_workers=2, persistent_workers=persistent, eval_splits="valid")
+    result = train(config)
+    assert [column(result, name) for name in ("loss", "train", "valid")] == [
+        column(plain, name) for name in ("loss", "train", "valid")
+    ]
 
 
 def test_the_same_config_gives_the_same_weights_and_another_seed_others(
@@ -76,7 +78,7 @@ def test_the_number_and_place_of_evaluations_change_no_weight(tiny_config: Confi
 def test_training_learns_what_the_features_tell(tiny_config: Config, model: str) -> None:
     result = train(tiny_config(model=model, epochs=12))
     losses = [loss for loss in column(result, "loss") if loss is not None]
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     assert (result.history[-1]["train"] or 0) > 0.5  # chance is 0.25
 
 
@@ -219,8 +221,10 @@ def test_a_damaged_checkpoint_is_named_and_left_alone(tiny_config: Config, tmp_p
 
 def test_fewer_epochs_than_are_done_are_refused(tiny_config: Config, tmp_path: Path) -> None:
     train(tiny_config(epochs=2), tmp_path / "run")
+    config = (tmp_path / "run" / "config.json").read_bytes()
     with pytest.raises(InputError, match=r"^epochs: the run is already at epoch 2, got epochs=1"):
         train(tiny_config(epochs=1), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "config.json").read_bytes() == config
 
 
 def test_a_second_run_never_overwrites_the_first(tiny_config: Config, tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Promises of the command line: exit codes are the run's, mistakes are one sentence, `--json` is JSON alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import MB, is_alive, tree, wait_until, write_run
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.memory import process_tree
+
+
+def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "ogbnlib", *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+TINY = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    return folder, cli("train", "--run-dir", str(folder), "--set", f"dataset={tiny_dir}", *TINY, "--json")
+
+
+def test_train_ends_with_0_and_its_json_is_the_result(
+    trained: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = trained
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads((folder / "result.json").read_text())
+    assert json.loads(done.stdout)["exit_code"] == 0
+
+
+def test_train_ends_with_137_when_the_child_is_killed(tiny_dir: Path, tmp_path: Path) -> None:
+    arguments = ["--set", f"dataset={tiny_dir}", *TINY, "--memory-limit", "60 MB"]
+    done = cli("train", "--run-dir", str(tmp_path / "run"), *arguments)
+    assert done.returncode == 137
+    assert "Killed by" in done.stdout
+    assert str(tmp_path / "run") in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_train_resumes_with_the_values_of_the_run(
+    trained: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, _ = trained
+    done = cli("train", "--run-dir", str(folder), "--resume", "--set", "epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert "Epoch 002 | Loss: " in done.stdout
+    assert "Epoch 001" not in done.stdout
+    assert TrainConfig.load(folder / "config.json").batch_size == 16
+
+
+def test_an_interrupted_train_ends_with_130_and_leaves_no_child(tiny_dir: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(run), "--set", f"dataset={tiny_dir}"]
+    process = subprocess.Popen(
+        [*arguments, *TINY[2:], "--set", "epochs=100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: (run / "checkpoint.pt").exists(), "the first checkpoint")
+        children = process_tree(process.pid)[1:]
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not any(is_alive(pid) for pid in children)
+    assert json.loads((run / "result.json").read_text())["exit_code"] == 130
+
+
+MISTAKES = [
+    (["train", "--run-dir", "run"], "dataset: "),
+    (["train", "--run-dir", "run", "--set", "dataset=none"], "none: "),
+    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "batchsize=3"], "did you mean 'batch_size'"),
+    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "epochs"], "--set: expected KEY=VALUE"),
+    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "lr=1", "--set", "lr=2"], "--set: lr is given twice"),
+    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "num_neighbors=3;2"], "num_neighbors: "),
+    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "undirected=maybe"], "undirected: "),
+    (["train", "--run-dir", "run", "--set", "dataset=none", "--memory-limit", "8"], "memory_limit: "),
+    (["train", "--run-dir", "run", "--set", "dataset=none", "--resume"], "run: expected a run to resume"),
+    (["train", "--run-dir", "run", "--resume"], "run: expected a run to resume"),
+    (["diagnose", "nowhere"], "nowhere: expected the folder of a run"),
+    (["synth", "data", "--scale", "0"], "scale: "),
+    (["synth", "data", "--scale", "2"], "scale: "),
+    (["synth", "data", "--scale", "0.001", "--seed", "-1"], "seed: "),
+    (["synth", "data", "--format", "zip"], "--format: expected raw"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=lambda part: " ".join(part)[-40:])
+def test_a_mistake_is_one_sentence_on_stderr_and_nothing_is_written(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    done = cli(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
+    done = cli("train", "--run-dir", "run", "--memory", "8 GB", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--memory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run", exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB,
+        limit_engine="cgroup v2",
+    )  # fmt: skip
+    before = tree(tmp_path)
+    text, found = cli("diagnose", str(run)), cli("diagnose", str(run), "--json")
+    assert (text.returncode, found.returncode) == (0, 0)
+    assert json.loads(found.stdout)["text"] == text.stdout.strip()
+    assert json.loads(found.stdout)["cause"] == "out of memory"
+    assert tree(tmp_path) == before
+
+
+def test_synth_writes_a_data_set_and_states_its_size(tmp_path: Path) -> None:
+    done = cli("synth", str(tmp_path / "data"), "--scale", "0.0001", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["num_nodes"] == 11_106
+    assert (tmp_path / "data" / "raw" / "data.npz").is_file()
+    again = cli("synth", str(tmp_path / "data"), "--scale", "0.0001")
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: ")
+
+
+def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
+    done = cli("doctor", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == (0 if report["ok"] else 1)
+    assert {"torch", "memory limit", "limit engine", "/dev/shm", "disk", "data sets"} <= {
+        check["name"] for check in report["checks"]
+    }
+    for check in report["checks"]:
+        assert check["found"]
+        assert bool(check["mend"]) != check["ok"]
+
+
+def test_every_command_explains_itself() -> None:
+    assert "Commands" in cli("--help").stdout
+    for command in ("synth", "train", "diagnose", "doctor"):
+        done = cli(command, "--help")
+        assert done.returncode == 0
+        assert "--json" in done.stdout

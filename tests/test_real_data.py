@@ -1,0 +1,49 @@
+"""Real graphs through the raw writer and OGB's own loader, trained as a user would train them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ogbnlib import TrainConfig, write_raw
+from ogbnlib.train import train
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def write_graph(name: str, path: Path) -> None:
+    """The graph of ../shared/data in OGB's layout with a seeded 60/20/20 split."""
+    source = DATA / f"{name}.npz"
+    if not source.is_file():
+        pytest.skip(f"{source} is not here: real graphs are not part of this repository")
+    with np.load(source, allow_pickle=False) as file:
+        x = sp.csr_matrix((file["x_data"], file["x_indices"], file["x_indptr"]), shape=tuple(file["x_shape"])).toarray()
+        edge_index, y = file["edge_index"], file["y"]
+    order = np.random.default_rng(0).permutation(len(y))
+    train_ids, valid_ids, test_ids = np.split(order, [int(0.6 * len(y)), int(0.8 * len(y))])
+    write_raw(path, edge_index=edge_index, x=x, y=y, splits={"train": train_ids, "valid": valid_ids, "test": test_ids})
+
+
+@pytest.mark.parametrize(("name", "at_least", "epochs"), [("amazon_photo", 0.92, 30), ("coauthor_cs", 0.91, 5)])
+def test_graphsage_reaches_the_accuracy_of_the_literature(
+    name: str, at_least: float, epochs: int, tmp_path: Path
+) -> None:
+    write_graph(name, tmp_path / name)
+    config = TrainConfig.create(
+        dataset=str(tmp_path / name),
+        reader="ogb",
+        undirected=True,
+        num_neighbors=[5, 5],
+        batch_size=128,
+        hidden_channels=64,
+        dropout=0.5,
+        epochs=epochs,
+        eval_every=epochs,
+        train_eval="never",
+    )
+    result = train(config, tmp_path / "run")
+    accuracy = result.history[-1]["test"]
+    assert accuracy is not None
+    assert accuracy >= at_least
+    print(f"{name}: test accuracy {accuracy:.4f}")
