@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-Loading = Literal["eager", "lazy", "shared"]
+Loading = Literal["eager", "lazy", "shared", "store"]
 Split = Literal["train", "valid", "test"]
 
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -157,11 +157,21 @@ def _none(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() in {"", "none", "null"} else value
 
 
+def _lookahead(value: object) -> object:
+    """ "auto" derives it from the memory limit; "off" reads through the page cache; a size is taken as it is."""
+    if isinstance(value, str) and value.strip().lower() in ("auto", "off"):
+        return value.strip().lower()
+    try:
+        return parse_bytes(value, "lookahead")
+    except InputError:
+        raise ValueError(f'expected "auto", "off" or a size such as "2 GB", got {value!r}') from None
+
+
 Int = Annotated[int, BeforeValidator(_number(int))]
 Float = Annotated[float, BeforeValidator(_number(float))]
 Bool = Annotated[bool, BeforeValidator(_boolean)]
 OptionalCount = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_number(int)), BeforeValidator(_none)]
-Integers = Annotated[tuple[int, ...], BeforeValidator(_integers)]
+Integers = Annotated[tuple[Int, ...], BeforeValidator(_integers)]
 Splits = Annotated[tuple[Split, ...], BeforeValidator(_words)]
 
 
@@ -182,7 +192,12 @@ class TrainConfig(BaseModel):
     feature_dtype: Literal["float32", "float16"] = "float32"  # in memory; batches are always float32
 
     # loading
-    loading: Loading = "shared"  # where the graph lives: three stock loaders, one at a time, or one CSC for all
+    loading: Loading = (
+        "shared"  # where the graph lives: three stock loaders, one at a time, one CSC for all, or on disk
+    )
+    lookahead: Annotated[str | int, BeforeValidator(_lookahead)] = (
+        "auto"  # store only: memory for batches sampled ahead
+    )
     engine: Literal["numba", "pyg"] = "numba"  # pyg: the stock sampler, needs pyg-lib or torch-sparse
     num_neighbors: Integers = (3, 2)  # one fan-out per layer, nearest hop first; -1 takes all neighbors
     batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per training step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -11,6 +12,11 @@ from .config import InputError
 from .npz import Array
 
 Chunks = Iterable[tuple[Array, Array]]
+
+
+def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
+    """The dtype of node ids in `row`: int32, or int64 from 2**31 nodes on."""
+    return np.int32 if num_nodes < 2**31 else np.int64
 
 
 @njit(cache=True, nogil=True)
@@ -101,7 +107,7 @@ def csc_from_chunks(
         if undirected:
             _count(src, ptr)
     np.cumsum(ptr, out=ptr)
-    row = np.empty(int(ptr[-1]), np.int32 if num_nodes < 2**31 else np.int64)
+    row = np.empty(int(ptr[-1]), index_dtype(num_nodes))
     for src, dst in checked():
         if not _place(src, dst, undirected, ptr, row):
             raise InputError("edge_index: expected the same edges on both passes, found others on the second")
@@ -110,6 +116,27 @@ def csc_from_chunks(
         kept = _sort_and_compact(colptr, row)
         row.resize(kept, refcheck=False)  # gives the tail back without a copy
     return colptr, row
+
+
+def csc_from_pairs(num_cols: int, col: Array, row: Array, unique: bool = False) -> tuple[Array, Array]:
+    """The CSC form of edges held in RAM, by a stable counting sort; ids are trusted to be in range.
+
+    Args:
+        col, row: equally long whole-number arrays, strided ones too; column ids below `num_cols`.
+        unique: sort every column and drop its repeats.
+
+    Returns:
+        colptr int64 [num_cols + 1] and a new array of the kept values of `row`, in its dtype.
+    """
+    ptr = np.zeros(num_cols + 2, np.int64)
+    _count(col, ptr)
+    np.cumsum(ptr, out=ptr)
+    out = np.empty(len(row), row.dtype)
+    _place(row, col, False, ptr, out)
+    colptr = ptr[:-1]
+    if unique:
+        out = out[: _sort_and_compact(colptr, out)]
+    return colptr, out
 
 
 @njit(cache=True, nogil=True)

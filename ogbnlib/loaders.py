@@ -5,6 +5,7 @@
 | `eager` | COO + one CSC per loader | three stock PyG NeighborLoaders, resident |
 | `lazy` | COO + one or two CSCs | train resident; valid and test made on demand, used, deleted, memory released |
 | `shared` | one CSC, int32 ids | views of it; building another costs nothing |
+| `store` | on disk, mapped or read ahead in windows | views of the files; building another costs nothing |
 
 `eager` and `lazy` let PyG's real `NeighborLoader` constructor build its own CSC, so what they cost is what the stock
 loader costs; only the sampling on that CSC is ours (`engine="numba"`), which makes the batches of all policies equal
@@ -24,11 +25,13 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
-from .config import TrainConfig
+from .config import InputError, TrainConfig
 from .csc import csc_from_chunks, restore_input_order
 from .memory import release_memory
 from .ogb_raw import Dataset
 from .sampler import CSCSampler, EpochSampler
+from .store import Store
+from .store_loader import StoreLoader, plan_windows
 from .timeline import EventLog
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
@@ -110,6 +113,10 @@ class Loaders:
                 )
             return loader
 
+    def labels(self, split: str) -> Tensor:
+        """The labels of a split's nodes, int16 or int64 [num_ids] in RAM."""
+        return self.y[self.splits[split]]
+
     def train_loader(self) -> NodeLoader:
         """The shuffling loader of the train split; made at the first call, resident until `drop_train_loader`."""
         if "train" not in self._resident:
@@ -190,6 +197,63 @@ class EagerLoaders(LazyLoaders):
         return super().eval_loader(split)
 
 
+class StoreLoaders(Loaders):
+    """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
+
+    def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog):
+        if not isinstance(dataset, Store):
+            raise InputError(
+                f"dataset: loading='store' needs a store, found {dataset.path} in OGB's layout; make one with "
+                f"`python -m ogbnlib convert {dataset.path} STORE_DIR`"
+            )
+        if config.undirected and not dataset.undirected:
+            raise InputError(f"undirected: {dataset.path} has no reverse edges; convert it with --undirected")
+        if dataset.keep_hops is not None and len(config.num_neighbors) > dataset.keep_hops:
+            raise InputError(
+                f"num_neighbors: {dataset.path} keeps {dataset.keep_hops} hops, got {len(config.num_neighbors)}; "
+                "convert it with a larger --keep-hops"
+            )
+        if config.engine == "pyg":
+            raise InputError("engine: loading='store' samples with engine='numba' only, got 'pyg'")
+        self.store = dataset
+        super().__init__(dataset, config, log)
+
+    def _load(self, dataset: Dataset) -> Data:
+        self.store.advise_random()
+        self._labels = {
+            split: torch.from_numpy(self.store.y[np.sort(ids.numpy())][np.argsort(np.argsort(ids.numpy()))])
+            for split, ids in self.splits.items()
+        }
+        self.log.part("splits and their labels", sum(map(_bytes, [*self.splits.values(), *self._labels.values()])))
+        return Data()
+
+    def labels(self, split: str) -> Tensor:
+        return self._labels[split]
+
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        config, store = self.config, self.store
+        with self.log.phase(f"build {split} loader"):
+            sampler = CSCSampler(
+                store.colptr,
+                store.row,
+                list(config.num_neighbors),
+                seed=config.seed + _STREAM[split],
+                node_id=store.node_id,
+            )
+            arguments = self._arguments(split, shuffle)
+            seeds = self.splits[split]
+            # During an evaluation the next training window is already held, hence the other two fifths.
+            plan = plan_windows(store, sampler, seeds, arguments["batch_size"], config.lookahead, share=0.4)
+            self.log.mark("note", loader=split, plan=str(plan), window_batches=plan.window_batches)
+            loader = StoreLoader(store, sampler, labels=self._labels[split], plan=plan, **arguments)
+        if shuffle:
+            loader.last_epoch = config.epochs
+        return loader
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        return self._build(split, shuffle=False)
+
+
 class SharedLoaders(Loaders):
     """One CSC for all loaders, built straight from the file before the features are read, so no COO ever exists."""
 
@@ -241,6 +305,8 @@ def set_epoch(loader: NodeLoader, epoch: int) -> None:
 
 def _end_workers(loader: NodeLoader) -> None:
     """End persistent workers now: left to the garbage collector, torch waits five seconds for each of them."""
+    if isinstance(loader, StoreLoader):
+        loader.close()
     kept = loader._iterator
     if kept is not None:
         getattr(kept, "iterator", kept)._shutdown_workers()  # PyG wraps torch's iterator
@@ -253,5 +319,5 @@ def make_loaders(dataset: Dataset, config: TrainConfig, log: EventLog) -> Loader
     Raises:
         InputError: when the data set is damaged or `engine` is not installed.
     """
-    policies = {"eager": EagerLoaders, "lazy": LazyLoaders, "shared": SharedLoaders}
+    policies = {"eager": EagerLoaders, "lazy": LazyLoaders, "shared": SharedLoaders, "store": StoreLoaders}
     return policies[config.loading](dataset, config, log)

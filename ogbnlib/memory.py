@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # a run's memory_limit, for engines whose limit no cgroup shows
 _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as the largest page-aligned int64, about 2**63
 
 
@@ -239,6 +240,8 @@ def effective_limit() -> tuple[int, str]:
 
     host = psutil.virtual_memory().total
     limits = [(host, "the host's RAM")]
+    if given := os.environ.get(LIMIT_VARIABLE):
+        limits.append((int(given), "memory_limit"))
     if found := find_cgroup():
         cgroup, mount = found
         path = cgroup.path

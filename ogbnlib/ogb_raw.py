@@ -29,6 +29,11 @@ SPLITS = ("train", "valid", "test")
 MAX_CLASSES = 2**24  # labels are stored as float32, which counts exactly no further
 
 
+def label_dtype(num_classes: int) -> type[np.signedinteger[Any]]:
+    """The dtype of cleaned labels: int16, or int64 beyond 32,767 classes."""
+    return np.int16 if num_classes <= 32767 else np.int64
+
+
 def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) -> Array:
     """Labels in any number type to int16 (int64 beyond 32,767 classes), -1 where there is none."""
     values = values.reshape(-1)
@@ -40,7 +45,7 @@ def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) ->
             f"{where}: expected whole labels from 0 to {num_classes - 1}, or NaN (-1 in whole numbers) where there is "
             f"none; found {values[at]} at node {start + at}"
         )
-    labels = np.full(len(values), -1, np.int16 if num_classes <= 32767 else np.int64)
+    labels = np.full(len(values), -1, label_dtype(num_classes))
     labels[known] = values[known].astype(labels.dtype)
     return labels
 
@@ -161,9 +166,47 @@ class RawDataset(Dataset):
             at += len(src)
         return edge_index
 
+    def x_info(self) -> MemberInfo:
+        """Shape, dtype and order of the features as they lie in the file."""
+        return self.members()["node_feat"]
+
+    def x_chunks(self) -> Iterator[Array]:
+        """The features in the file's own dtype and order, about 8 MB at a time, unchecked.
+
+        Whole rows [n, F]; from a file in Fortran order pieces [n] of one column each, column after column.
+        """
+        with Member(self._data, "node_feat") as member:
+            info, count = member.info, max(1, npz.CHUNK_BYTES // member.info.dtype.itemsize)
+            num_nodes, num_features = info.shape
+            if info.fortran_order:
+                for begin in (at for _ in range(num_features) for at in range(0, num_nodes, count)):
+                    yield member.read(min(count, num_nodes - begin))
+            else:
+                rows = max(1, count // max(1, num_features))
+                for begin in range(0, num_nodes, rows):
+                    yield member.read(min(rows, num_nodes - begin) * num_features).reshape(-1, num_features)
+            member.finish()
+
+    def label_chunks(self) -> Iterator[Array]:
+        """`read_y` in pieces."""
+        return _label_chunks(self.path, self.num_classes)
+
+    def has_year(self) -> bool:
+        return "node_year" in _headers(self._data)
+
+    def year_chunks(self) -> Iterator[Array]:
+        """`read_year` in pieces; only where `has_year`."""
+        with Member(self._data, "node_year") as member:
+            left, step = math.prod(member.info.shape), npz.CHUNK_BYTES // member.info.dtype.itemsize
+            while left:
+                count = min(step, left)
+                yield member.read(count).astype(np.int64)
+                left -= count
+            member.finish()
+
     def read_y(self) -> Array:
         """Labels [N], int16 (int64 beyond 32,767 classes); -1 where the file has NaN."""
-        return np.concatenate(list(_label_chunks(self.path, self.num_classes)))
+        return np.concatenate(list(self.label_chunks()))
 
     def read_splits(self) -> dict[str, Array]:
         """Node ids int64 of `train`, `valid` and `test`, in file order."""
@@ -171,12 +214,7 @@ class RawDataset(Dataset):
 
     def read_year(self) -> Array | None:
         """Years int64 [N], or None where the data set has none."""
-        if "node_year" not in _headers(self._data):
-            return None
-        with Member(self._data, "node_year") as member:
-            year = member.read(math.prod(member.info.shape)).astype(np.int64)
-            member.finish()
-        return year
+        return np.concatenate(list(self.year_chunks())) if self.has_year() else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from .config import InputError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _kernel(function: Function) -> Function:
+def kernel(function: Function) -> Function:
     """Compiled on first use and kept on disk. One thread, because forked DataLoader workers must not share a pool."""
     return cast(Function, njit(nogil=True, cache=True)(function))
 
@@ -44,7 +44,7 @@ _LOW_32 = np.uint64(0xFFFFFFFF)
 _INSERTION_MAX = 32  # up to this many neighbors, inserting into a sorted list beats a table
 
 
-@_kernel
+@kernel
 def _mix(x: Any) -> Any:
     """A bijection of 64 bits that spreads every input bit over the output.
 
@@ -56,7 +56,7 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> _U31)
 
 
-@_kernel
+@kernel
 def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
     """uint64 that stands for one batch of one epoch; `first` is the position of its first seed. All integers."""
     key = _mix(uint64(seed) + _GAMMA)
@@ -64,13 +64,13 @@ def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
     return _mix((key ^ uint64(first)) + _GAMMA)
 
 
-@_kernel
+@kernel
 def node_state(key: Any, hop: Any, node: Any) -> Any:
     """uint64 state of the random stream of global id `node` at `hop` (0 for the seeds) of the batch with this `key`."""
     return _mix((_mix((uint64(key) ^ uint64(hop)) + _GAMMA) ^ uint64(node)) + _GAMMA)
 
 
-@_kernel
+@kernel
 def _bounded(state: Any, n: Any) -> Any:
     """`(new state, integer in [0, n))`, n >= 1, exactly uniform.
 
@@ -97,7 +97,7 @@ def _bounded(state: Any, n: Any) -> Any:
             return state, draw
 
 
-@_kernel
+@kernel
 def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
     """Write the chosen edge positions, in [0, degree) and ascending, to `out`; return how many there are.
 
@@ -162,7 +162,7 @@ def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
 _DONE, _FULL, _BAD_ID, _DUPLICATE, _BAD_COLUMN = range(5)
 
 
-@_kernel
+@kernel
 def _new_table(entries: Any) -> Any:
     bits = 6
     while (1 << bits) < 2 * entries:
@@ -170,7 +170,7 @@ def _new_table(entries: Any) -> Any:
     return np.zeros(1 << bits, np.uint64), _U64 - uint64(bits)
 
 
-@_kernel
+@kernel
 def _regrown(nodes: Any, count: Any) -> Any:
     table, shift = _new_table(2 * count)
     mask = len(table) - 1
@@ -183,7 +183,7 @@ def _regrown(nodes: Any, count: Any) -> Any:
     return table, shift
 
 
-@_kernel
+@kernel
 def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: Any, end: Any, num_nodes: Any) -> Any:
     """Replace global by local ids in `ids[begin:end]`, appending ids not met before to `nodes[:count]`.
 
@@ -210,20 +210,55 @@ def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: An
     return _DONE, end, count
 
 
-@_kernel
+@kernel
 def _extended(array: Any, used: Any, size: Any) -> Any:
     larger = np.empty(size, np.int64)
     larger[:used] = array[:used]
     return larger
 
 
-@_kernel
-def _sample(
-    colptr: Any, row: Any, seeds: Any, num_neighbors: Any, seed: Any, epoch: Any, first: Any, expected: Any
-) -> Any:
+@kernel
+def chosen_positions(key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any) -> Any:
+    """What one batch reads of `row` at one hop: `(positions, target)`, int64 [num_edges] each, ascending by target.
+
+    `ids` are the frontier's original node ids, `start` and `degree` where their columns lie; the frontier's first node
+    has local id `begin`.
+    """
+    total = 0
+    for i in range(len(ids)):
+        total += degree[i] if k < 0 else min(k, degree[i])
+    positions, target = np.empty(total, np.int64), np.empty(total, np.int64)
+    e = 0
+    for i in range(len(ids)):
+        taken = choose(node_state(key, hop, ids[i]), degree[i], k, positions[e:])
+        for j in range(e, e + taken):
+            positions[j] += start[i]
+            target[j] = begin + i
+        e += taken
+    return positions, target
+
+
+@kernel
+def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_nodes: Any) -> Any:
+    """Turn the sampled global ids `values` into local ids, in place, and append those not met before to the batch.
+
+    An empty `table` is built from `nodes[:count]`. Returns `(status, where it stopped, nodes, count, table, shift)`.
+    """
+    if len(table) == 0:
+        table, shift = _regrown(nodes, count)
+    nodes = _extended(nodes, count, min(count + len(values), num_nodes))
+    status, stop = _FULL, 0
+    while status == _FULL:
+        status, stop, count = _relabel(table, shift, nodes, count, values, stop, len(values), num_nodes)
+        if status == _FULL:
+            table, shift = _regrown(nodes, count)
+    return status, stop, nodes, count, table, shift
+
+
+@kernel
+def _sample(colptr: Any, row: Any, node_id: Any, seeds: Any, num_neighbors: Any, key: Any, expected: Any) -> Any:
     """One batch: `(status, the id or column at fault, node, row, col, nodes per hop, edges per hop)`."""
     num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
-    key = batch_key(seed, epoch, first)
     hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
     local, target = seeds.copy(), np.empty(0, np.int64)
     nodes = np.empty(len(seeds), np.int64)
@@ -242,35 +277,23 @@ def _sample(
     # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of one loop overlap.
     begin, edges = 0, 0
     for hop in range(hops):
-        k, end = num_neighbors[hop], count
+        end = count
         start, degree = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
-        total = edges
         for i in range(begin, end):
             left, right = colptr[nodes[i]], colptr[nodes[i] + 1]
             if left < 0 or right < left or right > num_edges:
                 return _BAD_COLUMN, nodes[i], nodes, local, target, hop_nodes, hop_edges
             start[i - begin], degree[i - begin] = left, right - left
-            total += right - left if k < 0 else min(k, right - left)
-        local, target = _extended(local, edges, total), _extended(target, edges, total)
-        nodes = _extended(nodes, count, min(count + total - edges, num_nodes))
-
-        e = edges
-        for i in range(begin, end):
-            taken = choose(node_state(key, hop, nodes[i]), degree[i - begin], k, local[e:])
-            for j in range(e, e + taken):
-                local[j] += start[i - begin]
-                target[j] = i
-            e += taken
-        for e in range(edges, total):
-            local[e] = row[local[e]]
-
-        status, stop = _FULL, edges
-        while status == _FULL:
-            status, stop, count = _relabel(table, shift, nodes, count, local, stop, total, num_nodes)
-            if status == _FULL:
-                table, shift = _regrown(nodes, count)
+        ids = nodes[begin:end] if len(node_id) == 0 else node_id[nodes[begin:end]]
+        sampled, into = chosen_positions(key, hop, ids, start, degree, num_neighbors[hop], begin)
+        for e in range(len(sampled)):
+            sampled[e] = row[sampled[e]]
+        status, stop, nodes, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
         if status == _BAD_ID:
-            return _BAD_COLUMN, nodes[target[stop]], nodes, local, target, hop_nodes, hop_edges
+            return _BAD_COLUMN, nodes[into[stop]], nodes, local, target, hop_nodes, hop_edges
+        total = edges + len(sampled)
+        local, target = _extended(local, edges, total), _extended(target, edges, total)
+        local[edges:], target[edges:] = sampled, into
         hop_nodes[hop + 1], hop_edges[hop] = count - end, total - edges
         begin, edges = end, total
     return _DONE, 0, nodes[:count].copy(), local, target, hop_nodes, hop_edges
@@ -296,6 +319,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         row: int32 or int64 [num_edges], global ids of the edges' sources. As `colptr`; not copied.
         num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
+        node_id: int32 or int64 [num_nodes], the ids that the nodes had before others were dropped; choices are made by
+            them, so that a graph samples as it did before. Not copied; None where nothing was dropped.
         edge_permutation: handed to PyG as `edge_permutation`, otherwise unused.
 
     Raises:
@@ -310,6 +335,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         num_neighbors: Sequence[int],
         *,
         seed: int = 0,
+        node_id: np.ndarray[Any, Any] | Tensor | None = None,
         edge_permutation: Any = None,
     ) -> None:
         fanouts = list(num_neighbors)
@@ -319,7 +345,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self.seed = int(seed)
         self._edge_permutation = edge_permutation
         self._epoch: Any = torch.zeros(1, dtype=torch.int64)
-        self._given: tuple[Any, ...] = (colptr, row)
+        no_ids = np.empty(0, np.int64)
+        self._given: tuple[Any, ...] = (colptr, row, no_ids if node_id is None else node_id)
         self._expected = 0  # nodes of the last batch, to size the next one's table; affects speed only
         self._prepare()
 
@@ -327,7 +354,10 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """What both a new and an unpickled sampler need."""
         self._colptr = _read_only(self._given[0], "colptr", ("int64",))
         self._row = _read_only(self._given[1], "row", ("int32", "int64"))
+        self._node_id = _read_only(self._given[2], "node_id", ("int32", "int64"))
         nodes, edges = len(self._colptr) - 1, len(self._row)
+        if len(self._node_id) not in (0, nodes):
+            raise InputError(f"node_id: expected one id for each of the {nodes} nodes, found {len(self._node_id)}")
         if nodes < 0 or self._colptr[0] != 0 or self._colptr[-1] != edges:
             ends = "nothing" if nodes < 0 else f"{self._colptr[0]} to {self._colptr[-1]}"
             raise InputError(f"colptr: expected offsets from 0 to the {edges} entries of row, found {ends}")
@@ -401,10 +431,18 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """Not offered: link prediction needs edge seeds and negative samples, which this sampler does not draw."""
         raise NotImplementedError("CSCSampler samples from nodes only; use PyG's NeighborSampler for LinkLoader")
 
+    def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
+        """The key of the batch whose first seed has position `first`, in `epoch` or else the one that is set."""
+        return np.uint64(batch_key(self._seed, int(self._epoch_value[0]) if epoch is None else epoch, first))
+
+    def original_ids(self, nodes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The ids by which choices are made: `nodes` themselves, or their `node_id`."""
+        return cast("np.ndarray[Any, Any]", self._node_id[nodes]) if len(self._node_id) else nodes
+
     def _draw(self, seeds: np.ndarray[Any, Any], first: int) -> tuple[np.ndarray[Any, Any], ...]:
-        status, culprit, *arrays = _sample(
-            self._colptr, self._row, seeds, self._fanouts, self._seed, int(self._epoch_value[0]), first, self._expected
-        )
+        key = self.batch_key(first)
+        graph = self._colptr, self._row, self._node_id
+        status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self._expected)
         if status == _DUPLICATE:
             raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
         if status == _BAD_ID:
@@ -472,11 +510,13 @@ class EpochSampler(Sampler[int]):
     def __len__(self) -> int:
         return self.n - self.start
 
-    def __iter__(self) -> Iterator[int]:
+    def order(self, epoch: int) -> Tensor:
+        """All positions, int64 [n] in RAM, in the order of `epoch`."""
         if not self.shuffle:
-            yield from range(self.start, self.n)
-            return
-        mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), self.epoch, 0))
-        order: Any = torch.randperm(self.n, generator=torch.Generator().manual_seed(mixed & (2**63 - 1)))
-        for part in order[self.start :].split(2**16):  # Python ints take 40 bytes each, so a part at a time
+            return torch.arange(self.n)
+        mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
+        return torch.randperm(self.n, generator=torch.Generator().manual_seed(mixed & (2**63 - 1)))
+
+    def __iter__(self) -> Iterator[int]:
+        for part in self.order(self.epoch)[self.start :].split(2**16):  # an int takes 40 bytes, so a part at a time
             yield from part.tolist()

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 from .config import InputError, TrainConfig, parse_bytes, write_json
 from .diagnosis import RESULT, Diagnosis, diagnose, read_result
 from .limits import Limit, kill_tree, make_limit
-from .memory import effective_limit
+from .memory import LIMIT_VARIABLE, effective_limit
 from .official import locate_official
 from .ogb_raw import open_raw
+from .store import is_store, open_store
 from .timeline import EVENTS, TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
 
 if TYPE_CHECKING:
@@ -296,7 +297,8 @@ def run(
         limit.close()
         raise
     progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
-    outcome = supervise(argv, folder, limit, env={"OGBNLIB_PROGRESS": progress}, echo=echo)
+    budget = {} if limit_bytes is None else {LIMIT_VARIABLE: str(limit_bytes)}
+    outcome = supervise(argv, folder, limit, env={"OGBNLIB_PROGRESS": progress, **budget}, echo=echo)
     peaks = sampled_peaks(folder, since_line=earlier)
     metrics = read_metrics(folder)
     words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
@@ -366,6 +368,14 @@ def check_inputs(config: TrainConfig) -> None:
         resolve_device(config.device)
     if config.dataset.startswith("ogbn-"):
         locate_official(config.dataset, config.root, config.download, config.reader)
+    elif is_store(config.dataset):
+        open_store(config.dataset)
+    elif config.loading == "store":
+        open_raw(config.dataset)
+        raise InputError(
+            f"dataset: loading='store' needs a store, found {config.dataset} in OGB's layout; make one with "
+            f"`python -m ogbnlib convert {config.dataset} STORE_DIR`"
+        )
     else:
         open_raw(config.dataset)
 

@@ -31,6 +31,7 @@ from .memory import release_memory
 from .models import GNN, parameter_bytes, resolve_device
 from .ogb_raw import Dataset, open_raw
 from .sandbox import CHECKPOINT, CONFIG, check_inputs, is_interactive, prepare_run_dir
+from .store import is_store, open_store
 from .timeline import EventLog, Recorder, read_csv_lines
 
 METRICS = "metrics.csv"
@@ -197,7 +198,7 @@ class Trainer:
                 del batch
         # Any data set with one label per node is scored by the rule of ogbn-papers100M: the share of right answers.
         name = self.config.dataset if self.config.dataset.startswith("ogbn-") else "ogbn-papers100M"
-        y_true = self.loaders.y[ids].numpy().astype(np.int64)
+        y_true = self.loaders.labels(split).numpy().astype(np.int64)
         scores = Evaluator(name).eval({"y_true": y_true[:, None], "y_pred": torch.cat(predicted).numpy()[:, None]})
         return float(scores["acc"])
 
@@ -253,6 +254,8 @@ def open_dataset(config: TrainConfig) -> Dataset:
     """The data set that `config.dataset` names: an official OGB name or a folder in OGB's raw layout."""
     if config.dataset.startswith("ogbn-"):
         return official.read_official(config.dataset, config.root, download=config.download, reader=config.reader)
+    if is_store(config.dataset):
+        return open_store(config.dataset)
     if config.reader == "ogb":
         return official.read_with_ogb(config.dataset)
     return open_raw(config.dataset)

@@ -1,4 +1,4 @@
-"""Fixtures that several test files share: small data sets, run folders written by hand, children to measure and kill."""
+"""What several test files share: small data sets, run folders written by hand, children to measure and kill."""
 
 from __future__ import annotations
 

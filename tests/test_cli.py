@@ -82,7 +82,10 @@ MISTAKES = [
     (["train", "--run-dir", "run", "--set", "dataset=none"], "none: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "batchsize=3"], "did you mean 'batch_size'"),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "epochs"], "--set: expected KEY=VALUE"),
-    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "lr=1", "--set", "lr=2"], "--set: lr is given twice"),
+    (
+        ["train", "--run-dir", "run", "--set", "dataset=none", "--set", "lr=1", "--set", "lr=2"],
+        "--set: lr is given twice",
+    ),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "num_neighbors=3;2"], "num_neighbors: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "undirected=maybe"], "undirected: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--memory-limit", "8"], "memory_limit: "),

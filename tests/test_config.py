@@ -179,7 +179,9 @@ def test_a_bare_small_number_is_refused_as_ambiguous(size: object) -> None:
         parse_bytes(size)
 
 
-@pytest.mark.parametrize("size", ["", "eight GB", "8 XB", "-1 GB", "0 GB", True, None, math.nan, math.inf, [8], "8 GB x"])
+@pytest.mark.parametrize(
+    "size", ["", "eight GB", "8 XB", "-1 GB", "0 GB", True, None, math.nan, math.inf, [8], "8 GB x"]
+)
 def test_what_is_no_size_is_refused_with_the_parameters_name(size: object) -> None:
     with pytest.raises(InputError, match=r"^limit: expected a size such as"):
         parse_bytes(size, "limit")

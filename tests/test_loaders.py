@@ -26,15 +26,16 @@ POLICIES = ("eager", "lazy", "shared")
 
 @pytest.fixture
 def make(tiny_dir: Path, tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Make]:
-    logs = []
+    made = []
 
     def build(**changes: object) -> Loaders:
-        logs.append(EventLog(tmp_path))
-        return make_loaders(open_raw(tiny_dir), tiny_config(**changes), logs[-1])
+        made.append(make_loaders(open_raw(tiny_dir), tiny_config(**changes), EventLog(tmp_path)))
+        return made[-1]
 
     yield build
-    for log in logs:
-        log.close()
+    for loaders in made:
+        loaders.close()
+        loaders.log.close()
 
 
 def contents(loader: NodeLoader) -> list[tuple[list[int], list[list[int]], list[float], list[int]]]:
@@ -200,16 +201,19 @@ def test_float16_features_stay_half_as_large_in_memory(make: Make, tmp_path: Pat
     assert read_parts(tmp_path)["features"] == 300 * 8 * 2
 
 
+@pytest.mark.parametrize("split", ["train", "valid"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, policy: str) -> None:
+def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, policy: str, split: str) -> None:
     loaders = make(loading=policy, num_workers=1, persistent_workers=True)
+    if split == "train":
+        loaders.train_loader()  # resident: evaluating the split makes another loader on its CSC
     before = set(multiprocessing.active_children())
-    batches = loaders.eval_batches("valid")
+    batches = loaders.eval_batches(split)
     next(batches)
     (worker,) = set(multiprocessing.active_children()) - before
     for _ in batches:
         pass
-    worker.join(30)
+    worker.join(2)
     assert worker.exitcode == 0  # DataLoader sends SIGTERM to a worker that did not hear of its end for 5 s
 
 

@@ -17,9 +17,7 @@ from ogbnlib.memory import Cgroup, effective_limit, find_cgroup, process_tree, r
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = (
-    "import os, sys; block = b'x' * (100 << 20)\n"
-    "if os.fork() == 0:\n    print('ready', flush=True)\n"
-    "sys.stdin.read()"
+    "import os, sys; block = b'x' * (100 << 20)\nif os.fork() == 0:\n    print('ready', flush=True)\nsys.stdin.read()"
 )
 MAPPED = (
     "import mmap, sys; file = open(sys.argv[1], 'r+b'); block = mmap.mmap(file.fileno(), 0)\n"
@@ -34,8 +32,10 @@ def test_a_childs_anonymous_memory_is_seen_as_anonymous() -> None:
     with python_child(READY) as idle, python_child(f"block = b'x' * (200 << 20); {READY}") as child:
         empty, full = read_memory(idle.pid), read_memory(child.pid)
     assert full.num_processes == 1
-    grown = {part: getattr(full, f"rss_{part}_bytes") - getattr(empty, f"rss_{part}_bytes") for part in ("anon", "file")}
-    assert 200 * MB <= grown["anon"] < 205 * MB
+    grown = {
+        part: getattr(full, f"rss_{part}_bytes") - getattr(empty, f"rss_{part}_bytes") for part in ("anon", "file")
+    }
+    assert 195 * MB <= grown["anon"] < 205 * MB
     assert abs(grown["file"]) < 5 * MB
     assert full.rss_shmem_bytes == 0
 
@@ -99,7 +99,9 @@ def test_a_process_that_is_gone_reads_as_unknown_and_not_as_zero() -> None:
     assert (reading.rss_anon_bytes, reading.pss_bytes) == (None, None)
 
 
-def test_a_field_that_the_kernel_does_not_give_reads_as_unknown_and_not_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_field_that_the_kernel_does_not_give_reads_as_unknown_and_not_as_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # Linux before 5.2 writes Pss to smaps_rollup, but not its parts.
     monkeypatch.setattr(memory, "_fields", lambda path, names, unit=1: {b"Pss": 7 * unit})
     assert read_pss([1]) == (7 * 1024, None, None, None)

@@ -204,7 +204,9 @@ def test_a_repeated_name_gets_the_next_free_folder(tmp_path: Path) -> None:
         folder.mkdir()
 
 
-@pytest.mark.parametrize("changes", [{"epochs": 9}, {"loading": "lazy"}, {"num_workers": 2}, {"eval_splits": ()}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"epochs": 9}, {"loading": "lazy"}, {"num_workers": 2}, {"eval_splits": ()}], ids=str
+)
 def test_what_changes_no_weight_may_change_on_resumption(
     tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -102,7 +102,10 @@ def test_ogbs_own_reader_gives_the_losses_of_the_streaming_one(tiny_config: Conf
         ({"train_eval": "every_epoch"}, [{"train", "valid", "test"}] * 3),
         ({"train_eval": "never"}, [{"valid", "test"}] * 3),
         ({"train_eval": "never", "eval_every": 2}, [set(), {"valid", "test"}, {"valid", "test"}]),
-        ({"train_eval": "every_epoch", "eval_every": 2}, [set(), {"train", "valid", "test"}, {"train", "valid", "test"}]),
+        (
+            {"train_eval": "every_epoch", "eval_every": 2},
+            [set(), {"train", "valid", "test"}, {"train", "valid", "test"}],
+        ),
         ({"train_eval": "never", "eval_splits": "valid"}, [{"valid"}] * 3),
         ({"train_eval": "never", "eval_splits": ""}, [set()] * 3),
         ({"train_eval": "final", "eval_splits": ""}, [set(), set(), {"train"}]),
@@ -120,13 +123,13 @@ def test_no_epochs_train_nothing(tiny_config: Config, tmp_path: Path) -> None:
     assert train(tiny_config(epochs=0), tmp_path / "run").history == []
 
 
-def test_an_epoch_prints_one_line_in_the_fields_form(
-    tiny_config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_epoch_prints_one_line_in_the_fields_form(tiny_config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     train(tiny_config(progress="lines"))
     lines = capsys.readouterr().out.splitlines()
     number = r"\d\.\d{4}"
-    form = rf"Epoch 00\d \| Loss: {number}( \| Train: {number})? \| Val: {number} \| Test: {number} \| Time: \d+(\.\d)?s"
+    form = (
+        rf"Epoch 00\d \| Loss: {number}( \| Train: {number})? \| Val: {number} \| Test: {number} \| Time: \d+(\.\d)?s"
+    )
     assert len(lines) == 2
     assert all(re.fullmatch(form, line) for line in lines)
 
@@ -236,7 +239,10 @@ def test_a_second_run_never_overwrites_the_first(tiny_config: Config, tmp_path: 
 
 
 def test_a_mistake_is_found_before_anything_is_written(tiny_config: Config, tmp_path: Path) -> None:
-    for changes, named in (({"dataset": str(tmp_path / "none")}, str(tmp_path / "none")), ({"device": "cuda"}, "device")):
+    for changes, named in (
+        ({"dataset": str(tmp_path / "none")}, str(tmp_path / "none")),
+        ({"device": "cuda"}, "device"),
+    ):
         if named == "device" and torch.cuda.is_available():
             continue
         with pytest.raises(InputError, match=re.escape(named)):

@@ -1,0 +1,272 @@
+"""A PyG `NodeLoader` over a store on disk: batches from the page cache where it holds the store, else from windows.
+
+`plan_windows` decides from the memory that is left which of the two it is, and how many batches a window has;
+`StoreLoader` hands the batches out in order. A thread prepares ahead while the model trains.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+from torch_geometric.sampler import NodeSamplerInput
+
+from .config import format_bytes
+from .lookahead import DiskArray, Window, sample_window
+from .memory import effective_limit, own_memory
+from .sampler import CSCSampler, EpochSampler
+from .store import Store
+
+T = TypeVar("T")
+
+_MARGIN_BYTES = 192 * 2**20  # sampling's own arrays, the model, what malloc keeps
+# For choosing between plans only; measured on a 2-core machine with an NVMe-like disk, float16 features of 128.
+_DISK_BYTES_PER_S = 1.2e9
+_TRAIN_S_PER_NODE = 2.5e-6
+
+
+def prefetch(source: Iterator[T], depth: int = 4) -> Iterator[T]:
+    """The items of `source`, produced by a thread up to `depth` ahead; its errors are raised here."""
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(item: tuple[str, Any]) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def produce() -> None:
+        try:
+            for item in source:
+                put(("item", item))
+                del item
+                if stopped.is_set():
+                    return
+            put(("end", None))
+        except BaseException as error:
+            put(("error", error))
+
+    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+            del value
+    finally:
+        stopped.set()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """How a loader reads its store. `window_batches` is None where batches are drawn one by one."""
+
+    window_batches: int | None
+    overlapped: bool  # the next window is prepared while one is used, so two are held
+    window_bytes: int
+    available_bytes: int
+
+    def __str__(self) -> str:
+        free = format_bytes(self.available_bytes)
+        if self.window_batches is None:
+            return f"batches are drawn one by one through the page cache ({free} available)"
+        how = "two held, one being prepared" if self.overlapped else "one held"
+        size = format_bytes(self.window_bytes)
+        return f"windows of {self.window_batches} batches, about {size} each, {how} ({free} available)"
+
+
+def available_bytes() -> int:
+    """What this process may still take: the lowest limit less what it holds and a margin."""
+    return max(0, effective_limit()[0] - own_memory()[0] - _MARGIN_BYTES)
+
+
+def plan_windows(
+    store: Store, sampler: CSCSampler, seeds: Tensor, batch_size: int, lookahead: str | int, share: float
+) -> WindowPlan:
+    """Choose between the page cache and windows, and the windows' size.
+
+    Args:
+        seeds: The ids that one epoch starts from.
+        lookahead: "auto" for the memory that this process may still take, a size in bytes, or "off".
+        share: The part of it that one window may have where two are held at once.
+
+    A pass over the files costs the same for a large window as for a small one, so the fewest windows win, unless a
+    single one that can't be prepared during training costs more than several that can.
+    """
+    sizes = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
+    available = lookahead if isinstance(lookahead, int) else available_bytes()
+    if lookahead == "off" or sum(sizes.values()) <= available:
+        return WindowPlan(None, True, 0, available)
+    # One batch, drawn through the maps, tells what a batch holds; repeated nodes across batches only lower it.
+    probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
+    row_bytes = store.num_features * store.x.itemsize
+    num_nodes, num_edges = len(probe.node), len(probe.row)
+    batch_bytes = int(1.05 * (num_nodes * (row_bytes + 8) + num_edges * 8 + 2000))
+    fixed = store.num_nodes // 8 + store.num_nodes // 16  # bitmap and ranks
+    batches = -(-len(seeds) // batch_size)
+    sweep_s = (sizes["x"] + len(sampler.num_neighbors) * (sizes["colptr"] + sizes["row"])) / _DISK_BYTES_PER_S
+    train_s = batches * num_nodes * _TRAIN_S_PER_NODE
+
+    def windows(part: float) -> int:
+        return -(-batches // max(1, int((part * available - fixed) / batch_bytes)))
+
+    alone, paired = windows(min(1.0, 2.1 * share)), windows(share)
+    overlapped = max(paired * sweep_s, train_s) <= alone * sweep_s + train_s
+    size = -(-batches // (paired if overlapped else alone))
+    return WindowPlan(size, overlapped, size * batch_bytes + fixed, available)
+
+
+class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
+    """A `NodeLoader` whose features and graph stay on disk.
+
+    Batches have what any policy's have: `x` in the store's dtype, `edge_index`, `n_id`, `num_sampled_nodes`,
+    `num_sampled_edges`, `batch_size`, `input_id`; `y` holds the labels of the seeds only.
+
+    Args:
+        store: The open store.
+        node_sampler: Decides the neighbors.
+        input_nodes: int64 seeds, in RAM.
+        labels: int16 or int64, one per seed.
+        plan: From `plan_windows`.
+        arguments: As for `torch.utils.data.DataLoader`; `sampler` must be an `EpochSampler`.
+
+    Attributes:
+        last_epoch: With overlapped windows, the first window of the next epoch is prepared during the last of this one,
+            unless this is the last; None prepares nothing beyond the epoch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        node_sampler: CSCSampler,
+        input_nodes: Tensor,
+        labels: Tensor,
+        plan: WindowPlan,
+        **arguments: Any,
+    ):
+        self.store, self.plan, self.labels = store, plan, labels
+        self.last_epoch: int | None = None
+        mapped = Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=store.num_nodes)
+        if plan.window_batches is None:
+            mapped.x = _mapped_tensor(store.x)
+        super().__init__(mapped, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
+        self._ahead: tuple[int, Future[Window]] | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        if plan.window_batches is not None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
+            self._arrays = {
+                "colptr": self._disk_array("colptr", 8, store.num_nodes + 1),
+                "row": self._disk_array("row", store.row.itemsize, store.num_edges),
+                "x": self._disk_array("x", store.num_features * store.x.itemsize, store.num_nodes),
+            }
+
+    def _disk_array(self, name: str, row_bytes: int, num_rows: int) -> DiskArray:
+        return DiskArray(self.store.file_path(name), self.store.data_offset(name), row_bytes, num_rows)
+
+    def _with_labels(self, batch: Data) -> Data:
+        batch.y = self.labels[batch.input_id]
+        return batch
+
+    def __iter__(self) -> Iterator[Data]:
+        if self.plan.window_batches is not None:
+            return prefetch(self._window_batches())
+        if self.num_workers:
+            return cast("Iterator[Data]", super().__iter__())
+        return prefetch(super().__iter__())
+
+    # Windows --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, epoch: int, begin: int) -> Window:
+        """The window that starts at position `begin` of the order of `epoch`."""
+        assert self.plan.window_batches is not None
+        size = self.batch_size
+        positions = self.sampler.order(epoch)[begin : begin + size * self.plan.window_batches]
+        parts = positions.split(size)
+        seeds = self.input_data.node
+        sampled = sample_window(
+            self.node_sampler,
+            [seeds[part].numpy() for part in parts],
+            [int(part[0]) for part in parts],
+            epoch,
+            self._arrays["colptr"],
+            self._arrays["row"],
+            self.store.row.dtype,
+        )
+        return Window(sampled, parts, self._arrays["x"], self.store.num_features, self.store.x.dtype)
+
+    def _submit(self, epoch: int, begin: int) -> Future[Window]:
+        assert self._executor is not None
+        return self._executor.submit(self._prepare, epoch, begin)
+
+    def _window_batches(self) -> Iterator[Data]:
+        assert self.plan.window_batches is not None
+        assert isinstance(self.sampler, EpochSampler)
+        epoch, end = self.sampler.epoch, self.sampler.n
+        step = self.batch_size * self.plan.window_batches
+        begins = list(range(self.sampler.start, end, step))
+        pending: Future[Window] | None = None
+        if self._ahead is not None:
+            ahead_epoch, pending = self._ahead
+            self._ahead = None
+            if ahead_epoch != epoch or self.sampler.start:
+                pending.result()  # it belongs to an epoch that is not wanted; wait, so that two are never prepared
+                pending = None
+        for i, begin in enumerate(begins):
+            window = (pending or self._submit(epoch, begin)).result()
+            pending = None
+            if self.plan.overlapped:
+                if i + 1 < len(begins):
+                    pending = self._submit(epoch, begins[i + 1])
+                elif self.last_epoch is not None and epoch < self.last_epoch:
+                    self._ahead = (epoch + 1, self._submit(epoch + 1, 0))
+            yield from self._unpack(window)
+            del window
+
+    def _unpack(self, window: Window) -> Iterator[Data]:
+        features = torch.from_numpy(window.features)
+        for (batch, slots), positions in zip(window, window.positions, strict=True):
+            data = Data(
+                x=features[torch.from_numpy(slots)],
+                edge_index=torch.from_numpy(np.stack([batch.row, batch.col]).astype(np.int64)),
+                n_id=torch.from_numpy(batch.node),
+                num_sampled_nodes=batch.num_sampled_nodes,
+                num_sampled_edges=batch.num_sampled_edges,
+                batch_size=len(positions),
+                input_id=positions,
+            )
+            data.y = self.labels[positions]
+            yield data
+
+    def close(self) -> None:
+        """End the preparing thread and close the files."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._ahead = None
+            for array in self._arrays.values():
+                array.close()
+
+
+def _mapped_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor over a read-only map; nothing here writes to it, which is what torch warns of."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(array))

@@ -1,0 +1,160 @@
+"""Promises of `plots`: limit, kill and phases are where they were, and runs side by side share one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+from conftest import MB, write_run
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
+
+from ogbnlib.config import InputError
+from ogbnlib.diagnosis import diagnose, read_result
+from ogbnlib.plots import GIB, plot_peaks, plot_runs, plot_timeline
+from ogbnlib.sandbox import Run
+
+LIMIT = 256 * MB
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    return write_run(
+        tmp_path / "killed", exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=LIMIT,
+        limit_engine="cgroup v2",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    samples = [{"time_s": 100.5 + i, "rss_anon_bytes": (20 + i) * MB, "rss_shmem_bytes": 0} for i in range(4)]
+    return write_run(tmp_path / "finished", exit_code=0, samples=samples)
+
+
+def lines(ax: Axes, style: str) -> list[Line2D]:
+    return [line for line in ax.lines if line.get_linestyle() == style]
+
+
+def crosses(ax: Axes) -> list[Line2D]:
+    return [line for line in ax.lines if line.get_marker() == "X"]
+
+
+def texts(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+def test_the_limit_is_a_line_at_its_height(killed: Path) -> None:
+    ax = plot_timeline(killed)
+    (line,) = lines(ax, "--")
+    assert list(line.get_ydata()) == [LIMIT / GIB] * 2
+    assert "limit 0.25 GiB" in texts(ax)
+    assert ax.get_ylim()[1] > LIMIT / GIB
+
+
+def test_without_a_limit_there_is_no_line(finished: Path) -> None:
+    assert not lines(plot_timeline(finished), "--")
+
+
+def test_a_kill_is_a_cross_at_the_last_sample_and_in_the_title(killed: Path) -> None:
+    ax = plot_timeline(killed)
+    (cross,) = crosses(ax)
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([4.5], [LIMIT / GIB])
+    assert "137" in ax.get_title()
+
+
+def test_a_finished_run_has_no_cross_but_its_peak(finished: Path) -> None:
+    ax = plot_timeline(finished)
+    assert not crosses(ax)
+    assert "peak 0.02 GiB" in texts(ax)
+
+
+def test_phases_are_shaded_from_their_begin_to_their_end_and_named(killed: Path) -> None:
+    ax = plot_timeline(killed)
+    shades = [(patch.get_extents().transformed(ax.transData.inverted()), patch) for patch in ax.patches]
+    spans = sorted((round(box.x0, 3), round(box.x1, 3)) for box, _ in shades)
+    assert spans == [(1.0, 3.0), (4.0, 4.5)]  # the kill left the second one open
+    assert len({to_hex(patch.get_facecolor()) for _, patch in shades}) == 2
+    assert {"load", "build valid loader"} <= set(texts(ax))
+
+
+def test_memory_is_stacked_by_kind_and_named(killed: Path) -> None:
+    ax = plot_timeline(killed)
+    assert len(ax.collections) == 3
+    legend = ax.get_legend()
+    assert legend is not None
+    names = [text.get_text() for text in legend.get_texts()]
+    assert [name.split()[0] for name in names] == ["anonymous", "shared", "file", "killed"]
+    anonymous = ax.collections[0].get_paths()[0].vertices[:, 1]
+    assert max(anonymous) == pytest.approx(210 * MB / GIB)
+
+
+def test_it_draws_where_it_is_told_and_as_it_is_told(finished: Path) -> None:
+    _, ax = plt.subplots()
+    assert plot_timeline(finished, ax, title="mine", top_bytes=2 * GIB, legend=False) is ax
+    assert (ax.get_title(), ax.get_ylim(), ax.get_legend()) == ("mine", (0.0, 2.0), None)
+
+
+def test_runs_side_by_side_have_one_scale_that_holds_them_all(killed: Path, finished: Path) -> None:
+    figure = plot_runs({"A": killed, "B": finished})
+    first, second = figure.axes
+    assert first.get_ylim() == second.get_ylim()
+    assert first.get_ylim()[1] > LIMIT / GIB
+    assert first.get_title().startswith("A: ")
+    assert second.get_title().startswith("B: ")
+
+
+def test_panels_without_a_run_are_hidden(killed: Path, finished: Path) -> None:
+    figure = plot_runs({"A": killed, "B": finished, "C": killed}, columns=2)
+    assert [ax.get_visible() for ax in figure.axes] == [True, True, True, False]
+
+
+def as_run(folder: Path) -> Run:
+    return Run(folder, read_result(folder) or {}, diagnose(folder))
+
+
+def test_runs_in_a_list_are_called_by_their_folders(killed: Path, finished: Path) -> None:
+    figure = plot_runs([as_run(killed), as_run(finished)])
+    assert [ax.get_title().split(":")[0] for ax in figure.axes] == ["killed", "finished"]
+
+
+def test_two_runs_whose_folders_share_a_name_both_get_a_panel(tmp_path: Path) -> None:
+    runs = [as_run(write_run(tmp_path / parent / "lazy", exit_code=0)) for parent in ("a", "b")]
+    assert len(plot_runs(runs).axes) == 2
+
+
+def test_no_runs_are_refused() -> None:
+    with pytest.raises(InputError, match="runs"):
+        plot_runs({})
+
+
+def test_a_folder_without_a_timeline_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"timeline\.csv"):
+        plot_timeline(tmp_path)
+
+
+def test_a_run_that_died_before_its_first_sample_is_drawn(tmp_path: Path) -> None:
+    ax = plot_timeline(write_run(tmp_path / "run", samples=[]))
+    assert not crosses(ax)
+
+
+def test_peaks_are_bars_with_the_limit_and_those_that_reach_it_stand_out() -> None:
+    ax = plot_peaks({"eager": 4 * GIB, "shared": 1 * GIB}, limit_bytes=4 * GIB)
+    assert [bar.get_width() for bar in ax.patches] == [4.0, 1.0]  # type: ignore[attr-defined]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["eager", "shared"]
+    (line,) = lines(ax, "--")
+    assert list(line.get_xdata()) == [4.0, 4.0]
+    colours = [to_hex(bar.get_facecolor()) for bar in ax.patches]
+    assert colours[0] != colours[1]
