@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import InputError, TrainConfig, format_bytes
-from .timeline import EVENTS, Phase, read_parts, read_phases, read_timeline
+from .timeline import EVENTS, Phase, read_events, read_parts, read_phases, read_timeline
 
 RESULT = "result.json"
 
@@ -101,11 +101,11 @@ def read_result(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
     return result
 
 
-def _last_phase(phases: list[Phase]) -> Phase | None:
+def _last_phase(phases: list[Phase], attempts: int) -> Phase | None:
     """The innermost phase in which the last attempt ended, or the last one it finished."""
-    if not phases:
+    last = [phase for phase in phases if phase.attempt == attempts]
+    if not last:
         return None
-    last = [phase for phase in phases if phase.attempt == phases[-1].attempt]
     unfinished = [phase for phase in last if phase.end_s is None or "failed" in phase.info]
     return max(unfinished, key=lambda phase: (phase.depth, phase.start_s)) if unfinished else last[-1]
 
@@ -185,8 +185,9 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
         config: TrainConfig | None = TrainConfig.load(run_dir / "config.json")
     except InputError:
         config = None
-    phases = read_phases(run_dir) if (run_dir / EVENTS).is_file() else []
-    phase = _last_phase(phases)
+    events = read_events(run_dir) if (run_dir / EVENTS).is_file() else []
+    phases = read_phases(run_dir) if events else []
+    phase = _last_phase(phases, sum(event["event"] == "start" for event in events))
     parts = read_parts(run_dir) if phases else {}
     sample, started, duration_s = _evidence(run_dir, phase)
     where = f"in phase '{phase.label}'" if phase else "before its first phase"

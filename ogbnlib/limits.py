@@ -31,10 +31,17 @@ _serial = itertools.count()
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL `pid` and its descendants. Children are found first: they lose their parent when it dies."""
+    """SIGKILL `pid`, its descendants, and what its process group still holds after losing its parent.
+
+    Descendants are found first: they lose their parent when it dies. `pid` must not have been waited for, or its number
+    might name another group by now.
+    """
     for member in process_tree(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
+    if pid != os.getpgid(0):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 class Limit:
@@ -65,7 +72,7 @@ class Limit:
         return self.cgroup.oom_kills() if self.cgroup else None
 
     def close(self) -> None:
-        """Free what the limit holds; no process of the tree survives it."""
+        """Free what the limit holds; a cgroup ends whatever process is left in it."""
 
 
 class CgroupLimit(Limit):
@@ -153,10 +160,6 @@ class SystemdLimit(Limit):
     def oom_kills(self) -> int | None:
         return self._seen_kills
 
-    def close(self) -> None:
-        if self.pid is not None:
-            kill_tree(self.pid)
-
 
 class Watchdog(Limit):
     """SIGKILL from this process once the tree's anonymous + shared memory passes the limit.
@@ -175,14 +178,10 @@ class Watchdog(Limit):
         pids = process_tree(self.pid)
         if len(pids) > 1:
             _, anon, _, shmem = read_pss(pids)
-            if (anon or 0) + (shmem or 0) <= self.limit_bytes:
-                return
+            if anon is not None and shmem is not None and anon + shmem <= self.limit_bytes:
+                return  # where the kernel gives no PSS (before Linux 5.2), RSS decides
         self.killed_by = "watchdog"
         kill_tree(self.pid)
-
-    def close(self) -> None:
-        if self.pid is not None:
-            kill_tree(self.pid)
 
 
 def _cgroup_parents(version: int) -> list[Cgroup]:

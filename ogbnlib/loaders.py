@@ -157,7 +157,7 @@ class Loaders:
         try:
             yield from loader
         finally:
-            if made_here:
+            if loader is not self._resident.get(split):
                 _end_workers(loader)
             del loader
             if made_here:

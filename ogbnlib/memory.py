@@ -85,7 +85,8 @@ def _fields(path: str, wanted: Iterable[bytes], unit: int = 1) -> dict[bytes, in
 
 def _sum_over(pids: Iterable[int], file: str, names: tuple[bytes, ...]) -> list[int | None]:
     rows = [row for pid in pids if (row := _fields(f"/proc/{pid}/{file}", names, 1024))]
-    return [sum(row.get(name, 0) for row in rows) if rows else None for name in names]
+    # A field that this kernel does not give is unknown, not zero.
+    return [sum(row[name] for row in rows) if rows and all(name in row for row in rows) else None for name in names]
 
 
 def read_rss(pids: Iterable[int]) -> tuple[int | None, int | None, int | None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from .config import InputError
 from .diagnosis import read_result
 from .sandbox import Run
 from .timeline import Phase, read_phases, read_timeline
@@ -64,17 +65,15 @@ def _draw_phases(ax: Axes, phases: list[Phase], end_s: float, label_from: float)
     for phase in sorted(phases, key=lambda phase: phase.depth):
         if (colour := _shade(phase)) is None:
             continue
-        stop = end_s if phase.end_s is None else min(phase.end_s, end_s)
+        stop = min(phase.until_s, end_s)
         ax.axvspan(phase.start_s, stop, color=colour, alpha=0.75, linewidth=0, zorder=0)
         ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
     # A span that holds another one (eval holds build) is labelled where it is not covered: at its last stretch.
     spans = []
     for phase in phases:
-        stop = end_s if phase.end_s is None else min(phase.end_s, end_s)
-        inner = [
-            p for p in phases if p.depth > phase.depth and p.start_s >= phase.start_s and (p.end_s or end_s) <= stop
-        ]
-        covered = [p.end_s or end_s for p in inner if not p.name.startswith("release")]
+        stop = min(phase.until_s, end_s)
+        inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
+        covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
         spans.append((max([phase.start_s, *covered]), stop, phase))
     free_from = 0.0
     for start, stop, phase in sorted(spans, key=lambda span: span[0]):
@@ -173,14 +172,18 @@ def plot_runs(runs: Mapping[str, Run | str | os.PathLike[str]] | Sequence[Run], 
         runs: Titles to runs, or runs that are called by their folders.
         columns: Panels in a row.
     """
-    titled: dict[str, Any] = dict(runs) if isinstance(runs, Mapping) else {run.run_dir.name: run for run in runs}
+    titled: list[tuple[str, Any]] = (
+        list(runs.items()) if isinstance(runs, Mapping) else [(run.run_dir.name, run) for run in runs]
+    )
+    if not titled:
+        raise InputError("runs: expected at least one run to draw, got none")
     columns = min(columns, len(titled))
     rows = -(-len(titled) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(4.6 * columns, 3.9 * rows), squeeze=False, sharey=True, layout="constrained"
     )
-    top = max(_top_bytes(run) for run in titled.values())
-    for ax, (name, run) in zip(axes.flat, titled.items(), strict=False):
+    top = max(_top_bytes(run) for _, run in titled)
+    for ax, (name, run) in zip(axes.flat, titled, strict=False):
         plot_timeline(run, ax, title=f"{name}: {_ending(_folder(run))}", top_bytes=top, legend=False)
     for ax in axes.flat[len(titled) :]:
         ax.set_visible(False)

@@ -518,5 +518,6 @@ class EpochSampler(Sampler[int]):
         return torch.randperm(self.n, generator=torch.Generator().manual_seed(mixed & (2**63 - 1)))
 
     def __iter__(self) -> Iterator[int]:
-        for part in self.order(self.epoch)[self.start :].split(2**16):  # an int takes 40 bytes, so a part at a time
+        order: Any = self.order(self.epoch)
+        for part in order[self.start :].split(2**16):  # an int takes 40 bytes, so a part at a time
             yield from part.tolist()

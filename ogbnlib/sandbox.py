@@ -11,7 +11,6 @@ import contextlib
 import importlib.util
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -100,6 +99,11 @@ def prepare_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Trai
         ]
         if changed:
             raise InputError(f"{run_dir}: can't resume with other values ({'; '.join(changed)}); use a new run_dir")
+        done = read_metrics(run_dir)
+        if len(done) and config.epochs < done["epoch"].max():
+            raise InputError(
+                f"epochs: the run is already at epoch {done['epoch'].max():.0f}, got epochs={config.epochs}"
+            )
     elif run_dir.is_dir() and any(run_dir.iterdir()):
         what = "a run" if existing else "other files"
         raise InputError(
@@ -122,6 +126,11 @@ def next_run_dir(runs_dir: str | os.PathLike[str], name: str) -> Path:
     return candidate
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended, without reaping it: its number stays its own until it is waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
 def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool) -> str:
     """Copy the child's output to the log and to our own until the child ends; returns its last lines."""
     assert process.stdout is not None
@@ -141,7 +150,7 @@ def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool) -> str:
                 if echo:
                     sys.stdout.write(data.decode(errors="replace"))
                     sys.stdout.flush()
-            elif process.poll() is not None:
+            elif has_ended(process.pid):
                 # An orphaned worker may hold the pipe open for ever: half a second of silence is the end.
                 ended_s = ended_s or time.monotonic()
                 if time.monotonic() - ended_s > 0.5:
@@ -182,6 +191,7 @@ def supervise(
         env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
     )
     tail = ""
+    recorder = None
     try:
         limit.attach(process.pid)
         recorder = Recorder(
@@ -190,6 +200,7 @@ def supervise(
             cgroup=limit.cgroup,
             interval_s=0.02 if limit.name == "watchdog" else 0.05,
             on_sample=limit.check,
+            on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
         ).start()
         try:
             tail = _relay(process, run_dir / OUTPUT, echo)
@@ -200,19 +211,22 @@ def supervise(
                 process.wait(10)
         kill_tree(process.pid)
         status = process.wait()
-        recorder.stop()
-        oom_kills = limit.oom_kills()
-        if oom_kills and limit.killed_by is None and status == -signal.SIGKILL:
-            limit.killed_by = "kernel"  # it died between two samples
-        peak = limit.cgroup.peak_bytes() if limit.cgroup else None
     except BaseException:
         kill_tree(process.pid)
         process.wait()
         raise
     finally:
-        limit.close()
-        assert process.stdout is not None
-        process.stdout.close()
+        try:
+            if recorder is not None:
+                recorder.stop()
+        finally:
+            oom_kills = limit.oom_kills()
+            peak = limit.cgroup.peak_bytes() if limit.cgroup else None
+            limit.close()
+            assert process.stdout is not None
+            process.stdout.close()
+    if oom_kills and limit.killed_by is None and status != 0:
+        limit.killed_by = "kernel"  # the tree ended between two samples
     code = 130 if interrupted else 128 - status if status < 0 else status
     if limit.killed_by:
         code = 137  # a worker was picked by the killer, or its parent ended first: the tree died of the same cause
@@ -246,6 +260,48 @@ def sampled_peaks(run_dir: Path, since_line: int = 0) -> dict[str, int]:
             held = int(values["cgroup_anon_bytes"]) + int(values["cgroup_shmem_bytes"])
             peaks["cgroup_anon_shmem_bytes"] = max(peaks.get("cgroup_anon_shmem_bytes", 0), held)
     return peaks
+
+
+def start_attempt(folder: Path, **info: Any) -> int:
+    """Mark a new attempt in the events; returns the number of lines that timeline.csv has so far.
+
+    An earlier attempt's result moves to the events: it must not pass for this one's, and must not be lost.
+    """
+    log = EventLog(folder)
+    log.mark("start", **info, previous=read_result(folder))
+    log.close()
+    (folder / RESULT).unlink(missing_ok=True)
+    timeline = folder / TIMELINE
+    return timeline.read_bytes().count(b"\n") if timeline.exists() else 0
+
+
+def write_result(
+    folder: Path, exit_code: int, duration_s: float, *, samples_from: int, **evidence: Any
+) -> dict[str, Any]:
+    """Write result.json: how the attempt ended, its peaks since line `samples_from` of the timeline, and why it ended.
+
+    `evidence` names what the limit knows: `memory_limit_bytes`, `limit_engine`, `killed_by`, `oom_kills`,
+    `kernel_peak_bytes`; all absent for a run in this process.
+    """
+    peaks = sampled_peaks(folder, since_line=samples_from)
+    kernel_peak = evidence.pop("kernel_peak_bytes", None)
+    result: dict[str, Any] = {
+        "exit_code": exit_code,
+        "memory_limit_bytes": None,
+        "limit_engine": None,
+        "killed_by": None,
+        "oom_kills": None,
+        **evidence,
+        "duration_s": round(duration_s, 3),
+        "peak_bytes": kernel_peak or peaks.get("anon_shmem_bytes"),
+        "peak_source": "kernel counter" if kernel_peak else "samples",
+        "sampled_peaks_bytes": peaks,
+        "last_metrics": _last_row(read_metrics(folder)),
+    }
+    write_json(folder / RESULT, result)
+    result["diagnosis"] = diagnose(folder).to_dict()
+    write_json(folder / RESULT, result)
+    return result
 
 
 def run(
@@ -284,14 +340,7 @@ def run(
     try:
         folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or _default_name(config))
         prepare_run_dir(config, folder, resume=resume)
-        log = EventLog(folder)
-        # An earlier attempt's result moves to the events: it must not pass for this one's, and must not be lost.
-        earlier_result = read_result(folder)
-        log.mark("start", memory_limit_bytes=limit_bytes, limit_engine=limit.name, notes=notes, previous=earlier_result)
-        log.close()
-        (folder / RESULT).unlink(missing_ok=True)
-        timeline = folder / TIMELINE
-        earlier = timeline.read_bytes().count(b"\n") if timeline.exists() else 0
+        earlier = start_attempt(folder, memory_limit_bytes=limit_bytes, limit_engine=limit.name, notes=notes)
         argv = [sys.executable, "-m", "ogbnlib.train", str(folder), *(["--resume"] if resume else [])]
     except BaseException:
         limit.close()
@@ -299,29 +348,22 @@ def run(
     progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
     budget = {} if limit_bytes is None else {LIMIT_VARIABLE: str(limit_bytes)}
     outcome = supervise(argv, folder, limit, env={"OGBNLIB_PROGRESS": progress, **budget}, echo=echo)
-    peaks = sampled_peaks(folder, since_line=earlier)
-    metrics = read_metrics(folder)
     words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
-    result = {
-        "exit_code": outcome.exit_code,
-        "memory_limit_bytes": limit_bytes,
-        "limit_engine": limit.name if limit_bytes is not None else None,
-        "recorder": limit.name,
-        "limit_engines_refused": refused,
-        "killed_by": outcome.killed_by,
-        "oom_kills": outcome.oom_kills,
-        "duration_s": round(outcome.duration_s, 3),
-        "peak_bytes": outcome.peak_bytes or peaks.get("anon_shmem_bytes"),
-        "peak_source": "kernel counter" if outcome.peak_bytes else "samples",
-        "sampled_peaks_bytes": peaks,
-        "last_metrics": _last_row(metrics),
-        "last_output": words[-1] if words and outcome.exit_code not in (0, 137) else None,
-        "notes": notes,
-    }
-    write_json(folder / RESULT, result)
+    result = write_result(
+        folder,
+        outcome.exit_code,
+        outcome.duration_s,
+        samples_from=earlier,
+        memory_limit_bytes=limit_bytes,
+        limit_engine=limit.name if limit_bytes is not None else None,
+        limit_engines_refused=refused,
+        killed_by=outcome.killed_by,
+        oom_kills=outcome.oom_kills,
+        kernel_peak_bytes=outcome.peak_bytes,
+        last_output=words[-1] if words and outcome.exit_code not in (0, 137) else None,
+        notes=notes,
+    )
     diagnosis = diagnose(folder)
-    result["diagnosis"] = diagnosis.to_dict()
-    write_json(folder / RESULT, result)
     if outcome.interrupted:
         raise KeyboardInterrupt(f"{folder}: interrupted; go on with resume=True")
     return Run(folder, result, diagnosis)

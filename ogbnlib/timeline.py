@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,17 @@ TIMELINE, EVENTS = "timeline.csv", "events.jsonl"
 COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
 
 
+_TORN = " torn\n"  # closes a line that a kill cut off: without it half a number in the last column would pass for one
+
+
 def _open_for_append(path: Path) -> io.TextIOWrapper:
-    """Open for appending whole lines; a torn last line left by a kill is closed with a newline, not deleted."""
+    """Open for appending whole lines; a torn last line left by a kill is marked as such, not deleted."""
     file = open(path, "a+b", buffering=0)  # noqa: SIM115 (the caller keeps it)
     size = file.seek(0, os.SEEK_END)
     if size:
         file.seek(size - 1)
         if file.read(1) != b"\n":
-            file.write(b"\n")
+            file.write(_TORN.encode())
     return io.TextIOWrapper(file, write_through=True)
 
 
@@ -110,8 +114,8 @@ class Recorder:
     """A thread that appends a reading of `pid`'s process tree to `timeline.csv` every `interval_s`.
 
     PSS makes the kernel walk page tables, so it is read once a second at most, and never for more than about 5 % of
-    the time. `on_sample`, when given, sees each reading as it is taken (the watchdog limit hangs on it); an error in
-    the thread is raised by `stop`.
+    the time. `on_sample`, when given, sees each reading as it is taken (the watchdog limit hangs on it). An error in
+    the thread, a full disk say, calls `on_error` and is raised by `stop`.
     """
 
     def __init__(
@@ -122,7 +126,9 @@ class Recorder:
         cgroup: Cgroup | None = None,
         interval_s: float = 0.05,
         on_sample: Callable[[Reading], None] | None = None,
+        on_error: Callable[[], None] | None = None,
     ):
+        self._on_error = on_error
         self._pid, self._cgroup, self._interval_s, self._on_sample = pid, cgroup, interval_s, on_sample
         path = Path(run_dir) / TIMELINE
         self._file = _open_for_append(path)
@@ -168,15 +174,21 @@ class Recorder:
                     return
         except BaseException as error:
             self._error = error
+            if self._on_error is not None:
+                self._on_error()
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a run. `end_s` is None when the run ended inside it. Seconds since the run began."""
+    """A stretch of a run, in seconds since the run began.
+
+    `end_s` is None when its attempt ended inside it; `until_s` is then the next attempt's start, or infinity.
+    """
 
     name: str
     start_s: float
     end_s: float | None
+    until_s: float
     depth: int
     attempt: int
     info: dict[str, Any]
@@ -216,11 +228,13 @@ def read_phases(run_dir: str | os.PathLike[str]) -> list[Phase]:
     for event in events:
         at = event["time_s"] - origin
         if event["event"] == "start":
+            for index in open_:
+                phases[index] = replace(phases[index], until_s=at)
             attempt, open_ = attempt + 1, []
         elif event["event"] == "begin":
             info = {key: value for key, value in event.items() if key not in ("time_s", "event", "phase")}
             open_.append(len(phases))
-            phases.append(Phase(event["phase"], at, None, len(open_) - 1, attempt, info))
+            phases.append(Phase(event["phase"], at, None, math.inf, len(open_) - 1, attempt, info))
         elif event["event"] == "end":
             while open_:
                 index = open_.pop()
@@ -229,7 +243,7 @@ def read_phases(run_dir: str | os.PathLike[str]) -> list[Phase]:
                     info = dict(old.info)
                     info |= {key: event[key] for key in ("failed", "peak_rss_bytes") if key in event}
                     info |= {"end_held_bytes": event["held_bytes"]} if "held_bytes" in event else {}
-                    phases[index] = Phase(old.name, old.start_s, at, old.depth, old.attempt, info)
+                    phases[index] = replace(old, end_s=at, until_s=at, info=info)
                     break
     return phases
 
@@ -273,7 +287,7 @@ def read_csv_lines(path: Path) -> tuple[list[str], int]:
     text = path.read_bytes().decode("ascii", errors="replace")
     lines = text.splitlines(keepends=True)
     commas = lines[0].count(",") if lines else 0
-    whole = [line for line in lines if line.endswith("\n") and line.count(",") == commas]
+    whole = [line for line in lines if line.endswith("\n") and not line.endswith(_TORN) and line.count(",") == commas]
     return whole, len(lines) - len(whole)
 
 
@@ -294,15 +308,18 @@ def read_timeline(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
         raise InputError(f"{path}: expected a run's timeline, found no such file; pass the folder of a run")
     lines, torn = read_csv_lines(path)
     # pandas reads `time_s` and counts as floats: integers above 2**53 bytes do not occur.
-    table = pd.read_csv(io.StringIO("".join(lines)), dtype=float) if lines else pd.DataFrame(columns=list(COLUMNS))
+    table = (
+        pd.read_csv(io.StringIO("".join(lines)), dtype=float)
+        if lines
+        else pd.DataFrame(columns=list(COLUMNS), dtype=float)
+    )
     events = read_events(run_dir) if (Path(run_dir) / EVENTS).is_file() else []
     origin = _origin(events) if events else (table["time_s"].iloc[0] if len(table) else 0.0)
     table["time_s"] -= origin
 
     table["phase"] = ""
-    end_of_run = table["time_s"].max() if len(table) else 0.0
     for phase in read_phases(run_dir) if events else []:
-        inside = (table["time_s"] >= phase.start_s) & (table["time_s"] <= (phase.end_s or end_of_run))
+        inside = (table["time_s"] >= phase.start_s) & (table["time_s"] <= phase.until_s)
         table.loc[inside, "phase"] = phase.label
     cuda = pd.DataFrame(
         [

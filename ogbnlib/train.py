@@ -30,7 +30,15 @@ from .loaders import Loaders, make_loaders, set_epoch
 from .memory import release_memory
 from .models import GNN, parameter_bytes, resolve_device
 from .ogb_raw import Dataset, open_raw
-from .sandbox import CHECKPOINT, CONFIG, check_inputs, is_interactive, prepare_run_dir
+from .sandbox import (
+    CHECKPOINT,
+    CONFIG,
+    check_inputs,
+    is_interactive,
+    prepare_run_dir,
+    start_attempt,
+    write_result,
+)
 from .store import is_store, open_store
 from .timeline import EventLog, Recorder, read_csv_lines
 
@@ -283,11 +291,19 @@ def train(
         return _train(config, None, resume=False, how=config.progress)
     dataset = open_dataset(config)
     prepare_run_dir(config, folder, resume=resume)
+    earlier, begin = start_attempt(folder), time.monotonic()
     recorder = Recorder(folder, os.getpid()).start()
+    code = 1
     try:
-        return _train(config, folder, resume=resume, how=config.progress, dataset=dataset)
+        result = _train(config, folder, resume=resume, how=config.progress, dataset=dataset)
+        code = 0
+        return result
+    except InputError:
+        code = 2
+        raise
     finally:
         recorder.stop()
+        write_result(folder, code, time.monotonic() - begin, samples_from=earlier)
 
 
 def _train(

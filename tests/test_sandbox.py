@@ -288,11 +288,11 @@ def test_a_child_ends_when_the_process_that_watches_it_is_killed(tiny_config: Co
 
 
 class _Killer(threading.Thread):
-    """SIGKILLs the child of `run` some seconds after its first phase has begun."""
+    """SIGKILLs the child of `run` some seconds after it has begun a phase of this name."""
 
-    def __init__(self, folder: Path, attempt: int, delay_s: float):
+    def __init__(self, folder: Path, attempt: int, phase: str, delay_s: float):
         super().__init__(daemon=True)
-        self.folder, self.attempt, self.delay_s = folder, attempt, delay_s
+        self.folder, self.attempt, self.phase, self.delay_s = folder, attempt, phase, delay_s
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -308,7 +308,7 @@ class _Killer(threading.Thread):
         path = self.folder / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         starts = [i for i, line in enumerate(lines) if '"event": "start"' in line]
-        return len(starts) >= self.attempt and any('"event": "begin"' in line for line in lines[starts[-1] :])
+        return len(starts) >= self.attempt and any(f'"phase": "{self.phase}"' in line for line in lines[starts[-1] :])
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -329,13 +329,16 @@ def test_a_run_killed_at_any_moment_stays_readable_and_ends_as_if_it_never_was(
     whole = run(config, run_dir=tmp_path / "whole", echo=False)
     assert whole.exit_code == 0
     phases = read_phases(whole.run_dir)
-    training_s = max(phase.end_s or 0.0 for phase in phases) - phases[0].start_s
+    first = {phase.name: phase.start_s for phase in reversed(phases)}
+    end_s = max(phase.end_s or 0.0 for phase in phases)
     moments, kills, number, attempt = random.Random(0), 0, 0, 0
     while kills < KILLS or attempt:
         folder = tmp_path / f"killed-{number}"
         attempt += 1
-        # An attempt that goes on may have little left, so moments shrink; the last one is left in peace.
-        killer = _Killer(folder, attempt, moments.uniform(0, training_s / attempt))
+        # One kill in four anywhere in the run, the others in its epochs, evaluations and checkpoints. An attempt that
+        # goes on has less left, and the last one is left in peace.
+        phase = moments.choice([phases[0].name, *["train epoch"] * 3])
+        killer = _Killer(folder, attempt, phase, moments.uniform(0, 0.7 * (end_s - first[phase])))
         if kills < KILLS:
             killer.start()
         result = run(config, run_dir=folder, resume=attempt > 1, echo=False)
