@@ -57,7 +57,11 @@ def train(
     from . import sandbox
 
     values: dict[str, Any] = dict(parse_assignments(set_ or []))
-    if resume and (run_dir / sandbox.CONFIG).is_file():
+    if resume:
+        if not (run_dir / sandbox.CONFIG).is_file():
+            raise InputError(
+                f"{run_dir}: expected a run to resume (config.json), found none; start it without --resume"
+            )
         values = {**TrainConfig.load(run_dir / sandbox.CONFIG).model_dump(), **values}
     config = TrainConfig.create(values)
     result = sandbox.run(config, memory_limit, run_dir=run_dir, resume=resume, engine=engine, echo=not as_json)

@@ -16,6 +16,7 @@ Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -44,6 +45,7 @@ from .ogb_raw import SPLITS, Dataset, label_dtype
 
 FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never lies on two pages
+_BLOCK = 2**20  # columns that are checked at once
 DROP_BYTES = 32 * 2**20  # of written pages at most that wait for the disk, per file
 
 
@@ -357,20 +359,18 @@ class _Lock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The last holder may have removed the file between our open and our lock: then it locks nobody out.
-                if os.path.samestat(os.fstat(self._fd), os.stat(path)):
-                    break
-            except BlockingIOError:
+            except OSError as error:
                 holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
                 os.close(self._fd)
+                if not isinstance(error, BlockingIOError):
+                    raise
                 raise InputError(
                     f"{target}: {holder} is writing this store; wait for it, end it or name another folder"
                 ) from None
-            except FileNotFoundError:
-                pass  # removed just now: open a new one
-            except BaseException:
-                os.close(self._fd)
-                raise
+            # The last holder may have removed the file between our open and our lock: then it locks nobody out.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._fd), os.stat(path)):
+                    break
             os.close(self._fd)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         os.ftruncate(self._fd, 0)
@@ -392,7 +392,7 @@ class StoreWriter:
     """
 
     def __init__(self, path: StrPath) -> None:
-        self.path = Path(path).absolute()
+        self.path = Path(path).resolve()  # of a link, what it points to is replaced
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _Lock(_beside(self.path, "lock"), self.path)
         self.folder = _beside(self.path, "part")
@@ -424,10 +424,6 @@ class StoreWriter:
 
     def close(self, name: str) -> None:
         self._files[name] = self._writers.pop(name).close()
-
-    def discard(self, name: str) -> None:
-        self._writers.pop(name).abandon()
-        (self.folder / f"{name}.npy").unlink()
 
     def write(self, name: str, values: Array) -> None:
         """The whole array `name` at once."""
@@ -541,17 +537,17 @@ class _Verifier:
         if last != store.num_edges:
             self.say("colptr", f"expected to end with {store.num_edges} edges, found {last}")
         sound, outside, unsorted = not wrong, 0, -1
-        v, previous, block = 0, -1, 2**20
+        v, previous = 0, -1
         for at, part in self.chunks("row"):
             done = 0
             while done < len(part) and (v < store.num_nodes or not sound):
                 # One block of columns at a time. Without sound offsets only the range of the ids can be checked.
-                begin = v // block * block
-                colptr = store.colptr[begin : begin + block + 1] if sound else np.array([0, store.num_edges])
+                begin = v // _BLOCK * _BLOCK
+                colptr = store.colptr[begin : begin + _BLOCK + 1] if sound else np.array([0, store.num_edges])
                 begin = begin if sound else 0
                 end = min(len(part), max(int(colptr[-1]) - at, done)) if sound else len(part)
                 if end == done and sound:
-                    v, previous = begin + block, -1
+                    v, previous = begin + _BLOCK, -1
                     continue
                 bad, order, local, previous = _check_columns(
                     part[done:end], at + done, np.asarray(colptr), v - begin, previous, store.num_nodes,

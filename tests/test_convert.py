@@ -245,6 +245,13 @@ def test_an_empty_folder_is_a_target(raw: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "s"]
 
 
+def test_a_link_to_an_empty_folder_stays_a_link(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "s").symlink_to(tmp_path / "disk")
+    assert_same(convert(raw, tmp_path / "s", progress=False), raw)
+    assert (tmp_path / "s").is_symlink()
+
+
 # Kept hops -----------------------------------------------------------------------------------------------------------
 
 
@@ -587,7 +594,8 @@ def test_it_lives_in_a_cgroup_that_the_raw_file_does_not_fit_in(
     limit = kernel_limit(340 * 2**20)
     dataset = synthesize(tmp_path / "raw", 0.005, progress=False)
     assert sum(info.nbytes for info in dataset.members().values()) > 400 * 2**20 * 0.97
-    code = "import sys; from ogbnlib.convert import convert; convert(*sys.argv[1:], memory_limit='340 MB', undirected=True)"
+    call = "convert(*sys.argv[1:], memory_limit='340 MB', undirected=True)"
+    code = f"import sys; from ogbnlib.convert import convert; {call}"
     (tmp_path / "run").mkdir()
     argv = [sys.executable, "-c", code, str(dataset.path), str(tmp_path / "s")]
     outcome = supervise(argv, tmp_path / "run", limit, echo=False)

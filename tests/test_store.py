@@ -69,6 +69,16 @@ def change_meta(path: Path, meta: dict[str, Any]) -> None:
     (path / META).write_text(json.dumps({**meta, "crc32": store._meta_crc32(meta)}, indent=2) + "\n")
 
 
+def test_a_broken_column_is_found_wherever_the_chunks_are_cut(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = int(np.load(copy / "colptr.npy")[-1]) - 1
+    rewritten(copy, "row", lambda v: v.__setitem__(last, v[last - 1]))
+    for chunk_bytes, block in ((16, 7), (1000, 300), (8 * 2**20, 2**20)):
+        monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr(store, "_BLOCK", block)
+        (problem,) = verify_store(copy)
+        assert f"edge {last} breaks it" in problem
+
+
 def test_importing_the_module_imports_no_torch() -> None:
     code = "import sys, ogbnlib.store, ogbnlib.convert; assert not {'torch', 'ogb'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
@@ -179,8 +189,9 @@ def test_columns_beyond_two_to_the_31_edges_are_checked_where_they_are() -> None
 
 
 def test_a_sound_store_verifies(made: Store, plain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for chunk_bytes in (16, 8 * 2**20):
+    for chunk_bytes, block in ((16, 7), (1000, 300), (8 * 2**20, 2**20)):
         monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr(store, "_BLOCK", block)
         assert verify_store(made.path) == []
         assert verify_store(plain.path) == []
 
