@@ -106,9 +106,6 @@ def main() -> int:
     except InputError as error:
         typer.echo(f"error: {error}", err=True)
         return 2
-    except KeyboardInterrupt as stop:
-        typer.echo(f"interrupted {stop}", err=True)
-        return 130
     return 0
 
 

@@ -112,7 +112,9 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
 def _integers(value: object) -> object:
     """`"3 2"`, `"3,2"`, `"[3, 2]"` as papermill's `-p` and `--set` hand them over, and lists or tuples."""
     if isinstance(value, str):
-        words = value.strip().strip("[]()").replace(",", " ").split()
+        text = value.strip()
+        closed = text[:1] + text[-1:] in ("[]", "()")
+        words = (text[1:-1] if closed else text).replace(",", " ").split()
         if not words or not all(re.fullmatch(r"[+-]?\d+", word) for word in words):
             raise ValueError(f'expected whole numbers such as "3 2" or [3, 2], got {value!r}')
         return [int(word) for word in words]
@@ -167,6 +169,10 @@ def _lookahead(value: object) -> object:
         raise ValueError(f'expected "auto", "off" or a size such as "2 GB", got {value!r}') from None
 
 
+def _path(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 Int = Annotated[int, BeforeValidator(_number(int))]
 Float = Annotated[float, BeforeValidator(_number(float))]
 Bool = Annotated[bool, BeforeValidator(_boolean)]
@@ -184,8 +190,10 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # data
-    dataset: str  # folder in OGB's binary raw layout, or an official name such as "ogbn-arxiv"
-    root: str = "dataset"  # where official data sets lie or are downloaded to
+    dataset: Annotated[
+        str, BeforeValidator(_path)
+    ]  # folder in OGB's binary raw layout, or an official name such as "ogbn-arxiv"
+    root: Annotated[str, BeforeValidator(_path)] = "dataset"  # where official data sets lie or are downloaded to
     download: Bool = False  # consent to download an official data set; without it a missing one is an error
     reader: Literal["auto", "stream", "ogb"] = "auto"  # auto: stream raw/data.npz where there is one, else ogb's loader
     undirected: Bool = False  # add reverse edges, drop duplicates; worth 15 points of accuracy on papers100M

@@ -32,7 +32,11 @@ def _versions() -> list[Check]:
     from packaging.requirements import Requirement
 
     checks = []
-    for line in importlib.metadata.requires(_PACKAGE) or []:
+    try:
+        requirements = importlib.metadata.requires(_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        return [Check(_PACKAGE, False, "not installed, only its folder is on the path", "pip install -e .")]
+    for line in requirements:
         wanted = Requirement(line)
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue

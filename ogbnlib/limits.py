@@ -20,6 +20,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -128,6 +129,7 @@ class CgroupLimit(Limit):
                 return
             except OSError:
                 time.sleep(0.05)
+        print(f"warning: {self.cgroup.path} still holds processes and stays behind", file=sys.stderr)
 
 
 class SystemdLimit(Limit):
@@ -138,12 +140,12 @@ class SystemdLimit(Limit):
     def command(self, argv: list[str]) -> list[str]:
         limits = []
         if self.limit_bytes is not None:
-            limits = ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0", "-p", "OOMPolicy=kill"]
+            limits = ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--", *argv]
 
-    def attach(self, pid: int) -> None:
-        super().attach(pid)
-        self._seen_kills: int | None = None
+    _seen_kills: int | None = None
+    _slice: Cgroup | None = None
+    _slice_kills_before = 0
 
     def check(self, reading: Reading) -> None:
         # The scope exists only once systemd-run has moved the process: look until its cgroup is not ours any more.
@@ -151,6 +153,8 @@ class SystemdLimit(Limit):
             own = find_cgroup()
             if own is None or found[0] != own[0]:
                 self.cgroup = found[0]
+                self._slice = Cgroup(found[0].path.parent, found[0].version)
+                self._slice_kills_before = self._slice.oom_kills() or 0
         if self.cgroup is not None and (kills := self.cgroup.oom_kills()) is not None:
             self._seen_kills = kills  # the scope vanishes with its last process, so the count is kept as it is seen
             if kills > 0 and self.killed_by is None and self.pid is not None:
@@ -158,7 +162,10 @@ class SystemdLimit(Limit):
                 kill_tree(self.pid)
 
     def oom_kills(self) -> int | None:
-        return self._seen_kills
+        # The scope, and its counter, are gone with its last process; v2 counts a child's kills in its parent too.
+        after = self._slice.oom_kills() if self._slice else None
+        since = None if after is None else after - self._slice_kills_before
+        return max((count for count in (self._seen_kills, since) if count is not None), default=None)
 
 
 class Watchdog(Limit):

@@ -27,6 +27,7 @@ from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from .config import InputError, TrainConfig
 from .csc import csc_from_chunks, restore_input_order
+from .lookahead import compile_lookahead
 from .memory import release_memory
 from .ogb_raw import Dataset
 from .sampler import CSCSampler, EpochSampler
@@ -182,7 +183,7 @@ class LazyLoaders(Loaders):
 
 
 class EagerLoaders(LazyLoaders):
-    """All three loaders, built before the first batch and kept."""
+    """All three loaders, built before the first batch; valid and test are kept to the end."""
 
     def train_loader(self) -> NodeLoader:
         loader = super().train_loader()
@@ -292,6 +293,7 @@ def compile_kernels(num_neighbors: list[int]) -> None:
     empty = np.empty(0, dtype=np.int64)
     csc_from_chunks(1, 0, lambda: [(empty, empty)])
     restore_input_order(np.zeros(2, dtype=np.int64), empty, empty)
+    compile_lookahead()
     for dtype in (np.int32, np.int64):
         CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)
 

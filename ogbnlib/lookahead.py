@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -339,3 +340,20 @@ class Window:
         """Each batch with the rows of `features` that are its nodes'."""
         for batch in self.batches:
             yield batch, _slots(self._bitmap, self._before, batch.node)
+
+
+def compile_lookahead() -> None:
+    """Compile, or load from disk, the kernels of this module, on a graph of one node that lies in a temporary file."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(_BLOCK))
+        file.flush()
+        sampler = CSCSampler(np.zeros(2, np.int64), np.empty(0, np.int32), [1])
+        colptr, row, x = (DiskArray(file.name, 0, size, 2) for size in (8, 4, 8))
+        one = np.zeros(1, np.int64)
+        for dtype in (np.int32, np.int64):
+            row.fetch(one, np.empty((1, 1), dtype))
+        sampled = sample_window(sampler, [one], [0], 0, colptr, row, np.dtype(np.int32))
+        for batch, slots in Window(sampled, [one], x, 4, np.dtype(np.float16)):
+            assert len(batch.node) == len(slots)
+        for array in (colptr, row, x):
+            array.close()

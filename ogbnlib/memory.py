@@ -72,7 +72,7 @@ def _fields(path: str, wanted: Iterable[bytes], unit: int = 1) -> dict[bytes, in
     try:
         with open(path, "rb") as file:
             lines = file.read().splitlines()
-    except (FileNotFoundError, ProcessLookupError, PermissionError, OSError):
+    except OSError:
         return None
     names = set(wanted)
     values = {}
@@ -252,11 +252,12 @@ def effective_limit() -> tuple[int, str]:
             if path in (mount, path.parent):
                 break
             path = path.parent
-    if per_node := os.environ.get("SLURM_MEM_PER_NODE"):
-        limits.append((int(per_node) * 2**20, "Slurm --mem (SLURM_MEM_PER_NODE)"))
-    elif per_cpu := os.environ.get("SLURM_MEM_PER_CPU"):
-        cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", "1"))
-        limits.append((int(per_cpu) * 2**20 * cpus, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"))
+    slurm = {name: os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")}
+    if slurm["MEM_PER_NODE"].isdigit():  # in MB, as Slurm writes it for its jobs
+        limits.append((int(slurm["MEM_PER_NODE"]) * 2**20, "Slurm --mem (SLURM_MEM_PER_NODE)"))
+    elif slurm["MEM_PER_CPU"].isdigit():
+        cpus = int(slurm["CPUS_ON_NODE"]) if slurm["CPUS_ON_NODE"].isdigit() else 1
+        limits.append((int(slurm["MEM_PER_CPU"]) * 2**20 * cpus, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"))
     return min((limit for limit in limits if limit[0] > 0), key=lambda limit: limit[0])
 
 

@@ -17,7 +17,10 @@ from .config import InputError
 
 
 class _SlicedGCN(GCNConv):  # type: ignore[misc]
-    """`GCNConv` has no bipartite form, as its self-loops need sources and targets in one set: compute, then slice."""
+    """`GCNConv` has no bipartite form, as its self-loops need sources and targets in one set: compute, then slice.
+
+    A node's degree is counted in the edges of its layer, so the outermost sources have degree 1 (their self-loop).
+    """
 
     def forward(self, x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
         source, target = x

@@ -27,7 +27,7 @@ from .memory import LIMIT_VARIABLE, effective_limit
 from .official import locate_official
 from .ogb_raw import open_raw
 from .store import is_store, open_store
-from .timeline import EVENTS, TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
+from .timeline import TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -197,7 +197,7 @@ def supervise(
         recorder = Recorder(
             run_dir,
             process.pid,
-            cgroup=limit.cgroup,
+            cgroup=lambda: limit.cgroup,
             interval_s=0.02 if limit.name == "watchdog" else 0.05,
             on_sample=limit.check,
             on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
@@ -347,7 +347,9 @@ def run(
         raise
     progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
     budget = {} if limit_bytes is None else {LIMIT_VARIABLE: str(limit_bytes)}
-    outcome = supervise(argv, folder, limit, env={"OGBNLIB_PROGRESS": progress, **budget}, echo=echo)
+    outcome = supervise(
+        argv, folder, limit, env={"OGBNLIB_PROGRESS": progress, "OGBNLIB_PARENT": str(os.getpid()), **budget}, echo=echo
+    )
     words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
     result = write_result(
         folder,
@@ -432,4 +434,4 @@ def _last_row(metrics: pd.DataFrame) -> dict[str, float | None] | None:
     return {key: None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
 
 
-__all__ = ["EVENTS", "Run", "diagnose", "next_run_dir", "prepare_run_dir", "run", "supervise"]
+__all__ = ["Run", "diagnose", "next_run_dir", "prepare_run_dir", "run", "supervise"]

@@ -113,6 +113,8 @@ class EventLog:
 class Recorder:
     """A thread that appends a reading of `pid`'s process tree to `timeline.csv` every `interval_s`.
 
+    `cgroup` is asked anew for each sample, as systemd makes a scope only after the child has begun.
+
     PSS makes the kernel walk page tables, so it is read once a second at most, and never for more than about 5 % of
     the time. `on_sample`, when given, sees each reading as it is taken (the watchdog limit hangs on it). An error in
     the thread, a full disk say, calls `on_error` and is raised by `stop`.
@@ -123,7 +125,7 @@ class Recorder:
         run_dir: str | os.PathLike[str],
         pid: int,
         *,
-        cgroup: Cgroup | None = None,
+        cgroup: Callable[[], Cgroup | None] = lambda: None,
         interval_s: float = 0.05,
         on_sample: Callable[[Reading], None] | None = None,
         on_error: Callable[[], None] | None = None,
@@ -154,7 +156,7 @@ class Recorder:
     def sample(self) -> Reading:
         begin = time.monotonic()
         pss = begin >= self._next_pss_s
-        reading = read_memory(self._pid, cgroup=self._cgroup, pss=pss)
+        reading = read_memory(self._pid, cgroup=self._cgroup(), pss=pss)
         if pss:
             self._next_pss_s = begin + max(1.0, 20 * (time.monotonic() - begin))
         values = ["" if value is None else str(value) for value in asdict(reading).values()]

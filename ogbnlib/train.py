@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,6 @@ class TrainResult:
     history: list[dict[str, float | None]]
     model: GNN
     run_dir: Path | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 class Progress:
@@ -133,6 +132,7 @@ class Trainer:
             "torch_rng": torch.get_rng_state(),
             "cuda_rng": cuda,
             "history": self.history,
+            "num_seeds": {split: len(ids) for split, ids in self.loaders.splits.items()},
         }
         with self.log.phase("checkpoint"):
             write_atomically(self.run_dir / CHECKPOINT, lambda file: torch.save(state, file))
@@ -146,6 +146,8 @@ class Trainer:
                 state = torch.load(path, map_location=self.device, weights_only=True)
                 if state["version"] != 1:
                     raise ValueError(f"version {state['version']}")
+                if state["num_seeds"] != (found := {split: len(ids) for split, ids in self.loaders.splits.items()}):
+                    raise ValueError(f"its data set has splits of {state['num_seeds']} nodes, this one {found}")
                 self.model.load_state_dict(state["model"])
                 self.optimizer.load_state_dict(state["optimizer"])
                 torch.set_rng_state(state["torch_rng"].cpu())
@@ -342,6 +344,8 @@ def _die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.environ.get("OGBNLIB_PARENT", str(os.getppid())) != str(os.getppid()):
+        sys.exit(143)  # it died before the line above
 
 
 def main(arguments: list[str]) -> int:

@@ -13,8 +13,10 @@ import scipy.sparse as sp
 
 from ogbnlib import synth
 from ogbnlib.config import InputError
+from ogbnlib.convert import convert
 from ogbnlib.ogb_raw import RawDataset, open_raw
-from ogbnlib.synth import estimate, synthesize
+from ogbnlib.store import verify_store
+from ogbnlib.synth import estimate, synthesize, synthesize_store
 
 TINY = 1e-4  # 11,106 nodes
 
@@ -191,3 +193,38 @@ def test_progress_can_be_silenced(tmp_path: Path, capfd: pytest.CaptureFixture[s
     synthesize(tmp_path / "loud", TINY)
     assert "synthesize" in capfd.readouterr().err
     assert open_raw(tmp_path / "loud").num_classes == 172
+
+
+# Straight to a store -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("feature_dtype", ["float16", "float32"])
+def test_a_store_is_the_one_that_converting_the_raw_files_gives(
+    dataset: RawDataset, tmp_path: Path, undirected: bool, feature_dtype: Any
+) -> None:
+    options: dict[str, Any] = {"undirected": undirected, "feature_dtype": feature_dtype, "progress": False}
+    straight = synthesize_store(tmp_path / "straight", TINY, **options)
+    converted = convert(dataset.path, tmp_path / "converted", **options)
+    assert straight.files == converted.files
+    assert (straight.num_classes, straight.undirected) == (converted.num_classes, undirected)
+    assert straight.origin["synthetic"] == {"scale": TINY, "seed": 0}
+    assert verify_store(straight.path) == []
+
+
+def test_a_store_does_not_depend_on_the_size_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = synthesize_store(tmp_path / "one", TINY, num_features=3, num_classes=5, progress=False)
+    monkeypatch.setattr(synth, "_NODES", 997)
+    other = synthesize_store(tmp_path / "other", TINY, num_features=3, num_classes=5, progress=False)
+    assert one.files == other.files
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [({"scale": 0}, "scale"), ({"seed": -1}, "seed"), ({"feature_dtype": "int8"}, "feature_dtype"),
+     ({"memory_limit": "50 MB"}, "memory_limit: expected at least")],
+)  # fmt: skip
+def test_a_bad_parameter_of_a_store_is_named(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        synthesize_store(tmp_path / "new", **{"scale": TINY, "progress": False, **arguments})
+    assert list(tmp_path.iterdir()) == []
