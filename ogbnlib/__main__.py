@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .config import InputError, TrainConfig, parse_assignments
+from .config import InputError, TrainConfig, format_bytes, parse_assignments
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -20,28 +20,76 @@ def _print(value: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(value, indent=2) if as_json else text)
 
 
+def _facts(dataset: Any, kind: str, as_json: bool) -> None:
+    """What a data set or store is, after it was made."""
+    names = ("num_nodes", "num_edges", "num_features", "num_classes")
+    facts = {"path": str(dataset.path), "format": kind, **{name: getattr(dataset, name) for name in names}}
+    text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
+    if kind == "store":
+        facts |= {"bytes": dataset.nbytes, "undirected": dataset.undirected, "keep_hops": dataset.keep_hops}
+        text += f" of {format_bytes(dataset.nbytes)}"
+    _print(facts, text, as_json)
+
+
 @app.command()
 def synth(
     directory: Annotated[Path, typer.Argument(help="The new data set's folder.")],
     scale: Annotated[float, typer.Option(help="1.0 is the size of ogbn-papers100M, 0.01 has 1.1M nodes.")] = 0.01,
-    format: Annotated[str, typer.Option(help="raw: OGB's own layout.")] = "raw",
+    format: Annotated[str, typer.Option(help="raw: OGB's own layout; store: ready to train from disk.")] = "raw",
     seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
+    undirected: Annotated[bool, typer.Option("--undirected", help="Store only: add reverse edges.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a synthetic data set like ogbn-papers100M, in memory bounded by a chunk."""
-    from .synth import synthesize
+    from .synth import synthesize, synthesize_store
 
+    progress = not as_json and sys.stderr.isatty()
+    if format == "store":
+        store = synthesize_store(directory, scale=scale, seed=seed, undirected=undirected, progress=progress)
+        return _facts(store, "store", as_json)
     if format != "raw":
-        raise InputError(f"--format: expected raw, got {format!r}")
-    dataset = synthesize(directory, scale=scale, seed=seed, progress=not as_json and sys.stderr.isatty())
-    facts = {
-        "path": str(directory),
-        "num_nodes": dataset.num_nodes,
-        "num_edges": dataset.num_edges,
-        "num_features": dataset.num_features,
-        "num_classes": dataset.num_classes,
-    }
-    _print(facts, f"{directory}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, OGB raw layout", as_json)
+        raise InputError(f"--format: expected raw or store, got {format!r}")
+    if undirected:
+        raise InputError("--undirected: expected with --format store only; train raw data with undirected=true")
+    _facts(synthesize(directory, scale=scale, seed=seed, progress=progress), "OGB raw layout", as_json)
+
+
+@app.command()
+def convert(
+    raw_dir: Annotated[Path, typer.Argument(help="A data set in OGB's binary layout.")],
+    store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
+    undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
+    feature_dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
+    memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; obeyed, page cache included.')] = None,
+    keep_hops: Annotated[int | None, typer.Option(help="Keep what an L-layer model can reach, drop the rest.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Turn OGB's raw layout into a store on disk, in bounded memory."""
+    from .convert import convert as make_store
+
+    store = make_store(
+        raw_dir,
+        store_dir,
+        undirected=undirected,
+        feature_dtype=feature_dtype,  # type: ignore[arg-type]  # checked there
+        memory_limit=memory_limit,
+        keep_hops=keep_hops,
+        progress=not as_json and sys.stderr.isatty(),
+    )
+    _facts(store, "store", as_json)
+
+
+@app.command()
+def verify(
+    store_dir: Annotated[Path, typer.Argument(help="The store's folder.")],
+    as_json: Json = False,
+) -> None:
+    """Read a store whole and check it: checksums, offsets, ids, features. Exits with 1 if anything is wrong."""
+    from .store import verify_store
+
+    problems = verify_store(store_dir, progress=not as_json and sys.stderr.isatty())
+    _print({"path": str(store_dir), "problems": problems}, "\n".join(problems) or f"{store_dir}: sound", as_json)
+    raise typer.Exit(1 if problems else 0)
 
 
 @app.command()

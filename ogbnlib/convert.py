@@ -151,7 +151,7 @@ class _Kept:
 
     def ids(self, nodes: Array) -> Array:
         out = np.empty(len(nodes), np.int64)
-        _ranks(np.append(self.kept, np.uint64(0)), self._before, nodes, out)
+        _ranks(self.kept, self._before, nodes, out)
         return out
 
     def mask(self, begin: int, end: int) -> Array:
@@ -348,7 +348,8 @@ class _Conversion:
 
     def seeds(self, splits: dict[str, Array]) -> Array:
         """The nodes with a label and those of the splits, as bits."""
-        words, begin = np.zeros(-(-self.source.num_nodes // 64), np.uint64), 0
+        # One bit more than there are nodes, so that the rank of the end can be asked for.
+        words, begin = np.zeros(self.source.num_nodes // 64 + 1, np.uint64), 0
         for chunk in self.source.label_chunks():
             _add(words, begin + np.flatnonzero(chunk >= 0))
             begin += len(chunk)

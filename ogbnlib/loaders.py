@@ -14,6 +14,7 @@ for the same seed. With `engine="pyg"` the stock sampling routine runs, and batc
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +33,7 @@ from .memory import release_memory
 from .ogb_raw import Dataset
 from .sampler import CSCSampler, EpochSampler
 from .store import Store
-from .store_loader import StoreLoader, plan_windows
+from .store_loader import StoreLoader, WindowPlan, available_bytes, plan_windows
 from .timeline import EventLog
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
@@ -53,8 +54,6 @@ class Loaders:
     def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog):
         self.config, self.log = config, log
         self.num_features, self.num_classes = dataset.num_features, dataset.num_classes
-        with log.phase("compile kernels"):
-            compile_kernels(list(config.num_neighbors))
         with log.phase("load", policy=config.loading):
             self.splits = {name: torch.from_numpy(ids) for name, ids in dataset.read_splits().items()}
             self.data = self._load(dataset)
@@ -221,6 +220,8 @@ class StoreLoaders(Loaders):
 
     def _load(self, dataset: Dataset) -> Data:
         self.store.advise_random()
+        self._available = available_bytes()
+        self._train_plan: WindowPlan | None = None
         self._labels = {
             split: torch.from_numpy(self.store.y[np.sort(ids.numpy())][np.argsort(np.argsort(ids.numpy()))])
             for split, ids in self.splits.items()
@@ -243,13 +244,28 @@ class StoreLoaders(Loaders):
             )
             arguments = self._arguments(split, shuffle)
             seeds = self.splits[split]
-            # During an evaluation the next training window is already held, hence the other two fifths.
-            plan = plan_windows(store, sampler, seeds, arguments["batch_size"], config.lookahead, share=0.4)
+            plan = plan_windows(
+                store, sampler, seeds, arguments["batch_size"], self._budget(shuffle), 0.5 - 0.05 * shuffle
+            )
             self.log.mark("note", loader=split, plan=str(plan), window_batches=plan.window_batches)
             loader = StoreLoader(store, sampler, labels=self._labels[split], plan=plan, **arguments)
+            loader.on_window = functools.partial(self.log.mark, "window", loader=split)
         if shuffle:
-            loader.last_epoch = config.epochs
+            self._train_plan, loader.last_epoch = plan, config.epochs
         return loader
+
+    def _budget(self, training: bool) -> int | None:
+        """Bytes for the windows of a loader; None where they are switched off.
+
+        An evaluation gets what the training loader leaves: a tenth where that holds two windows, as the next one is
+        being prepared meanwhile, and everything where it holds one, which has been used up by then.
+        """
+        if self.config.lookahead == "off":
+            return None
+        budget = self._available if self.config.lookahead == "auto" else int(self.config.lookahead)
+        plan = self._train_plan
+        pair = not training and plan is not None and plan.window_batches is not None and plan.overlapped
+        return budget - 2 * plan.window_bytes if pair and plan is not None else budget
 
     def eval_loader(self, split: str) -> NodeLoader:
         return self._build(split, shuffle=False)

@@ -262,6 +262,63 @@ def sampled_peaks(run_dir: Path, since_line: int = 0) -> dict[str, int]:
     return peaks
 
 
+def watch(
+    argv: list[str],
+    memory_limit: str | int | None = None,
+    *,
+    name: str,
+    runs_dir: str | os.PathLike[str] = "runs",
+    engine: str = "auto",
+    echo: bool = True,
+) -> Run:
+    """Run any Python command line in a child process, recorded and limited as `run` does it: `["-m", "ogbnlib", ...]`.
+
+    Raises:
+        InputError: for a bad limit or engine, before the child is started.
+    """
+    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    limit, refused = make_limit(limit_bytes, engine)
+    folder = next_run_dir(runs_dir, name)
+    folder.mkdir(parents=True)
+    earlier = start_attempt(folder, memory_limit_bytes=limit_bytes, limit_engine=limit.name, command=argv)
+    result = _supervised([sys.executable, *argv], folder, limit, refused, earlier, {}, echo, [])
+    return Run(folder, result, diagnose(folder))
+
+
+def _supervised(
+    argv: list[str],
+    folder: Path,
+    limit: Limit,
+    refused: list[str],
+    earlier: int,
+    env: dict[str, str],
+    echo: bool,
+    notes: list[str],
+) -> dict[str, Any]:
+    """Supervise one attempt and write its result.json."""
+    if limit.limit_bytes is not None:
+        env = {**env, LIMIT_VARIABLE: str(limit.limit_bytes)}
+    outcome = supervise(argv, folder, limit, env=env, echo=echo)
+    words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+    result = write_result(
+        folder,
+        outcome.exit_code,
+        outcome.duration_s,
+        samples_from=earlier,
+        memory_limit_bytes=limit.limit_bytes,
+        limit_engine=limit.name if limit.limit_bytes is not None else None,
+        limit_engines_refused=refused,
+        killed_by=outcome.killed_by,
+        oom_kills=outcome.oom_kills,
+        kernel_peak_bytes=outcome.peak_bytes,
+        last_output=words[-1] if words and outcome.exit_code not in (0, 137) else None,
+        notes=notes,
+    )
+    if outcome.interrupted:
+        raise KeyboardInterrupt(f"{folder}: interrupted; go on with resume=True")
+    return result
+
+
 def start_attempt(folder: Path, **info: Any) -> int:
     """Mark a new attempt in the events; returns the number of lines that timeline.csv has so far.
 
@@ -346,37 +403,18 @@ def run(
         limit.close()
         raise
     progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
-    budget = {} if limit_bytes is None else {LIMIT_VARIABLE: str(limit_bytes)}
-    outcome = supervise(
-        argv, folder, limit, env={"OGBNLIB_PROGRESS": progress, "OGBNLIB_PARENT": str(os.getpid()), **budget}, echo=echo
-    )
-    words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
-    result = write_result(
-        folder,
-        outcome.exit_code,
-        outcome.duration_s,
-        samples_from=earlier,
-        memory_limit_bytes=limit_bytes,
-        limit_engine=limit.name if limit_bytes is not None else None,
-        limit_engines_refused=refused,
-        killed_by=outcome.killed_by,
-        oom_kills=outcome.oom_kills,
-        kernel_peak_bytes=outcome.peak_bytes,
-        last_output=words[-1] if words and outcome.exit_code not in (0, 137) else None,
-        notes=notes,
-    )
-    diagnosis = diagnose(folder)
-    if outcome.interrupted:
-        raise KeyboardInterrupt(f"{folder}: interrupted; go on with resume=True")
-    return Run(folder, result, diagnosis)
+    env = {"OGBNLIB_PROGRESS": progress, "OGBNLIB_PARENT": str(os.getpid())}
+    result = _supervised(argv, folder, limit, refused, earlier, env, echo, notes)
+    return Run(folder, result, diagnose(folder))
 
 
 def measure_runtime_bytes() -> int:
-    """Anonymous + shared memory of the trainer's process after its imports, before any data: about 0.35 GB."""
+    """Anonymous + shared memory of the trainer's process with its kernels compiled, before any data: about 0.4 GB."""
     with tempfile.TemporaryDirectory() as folder:
         limit, _ = make_limit(None)
         # The pause is longer than the sampling interval, so that at least one sample falls after the imports.
-        argv = [sys.executable, "-c", "import ogbnlib.train, ogb.nodeproppred, time; time.sleep(0.2)"]
+        code = "import ogbnlib.train as t, ogb.nodeproppred, time; t.compile_kernels([1]); time.sleep(0.2)"
+        argv = [sys.executable, "-c", code]
         outcome = supervise(argv, Path(folder), limit, echo=False)
         if outcome.exit_code != 0:
             raise InputError(f"ogbnlib: its imports fail here, run `python -m ogbnlib doctor`: {outcome.tail[-500:]}")

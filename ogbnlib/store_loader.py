@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -28,7 +29,6 @@ from .store import Store
 
 T = TypeVar("T")
 
-_MARGIN_BYTES = 192 * 2**20  # sampling's own arrays, the model, what malloc keeps
 # For choosing between plans only; measured on a 2-core machine with an NVMe-like disk, float16 features of 128.
 _DISK_BYTES_PER_S = 1.2e9
 _TRAIN_S_PER_NODE = 2.5e-6
@@ -93,41 +93,40 @@ class WindowPlan:
 
 
 def available_bytes() -> int:
-    """What this process may still take: the lowest limit less what it holds and a margin."""
-    return max(0, effective_limit()[0] - own_memory()[0] - _MARGIN_BYTES)
+    """What this process may still take: the lowest limit, less 5 % for what malloc keeps, less what it holds."""
+    return max(0, int(0.95 * effective_limit()[0]) - own_memory()[0])
 
 
 def plan_windows(
-    store: Store, sampler: CSCSampler, seeds: Tensor, batch_size: int, lookahead: str | int, share: float
+    store: Store, sampler: CSCSampler, seeds: Tensor, batch_size: int, available: int | None, pair_share: float
 ) -> WindowPlan:
     """Choose between the page cache and windows, and the windows' size.
 
     Args:
         seeds: The ids that one epoch starts from.
-        lookahead: "auto" for the memory that this process may still take, a size in bytes, or "off".
-        share: The part of it that one window may have where two are held at once.
+        available: Bytes that may be taken, page cache included; None draws batches one by one, whatever is left.
+        pair_share: The part of them that a window may have where two are held at once.
 
     A pass over the files costs the same for a large window as for a small one, so the fewest windows win, unless a
     single one that can't be prepared during training costs more than several that can.
     """
     sizes = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
-    available = lookahead if isinstance(lookahead, int) else available_bytes()
-    if lookahead == "off" or sum(sizes.values()) <= available:
-        return WindowPlan(None, True, 0, available)
+    if available is None or sum(sizes.values()) <= available:
+        return WindowPlan(None, True, 0, available or 0)
     # One batch, drawn through the maps, tells what a batch holds; repeated nodes across batches only lower it.
     probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
     row_bytes = store.num_features * store.x.itemsize
     num_nodes, num_edges = len(probe.node), len(probe.row)
-    batch_bytes = int(1.05 * (num_nodes * (row_bytes + 8) + num_edges * 8 + 2000))
+    batch_bytes = int(num_nodes * (row_bytes + 8) + num_edges * 8 + 2000)
     fixed = store.num_nodes // 8 + store.num_nodes // 16  # bitmap and ranks
     batches = -(-len(seeds) // batch_size)
     sweep_s = (sizes["x"] + len(sampler.num_neighbors) * (sizes["colptr"] + sizes["row"])) / _DISK_BYTES_PER_S
     train_s = batches * num_nodes * _TRAIN_S_PER_NODE
 
-    def windows(part: float) -> int:
-        return -(-batches // max(1, int((part * available - fixed) / batch_bytes)))
+    def windows(budget: float) -> int:
+        return -(-batches // max(1, int((budget - fixed) / batch_bytes)))
 
-    alone, paired = windows(min(1.0, 2.1 * share)), windows(share)
+    alone, paired = windows(available), windows(pair_share * available)
     overlapped = max(paired * sweep_s, train_s) <= alone * sweep_s + train_s
     size = -(-batches // (paired if overlapped else alone))
     return WindowPlan(size, overlapped, size * batch_bytes + fixed, available)
@@ -148,6 +147,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         arguments: As for `torch.utils.data.DataLoader`; `sampler` must be an `EpochSampler`.
 
     Attributes:
+        on_window: Called with what each window took: seconds of sampling and of reading features, bytes read.
         last_epoch: With overlapped windows, the first window of the next epoch is prepared during the last of this one,
             unless this is the last; None prepares nothing beyond the epoch.
     """
@@ -163,6 +163,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     ):
         self.store, self.plan, self.labels = store, plan, labels
         self.last_epoch: int | None = None
+        self.on_window: Callable[..., None] = lambda **info: None
         mapped = Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=store.num_nodes)
         if plan.window_batches is None:
             mapped.x = _mapped_tensor(store.x)
@@ -200,6 +201,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         positions = self.sampler.order(epoch)[begin : begin + size * self.plan.window_batches]
         parts = positions.split(size)
         seeds = self.input_data.node
+        start, read_before = time.monotonic(), self._bytes_read()
         sampled = sample_window(
             self.node_sampler,
             [seeds[part].numpy() for part in parts],
@@ -209,7 +211,20 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             self._arrays["row"],
             self.store.row.dtype,
         )
-        return Window(sampled, parts, self._arrays["x"], self.store.num_features, self.store.x.dtype)
+        between = time.monotonic()
+        window = Window(sampled, parts, self._arrays["x"], self.store.num_features, self.store.x.dtype)
+        self.on_window(
+            epoch=epoch,
+            batches=len(parts),
+            distinct_nodes=len(window.features),
+            sample_s=round(between - start, 3),
+            features_s=round(time.monotonic() - between, 3),
+            bytes_read=self._bytes_read() - read_before,
+        )
+        return window
+
+    def _bytes_read(self) -> int:
+        return sum(array.bytes_read for array in self._arrays.values())
 
     def _submit(self, epoch: int, begin: int) -> Future[Window]:
         assert self._executor is not None

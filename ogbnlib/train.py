@@ -26,7 +26,7 @@ from torch_geometric.data import Data
 
 from . import official
 from .config import InputError, TrainConfig, write_atomically
-from .loaders import Loaders, make_loaders, set_epoch
+from .loaders import Loaders, compile_kernels, make_loaders, set_epoch
 from .memory import release_memory
 from .models import GNN, parameter_bytes, resolve_device
 from .ogb_raw import Dataset, open_raw
@@ -320,6 +320,8 @@ def _train(
             with log.phase("open"):
                 dataset = open_dataset(config)
         log.mark("note", reader=type(dataset).__name__, dataset=config.dataset)
+        with log.phase("compile kernels"):
+            compile_kernels(list(config.num_neighbors))
         loaders = make_loaders(dataset, config, log)
         del dataset
         trainer = Trainer(config, loaders, run_dir, log, Progress(how))
