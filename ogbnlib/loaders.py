@@ -33,7 +33,7 @@ from .memory import release_memory
 from .ogb_raw import Dataset
 from .sampler import CSCSampler, EpochSampler
 from .store import Store
-from .store_loader import StoreLoader, WindowPlan, available_bytes, plan_windows
+from .store_loader import StoreLoader, WindowPlan, available_bytes, fill_page_cache, plan_windows
 from .timeline import EventLog
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
@@ -252,6 +252,9 @@ class StoreLoaders(Loaders):
             loader.on_window = functools.partial(self.log.mark, "window", loader=split)
         if shuffle:
             self._train_plan, loader.last_epoch = plan, config.epochs
+            if plan.window_batches is None and config.lookahead != "off":
+                with self.log.phase("load into page cache"):
+                    fill_page_cache(store)
         return loader
 
     def _budget(self, training: bool) -> int | None:

@@ -71,12 +71,21 @@ class DiskArray:
         offset: Where its first row begins, in bytes.
         row_bytes: Distance between two rows.
         num_rows: Number of rows.
+        chunk_bytes: Bytes per read, a multiple of 4,096; three buffers of this size are held.
 
     Reads bypass the page cache (O_DIRECT) where the file system allows it, so that a pass over 28 GB neither evicts
     what is worth keeping nor counts against a memory cgroup; `direct` says whether it does.
     """
 
-    def __init__(self, path: str | os.PathLike[str], offset: int, row_bytes: int, num_rows: int):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        offset: int,
+        row_bytes: int,
+        num_rows: int,
+        chunk_bytes: int = CHUNK_BYTES,
+    ):
+        self.chunk_bytes = chunk_bytes
         self.path, self.offset, self.row_bytes, self.num_rows = Path(path), offset, row_bytes, num_rows
         self.num_bytes = self.path.stat().st_size
         self.bytes_read = 0
@@ -99,7 +108,7 @@ class DiskArray:
         """Page-aligned memory of this thread, as O_DIRECT needs it."""
         held = getattr(self._local, "buffer", None)
         if held is None or len(held) < size:
-            held = self._local.buffer = mmap.mmap(-1, size)
+            held = self._local.buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return cast(mmap.mmap, held)
 
     def fetch(self, index: Array, out: Array) -> None:
@@ -118,7 +127,7 @@ class DiskArray:
         unit = math.gcd(self.offset, self.row_bytes, width, 8)
         word = np.dtype(f"u{unit}")
         target = out.reshape(len(out), -1).view(word)
-        chunk = CHUNK_BYTES
+        chunk = self.chunk_bytes
         tail = -(-width // _BLOCK) * _BLOCK  # a row may reach into the next chunk
         order, bounds = _group(index, self.row_bytes, self.offset, chunk, -(-self.num_bytes // chunk))
         sizes = unit, chunk + tail

@@ -197,6 +197,37 @@ def plot_runs(runs: Mapping[str, Run | str | os.PathLike[str]] | Sequence[Run], 
     return figure
 
 
+def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: Axes | None = None) -> Axes:
+    """Seconds per epoch against the memory limit, one line per policy; a cross where the policy was killed.
+
+    Args:
+        runs: By (policy, limit).
+        limits: Their order on the axis.
+    """
+    if ax is None:
+        _, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
+    policies = list(dict.fromkeys(policy for policy, _ in runs))
+    highest = 0.0
+    for policy in policies:
+        points = [(i, runs[policy, limit]) for i, limit in enumerate(limits) if (policy, limit) in runs]
+        alive = [(i, float(run.metrics["time_s"].mean())) for i, run in points if run.exit_code == 0]
+        line = ax.plot([i for i, _ in alive], [time_s for _, time_s in alive], "o-", label=policy, zorder=3)[0]
+        highest = max([highest, *[time_s for _, time_s in alive]])
+        for i, run in points:
+            if run.exit_code != 0:
+                # Policies that die at the same limit stand beside each other.
+                shift = 0.12 * (policies.index(policy) - len(policies) / 2)
+                style = {"color": line.get_color(), "markersize": 11, "markeredgecolor": "white"}
+                ax.plot(i + shift, 0, "X", clip_on=False, zorder=5, **style)
+    ax.set_xticks(range(len(limits)), limits)
+    ax.set_ylim(0, 1.15 * highest or 1)
+    ax.set_xlabel("memory limit at full size (cross: killed)")
+    ax.set_ylabel("seconds per epoch")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(fontsize=8, frameon=False)
+    return ax
+
+
 def plot_peaks(peaks_bytes: Mapping[str, float], limit_bytes: float | None = None, ax: Axes | None = None) -> Axes:
     """Horizontal bars of peak memory by name, with the limit they have to stay under."""
     if ax is None:

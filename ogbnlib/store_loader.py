@@ -22,7 +22,7 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
 from .config import format_bytes
-from .lookahead import DiskArray, Window, sample_window
+from .lookahead import CHUNK_BYTES, DiskArray, Window, sample_window
 from .memory import effective_limit, own_memory
 from .sampler import CSCSampler, EpochSampler
 from .store import Store
@@ -95,6 +95,18 @@ class WindowPlan:
 def available_bytes() -> int:
     """What this process may still take: the lowest limit, less 5 % for what malloc keeps, less what it holds."""
     return max(0, int(0.95 * effective_limit()[0]) - own_memory()[0])
+
+
+def fill_page_cache(store: Store) -> None:
+    """Read graph and features once from end to end: a tenth of the time that faulting them in row by row takes.
+
+    For a store that fits; what is cached already is read at memory speed.
+    """
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    for name in ("colptr", "row", "x"):
+        with open(store.file_path(name), "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
 
 
 def plan_windows(
@@ -179,7 +191,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             }
 
     def _disk_array(self, name: str, row_bytes: int, num_rows: int) -> DiskArray:
-        return DiskArray(self.store.file_path(name), self.store.data_offset(name), row_bytes, num_rows)
+        # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
+        chunk = min(CHUNK_BYTES, max(2**18, self.plan.available_bytes // 64 // 4096 * 4096))
+        return DiskArray(self.store.file_path(name), self.store.data_offset(name), row_bytes, num_rows, chunk)
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]
