@@ -8,12 +8,30 @@ forward computes every layer on every sampled node; leaving that out made traini
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.index import index2ptr
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from .config import InputError
+
+
+# torch says this once per process; the one product used here is tested against the dense formula.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+def _csr(edges: Tensor, num_targets: int, num_sources: int) -> Tensor:
+    """The edges as a sparse [num_targets, num_sources] matrix of ones, which PyG's layers multiply with.
+
+    A sparse product reads each neighbor's features in place; with an edge list PyG first copies them out, an array of
+    [num_edges, channels]: 1.5 times slower for a layer of 574,000 edges and 128 features.
+    """
+    ones = torch.ones(edges.size(1), device=edges.device)
+    size = num_targets, num_sources
+    return torch.sparse_csr_tensor(index2ptr(edges[1], num_targets), edges[0], ones, size, check_invariants=False)
 
 
 class _SlicedGCN(GCNConv):  # type: ignore[misc]
@@ -47,6 +65,7 @@ class GNN(nn.Module):
         heads: int = 4,
     ):
         super().__init__()
+        self.model = model
         self.dropout = dropout
         self.convs = nn.ModuleList()
         for layer in range(num_layers):
@@ -79,11 +98,13 @@ class GNN(nn.Module):
             float32 [num_sampled_nodes[0], out_channels], not normalised.
         """
         num_layers = len(self.convs)
+        # Samplers list edges ascending by target, hop by hop, so a layer's edges are a CSR matrix as they stand.
+        compressed = self.model == "sage" and bool((edge_index[1, 1:] >= edge_index[1, :-1]).all())
         for layer, conv in enumerate(self.convs):
             hops = num_layers - layer
             num_targets = sum(num_sampled_nodes[:hops])
             edges = edge_index[:, : sum(num_sampled_edges[:hops])]
-            x = conv((x, x[:num_targets]), edges)
+            x = conv((x, x[:num_targets]), _csr(edges, num_targets, len(x)) if compressed else edges)
             if layer < num_layers - 1:
                 x = F.dropout(F.relu(x), p=self.dropout, training=self.training)
         return x

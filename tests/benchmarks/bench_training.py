@@ -1,0 +1,135 @@
+"""Training speed from a store on disk (page cache warm) against stock PyG in RAM, on the same graph in one run.
+
+Run it by hand from the repository root: `python tests/benchmarks/bench_training.py [--scale 0.02] [--dir DIR]`.
+Stock PyG is its `NeighborLoader` with float32 features in RAM and the forward of its documentation, in which every
+layer computes every sampled node; it needs torch-sparse or pyg-lib. Both sides train GraphSAGE with Adam. Stock PyG
+runs with one torch thread and with torch's default, and the better of the two is compared.
+"""
+
+import argparse
+import itertools
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.typing as installed
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import SAGEConv
+
+from ogbnlib import TrainConfig
+from ogbnlib.store import Store, is_store, open_store
+from ogbnlib.synth import synthesize_store
+from ogbnlib.train import train
+
+SETTINGS = (
+    {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16},
+    {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 64},
+)
+
+
+class Stock(torch.nn.Module):
+    """GraphSAGE as in PyG's examples."""
+
+    def __init__(self, sizes: list[int]):
+        super().__init__()
+        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in itertools.pairwise(sizes))
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        for i, conv in enumerate(self.convs):
+            x = conv(x, edge_index)
+            if i < len(self.convs) - 1:
+                x = F.relu(x)
+        return x
+
+
+def stock_rate(store: Store, data: Data, setting: dict, seconds: float, threads: int) -> float:
+    """Training batches per second of stock PyG, the first one left out."""
+    torch.set_num_threads(threads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = NeighborLoader(
+            data,
+            list(setting["num_neighbors"]),
+            input_nodes=torch.from_numpy(store.splits["train"]),
+            batch_size=setting["batch_size"],
+            shuffle=True,
+        )
+    hidden = [setting["hidden_channels"]] * (len(setting["num_neighbors"]) - 1)
+    model = Stock([store.num_features, *hidden, store.num_classes])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    done, begin = -1, time.perf_counter()
+    while True:
+        for batch in loader:
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
+            optimizer.step()
+            done += 1
+            if done == 0:
+                begin = time.perf_counter()
+            elif time.perf_counter() - begin > seconds:
+                return done / (time.perf_counter() - begin)
+
+
+def our_rate(store: Store, setting: dict, seconds: float, loading: str, threads: int | None) -> float:
+    """Training batches per second of ours, from whole epochs after the first."""
+    config = TrainConfig.create(
+        dataset=str(store.path),
+        loading=loading,
+        train_eval="never",
+        eval_splits=(),
+        progress="none",
+        num_threads=threads,
+        epochs=2,
+        **setting,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        first = train(config, folder).history[-1]["time_s"] or 1.0
+        epochs = 2 + max(1, round(seconds / first))
+        history = train(config.replace(epochs=epochs), folder, resume=True).history[2:]
+    batches = -(-len(store.splits["train"]) // setting["batch_size"])
+    # The first epoch after a resume opens the data set anew; the others are warm.
+    warm = history[1:] or history
+    return batches * len(warm) / sum(row["time_s"] or 0.0 for row in warm)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=0.02)
+    parser.add_argument("--dir", type=Path, help="keep the generated store here")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        path = (options.dir or Path(scratch)) / f"bench-store-{options.scale:g}"
+        store = open_store(path) if is_store(path) else synthesize_store(path, options.scale, progress=False)
+        print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features")
+        have_stock = installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE
+        default_threads = torch.get_num_threads()
+        data = None
+        if have_stock:
+            x, y = torch.from_numpy(store.read_x("float32")), torch.from_numpy(store.read_y())
+            data = Data(x=x, edge_index=torch.from_numpy(store.read_edge_index()), y=y)
+        for setting in SETTINGS:
+            print(f"\n{list(setting['num_neighbors'])}, batch {setting['batch_size']}, "
+                  f"GraphSAGE {setting['hidden_channels']}: training")  # fmt: skip
+            stock = 0.0
+            if data is not None:
+                for threads in sorted({1, default_threads}):
+                    rate = stock_rate(store, data, setting, options.seconds, threads)
+                    print(f"  stock PyG, {threads} thread(s)             {rate:8.2f} batches/s")
+                    stock = max(stock, rate)
+            else:
+                print("  stock PyG: needs torch-sparse or pyg-lib, not installed, not compared")
+            for loading in ("shared", "store"):
+                for threads in sorted({1, default_threads}):
+                    rate = our_rate(store, setting, options.seconds, loading, threads)
+                    ratio = f"  {rate / stock:6.2f} x stock" if stock else ""
+                    print(f"  ours, {loading:<6} {threads} thread(s)            {rate:8.2f} batches/s{ratio}")
+
+
+if __name__ == "__main__":
+    main()
