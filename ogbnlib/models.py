@@ -18,7 +18,6 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from .config import InputError
 
-
 # torch says this once per process; the one product used here is tested against the dense formula.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 

@@ -1,4 +1,4 @@
-"""Promises of `lookahead`: reading rows in passes is indexing, a window's batches are those that are drawn one by one."""
+"""Promises of `lookahead`: reading rows in passes is indexing, and a window's batches are those drawn one by one."""
 
 from __future__ import annotations
 

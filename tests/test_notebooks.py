@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # 0.002 is 222,000 nodes and 3.2M edges: small, yet large enough that the scaled 128 GB limit still kills the baseline.
 SMOKE = ["-p", "scale", "0.002", "-p", "epochs", "1"]
+EXTRA = {"06_out_of_core": ["-y", "limits: ['128 GB', '32 GB', '8 GB']"]}
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def executed(data_dir: Path, tmp_path_factory: pytest.TempPathFactory):  # type:
         if path.stem not in done:
             folder = tmp_path_factory.mktemp(path.stem)
             argv = [sys.executable, "-m", "papermill", "--no-progress-bar", str(path), "out.ipynb", *SMOKE]
-            argv += ["-p", "data_dir", str(data_dir)]
+            argv += ["-p", "data_dir", str(data_dir), *EXTRA.get(path.stem, [])]
             result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=dict(os.environ))
             assert result.returncode == 0, result.stderr[-4000:]
             done[path.stem] = nbformat.read(folder / "out.ipynb", as_version=4)
@@ -76,3 +77,9 @@ def test_lazy_loaders_agree_with_the_others_to_the_last_digit(executed) -> None:
     text = text_of(executed(ROOT / "notebooks" / "03_lazy_loaders.ipynb"))
     assert "losses agree to the last digit" in text
     assert "shared finished" in text
+
+
+def test_out_of_core_finishes_where_the_others_are_killed(executed) -> None:  # type: ignore[no-untyped-def]
+    text = text_of(executed(ROOT / "notebooks" / "06_out_of_core.ipynb"))
+    assert "eager none" in text
+    assert "store 8 GB" in text
