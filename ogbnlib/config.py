@@ -163,6 +163,8 @@ def _lookahead(value: object) -> object:
     """ "auto" derives it from the memory limit; "off" reads through the page cache; a size is taken as it is."""
     if isinstance(value, str) and value.strip().lower() in ("auto", "off"):
         return value.strip().lower()
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value  # bytes, as a saved config has them
     try:
         return parse_bytes(value, "lookahead")
     except InputError:
@@ -197,7 +199,7 @@ class TrainConfig(BaseModel):
     download: Bool = False  # consent to download an official data set; without it a missing one is an error
     reader: Literal["auto", "stream", "ogb"] = "auto"  # auto: stream raw/data.npz where there is one, else ogb's loader
     undirected: Bool = False  # add reverse edges, drop duplicates; worth 15 points of accuracy on papers100M
-    feature_dtype: Literal["float32", "float16"] = "float32"  # in memory; batches are always float32
+    feature_dtype: Literal["float32", "float16"] = "float32"  # in RAM; a store has its own; training is float32
 
     # loading
     loading: Loading = (

@@ -32,7 +32,7 @@ from .lookahead import compile_lookahead
 from .memory import release_memory
 from .ogb_raw import Dataset
 from .sampler import CSCSampler, EpochSampler
-from .store import Store
+from .store import Store, check_store
 from .store_loader import StoreLoader, WindowPlan, available_bytes, fill_page_cache, plan_windows
 from .timeline import EventLog
 
@@ -53,6 +53,10 @@ class Loaders:
 
     def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog):
         self.config, self.log = config, log
+        self._node_id = None
+        if isinstance(dataset, Store):
+            check_store(dataset, config)
+            self._node_id = dataset.node_id  # neighbors are chosen by the ids before nodes were dropped
         self.num_features, self.num_classes = dataset.num_features, dataset.num_classes
         with log.phase("load", policy=config.loading):
             self.splits = {name: torch.from_numpy(ids) for name, ids in dataset.read_splits().items()}
@@ -109,7 +113,12 @@ class Loaders:
                 restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
                 seed = self.config.seed + _STREAM[split]
                 loader.node_sampler = CSCSampler(
-                    stock.colptr, stock.row, num_neighbors, seed=seed, edge_permutation=stock.perm
+                    stock.colptr,
+                    stock.row,
+                    num_neighbors,
+                    seed=seed,
+                    node_id=self._node_id,
+                    edge_permutation=stock.perm,
                 )
             return loader
 
@@ -206,15 +215,6 @@ class StoreLoaders(Loaders):
                 f"dataset: loading='store' needs a store, found {dataset.path} in OGB's layout; make one with "
                 f"`python -m ogbnlib convert {dataset.path} STORE_DIR`"
             )
-        if config.undirected and not dataset.undirected:
-            raise InputError(f"undirected: {dataset.path} has no reverse edges; convert it with --undirected")
-        if dataset.keep_hops is not None and len(config.num_neighbors) > dataset.keep_hops:
-            raise InputError(
-                f"num_neighbors: {dataset.path} keeps {dataset.keep_hops} hops, got {len(config.num_neighbors)}; "
-                "convert it with a larger --keep-hops"
-            )
-        if config.engine == "pyg":
-            raise InputError("engine: loading='store' samples with engine='numba' only, got 'pyg'")
         self.store = dataset
         super().__init__(dataset, config, log)
 
@@ -231,6 +231,10 @@ class StoreLoaders(Loaders):
 
     def labels(self, split: str) -> Tensor:
         return self._labels[split]
+
+    def drop_train_loader(self) -> None:
+        super().drop_train_loader()
+        self._train_plan = None
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         config, store = self.config, self.store
@@ -293,7 +297,8 @@ class SharedLoaders(Loaders):
     def _sampler(self, split: str) -> BaseSampler:
         num_neighbors = list(self.config.num_neighbors)
         if self.config.engine == "numba":
-            return CSCSampler(self.colptr, self.row, num_neighbors, seed=self.config.seed + _STREAM[split])
+            seed = self.config.seed + _STREAM[split]
+            return CSCSampler(self.colptr, self.row, num_neighbors, seed=seed, node_id=self._node_id)
         stock = NeighborSampler(Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=1), num_neighbors)
         stock.num_nodes, stock.perm = self.data.num_nodes, None
         stock.colptr, stock.row = torch.from_numpy(self.colptr), torch.from_numpy(self.row)

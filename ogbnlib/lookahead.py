@@ -89,13 +89,13 @@ class DiskArray:
         self.path, self.offset, self.row_bytes, self.num_rows = Path(path), offset, row_bytes, num_rows
         self.num_bytes = self.path.stat().st_size
         self.bytes_read = 0
+        self._file, self.direct = -1, True
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
             os.preadv(self._file, [mmap.mmap(-1, _BLOCK)], 0)
-            self.direct = True
         except OSError:  # tmpfs and some network file systems have no O_DIRECT
-            self._file = os.open(path, os.O_RDONLY)
-            self.direct = False
+            self.close()
+            self._file, self.direct = os.open(path, os.O_RDONLY), False
         self._local = threading.local()
         self._lock = threading.Lock()
 
@@ -103,6 +103,8 @@ class DiskArray:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    __del__ = close  # for a loader that is dropped without being closed
 
     def _buffer(self, size: int) -> mmap.mmap:
         """Page-aligned memory of this thread, as O_DIRECT needs it."""
@@ -124,6 +126,11 @@ class DiskArray:
         if not len(index):
             return
         width = out.dtype.itemsize * math.prod(out.shape[1:])
+        low, last = int(index.min()), self.offset + int(index.max()) * self.row_bytes + width
+        if low < 0:
+            raise InputError(f"{self.path}: expected rows from 0 to {self.num_rows - 1}, asked for was {low}")
+        if last > self.num_bytes:
+            raise InputError(f"{self.path}: expected a row at byte {last}, found the file's end at {self.num_bytes}")
         unit = math.gcd(self.offset, self.row_bytes, width, 8)
         word = np.dtype(f"u{unit}")
         target = out.reshape(len(out), -1).view(word)
@@ -146,8 +153,6 @@ class DiskArray:
         # Only the stretch that is needed: a chunk at the edge of what is wanted may hold a single row.
         first = self.offset + int(index[order].min()) * self.row_bytes
         last = self.offset + int(index[order].max()) * self.row_bytes + target.shape[1] * unit
-        if last > self.num_bytes:
-            raise InputError(f"{self.path}: expected a row at byte {last}, found the file's end at {self.num_bytes}")
         begin = max(begin, first // _BLOCK * _BLOCK)
         length = min(length, -(-(last - begin) // _BLOCK) * _BLOCK)
         buffer = self._buffer(length)

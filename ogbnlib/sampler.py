@@ -284,7 +284,10 @@ def _sample(colptr: Any, row: Any, node_id: Any, seeds: Any, num_neighbors: Any,
             if left < 0 or right < left or right > num_edges:
                 return _BAD_COLUMN, nodes[i], nodes, local, target, hop_nodes, hop_edges
             start[i - begin], degree[i - begin] = left, right - left
-        ids = nodes[begin:end] if len(node_id) == 0 else node_id[nodes[begin:end]]
+        ids = nodes[begin:end].copy()
+        if len(node_id) > 0:  # int32 or int64, so not by `ids = node_id[ids]`: a name has one type here
+            for i in range(len(ids)):
+                ids[i] = node_id[ids[i]]
         sampled, into = chosen_positions(key, hop, ids, start, degree, num_neighbors[hop], begin)
         for e in range(len(sampled)):
             sampled[e] = row[sampled[e]]
@@ -437,7 +440,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def original_ids(self, nodes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The ids by which choices are made: `nodes` themselves, or their `node_id`."""
-        return cast("np.ndarray[Any, Any]", self._node_id[nodes]) if len(self._node_id) else nodes
+        return self._node_id[nodes].astype(np.int64) if len(self._node_id) else nodes
 
     def _draw(self, seeds: np.ndarray[Any, Any], first: int) -> tuple[np.ndarray[Any, Any], ...]:
         key = self.batch_key(first)

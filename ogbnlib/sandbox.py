@@ -26,7 +26,7 @@ from .limits import Limit, kill_tree, make_limit
 from .memory import LIMIT_VARIABLE, effective_limit
 from .official import locate_official
 from .ogb_raw import open_raw
-from .store import is_store, open_store
+from .store import check_store, is_store, open_store
 from .timeline import TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ CONFIG, OUTPUT, CHECKPOINT = "config.json", "output.log", "checkpoint.pt"
 
 # Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with.
 RESUMABLE = {
-    *("dataset", "root", "download", "reader", "loading", "num_workers", "persistent_workers", "pin_memory", "device"),
+    *("dataset", "root", "download", "reader", "loading", "lookahead"),
+    *("num_workers", "persistent_workers", "pin_memory", "device"),
     *(
         "epochs",
         "train_eval",
@@ -453,7 +454,7 @@ def check_inputs(config: TrainConfig) -> None:
     if config.dataset.startswith("ogbn-"):
         locate_official(config.dataset, config.root, config.download, config.reader)
     elif is_store(config.dataset):
-        open_store(config.dataset)
+        check_store(open_store(config.dataset), config)
     elif config.loading == "store":
         open_raw(config.dataset)
         raise InputError(

@@ -38,7 +38,7 @@ from numpy.typing import DTypeLike
 from tqdm import tqdm
 
 from . import npz
-from .config import InputError, write_json
+from .config import InputError, TrainConfig, write_json
 from .csc import index_dtype
 from .npz import Array, StrPath
 from .ogb_raw import SPLITS, Dataset, label_dtype
@@ -140,7 +140,7 @@ class Store(Dataset):
 
     def advise_random(self) -> None:
         """Tell the kernel not to read ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
-        for array in (self.colptr, self.row, self.x, self.y):
+        for array in (self.colptr, self.row, self.x, self.y, *([] if self.node_id is None else [self.node_id])):
             array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
 
     def read_x(self, dtype: DTypeLike = "float32", progress: bool = False) -> Array:
@@ -615,6 +615,23 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
         verifier.nodes()
         verifier.splits()
     return verifier.problems
+
+
+def check_store(store: Store, config: TrainConfig) -> None:
+    """Refuse what `config` asks of a store that does not hold it.
+
+    Raises:
+        InputError: naming the parameter.
+    """
+    if config.undirected and not store.undirected and (config.loading == "store" or store.keep_hops is not None):
+        raise InputError(f"undirected: {store.path} has no reverse edges; convert it with --undirected")
+    if store.keep_hops is not None and len(config.num_neighbors) > store.keep_hops:
+        raise InputError(
+            f"num_neighbors: {store.path} keeps {store.keep_hops} hops, got {len(config.num_neighbors)}; "
+            "convert it with a larger --keep-hops"
+        )
+    if config.loading == "store" and config.engine == "pyg":
+        raise InputError("engine: loading='store' samples with engine='numba' only, got 'pyg'")
 
 
 def is_store(path: StrPath) -> bool:

@@ -139,7 +139,8 @@ def plan_windows(
         return -(-batches // max(1, int((budget - fixed) / batch_bytes)))
 
     alone, paired = windows(available), windows(pair_share * available)
-    overlapped = max(paired * sweep_s, train_s) <= alone * sweep_s + train_s
+    pair_fits = pair_share * available >= fixed + batch_bytes
+    overlapped = pair_fits and max(paired * sweep_s, train_s) <= alone * sweep_s + train_s
     size = -(-batches // (paired if overlapped else alone))
     return WindowPlan(size, overlapped, size * batch_bytes + fixed, available)
 
