@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .sandbox import Run
-from .timeline import phase_memory, read_phases
+from .timeline import phase_memory, read_events, read_phases
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +59,20 @@ def loader_costs(run: Run, num_edges: int) -> pd.DataFrame:
         table[f"{column} MiB"] = (size / 2**20).round(1)
         table[f"{column} bytes per edge"] = (size / num_edges).round(2)
     return table.rename(columns={"duration_s": "seconds"}).round({"seconds": 2}).set_index("phase")
+
+
+def released(run: Run) -> pd.DataFrame:
+    """What each call of `release_memory` in a run gave back, step by step in MiB (negative: the step cost memory).
+
+    NaN where a step is impossible, as CUDA's are on a CPU.
+    """
+    import pandas as pd
+
+    events = [event for event in read_events(run.run_dir) if event["event"] == "release"]
+    table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
+    for step in table.columns[1:]:
+        table[f"{step} MiB"] = (table.pop(step).astype(float) / 2**20).round(1)
+    return table
 
 
 def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
