@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -93,8 +94,9 @@ class WindowPlan:
 
 
 def available_bytes() -> int:
-    """What this process may still take: the lowest limit, less 5 % for what malloc keeps, less what it holds."""
-    return max(0, int(0.95 * effective_limit()[0]) - own_memory()[0])
+    """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared."""
+    left = int(0.95 * effective_limit()[0]) - own_memory()[0]
+    return max(0, min(left, int(0.95 * psutil.virtual_memory().available)))
 
 
 def fill_page_cache(store: Store) -> None:
