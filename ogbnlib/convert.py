@@ -33,7 +33,7 @@ from .store import DROP_BYTES, Store, StoreWriter, Stream, check_target
 
 FeatureDtype = Literal["float16", "float32"]
 
-DEFAULT_LIMIT = 2**30
+_DEFAULT_BYTES = 2**30  # beside what the process holds already, which a notebook with torch loaded does
 _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read back in sequence
 # Beside the sort: compiling the kernels, chunks of features and edges on their way, and pages not yet on disk.
 _FIXED_BYTES = 160 * 2**20 + 2 * DROP_BYTES
@@ -586,7 +586,7 @@ def write_store(
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
     if keep_hops is not None and (isinstance(keep_hops, bool) or not isinstance(keep_hops, int) or keep_hops < 1):
         raise InputError(f"keep_hops: expected the number of layers, at least 1, or None, got {keep_hops!r}")
-    limit = DEFAULT_LIMIT if memory_limit is None else parse_bytes(memory_limit)
+    limit = own_memory()[0] + _DEFAULT_BYTES if memory_limit is None else parse_bytes(memory_limit)
     workspace = _workspace(source, limit, keep_hops)
     target = Path(path).resolve()
     check_target(target)
@@ -640,9 +640,9 @@ def convert(
         store_dir: new or empty.
         undirected: add reverse edges; columns are then sorted and without repeats.
         feature_dtype: float16 halves disk and traffic; values that it can't hold are refused.
-        memory_limit: "4 GB" or bytes for this whole process, 1 GB by default. It also does inside a memory cgroup of
-            that size, written pages included. A larger one makes fewer and longer ranges to sort; 1 GB is enough for
-            ogbn-papers100M.
+        memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beside what it holds already. It also does
+            inside a memory cgroup of that size, written pages included. A larger one makes fewer and longer ranges to
+            sort; 1 GB is enough for ogbn-papers100M.
         keep_hops: keep only the nodes that a model of so many layers can reach from a labelled node against the edges'
             direction, and only the edges that it can follow. Ids change; the original ones are in `node_id`.
 
