@@ -26,7 +26,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
-from .config import InputError, TrainConfig
+from .config import TrainConfig
 from .csc import csc_from_chunks, restore_input_order
 from .lookahead import compile_lookahead
 from .memory import release_memory
@@ -53,10 +53,9 @@ class Loaders:
 
     def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog):
         self.config, self.log = config, log
-        self._node_id = None
-        if isinstance(dataset, Store):
-            check_store(dataset, config)
-            self._node_id = dataset.node_id  # neighbors are chosen by the ids before nodes were dropped
+        check_store(dataset, config)
+        # Neighbors are chosen by the ids that nodes had before others were dropped.
+        self._node_id = dataset.node_id if isinstance(dataset, Store) else None
         self.num_features, self.num_classes = dataset.num_features, dataset.num_classes
         with log.phase("load", policy=config.loading):
             self.splits = {name: torch.from_numpy(ids) for name, ids in dataset.read_splits().items()}
@@ -209,23 +208,13 @@ class EagerLoaders(LazyLoaders):
 class StoreLoaders(Loaders):
     """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
 
-    def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog):
-        if not isinstance(dataset, Store):
-            raise InputError(
-                f"dataset: loading='store' needs a store, found {dataset.path} in OGB's layout; make one with "
-                f"`python -m ogbnlib convert {dataset.path} STORE_DIR`"
-            )
-        self.store = dataset
-        super().__init__(dataset, config, log)
-
     def _load(self, dataset: Dataset) -> Data:
-        self.store.advise_random()
+        assert isinstance(dataset, Store)  # check_store has seen to it
+        self.store = dataset
         self._available = available_bytes()
         self._train_plan: WindowPlan | None = None
-        self._labels = {
-            split: torch.from_numpy(self.store.y[np.sort(ids.numpy())][np.argsort(np.argsort(ids.numpy()))])
-            for split, ids in self.splits.items()
-        }
+        self._labels = {split: torch.from_numpy(dataset.y[ids.numpy()]) for split, ids in self.splits.items()}
+        dataset.advise_random()
         self.log.part("splits and their labels", sum(map(_bytes, [*self.splits.values(), *self._labels.values()])))
         return Data()
 

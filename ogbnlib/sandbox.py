@@ -455,16 +455,8 @@ def check_inputs(config: TrainConfig) -> None:
         resolve_device(config.device)
     if config.dataset.startswith("ogbn-"):
         locate_official(config.dataset, config.root, config.download, config.reader)
-    elif is_store(config.dataset):
-        check_store(open_store(config.dataset), config)
-    elif config.loading == "store":
-        open_raw(config.dataset)
-        raise InputError(
-            f"dataset: loading='store' needs a store, found {config.dataset} in OGB's layout; make one with "
-            f"`python -m ogbnlib convert {config.dataset} STORE_DIR`"
-        )
     else:
-        open_raw(config.dataset)
+        check_store((open_store if is_store(config.dataset) else open_raw)(config.dataset), config)
 
 
 def _default_name(config: TrainConfig) -> str:

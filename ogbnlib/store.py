@@ -617,12 +617,20 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     return verifier.problems
 
 
-def check_store(store: Store, config: TrainConfig) -> None:
-    """Refuse what `config` asks of a store that does not hold it.
+def check_store(dataset: Dataset, config: TrainConfig) -> None:
+    """Refuse what `config` asks of a data set that does not hold it: a store, reverse edges, as many hops.
 
     Raises:
         InputError: naming the parameter.
     """
+    if not isinstance(dataset, Store):
+        if config.loading == "store":
+            raise InputError(
+                f"dataset: loading='store' needs a store, found {dataset.path} in OGB's layout; make one with "
+                f"`python -m ogbnlib convert {dataset.path} STORE_DIR`"
+            )
+        return
+    store = dataset
     if config.undirected and not store.undirected and (config.loading == "store" or store.keep_hops is not None):
         raise InputError(f"undirected: {store.path} has no reverse edges; convert it with --undirected")
     if store.keep_hops is not None and len(config.num_neighbors) > store.keep_hops:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import MB, wait_until
-from test_real_data import write_graph
+from test_real_data import real_config, write_graph
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
@@ -575,20 +575,7 @@ def test_float16_features_on_disk_cost_no_accuracy_on_a_real_graph(tmp_path: Pat
     accuracy = {}
     for dtype in ("float16", "float32"):
         convert(tmp_path / name, tmp_path / dtype, undirected=True, feature_dtype=dtype, progress=False)
-        config = TrainConfig.create(
-            dataset=str(tmp_path / dtype),
-            loading="store",
-            undirected=True,
-            num_neighbors=[5, 5],
-            batch_size=128,
-            hidden_channels=64,
-            dropout=0.5,
-            epochs=epochs,
-            eval_every=epochs,
-            eval_splits="test",
-            train_eval="never",
-            progress="none",
-        )
+        config = real_config(tmp_path / dtype, epochs, loading="store", eval_splits="test", progress="none")
         accuracy[dtype] = train(config).history[-1]["test"]
     assert accuracy["float16"] == pytest.approx(accuracy["float32"], abs=0.002)
     assert (accuracy["float16"] or 0) > 0.85
