@@ -93,6 +93,30 @@ def verify(
 
 
 @app.command()
+def plan(
+    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help='Such as "128 GB"; without it there is no verdict.')] = None,
+    ladder: Annotated[bool, typer.Option("--ladder", help="What to run from 512 GB down to 4 GB instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Predict a run's memory, phase by phase, before anything is loaded: does it fit, and what would.
+
+    The data set is ogbn-papers100M unless --set dataset=... names another. Exits with 1 for WILL NOT FIT.
+    """
+    from . import planner
+
+    values: dict[str, Any] = {"dataset": "ogbn-papers100M", **parse_assignments(set_ or [])}
+    if ladder:
+        if memory_limit is not None:
+            raise InputError("--memory-limit: expected without --ladder, which goes through all of them")
+        table = planner.ladder(**values)
+        return _print({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
+    advice = planner.plan(TrainConfig.create(values), memory_limit)
+    _print(advice.to_dict(), str(advice), as_json)
+    raise typer.Exit(1 if advice.verdict == planner.WILL_NOT_FIT else 0)
+
+
+@app.command()
 def train(
     run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder: new, or the one to resume.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,

@@ -28,12 +28,14 @@ from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from .config import TrainConfig
 from .csc import csc_from_chunks, restore_input_order
+from .footprint import size_of_dataset
+from .forecast import WindowPlan, step_reserve_bytes
 from .lookahead import compile_lookahead
 from .memory import release_memory
 from .ogb_raw import Dataset
 from .sampler import CSCSampler, EpochSampler
 from .store import Store, check_store
-from .store_loader import StoreLoader, WindowPlan, available_bytes, fill_page_cache, plan_windows
+from .store_loader import StoreLoader, available_bytes, fill_page_cache, plan_windows
 from .timeline import EventLog
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
@@ -210,7 +212,7 @@ class StoreLoaders(Loaders):
 
     def _load(self, dataset: Dataset) -> Data:
         assert isinstance(dataset, Store)  # check_store has seen to it
-        self.store = dataset
+        self.store, self._size = dataset, size_of_dataset(dataset)
         self._available = available_bytes()
         self._train_plan: WindowPlan | None = None
         self._labels = {split: torch.from_numpy(dataset.y[ids.numpy()]) for split, ids in self.splits.items()}
@@ -237,9 +239,9 @@ class StoreLoaders(Loaders):
             )
             arguments = self._arguments(split, shuffle)
             seeds = self.splits[split]
-            plan = plan_windows(
-                store, sampler, seeds, arguments["batch_size"], self._budget(shuffle), 0.5 - 0.05 * shuffle
-            )
+            reserve = functools.partial(step_reserve_bytes, config, size=self._size, itemsize=store.x.itemsize)
+            share = 0.5 - 0.05 * shuffle
+            plan = plan_windows(store, sampler, seeds, arguments["batch_size"], self._budget(shuffle), share, reserve)
             self.log.mark("note", loader=split, plan=str(plan), window_batches=plan.window_batches)
             loader = StoreLoader(store, sampler, labels=self._labels[split], plan=plan, **arguments)
             loader.on_window = functools.partial(self.log.mark, "window", loader=split)

@@ -244,3 +244,46 @@ def plot_peaks(peaks_bytes: Mapping[str, float], limit_bytes: float | None = Non
     ax.set_xlabel("peak memory in GiB")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def plot_forecast(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """A run's forecast beside what was measured: one bar a phase, its largest parts stacked, the measured peak a mark.
+
+    Raises:
+        InputError: when the run has no result yet, or no forecast in it.
+    """
+    folder = _folder(run)
+    forecast = (read_result(folder) or {}).get("forecast", {})
+    if "phases" not in forecast:
+        raise InputError(
+            f"{folder}: expected a result with a forecast, found {forecast.get('skipped', 'none')}; "
+            "only runs of `sandbox.run` have one"
+        )
+    phases = forecast["phases"]
+    if ax is None:
+        _, ax = plt.subplots(figsize=(9, 0.55 * len(phases) + 1.6), layout="constrained")
+    names = list(dict.fromkeys(name for phase in phases.values() for name in phase["parts"]))
+    top = sorted(names, key=lambda name: -max(phase["parts"].get(name, 0) for phase in phases.values()))[:7]
+    colours = plt.get_cmap("tab10")
+    rows = np.arange(len(phases))
+    left = np.zeros(len(phases))
+    for i, name in enumerate([*top, "other parts"]):
+        if name == "other parts":
+            sizes = np.array([phase["predicted"] for phase in phases.values()]) / GIB - left
+        else:
+            sizes = np.array([phase["parts"].get(name, 0) for phase in phases.values()]) / GIB
+        colour = "#cccccc" if name == "other parts" else colours(i)
+        ax.barh(rows, sizes, left=left, height=0.62, color=colour, label=name, alpha=0.85)
+        left += sizes
+    measured = [phase["measured"] for phase in phases.values()]
+    for row, value in zip(rows, measured, strict=True):
+        if value is not None:
+            ax.plot([value / GIB] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2.2, zorder=5)
+    ax.plot([], [], color="black", linewidth=2.2, label="measured peak")
+    ax.set_yticks(rows, list(phases))
+    ax.invert_yaxis()
+    ax.set_xlabel("anonymous + shared memory, GiB")
+    ax.set_title(title or f"{folder.name}: predicted parts, measured peaks", fontsize=10)
+    ax.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax

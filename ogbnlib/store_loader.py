@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -22,7 +21,8 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from .config import format_bytes
+from .footprint import QUEUE_BATCHES, QUEUE_BYTES, Batch
+from .forecast import WindowPlan, choose_windows
 from .lookahead import CHUNK_BYTES, DiskArray, Window, sample_window
 from .memory import effective_limit, own_memory
 from .sampler import CSCSampler, EpochSampler
@@ -30,13 +30,17 @@ from .store import Store
 
 T = TypeVar("T")
 
-# For choosing between plans only; measured on a 2-core machine with an NVMe-like disk, float16 features of 128.
-_DISK_BYTES_PER_S = 1.2e9
-_TRAIN_S_PER_NODE = 2.5e-6
+
+def _tensor_bytes(item: object) -> int:
+    values = item.to_dict().values() if isinstance(item, Data) else [item]
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
-def prefetch(source: Iterator[T], depth: int = 4) -> Iterator[T]:
-    """The items of `source`, produced by a thread up to `depth` ahead; its errors are raised here."""
+def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int = QUEUE_BYTES) -> Iterator[T]:
+    """The items of `source`, produced by a thread up to `depth` ahead; its errors are raised here.
+
+    Fewer ahead where they are tensors, or `Data` of tensors, so large that `depth` of them pass `budget_bytes`.
+    """
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
     stopped = threading.Event()
 
@@ -51,6 +55,7 @@ def prefetch(source: Iterator[T], depth: int = 4) -> Iterator[T]:
     def produce() -> None:
         try:
             for item in source:
+                ready.maxsize = max(1, min(depth, budget_bytes // max(1, _tensor_bytes(item))))
                 put(("item", item))
                 del item
                 if stopped.is_set():
@@ -75,24 +80,6 @@ def prefetch(source: Iterator[T], depth: int = 4) -> Iterator[T]:
         thread.join()
 
 
-@dataclass(frozen=True)
-class WindowPlan:
-    """How a loader reads its store. `window_batches` is None where batches are drawn one by one."""
-
-    window_batches: int | None
-    overlapped: bool  # the next window is prepared while one is used, so two are held
-    window_bytes: int
-    available_bytes: int
-
-    def __str__(self) -> str:
-        free = format_bytes(self.available_bytes)
-        if self.window_batches is None:
-            return f"batches are drawn one by one through the page cache ({free} available)"
-        how = "two held, one being prepared" if self.overlapped else "one held"
-        size = format_bytes(self.window_bytes)
-        return f"windows of {self.window_batches} batches, about {size} each, {how} ({free} available)"
-
-
 def available_bytes() -> int:
     """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared."""
     left = int(0.95 * effective_limit()[0]) - own_memory()[0]
@@ -112,39 +99,27 @@ def fill_page_cache(store: Store) -> None:
 
 
 def plan_windows(
-    store: Store, sampler: CSCSampler, seeds: Tensor, batch_size: int, available: int | None, pair_share: float
+    store: Store,
+    sampler: CSCSampler,
+    seeds: Tensor,
+    batch_size: int,
+    available: int | None,
+    pair_share: float,
+    reserve: Callable[[Batch], int] = lambda batch: 0,
 ) -> WindowPlan:
-    """Choose between the page cache and windows, and the windows' size.
+    """`forecast.choose_windows` with one real batch, drawn through the maps, for what a batch holds.
 
-    Args:
-        seeds: The ids that one epoch starts from.
-        available: Bytes that may be taken, page cache included; None draws batches one by one, whatever is left.
-        pair_share: The part of them that a window may have where two are held at once.
-
-    A pass over the files costs the same for a large window as for a small one, so the fewest windows win, unless a
-    single one that can't be prepared during training costs more than several that can.
+    Repeated nodes across batches only lower what the windows then take. `reserve` tells from that batch what a step
+    beside the windows takes; the other arguments are those of `choose_windows`.
     """
-    sizes = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
-    if available is None or sum(sizes.values()) <= available:
-        return WindowPlan(None, True, 0, available or 0)
-    # One batch, drawn through the maps, tells what a batch holds; repeated nodes across batches only lower it.
-    probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
-    row_bytes = store.num_features * store.x.itemsize
-    num_nodes, num_edges = len(probe.node), len(probe.row)
-    batch_bytes = int(num_nodes * (row_bytes + 8) + num_edges * 8 + 2000)
-    fixed = store.num_nodes // 8 + store.num_nodes // 16  # bitmap and ranks
+    files = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
     batches = -(-len(seeds) // batch_size)
-    sweep_s = (sizes["x"] + len(sampler.num_neighbors) * (sizes["colptr"] + sizes["row"])) / _DISK_BYTES_PER_S
-    train_s = batches * num_nodes * _TRAIN_S_PER_NODE
-
-    def windows(budget: float) -> int:
-        return -(-batches // max(1, int((budget - fixed) / batch_bytes)))
-
-    alone, paired = windows(available), windows(pair_share * available)
-    pair_fits = pair_share * available >= fixed + batch_bytes
-    overlapped = pair_fits and max(paired * sweep_s, train_s) <= alone * sweep_s + train_s
-    size = -(-batches // (paired if overlapped else alone))
-    return WindowPlan(size, overlapped, size * batch_bytes + fixed, available)
+    if available is None or not batches:
+        return WindowPlan(None, True, 0, available or 0)
+    probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
+    batch = Batch(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
+    row_bytes = store.num_features * store.x.itemsize
+    return choose_windows(files, store.num_nodes, row_bytes, batch, batches, available, pair_share, reserve(batch))
 
 
 class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
@@ -285,6 +260,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             )
             data.y = self.labels[positions]
             yield data
+            del data
 
     def close(self) -> None:
         """End the preparing thread and close the files."""

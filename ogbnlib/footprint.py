@@ -1,0 +1,308 @@
+"""The parts of a run's memory, each from sizes alone: a `GraphSize`, a `TrainConfig`, a batch.
+
+Every part is a function whose docstring gives its formula and where that comes from. "Measured" means: by the kernel's
+per-phase counters (`timeline.phase_memory`) on the synthetic data set at scale 0.01, PyTorch 2.13 and PyG 2.8 on Linux;
+the tests check the sums at other scales and settings. No torch, no data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from .config import InputError, TrainConfig, unknown_name
+
+if TYPE_CHECKING:
+    from .ogb_raw import Dataset
+
+MIB = 2**20
+
+# A training process at rest, kernels loaded (`train.warm_up`); `sandbox.measure_runtime_bytes` measures it anew.
+RUNTIME_BYTES = 354 * MIB
+# What a forked worker writes to: its interpreter's pages, its own batch-sized scratch aside. 2 workers added 17 MB.
+WORKER_BYTES = 8 * MIB
+# Streaming a compressed member: two decompression streams, their chunks and the counting of the edges.
+CSC_CHUNKS_BYTES = 80 * MIB
+# DataLoader's own default: batches that each worker has ready or under way (torch.utils.data, prefetch_factor).
+PREFETCH_FACTOR = 2
+# The batches that wait for the model under loading=store: so many, or as many as fit (`store_loader.prefetch`).
+QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * MIB
+
+
+@dataclass(frozen=True)
+class GraphSize:
+    """The numbers that decide memory.
+
+    Attributes:
+        num_edges: As loaded, in one direction unless `undirected`.
+        num_seeds: Nodes of the splits "train", "valid" and "test".
+        undirected: Whether reverse edges are among `num_edges`.
+        stored: "store" where the files are a store, whose features have `feature_itemsize` bytes a value.
+    """
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    num_seeds: Mapping[str, int]
+    undirected: bool = False
+    stored: Literal["raw", "store"] = "raw"
+    feature_itemsize: int = 4
+
+
+def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
+    splits = dict(zip(("train", "valid", "test"), seeds, strict=True))
+    both = name in ("ogbn-products", "ogbn-proteins")
+    return GraphSize(name, nodes, edges * (2 if both else 1), features, classes, splits, undirected=both)
+
+
+# Open Graph Benchmark (Hu et al., NeurIPS 2020), table 2 and the pages of its data sets. OGB adds the reverse edges of
+# products and proteins on reading. mag: papers and their citations alone; proteins: no node features, 112 labels.
+KNOWN = {
+    size.name: size
+    for size in (
+        _known("ogbn-arxiv", 169_343, 1_166_243, 128, 40, 90_941, 29_799, 48_603),
+        _known("ogbn-products", 2_449_029, 61_859_140, 100, 47, 196_615, 39_323, 2_213_091),
+        _known("ogbn-mag", 736_389, 5_416_271, 128, 349, 629_571, 64_879, 41_939),
+        _known("ogbn-proteins", 132_534, 39_561_252, 0, 112, 86_619, 21_236, 24_679),
+        _known("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338),
+    )
+}
+
+
+def size_of(dataset: str) -> GraphSize:
+    """The size of a known OGB data set, or of a folder, from its headers and split files.
+
+    Raises:
+        InputError: for an OGB name that is not known, and as `open_store` and `open_raw` for a folder.
+    """
+    if dataset.startswith("ogbn-"):
+        if dataset not in KNOWN:
+            raise InputError(f"dataset: {unknown_name(dataset, KNOWN, 'data set')}")
+        return KNOWN[dataset]
+    # Not at the top: they compile kernels, and a known data set should be answered at once.
+    from .ogb_raw import open_raw
+    from .store import is_store, open_store
+
+    return size_of_dataset(open_store(dataset) if is_store(dataset) else open_raw(dataset))
+
+
+def size_of_dataset(dataset: Dataset) -> GraphSize:
+    """The size of an open data set."""
+    from .store import Store
+
+    store = dataset if isinstance(dataset, Store) else None
+    return GraphSize(
+        name=dataset.name,
+        num_nodes=dataset.num_nodes,
+        num_edges=dataset.num_edges,
+        num_features=dataset.num_features,
+        num_classes=dataset.num_classes,
+        num_seeds={split: len(ids) for split, ids in dataset.read_splits().items()},
+        undirected=store is not None and store.undirected,
+        stored="raw" if store is None else "store",
+        feature_itemsize=4 if store is None else store.x.itemsize,
+    )
+
+
+# A batch --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Nodes discovered at each hop, seeds first, and edges sampled at each hop; expected values or a sample's."""
+
+    hop_nodes: tuple[int, ...]
+    hop_edges: tuple[int, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(self.hop_nodes)
+
+    @property
+    def num_edges(self) -> int:
+        return sum(self.hop_edges)
+
+
+def mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
+    """E[min(degree, k)] for log-normal degrees: the neighbors that a node gets on average; all of them for k = -1.
+
+    With mu = ln(mean) - sigma^2 / 2: mean * Phi((ln k - mu - sigma^2) / sigma) + k * Phi((mu - ln k) / sigma).
+    """
+    if k < 0 or mean_degree <= 0:
+        return mean_degree
+    mu = math.log(mean_degree) - sigma**2 / 2
+    below = _normal_cdf((math.log(k) - mu - sigma**2) / sigma)
+    return mean_degree * below + k * _normal_cdf((mu - math.log(k)) / sigma)
+
+
+def _normal_cdf(z: float) -> float:
+    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+
+
+def num_edges(size: GraphSize, undirected: bool) -> int:
+    """Edges that are trained on: twice those of a directed graph with `undirected` (1 to 2 % are repeats and go)."""
+    return size.num_edges * (2 if undirected and not size.undirected else 1)
+
+
+def spread(size: GraphSize, undirected: bool) -> tuple[float, float]:
+    """(sigma of the log-normal degrees, number of nodes over which sampling spreads); fits to the synthetic data set.
+
+    0.92 and 0.40 of the nodes in a citation graph, where few papers cite back into the recent ones that many seeds
+    share; 0.70 and 0.60 with reverse edges.
+    """
+    both = undirected or size.undirected
+    return (0.70, 0.60 * size.num_nodes) if both else (0.92, 0.40 * size.num_nodes)
+
+
+def expected_batch(size: GraphSize, undirected: bool, num_seeds: int, num_neighbors: Sequence[int]) -> Batch:
+    """The batch that `num_seeds` seeds grow into.
+
+    Each node found at one hop gets `mean_sampled` neighbors at the next. Of m draws in all, reach * (1 - exp(-m /
+    reach)) nodes are distinct.
+    """
+    sigma, reach = spread(size, undirected)
+    mean_degree = num_edges(size, undirected) / size.num_nodes
+    seeds = min(num_seeds, size.num_nodes)
+    nodes, edges, found, draws = [float(seeds)], [], float(seeds), float(seeds)
+    for k in num_neighbors:
+        edges.append(nodes[-1] * mean_sampled(mean_degree, k, sigma))
+        draws += edges[-1]
+        total = min(max(found, reach * -math.expm1(-draws / reach)), float(size.num_nodes))
+        nodes.append(total - found)
+        found = total
+    return Batch(tuple(round(n) for n in nodes), tuple(round(n) for n in edges))
+
+
+def batch_bytes(batch: Batch, num_features: int, itemsize: int) -> int:
+    """A batch as the model gets it: x, n_id int64 and edge_index int64 [2, E]."""
+    return batch.num_nodes * (num_features * itemsize + 8) + batch.num_edges * 16
+
+
+def sampling_bytes(batch: Batch) -> int:
+    """The sampler's own arrays while it draws a batch: ids and hash table, offsets and degrees, rows and columns.
+
+    About 32 bytes a node and 48 an edge, all freed before the batch is used.
+    """
+    return 32 * batch.num_nodes + 48 * batch.num_edges
+
+
+def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
+    """Weights of the model. A layer of `SAGEConv` has two matrices, of `GCNConv` one, of `GATConv` attention too."""
+    total = 0
+    for width, out in layer_widths(config, num_features, num_classes):
+        if config.model == "sage":
+            total += 2 * width * out + out
+        elif config.model == "gcn":
+            total += width * out + out
+        else:
+            last = out == num_classes
+            wide = out * config.heads if last else out
+            total += width * wide + 2 * wide + out
+    return total
+
+
+def layer_widths(config: TrainConfig, num_features: int, num_classes: int) -> list[tuple[int, int]]:
+    hidden = [config.hidden_channels] * (len(config.num_neighbors) - 1)
+    return list(itertools.pairwise([num_features, *hidden, num_classes]))
+
+
+def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
+    """Parameters, gradients and Adam's two moments, float32 (Kingma and Ba 2015): 16 bytes a weight."""
+    return 16 * parameter_count(config, num_features, num_classes)
+
+
+def activation_bytes(
+    config: TrainConfig, batch: Batch, num_features: int, num_classes: int, training: bool = True
+) -> int:
+    """What one step computes, float32, at its peak; the input x itself is the batch's.
+
+    Layer i of L reads the S nodes within L - i hops, over E edges, and writes the T within L - i - 1; H is its output.
+
+    - sage: the mean of the neighbors [T, in] and the output [T, H] are kept for the backward pass, and the sparse
+      matrix of the layer (12 bytes an edge, 8 a node); the widest layer has one more [T, H] on the way.
+    - gcn: [S, H] is kept, as `GCNConv` computes all sources; two more and one row an edge [E + S, H] on the way.
+    - gat: [S, H] and one row an edge [E + T, H] are kept; two more of the latter on the way. H counts all heads.
+
+    Without a backward pass only the widest layer counts. The factors are fits to a measured peak each.
+    """
+    hops, layers = len(config.num_neighbors), layer_widths(config, num_features, num_classes)
+    kept, widest = 0.0, 0.0
+    for i, (width, out) in enumerate(layers):
+        sources, targets = sum(batch.hop_nodes[: hops - i + 1]), sum(batch.hop_nodes[: hops - i])
+        edges = sum(batch.hop_edges[: hops - i])
+        if config.model == "sage":
+            saved = 4.0 * targets * (width + out) + 12 * edges + 8 * targets
+            extra = 4.0 * targets * out
+        elif config.model == "gcn":
+            saved = 4 * sources * out + 16 * (edges + sources)
+            extra = 4.0 * (3 * sources + edges) * out
+        else:
+            wide = out * config.heads if i == len(layers) - 1 else out
+            saved = 4 * (sources + edges + targets) * wide
+            extra = 8.0 * (edges + targets) * wide
+        kept += saved
+        widest = max(widest, extra if training else saved + extra)
+    return int(kept + widest if training else widest)
+
+
+# The graph ------------------------------------------------------------------------------------------------------------
+
+
+def features_bytes(size: GraphSize, feature_dtype: str) -> int:
+    """x in RAM: [num_nodes, num_features] of 4 or 2 bytes."""
+    return size.num_nodes * size.num_features * (2 if feature_dtype == "float16" else 4)
+
+
+def labels_bytes(size: GraphSize) -> int:
+    """y in RAM, see `label_itemsize`."""
+    return size.num_nodes * label_itemsize(size.num_classes)
+
+
+def label_itemsize(num_classes: int) -> int:
+    """Bytes of `ogb_raw.label_dtype`: int16, or int64 beyond 32,767 classes."""
+    return 2 if num_classes <= 32767 else 8
+
+
+def coo_bytes(edges: int) -> int:
+    """edge_index int64 [2, E]: 16 bytes an edge."""
+    return 16 * edges
+
+
+def stock_csc_bytes(size: GraphSize, edges: int) -> int:
+    """What a stock `NeighborLoader` keeps: colptr, row and perm, all int64 (`torch_geometric.loader.utils.to_csc`)."""
+    return 8 * (size.num_nodes + 1) + 16 * edges
+
+
+def stock_sort_bytes(size: GraphSize, edges: int) -> int:
+    """What building it takes beyond that: its peak is 32 bytes an edge (sorted column, permutation, row, copies)."""
+    return max(0, 32 * edges - stock_csc_bytes(size, edges))
+
+
+def reverse_edges_bytes(size: GraphSize) -> int:
+    """What PyG's `to_undirected` takes beside the edges it is given: 178 bytes for each of them, measured.
+
+    Both directions are concatenated, turned into int64 keys, sorted with a permutation, and gathered.
+    """
+    return 178 * size.num_edges
+
+
+def shared_csc_bytes(size: GraphSize, edges: int, engine: str = "numba") -> int:
+    """One CSC for all: colptr int64 and row int32, int64 for the stock sampler and from 2**31 nodes on."""
+    wide = engine == "pyg" or size.num_nodes >= 2**31
+    return 8 * (size.num_nodes + 1) + (8 if wide else 4) * edges
+
+
+def store_bytes(size: GraphSize, edges: int) -> dict[str, int]:
+    """The files of a store that training reads; its features are float16 unless the store at hand says otherwise."""
+    item = size.feature_itemsize if size.stored == "store" else 2
+    wide = 8 if size.num_nodes >= 2**31 else 4
+    return {
+        "colptr": 8 * (size.num_nodes + 1),
+        "row": wide * edges,
+        "x": size.num_nodes * size.num_features * item,
+    }
