@@ -28,7 +28,7 @@ from .memory import LIMIT_VARIABLE, effective_limit
 from .official import locate_official
 from .ogb_raw import open_raw
 from .store import check_store, is_store, open_store
-from .timeline import TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
+from .timeline import RUNS_VARIABLE, TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +57,10 @@ RESUMABLE = {
 }
 
 
+class RunEnded(RuntimeError):
+    """A run that did not finish. The text is its exit code, a colon and its diagnosis."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A run that has ended, however it ended."""
@@ -81,6 +85,16 @@ class Run:
     @property
     def metrics(self) -> pd.DataFrame:
         return read_metrics(self.run_dir)
+
+    def require_finished(self) -> Run:
+        """This run, where it finished: for a notebook that has no use for the rest of its cells otherwise.
+
+        Raises:
+            RunEnded: when the exit code is not 0; `papermill --engine ogbnlib` then exits with that code.
+        """
+        if self.exit_code != 0:
+            raise RunEnded(f"{self.exit_code}: {self.diagnosis}")
+        return self
 
 
 def is_interactive() -> bool:
@@ -337,6 +351,10 @@ def start_attempt(folder: Path, **info: Any) -> int:
     log.mark("start", **info, previous=read_result(folder))
     log.close()
     (folder / RESULT).unlink(missing_ok=True)
+    runs = Path(os.environ.get(RUNS_VARIABLE, ""))
+    if runs.is_file():  # gone where this process has outlived the one that asked
+        with open(runs, "a") as file:
+            file.write(f"{folder.resolve()}\n")
     timeline = folder / TIMELINE
     return timeline.read_bytes().count(b"\n") if timeline.exists() else 0
 
@@ -475,4 +493,4 @@ def _last_row(metrics: pd.DataFrame) -> dict[str, float | None] | None:
     return {key: None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
 
 
-__all__ = ["Run", "diagnose", "next_run_dir", "prepare_run_dir", "run", "supervise"]
+__all__ = ["Run", "RunEnded", "diagnose", "next_run_dir", "prepare_run_dir", "run", "supervise"]

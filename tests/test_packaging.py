@@ -45,6 +45,8 @@ FLOORS = {
     "report": (3, 0),
     "train": (4, 0),
     "doctor": (4, 0),
+    "kernel": (4, 0),
+    "engine": (4, 1),
     "__main__": (5, 0),
     "__init__": (5, 0),
 }

@@ -22,7 +22,7 @@ from conftest import MB, is_alive, tree, wait_until
 from ogbnlib.config import InputError, TrainConfig
 from ogbnlib.limits import ENGINES, make_limit
 from ogbnlib.memory import process_tree
-from ogbnlib.sandbox import Run, next_run_dir, prepare_run_dir, run, supervise
+from ogbnlib.sandbox import Run, RunEnded, next_run_dir, prepare_run_dir, run, supervise, watch
 from ogbnlib.synth import synthesize
 from ogbnlib.timeline import read_metrics, read_phases, read_timeline
 
@@ -371,3 +371,12 @@ def test_time_passes_in_the_timeline_even_before_the_first_phase(unlimited: dict
     assert table["time_s"].is_monotonic_increasing
     assert table["time_s"].iloc[0] < read_phases(unlimited["shared"].run_dir)[0].start_s
     assert time.time() > table["time_s"].max()
+
+
+def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(tmp_path: Path) -> None:
+    done = watch(["-c", ""], name="done", runs_dir=tmp_path)
+    assert done.require_finished() is done
+    failed = watch(["-c", "exit(7)"], name="failed", runs_dir=tmp_path)
+    with pytest.raises(RunEnded) as caught:
+        failed.require_finished()
+    assert str(caught.value) == f"7: {failed.diagnosis}"
