@@ -457,11 +457,3 @@ def test_an_interrupted_notebook_completes_no_later_cell(tmp_path: Path, environ
 def test_the_engine_can_be_imported_before_papermill_and_does_not_import_it(environment: dict[str, str]) -> None:
     code = "import ogbnlib.engine, sys; assert 'papermill' not in sys.modules; import ogbnlib.kernel"
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-
-
-def test_a_real_notebook_runs(tmp_path: Path, environment: dict[str, str]) -> None:
-    (tmp_path / "in.ipynb").write_bytes((ROOT / "notebooks" / "00_quickstart.ipynb").read_bytes())
-    line = argv("-p", "scale", "0.0005", "-p", "epochs", "1", "-y", "num_neighbors: [2, 2]")
-    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert set(statuses(tmp_path / "out.ipynb")) == {"completed"}
