@@ -28,7 +28,7 @@ CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {"loading": "shared", "undirected": True, "feature_dtype": "float16"},
     {"loading": "shared", "batch_size": 1024, "num_neighbors": "15 10 5", "hidden_channels": 64},
     {"loading": "shared", "batch_size": 512, "num_neighbors": "15 10 5", "hidden_channels": 256},
-    {"loading": "shared", "batch_size": 2048, "num_neighbors": "20 15", "hidden_channels": 64, "feature_dtype": "float16"},
+    {"loading": "shared", "batch_size": 2048, "num_neighbors": "20 15", "feature_dtype": "float16"},
     {"loading": "shared", "batch_size": 1024, "num_neighbors": "15 10", "hidden_channels": 64, "num_workers": 2},
     {"loading": "shared", "batch_size": 256, "num_neighbors": "5 3", "num_workers": 4, "persistent_workers": True},
     {"loading": "eager", "batch_size": 1024, "num_neighbors": "15 10", "num_workers": 1, "feature_dtype": "float16"},
@@ -40,7 +40,7 @@ CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {"loading": "store", "epochs": 2, "memory_limit": "550 MB"},
     {"loading": "store", "batch_size": 256, "num_neighbors": "15 10", "hidden_channels": 32, "memory_limit": "650 MB"},
     {"loading": "shared", "of_store": True},
-)  # fmt: skip
+)
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     errors = []
     try:
         for scale in options.scales:
-            raw = prepare_dataset(None, folder, scale)
+            raw = prepare_dataset("", folder, scale)
             stored = folder / f"store-{scale}"
             if not stored.exists():
                 synthesize_store(stored, scale=scale)
