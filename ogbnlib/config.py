@@ -226,6 +226,7 @@ class TrainConfig(BaseModel):
     epochs: Annotated[Int, Field(ge=0)] = 3
     lr: Annotated[Float, Field(gt=0)] = 0.01
     weight_decay: Annotated[Float, Field(ge=0)] = 0.0
+    checkpoint_every_s: Annotated[Float, Field(ge=0)] = 600.0  # within an epoch; 0: at epoch ends only
     seed: Annotated[Int, Field(ge=0, lt=2**31)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: OptionalCount = 1  # torch's threads; None leaves torch's own choice

@@ -11,10 +11,11 @@ import pytest
 import torch
 from conftest import tree
 
+from ogbnlib.checkpoint import METRIC_COLUMNS
 from ogbnlib.config import InputError, TrainConfig
 from ogbnlib.diagnosis import diagnose
 from ogbnlib.timeline import read_metrics, read_phases, read_timeline
-from ogbnlib.train import METRIC_COLUMNS, TrainResult, epoch_line, train
+from ogbnlib.train import TrainResult, epoch_line, train
 
 Config = Callable[..., TrainConfig]
 POLICIES = ("eager", "lazy", "shared")
