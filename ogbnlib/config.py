@@ -210,7 +210,8 @@ class TrainConfig(BaseModel):
     )
     engine: Literal["numba", "pyg"] = "numba"  # pyg: the stock sampler, needs pyg-lib or torch-sparse
     num_neighbors: Integers = (3, 2)  # one fan-out per layer, nearest hop first; -1 takes all neighbors
-    batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per training step
+    batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per sampled batch
+    accumulate: Annotated[Int, Field(gt=0)] = 1  # batches per optimizer step, times the number of processes
     eval_batch_size: OptionalCount = None  # None: batch_size
     num_workers: Annotated[Int, Field(ge=0)] = 0  # sampling processes per loader
     persistent_workers: Bool = False  # keep them between epochs; needs num_workers > 0

@@ -174,28 +174,30 @@ class Trainer:
         ):
             self._boundary()
             while state.position < num_seeds:
-                end = min(state.position + config.batch_size, num_seeds)
-                self._step(batches, epoch, end - state.position)
+                end = min(state.position + config.batch_size * config.accumulate, num_seeds)
+                self._step(batches, epoch, end)
                 state.position, state.time_s = end, time.monotonic() - begin
                 self._boundary()
                 if 0 < config.checkpoint_every_s <= time.monotonic() - self._saved_s:
                     self.save()
             assert next(batches, None) is None, "the loader has more batches than its split"
 
-    def _step(self, batches: Iterator[Data], epoch: int, num_seeds: int) -> None:
+    def _step(self, batches: Iterator[Data], epoch: int, end: int) -> None:
+        """One optimizer step with the mean gradient over all seeds from the state's position to `end` of the order."""
+        config, begin = self.config, self.state.position
         self.optimizer.zero_grad(set_to_none=True)
-        batch = next(batches)
-        self._seed_dropout(epoch, int(batch.input_id[0]))
-        loss = F.cross_entropy(
-            _forward(self.model, batch, self.device), _seed_labels(batch, self.device), reduction="sum"
-        )
-        (loss / num_seeds).backward()  # type: ignore[no-untyped-call]
+        for _ in range(begin, end, config.batch_size):
+            batch = next(batches)
+            self._seed_dropout(epoch, int(batch.input_id[0]))
+            labels = _seed_labels(batch, self.device)
+            loss = F.cross_entropy(_forward(self.model, batch, self.device), labels, reduction="sum")
+            (loss / (end - begin)).backward()  # type: ignore[no-untyped-call]
+            self._loss += loss.detach()
+            self.log.cuda()
+            self._batches += 1
+            if config.release_every and self._batches % config.release_every == 0:
+                self.log.mark("release", after=f"batch {self._batches}", **release_memory())
         self.optimizer.step()
-        self._loss += loss.detach()
-        self.log.cuda()
-        self._batches += 1
-        if self.config.release_every and self._batches % self.config.release_every == 0:
-            self.log.mark("release", after=f"batch {self._batches}", **release_memory())
 
     def _seed_dropout(self, epoch: int, first: int) -> None:
         """Have dropout depend on (seed, epoch, batch) alone, as the choice of neighbors does."""

@@ -120,6 +120,17 @@ def test_a_signal_in_an_evaluation_costs_neither_training_nor_the_evaluations_re
     assert not {"train epoch", "build train loader"} & set(again)
 
 
+def test_a_run_that_accumulates_stops_between_two_steps_and_goes_on(
+    tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None]
+) -> None:
+    config = tiny_config(accumulate=3, dropout=0.5)
+    straight = train(config)
+    signal_at(4)
+    with pytest.raises(Stopped, match="96 of 120 seeds"):
+        train(config, tmp_path / "run")
+    assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
+
+
 @pytest.mark.parametrize("every", [1, 3, 5, 11])
 def test_a_run_stopped_every_few_batches_ends_with_the_weights_of_a_straight_one_whatever_policy_goes_on(
     tiny_config: Config,
