@@ -127,14 +127,15 @@ def train(
 ) -> None:
     """Train in a child process, under a memory limit if one is given; exits with the child's code."""
     from . import sandbox
+    from .run_dir import CONFIG
 
     values: dict[str, Any] = dict(parse_assignments(set_ or []))
     if resume:
-        if not (run_dir / sandbox.CONFIG).is_file():
+        if not (run_dir / CONFIG).is_file():
             raise InputError(
                 f"{run_dir}: expected a run to resume (config.json), found none; start it without --resume"
             )
-        values = {**TrainConfig.load(run_dir / sandbox.CONFIG).model_dump(), **values}
+        values = {**TrainConfig.load(run_dir / CONFIG).model_dump(), **values}
     config = TrainConfig.create(values)
     result = sandbox.run(config, memory_limit, run_dir=run_dir, resume=resume, engine=engine, echo=not as_json)
     _print(result.result, f"{result.diagnosis}\nEverything about it is in {run_dir}", as_json)

@@ -26,6 +26,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
+from . import signals
 from .config import TrainConfig
 from .csc import csc_from_chunks, restore_input_order
 from .footprint import size_of_dataset
@@ -90,6 +91,7 @@ class Loaders:
             "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed),
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,
+            "worker_init_fn": signals.ignore,
             "pin_memory": config.pin_memory and torch.cuda.is_available(),
             # A generator of its own: DataLoader draws a worker seed per iteration, and taking that from torch's
             # global state would make dropout depend on how many evaluations were run.
@@ -313,11 +315,15 @@ def compile_kernels(num_neighbors: list[int]) -> None:
         CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)
 
 
-def set_epoch(loader: NodeLoader, epoch: int) -> None:
-    """Fix the order and the neighbors of the next pass over `loader`: both are functions of (seed, epoch) alone."""
-    for part in (loader.sampler, loader.node_sampler):
-        if isinstance(part, EpochSampler | CSCSampler):
-            part.set_epoch(epoch)
+def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
+    """Fix the order and the neighbors of the next pass over `loader`: both are functions of (seed, epoch) alone.
+
+    The pass begins at position `start` of the order, a multiple of the batch size.
+    """
+    if isinstance(loader.sampler, EpochSampler):
+        loader.sampler.set_epoch(epoch, start)
+    if isinstance(loader.node_sampler, CSCSampler):
+        loader.node_sampler.set_epoch(epoch)
 
 
 def _end_workers(loader: NodeLoader) -> None:

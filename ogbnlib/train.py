@@ -2,19 +2,21 @@
 
 `train(config)` runs in this process; `python -m ogbnlib.train RUN_DIR` is the child that `sandbox.run` starts.
 
-On the CPU a run is a pure function of its config: seeds are ordered and neighbors sampled by (seed, epoch), dropout
-draws from torch's generator, whose state is in the checkpoint. A resumed run therefore ends with the same weights, bit
-for bit, as one that was never interrupted, whatever loading policy either used.
+On the CPU a run is a pure function of its config: the order of the seeds, their neighbors and dropout are functions of
+(seed, epoch, batch). A run that was interrupted at any moment and resumed therefore ends with the same weights, bit for
+bit, as one that never was, whatever loading policy either used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,25 +27,20 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from . import official
-from .config import InputError, TrainConfig, write_atomically
+from .checkpoint import Row, State, append_metrics, cut_metrics, load_checkpoint, save_checkpoint
+from .config import InputError, TrainConfig
+from .diagnosis import STOPPED
 from .loaders import Loaders, compile_kernels, make_loaders, set_epoch
 from .memory import release_memory
 from .models import GNN, parameter_bytes, resolve_device
 from .ogb_raw import Dataset, open_raw
-from .sandbox import (
-    CHECKPOINT,
-    CONFIG,
-    check_inputs,
-    is_interactive,
-    prepare_run_dir,
-    start_attempt,
-    write_result,
-)
+from .run_dir import CONFIG, locked, own_run_dir
+from .sampler import batch_key
+from .sandbox import check_inputs, is_interactive, start_attempt, write_result
+from .signals import Stopped, StopRequest, handled, ignore, take_over
 from .store import is_store, open_store
-from .timeline import EventLog, Recorder, read_csv_lines
+from .timeline import EventLog, Recorder
 
-METRICS = "metrics.csv"
-METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
 _LINE_EVERY_S = 30.0
 
 
@@ -51,7 +48,7 @@ _LINE_EVERY_S = 30.0
 class TrainResult:
     """What `train` returns: one dict per epoch (keys `METRIC_COLUMNS`, None where not evaluated) and the model."""
 
-    history: list[dict[str, float | None]]
+    history: list[Row]
     model: GNN
     run_dir: Path | None = None
 
@@ -68,7 +65,7 @@ class Progress:
         if self.how != "none":
             print(line, flush=True)
 
-    def over(self, batches: Iterable[Data], total: int, what: str) -> Iterator[Data]:
+    def over(self, batches: Iterable[Data], total: int, what: str) -> Generator[Data, None, None]:
         """The batches, none of them held here while the next is made: `enumerate` and `tqdm(batches)` hold one."""
         from tqdm import tqdm
 
@@ -76,18 +73,20 @@ class Progress:
         bar = tqdm(total=total, desc=what, unit="batch", leave=False, mininterval=0.5) if shown else None
         begin = last = time.monotonic()
         done = 0
-        for batch in batches:
-            yield batch
-            del batch
-            done, now = done + 1, time.monotonic()
+        try:
+            for batch in batches:
+                yield batch
+                del batch
+                done, now = done + 1, time.monotonic()
+                if bar is not None:
+                    bar.update()
+                elif self.how == "lines" and now - last >= _LINE_EVERY_S:
+                    last, rate = now, done / (now - begin)
+                    left_s = (total - done) / rate
+                    self.say(f"  {what}: {done}/{total} batches, {rate:.1f} batches/s, {left_s:.0f} s left")
+        finally:
             if bar is not None:
-                bar.update()
-            elif self.how == "lines" and now - last >= _LINE_EVERY_S:
-                last, rate = now, done / (now - begin)
-                left_s = (total - done) / rate
-                self.say(f"  {what}: {done}/{total} batches, {rate:.1f} batches/s, {left_s:.0f} s left")
-        if bar is not None:
-            bar.close()
+                bar.close()
 
 
 def _forward(model: GNN, batch: Data, device: torch.device) -> Tensor:
@@ -105,8 +104,17 @@ def _seed_labels(batch: Data, device: torch.device) -> Tensor:
 class Trainer:
     """The state of one run: model, optimizer, loaders, and where its results go."""
 
-    def __init__(self, config: TrainConfig, loaders: Loaders, run_dir: Path | None, log: EventLog, progress: Progress):
+    def __init__(
+        self,
+        config: TrainConfig,
+        loaders: Loaders,
+        run_dir: Path | None,
+        log: EventLog,
+        progress: Progress,
+        stop: StopRequest,
+    ):
         self.config, self.loaders, self.run_dir, self.log, self.progress = config, loaders, run_dir, log, progress
+        self.stop = stop
         self.device = resolve_device(config.device)
         torch.manual_seed(config.seed)
         self.model = GNN(
@@ -120,88 +128,91 @@ class Trainer:
         ).to(self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         log.part("model, gradients, Adam", 4 * parameter_bytes(self.model))
-        self.epoch = 0  # the last finished one
-        self.history: list[dict[str, float | None]] = []
+        self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
+        self.state = State()
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.device)  # the state's loss_sum, where it is made
+        self._saved_s = time.monotonic()
+        self._batches = 0  # of the running epoch, for release_every
 
     # Checkpoint and resume ------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write checkpoint.pt, atomically."""
+        self._saved_s = time.monotonic()
         if self.run_dir is None:
             return
-        cuda = torch.cuda.get_rng_state() if self.device.type == "cuda" else None
-        state = {
-            "version": 1,
-            "epoch": self.epoch,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "torch_rng": torch.get_rng_state(),
-            "cuda_rng": cuda,
-            "history": self.history,
-            "num_seeds": {split: len(ids) for split, ids in self.loaders.splits.items()},
-        }
+        self.state.loss_sum = float(self._loss)
         with self.log.phase("checkpoint"):
-            write_atomically(self.run_dir / CHECKPOINT, lambda file: torch.save(state, file))
+            save_checkpoint(self.run_dir, self.state, self.num_seeds, self.model, self.optimizer)
 
     def restore(self) -> None:
-        """Go back to the last checkpoint, and metrics.csv with it; from the start where there is none yet."""
+        """Go back to the last checkpoint, and metrics.csv with it; to the start where there is none yet."""
         assert self.run_dir is not None
-        path = self.run_dir / CHECKPOINT
-        if path.is_file():
-            try:
-                state = torch.load(path, map_location=self.device, weights_only=True)
-                if state["version"] != 1:
-                    raise ValueError(f"version {state['version']}")
-                if state["num_seeds"] != (found := {split: len(ids) for split, ids in self.loaders.splits.items()}):
-                    raise ValueError(f"its data set has splits of {state['num_seeds']} nodes, this one {found}")
-                self.model.load_state_dict(state["model"])
-                self.optimizer.load_state_dict(state["optimizer"])
-                torch.set_rng_state(state["torch_rng"].cpu())
-                if state["cuda_rng"] is not None and self.device.type == "cuda":
-                    torch.cuda.set_rng_state(state["cuda_rng"].cpu())
-                self.epoch, self.history = state["epoch"], state["history"]
-            except Exception as error:
-                raise InputError(
-                    f"{path}: expected a checkpoint of this run, found something else ({error}); "
-                    "move it away to begin anew"
-                ) from error
-        if self.epoch > self.config.epochs:
-            raise InputError(f"epochs: the run is already at epoch {self.epoch}, got epochs={self.config.epochs}")
-        self._rewrite_metrics()
+        self.state = load_checkpoint(self.run_dir, self.num_seeds, self.model, self.optimizer)
+        self._loss.fill_(self.state.loss_sum)
+        if self.state.epoch > self.config.epochs:
+            raise InputError(f"epochs: the run is already at epoch {self.state.epoch}, got epochs={self.config.epochs}")
+        cut_metrics(self.run_dir, self.state.epoch)
 
-    def _rewrite_metrics(self) -> None:
-        """metrics.csv as of the checkpoint: a kill can leave a torn line, or one whose epoch will be run again."""
-        assert self.run_dir is not None
-        path = self.run_dir / METRICS
-        lines = read_csv_lines(path)[0] if path.is_file() else []
-        kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= self.epoch]
-        text = "".join([",".join(METRIC_COLUMNS) + "\n", *kept])
-        write_atomically(path, lambda file: file.write(text.encode()))
+    def _boundary(self) -> None:
+        """Between two batches: the one place where a run stops on a signal."""
+        if number := self.stop.number:
+            name, state = signal.Signals(number).name, self.state
+            self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
+            self.save()
+            where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
+            how = "go on with resume=True (--resume)" if self.run_dir else "without a run_dir nothing of it is kept"
+            raise Stopped(f"stopped by {name} {where}; {how}")
 
     # One epoch ------------------------------------------------------------------------------------------------------
 
-    def train_epoch(self, epoch: int) -> float:
-        """One pass over the train split; returns the mean loss over seeds."""
+    def train_epoch(self) -> None:
+        """The rest of the running epoch's pass over the train split."""
+        config, state = self.config, self.state
+        epoch, num_seeds = state.epoch + 1, self.num_seeds["train"]
         loader = self.loaders.train_loader()
-        set_epoch(loader, epoch)
+        set_epoch(loader, epoch, state.position)
         self.model.train()
-        total, seeds = torch.zeros((), dtype=torch.float64, device=self.device), 0
-        with self.log.phase("train epoch", epoch=epoch):
-            done = 0  # `enumerate` would hold on to each batch
-            for batch in self.progress.over(loader, len(loader), f"epoch {epoch}"):
-                labels = _seed_labels(batch, self.device)
-                self.optimizer.zero_grad(set_to_none=True)
-                loss = F.cross_entropy(_forward(self.model, batch, self.device), labels)
-                loss.backward()  # type: ignore[no-untyped-call]
-                self.optimizer.step()
-                total += loss.detach() * len(labels)
-                seeds += len(labels)
-                done += 1  # noqa: SIM113
-                del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
-                self.log.cuda()
-                if self.config.release_every and done % self.config.release_every == 0:
-                    self.log.mark("release", after=f"batch {done}", **release_memory())
-        return float(total / max(seeds, 1))
+        self._batches = 0
+        begin = time.monotonic() - state.time_s
+        with (
+            self.log.phase("train epoch", epoch=epoch),
+            contextlib.closing(self.progress.over(loader, len(loader), f"epoch {epoch}")) as batches,
+        ):
+            self._boundary()
+            while state.position < num_seeds:
+                end = min(state.position + config.batch_size * config.accumulate, num_seeds)
+                self._step(batches, epoch, end)
+                state.position, state.time_s = end, time.monotonic() - begin
+                self._boundary()
+                if 0 < config.checkpoint_every_s <= time.monotonic() - self._saved_s:
+                    self.save()
+            assert next(batches, None) is None, "the loader has more batches than its split"
+
+    def _step(self, batches: Iterator[Data], epoch: int, end: int) -> None:
+        """One optimizer step with the mean gradient over all seeds from the state's position to `end` of the order."""
+        config, begin = self.config, self.state.position
+        self.optimizer.zero_grad(set_to_none=True)
+        for _ in range(begin, end, config.batch_size):
+            batch = next(batches)
+            self._seed_dropout(epoch, int(batch.input_id[0]))
+            labels = _seed_labels(batch, self.device)
+            loss = F.cross_entropy(_forward(self.model, batch, self.device), labels, reduction="sum")
+            (loss / (end - begin)).backward()  # type: ignore[no-untyped-call]
+            self._loss += loss.detach()
+            del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
+            self.log.cuda()
+            self._batches += 1
+            if config.release_every and self._batches % config.release_every == 0:
+                self.log.mark("release", after=f"batch {self._batches}", **release_memory())
+        self.optimizer.step()
+
+    def _seed_dropout(self, epoch: int, first: int) -> None:
+        """Have dropout depend on (seed, epoch, batch) alone, as the choice of neighbors does."""
+        key = int(batch_key(np.uint64(self.config.seed), epoch, first))
+        torch.default_generator.manual_seed(key)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(key)
 
     @torch.no_grad()
     def evaluate(self, split: str) -> float:
@@ -209,12 +220,17 @@ class Trainer:
         from ogb.nodeproppred import Evaluator
 
         self.model.eval()
-        ids = self.loaders.splits[split]
-        predicted, total = [], -(-len(ids) // (self.config.eval_batch_size or self.config.batch_size))
-        with self.log.phase(f"eval {split}"):
-            for batch in self.progress.over(self.loaders.eval_batches(split), total, f"eval {split}"):
+        predicted = []
+        total = -(-self.num_seeds[split] // (self.config.eval_batch_size or self.config.batch_size))
+        with (
+            self.log.phase(f"eval {split}"),
+            contextlib.closing(self.progress.over(self.loaders.eval_batches(split), total, f"eval {split}")) as batches,
+        ):
+            self._boundary()
+            for batch in batches:
                 predicted.append(_forward(self.model, batch, self.device).argmax(dim=-1).cpu())
                 del batch
+                self._boundary()
         # Any data set with one label per node is scored by the rule of ogbn-papers100M: the share of right answers.
         name = self.config.dataset if self.config.dataset.startswith("ogbn-") else "ogbn-papers100M"
         y_true = self.loaders.labels(split).numpy().astype(np.int64)
@@ -230,36 +246,31 @@ class Trainer:
 
     def run(self) -> None:
         """All epochs that are left, each with its evaluation, its line, its row and its checkpoint."""
-        if self.epoch < self.config.epochs:
-            self.loaders.train_loader()
-        while self.epoch < self.config.epochs:
-            epoch = self.epoch + 1
-            begin = time.monotonic()
-            loss = self.train_epoch(epoch)
-            trained = time.monotonic()
-            if epoch == self.config.epochs:
+        config, num_seeds = self.config, self.num_seeds["train"]
+        while self.state.epoch < config.epochs:
+            epoch = self.state.epoch + 1
+            if self.state.position < num_seeds:  # else it was interrupted in its evaluation
+                self.train_epoch()
+            loss = float(self._loss) / max(num_seeds, 1)
+            if epoch == config.epochs:
                 # The final evaluation needs no train loader: its CSC and workers make room for the eval loaders.
                 self.loaders.drop_train_loader()
-            scores = {split: self.evaluate(split) for split in self._splits_to_evaluate(epoch)}
-            row: dict[str, float | None] = {"epoch": epoch, "loss": loss, "train": None, "valid": None, "test": None}
-            row |= {**scores, "time_s": trained - begin, "eval_time_s": time.monotonic() - trained}
-            self.history.append(row)
-            self.epoch = epoch
-            self._append(row)
+            begin = time.monotonic()
+            splits = self._splits_to_evaluate(epoch)
+            if splits:
+                self.save()  # a kill in an evaluation must not cost the epoch
+            scores = {split: self.evaluate(split) for split in splits}
+            row: Row = {"epoch": epoch, "loss": loss, "train": None, "valid": None, "test": None}
+            row |= {**scores, "time_s": self.state.time_s, "eval_time_s": time.monotonic() - begin}
+            self.state = State(epoch=epoch, history=[*self.state.history, row])
+            self._loss.zero_()
+            if self.run_dir is not None:
+                append_metrics(self.run_dir, row)
             self.save()
             self.progress.say(epoch_line(row))
 
-    def _append(self, row: dict[str, float | None]) -> None:
-        if self.run_dir is None:
-            return
-        path = self.run_dir / METRICS
-        new = not path.exists()
-        with open(path, "a") as file:
-            values = ["" if row[name] is None else repr(row[name]) for name in METRIC_COLUMNS]
-            file.write((",".join(METRIC_COLUMNS) + "\n" if new else "") + ",".join(values) + "\n")
 
-
-def epoch_line(row: dict[str, float | None]) -> str:
+def epoch_line(row: Row) -> str:
     """`Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s`; what was not evaluated is left out."""
     parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]
     for name, split in (("Train", "train"), ("Val", "valid"), ("Test", "test")):
@@ -311,23 +322,33 @@ def train(
         resume: Go on from the run's last checkpoint.
 
     Raises:
-        InputError: for bad input, before anything is written.
+        InputError: for bad input, before anything is written; for a folder in which another process trains.
+        Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
+            signals are handled here meanwhile, if this is the main thread.
     """
     check_inputs(config)
-    folder = Path(run_dir) if run_dir is not None else None
-    if folder is None:
-        return _train(config, None, resume=False, how=config.progress)
-    dataset = open_dataset(config)
-    prepare_run_dir(config, folder, resume=resume)
+    stop = StopRequest()
+    with handled(stop):
+        if run_dir is None:
+            return _train(config, None, stop, resume=False, how=config.progress)
+        folder, dataset = Path(run_dir), open_dataset(config)
+        with own_run_dir(config, folder, resume=resume):
+            return _train_recorded(config, folder, stop, resume=resume, dataset=dataset)
+
+
+def _train_recorded(
+    config: TrainConfig, folder: Path, stop: StopRequest, *, resume: bool, dataset: Dataset
+) -> TrainResult:
     earlier, begin = start_attempt(folder), time.monotonic()
     recorder = Recorder(folder, os.getpid()).start()
     code = 1
     try:
-        result = _train(config, folder, resume=resume, how=config.progress, dataset=dataset)
+        result = _train(config, folder, stop, resume=resume, how=config.progress, dataset=dataset)
         code = 0
         return result
-    except InputError:
-        code = 2
+    except BaseException as error:
+        codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130}
+        code = next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
         raise
     finally:
         recorder.stop()
@@ -335,7 +356,13 @@ def train(
 
 
 def _train(
-    config: TrainConfig, run_dir: Path | None, *, resume: bool, how: str, dataset: Dataset | None = None
+    config: TrainConfig,
+    run_dir: Path | None,
+    stop: StopRequest,
+    *,
+    resume: bool,
+    how: str,
+    dataset: Dataset | None = None,
 ) -> TrainResult:
     threads = torch.get_num_threads()
     if config.num_threads is not None:
@@ -350,14 +377,14 @@ def _train(
             compile_kernels(list(config.num_neighbors))
         loaders = make_loaders(dataset, config, log)
         del dataset
-        trainer = Trainer(config, loaders, run_dir, log, Progress(how))
+        trainer = Trainer(config, loaders, run_dir, log, Progress(how), stop)
         if resume:
             trainer.restore()
         try:
             trainer.run()
         finally:
             loaders.close()
-        return TrainResult(trainer.history, trainer.model, run_dir)
+        return TrainResult(trainer.state.history, trainer.model, run_dir)
     finally:
         log.close()
         torch.set_num_threads(threads)
@@ -366,7 +393,6 @@ def _train(
 def _die_with_parent() -> None:
     """Have the kernel send SIGTERM to this child when the process that watches it dies (Linux, prctl(2))."""
     import ctypes
-    import signal
 
     pr_set_pdeathsig = 1
     libc = ctypes.CDLL(None, use_errno=True)
@@ -377,17 +403,26 @@ def _die_with_parent() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The child's side of `sandbox.run`: train in the folder that the parent has prepared."""
+    """The child's side of `sandbox.run`: train in the folder that the parent has prepared and locked."""
+    stop = StopRequest()
+    take_over(stop)
     _die_with_parent()
     # The imports leave about a million objects that no collection can free; walking them took 0.26 s of every release.
     gc.freeze()
     folder = Path(arguments[0])
     try:
         config = TrainConfig.load(folder / CONFIG)
-        _train(config, folder, resume="--resume" in arguments, how=os.environ.get("OGBNLIB_PROGRESS", "lines"))
+        with contextlib.nullcontext() if "OGBNLIB_PARENT" in os.environ else locked(folder):
+            how = os.environ.get("OGBNLIB_PROGRESS", "lines")
+            _train(config, folder, stop, resume="--resume" in arguments, how=how)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(stopped, flush=True)
+        return STOPPED
+    finally:
+        ignore()  # Python's end would have them end the process, whose work is done
     return 0
 
 

@@ -99,6 +99,16 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_store(tiny_dir: Path) -> Path:
+    """`tiny_dir` as a store, float32."""
+    from ogbnlib.convert import convert
+
+    path = tiny_dir.with_name("tiny-store")
+    convert(tiny_dir, path, feature_dtype="float32", progress=False)
+    return path
+
+
+@pytest.fixture(scope="session")
 def tiny_config(tiny_dir: Path) -> Callable[..., TrainConfig]:
     """A config on `tiny_dir`, with changes."""
     # As the trainer's own process does: walking what the imports leave would take 0.3 s of every release.
