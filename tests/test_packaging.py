@@ -37,6 +37,7 @@ FLOORS = {
     "synth": (2, 1),
     "diagnosis": (2, 0),
     "sandbox": (2, 1),
+    "jobs": (2, 1),
     "loaders": (3, 0),
     "plots": (3, 0),
     "report": (3, 0),
