@@ -125,7 +125,8 @@ def diagnose(
 ) -> None:
     """Say what ended a run or a Slurm job, in which phase, at which part sizes, and what to do next."""
     if (run_dir is None) == (job is None):
-        raise InputError("diagnose: expected either the folder of a run or --job JOBID, got both or neither")
+        found_here = "neither" if job is None else "both"
+        raise InputError(f"diagnose: expected either the folder of a run or --job JOBID, got {found_here}")
     if job is not None:
         from .jobs import diagnose_job
 

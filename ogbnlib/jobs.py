@@ -278,7 +278,10 @@ def _explain(job: dict[str, str], steps: list[dict[str, str]], facts: dict[str, 
     if run and run.cause == "out of memory":
         held = f" the run's own limit of {format_bytes(own_limit)}" if own_limit else " the memory there was"
         return "out of memory", f"ended with exit code {code}{after}: its run passed{held}", run.remedy
-    return CAUSES.get(str(code), "error"), f"{meaning}{after} (exit code {code})", remedy
+    shown = job.get("ExitCode", "")
+    inferred = shown != str(code) and not shown.startswith("0:") and shown.partition(":")[0] != str(code)
+    note = f", which sacct shows as {shown}; a plain {shown.partition(':')[0]} would look the same" if inferred else ""
+    return CAUSES.get(str(code), "error"), f"{meaning}{after} (exit code {code}{note})", remedy
 
 
 def _merge(sacct: list[dict[str, str]], scontrol: list[dict[str, str]]) -> dict[str, dict[str, Any]]:
