@@ -219,6 +219,44 @@ def test_a_notebook_takes_papermills_parameters_and_a_requeue_overwrites_no_exec
     assert f"{folder}/runs" in given
 
 
+MEETING = """
+import os, pathlib, signal, sys, time
+import torch, torch.distributed as dist
+folder = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+rank = dist.get_rank()
+def stop(*_):
+    if rank == 0:
+        (folder / "result.json").write_text('{"exit_code": 75}')
+    sys.exit(75)
+if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    signal.signal(signal.SIGUSR1, stop)
+    (folder / f"waiting{rank}").touch()
+    while True:
+        time.sleep(0.1)
+(folder / f"rank{rank}").write_text(f"{int(total)} on {os.environ['SLURMD_NODENAME']}: {' '.join(sys.argv[1:])}")
+"""
+
+
+def test_processes_on_two_nodes_meet_are_told_of_the_time_limit_and_requeued(slurm: Cluster, site: Path) -> None:
+    # The trainer is a stand-in: in question is that torchrun's processes find each other, hear USR1 and that their 75,
+    # which torchrun and srun turn into 1, is still a stop at a checkpoint.
+    (site / "ogbnlib").mkdir()
+    (site / "ogbnlib" / "__init__.py").touch()
+    (site / "ogbnlib" / "__main__.py").write_text(MEETING)
+    job_id = slurm.sbatch(*SMALL, "--nodes=2", "slurm/train_ddp.sbatch", "dataset=d", cwd=site)
+    folder = site / "runs" / f"train_ddp-{job_id}"
+    wait_until(lambda: len(list(folder.glob("waiting*"))) == 2, "both processes")
+    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
+    arguments = f"train --run-dir runs/train_ddp-{job_id} --set dataset=d"
+    said = sorted((folder / f"rank{rank}").read_text() for rank in (0, 1))
+    assert said == [f"2 on {node}: {arguments}" for node in slurm.nodes]
+
+
 MISTAKES = [
     (["slurm/notebook.sbatch", "99_nothing"], "got '99_nothing'"),
     (["slurm/sweep.sbatch", "nowhere.txt"], "got 'nowhere.txt'"),
