@@ -144,12 +144,22 @@ def train(
 
 @app.command()
 def diagnose(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run_dir: Annotated[Path | None, typer.Argument(help="The folder of a run.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what ended a run, in which phase, at which part sizes, and what to do next."""
+    """Say what ended a run or a Slurm job, in which phase, at which part sizes, and what to do next."""
+    if (run_dir is None) == (job is None):
+        found_here = "neither" if job is None else "both"
+        raise InputError(f"diagnose: expected either the folder of a run or --job JOBID, got {found_here}")
+    if job is not None:
+        from .jobs import diagnose_job
+
+        ended = diagnose_job(job)
+        return _print(ended.to_dict(), ended.text, as_json)
     from .diagnosis import diagnose as read
 
+    assert run_dir is not None
     found = read(run_dir)
     _print(found.to_dict(), found.text, as_json)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slurm_cluster import Cluster, cluster, unavailable
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.limits import Limit, make_limit
@@ -173,3 +174,12 @@ def write_run(
         known = {"exit_code": exit_code, "memory_limit_bytes": None, "limit_engine": None, "killed_by": None}
         (folder / "result.json").write_text(json.dumps({**known, "oom_kills": None, "duration_s": 5.0, **result}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Cluster]:
+    """A real Slurm cluster of two nodes on this machine, for the whole session."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    with cluster() as running:
+        yield running

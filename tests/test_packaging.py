@@ -42,6 +42,7 @@ FLOORS = {
     "diagnosis": (2, 0),
     "run_dir": (2, 0),
     "sandbox": (2, 3),
+    "jobs": (2, 1),
     "loaders": (3, 0),
     "checkpoint": (3, 0),
     "plots": (3, 0),
