@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import pytest
 from conftest import wait_until
 from slurm_cluster import Cluster
@@ -22,6 +23,7 @@ from ogbnlib.config import TrainConfig
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
 SMALL = ("--mem=1500", "--cpus-per-task=1", "--time=5")
+LONG = ("device=cpu", "batch_size=16", "epochs=40")
 QUICK = ("device=cpu", "epochs=1", "batch_size=16")
 
 
@@ -147,7 +149,8 @@ def test_a_requeued_job_resumes_its_run_and_keeps_both_attempts_output(
         *SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", "device=cpu", "epochs=15", "batch_size=16", cwd=site
     )
     run = site / "runs" / f"train-{job_id}"
-    wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
+    log = site / f"slurm-train-{job_id}.out"
+    wait_until(lambda: log.exists() and "Epoch 001" in log.read_text(), "the first epoch")
     slurm.call("scontrol", "requeue", job_id)
     (job,) = slurm.wait(job_id)
     said = output(site, job_id)
@@ -307,3 +310,88 @@ def test_a_job_script_names_no_cluster_and_leaves_resources_to_sbatch(path: Path
     assert {"--open-mode=append", "--requeue"} <= set(options)
     assert "set -euo pipefail" in lines
     assert not [line for line in lines if "--mem" in line and not line.startswith("#")]
+
+
+def test_a_run_near_its_time_limit_stops_at_a_checkpoint_is_requeued_and_finishes(
+    slurm: Cluster, site: Path, tiny_dir: Path
+) -> None:
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site)
+    run = site / "runs" / f"train-{job_id}"
+    wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
+    slurm.call("scancel", "--batch", "--signal=USR1", job_id)  # what --signal=B:USR1@120 sends
+    (job,) = slurm.wait(job_id)
+    said = output(site, job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
+    assert "stopped at a checkpoint; back in the queue for restart 1" in said
+    assert said.count("Epoch 001 | Loss: ") == 1
+    assert "Epoch 040 | Loss: " in said
+
+
+def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
+    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site)
+    run = site / "runs" / f"train-{job_id}"
+    wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
+    slurm.call("scancel", job_id)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")
+    wait_until(lambda: "ended by Slurm" in output(site, job_id), "the script's last word")
+    found = diagnose(job_id)
+    assert found["cause"] == "cancelled"
+    assert "--resume" in str(found["remedy"])
+    assert json.loads((run / "result.json").read_text())["exit_code"] == 75
+
+
+def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    job_id = slurm.sbatch(
+        "--mem=4000", "--cpus-per-task=1", "--time=5", "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005",
+        "-p", "epochs", "1", cwd=site,
+    )  # fmt: skip
+    (job,) = slurm.wait(job_id, 180)
+    folder = site / "runs" / f"00_quickstart-{job_id}"
+    assert job["JobState"] == "COMPLETED", output(site, job_id)
+    book = nbformat.read(folder / "00_quickstart.ipynb", as_version=4)
+    assert any(cell.get("outputs") for cell in book.cells)
+    assert (folder / "runs" / "00-shared" / "result.json").is_file()
+    assert diagnose(job_id)["cause"] == "finished"
+
+
+def test_a_parameter_that_a_notebook_has_not_is_refused(slurm: Cluster, site: Path) -> None:
+    job_id = slurm.sbatch(*SMALL, "slurm/notebook.sbatch", "00_quickstart", "-p", "batchsize", "1", cwd=site)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "2:0")
+    assert "batch_size" in output(site, job_id)
+
+
+def test_a_notebook_whose_kernel_is_killed_for_memory_is_out_of_memory(
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    cells = [nbformat.v4.new_code_cell("x = [bytearray(50 * 2**20) for _ in range(40)]")]
+    meta = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=meta), site / "eater.ipynb")
+    job_id = slurm.sbatch(
+        "--mem=500", "--cpus-per-task=1", "--time=5", "slurm/notebook.sbatch", "eater.ipynb", cwd=site
+    )
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["ExitCode"]) == ("OUT_OF_MEMORY", "0:125"), output(site, job_id)
+    assert "exit code 137" in output(site, job_id)
+    assert diagnose(job_id)["cause"] == "out of memory"
+
+
+def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
+    # A cell without a training run is not stopped by USR1; it goes on until the time limit.
+    code = "from pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
+    code += f"config = TrainConfig.create(dataset={str(tiny_dir)!r}, epochs=40, batch_size=16, device='cpu')\n"
+    code += "folder = Path('kept')\nresume = (folder / 'config.json').is_file()\n"
+    code += "run(config, run_dir=folder, resume=resume).require_finished()"
+    cells = [nbformat.v4.new_code_cell(code)]
+    meta = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=meta), site / "trainer.ipynb")
+    job_id = slurm.sbatch(*SMALL, "slurm/notebook.sbatch", "trainer.ipynb", cwd=site)
+    wait_until((site / "kept" / "checkpoint.pt").exists, "the first checkpoint")
+    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
