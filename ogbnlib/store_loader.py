@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -94,9 +95,17 @@ class WindowPlan:
 
 
 def available_bytes() -> int:
-    """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared."""
-    left = int(0.95 * effective_limit()[0]) - own_memory()[0]
-    return max(0, min(left, int(0.95 * psutil.virtual_memory().available)))
+    """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared.
+
+    The ranks of a node share its limit and its memory.
+    """
+    left = int(0.95 * effective_limit()[0]) // local_ranks() - own_memory()[0]
+    return max(0, min(left, int(0.95 * psutil.virtual_memory().available) // local_ranks()))
+
+
+def local_ranks() -> int:
+    """How many processes a launcher has started on this node to train together."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def fill_page_cache(store: Store) -> None:
@@ -117,15 +126,16 @@ def plan_windows(
     """Choose between the page cache and windows, and the windows' size.
 
     Args:
-        seeds: The ids that one epoch starts from.
-        available: Bytes that may be taken, page cache included; None draws batches one by one, whatever is left.
+        seeds: As many of the ids that an epoch starts from as this loader gets.
+        available: Bytes that may be taken by each rank of this node, page cache included; None draws batches one by
+            one, whatever is left.
         pair_share: The part of them that a window may have where two are held at once.
 
     A pass over the files costs the same for a large window as for a small one, so the fewest windows win, unless a
     single one that can't be prepared during training costs more than several that can.
     """
     sizes = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
-    if available is None or sum(sizes.values()) <= available:
+    if available is None or sum(sizes.values()) <= available * local_ranks():  # the page cache serves them all
         return WindowPlan(None, True, 0, available or 0)
     # One batch, drawn through the maps, tells what a batch holds; repeated nodes across batches only lower it.
     probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
@@ -133,7 +143,7 @@ def plan_windows(
     num_nodes, num_edges = len(probe.node), len(probe.row)
     batch_bytes = int(num_nodes * (row_bytes + 8) + num_edges * 8 + 2000)
     fixed = store.num_nodes // 8 + store.num_nodes // 16  # bitmap and ranks
-    batches = -(-len(seeds) // batch_size)
+    batches = max(1, -(-len(seeds) // batch_size))
     sweep_s = (sizes["x"] + len(sampler.num_neighbors) * (sizes["colptr"] + sizes["row"])) / _DISK_BYTES_PER_S
     train_s = batches * num_nodes * _TRAIN_S_PER_NODE
 
@@ -211,14 +221,14 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     # Windows --------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, epoch: int, begin: int) -> Window:
-        """The window that starts at position `begin` of the order of `epoch`."""
+    def _prepare(self, epoch: int, start: int, begin: int) -> Window:
+        """The window that starts at place `begin` of this loader's share of `epoch` from position `start` on."""
         assert self.plan.window_batches is not None
         size = self.batch_size
-        positions = self.sampler.order(epoch)[begin : begin + size * self.plan.window_batches]
+        positions = self.sampler.share(epoch, start)[begin : begin + size * self.plan.window_batches]
         parts = positions.split(size)
         seeds = self.input_data.node
-        start, read_before = time.monotonic(), self._bytes_read()
+        begun, read_before = time.monotonic(), self._bytes_read()
         sampled = sample_window(
             self.node_sampler,
             [seeds[part].numpy() for part in parts],
@@ -234,7 +244,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             epoch=epoch,
             batches=len(parts),
             distinct_nodes=len(window.features),
-            sample_s=round(between - start, 3),
+            sample_s=round(between - begun, 3),
             features_s=round(time.monotonic() - between, 3),
             bytes_read=self._bytes_read() - read_before,
         )
@@ -243,31 +253,31 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     def _bytes_read(self) -> int:
         return sum(array.bytes_read for array in self._arrays.values())
 
-    def _submit(self, epoch: int, begin: int) -> Future[Window]:
+    def _submit(self, epoch: int, start: int, begin: int) -> Future[Window]:
         assert self._executor is not None
-        return self._executor.submit(self._prepare, epoch, begin)
+        return self._executor.submit(self._prepare, epoch, start, begin)
 
     def _window_batches(self) -> Iterator[Data]:
         assert self.plan.window_batches is not None
         assert isinstance(self.sampler, EpochSampler)
-        epoch, end = self.sampler.epoch, self.sampler.n
+        epoch, start = self.sampler.epoch, self.sampler.start
         step = self.batch_size * self.plan.window_batches
-        begins = list(range(self.sampler.start, end, step))
+        begins = list(range(0, len(self.sampler), step))
         pending: Future[Window] | None = None
         if self._ahead is not None:
             ahead_epoch, pending = self._ahead
             self._ahead = None
-            if ahead_epoch != epoch or self.sampler.start:
+            if ahead_epoch != epoch or start:
                 pending.result()  # it belongs to an epoch that is not wanted; wait, so that two are never prepared
                 pending = None
         for i, begin in enumerate(begins):
-            window = (pending or self._submit(epoch, begin)).result()
+            window = (pending or self._submit(epoch, start, begin)).result()
             pending = None
             if self.plan.overlapped:
                 if i + 1 < len(begins):
-                    pending = self._submit(epoch, begins[i + 1])
+                    pending = self._submit(epoch, start, begins[i + 1])
                 elif self.last_epoch is not None and epoch < self.last_epoch:
-                    self._ahead = (epoch + 1, self._submit(epoch + 1, 0))
+                    self._ahead = (epoch + 1, self._submit(epoch + 1, 0, 0))
             yield from self._unpack(window)
             del window
 
