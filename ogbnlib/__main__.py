@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,9 +124,13 @@ def train(
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; without it nothing is limited.')] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     engine: Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")] = "auto",
+    ranks: Annotated[int, typer.Option(help="Processes that train together, under the one limit.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Train in a child process, under a memory limit if one is given; exits with the child's code."""
+    """Train in a child process, under a memory limit if one is given; exits with the child's code.
+
+    Started by torchrun it trains in this process, as the rank that torchrun says it is.
+    """
     from . import sandbox
     from .run_dir import CONFIG
 
@@ -137,9 +142,39 @@ def train(
             )
         values = {**TrainConfig.load(run_dir / CONFIG).model_dump(), **values}
     config = TrainConfig.create(values)
-    result = sandbox.run(config, memory_limit, run_dir=run_dir, resume=resume, engine=engine, echo=not as_json)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if memory_limit is not None or ranks != 1:
+            option = "--ranks" if memory_limit is None else "--memory-limit"
+            raise InputError(
+                f"{option}: expected without a launcher, which has started the ranks itself: "
+                "let Slurm limit them, or leave torchrun out and use --ranks with --memory-limit"
+            )
+        raise typer.Exit(_train_as_rank(config, run_dir, resume, as_json))
+    result = sandbox.run(
+        config, memory_limit, run_dir=run_dir, resume=resume, engine=engine, echo=not as_json, num_ranks=ranks
+    )
     _print(result.result, f"{result.diagnosis}\nEverything about it is in {run_dir}", as_json)
     raise typer.Exit(result.exit_code)
+
+
+def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> int:
+    from .diagnosis import STOPPED, read_result
+    from .diagnosis import diagnose as read
+    from .signals import Stopped, die_with_parent, ignore
+    from .train import train as train_here
+
+    die_with_parent()
+    code = 0
+    try:
+        train_here(config.replace(progress="none") if as_json else config, run_dir, resume=resume)
+    except Stopped as stopped:
+        code = STOPPED
+        if os.environ["RANK"] == "0" and not as_json:
+            typer.echo(stopped)
+    ignore()
+    if os.environ["RANK"] == "0":
+        _print(read_result(run_dir) or {}, f"{read(run_dir)}\nEverything about it is in {run_dir}", as_json)
+    return code
 
 
 @app.command()

@@ -32,6 +32,7 @@ class State:
         loss_sum: Over these seeds.
         time_s: Spent on training these seeds.
         history: One row per finished epoch.
+        batches_per_step: Over all ranks; 0 before the first step.
     """
 
     epoch: int = 0
@@ -39,6 +40,7 @@ class State:
     loss_sum: float = 0.0
     time_s: float = 0.0
     history: list[Row] = field(default_factory=list)
+    batches_per_step: int = 0
 
 
 def save_checkpoint(

@@ -240,6 +240,10 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
             text.append("The limit's own evidence shows no out-of-memory kill.")
         if message := result.get("last_output"):
             text.append(f"Its last words: {message}")
+    started_at = max((i for i, event in enumerate(events) if event["event"] == "start"), default=0)
+    for event in events[started_at:]:
+        if event["event"] == "rank ended" and code not in (2, STOPPED):
+            text.append(f"Rank {event['rank']} was the first to end: {explain_exit_code(event['exit_code'])[0]}.")
     if code not in (2, STOPPED):
         text += _holding(parts, sample, started)
     text.append(f"Next: {remedy}.")

@@ -95,6 +95,7 @@ def choose_windows(
     available: int | None,
     pair_share: float,
     reserve: int = 0,
+    sharers: int = 1,
 ) -> WindowPlan:
     """Choose between the page cache and windows, and the windows' size.
 
@@ -105,11 +106,12 @@ def choose_windows(
         available: Bytes that may be taken, page cache included; None draws batches one by one, whatever is left.
         pair_share: The part of them that a window may have where two are held at once.
         reserve: What batches on their way and a training step take of them.
+        sharers: Processes that have `available` each, and the page cache in common.
 
     A pass over the files costs the same for a large window as for a small one, so the fewest windows win, unless a
     single one that can't be prepared during training costs more than several that can.
     """
-    if available is None or sum(files.values()) + reserve <= available:
+    if available is None or sum(files.values()) <= (available - reserve) * sharers:
         return WindowPlan(None, True, 0, available or 0)
     left = max(0, available - reserve)
     one, fixed = compact_batch_bytes(batch, row_bytes), window_fixed_bytes(num_nodes)

@@ -16,8 +16,10 @@ from .timeline import read_metrics
 
 CONFIG, OUTPUT, CHECKPOINT, LOCK = "config.json", "output.log", "checkpoint.pt", ".lock"
 
-# Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with.
+# Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with, but
+# `accumulate`, which keeps a step's size where the number of ranks is another.
 RESUMABLE = {
+    "accumulate",
     *("dataset", "root", "download", "reader", "loading", "lookahead"),
     *("num_workers", "persistent_workers", "pin_memory", "device"),
     *(

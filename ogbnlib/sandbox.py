@@ -371,6 +371,7 @@ def run(
     resume: bool = False,
     engine: str = "auto",
     echo: bool = True,
+    num_ranks: int = 1,
 ) -> Run:
     """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
 
@@ -382,12 +383,15 @@ def run(
         resume: Go on from the run's last checkpoint.
         engine: "auto", or one of `limits.ENGINES`.
         echo: Relay the child's output; it is in `output.log` either way.
+        num_ranks: Processes on this machine that train together (`ogbnlib.ranks`), under the one limit.
 
     Raises:
         InputError: for bad input, before the child is started.
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    if num_ranks < 1:
+        raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     check_inputs(config)
     available, source = effective_limit()
     notes = []
@@ -401,7 +405,8 @@ def run(
         lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
         earlier = start_attempt(folder, memory_limit_bytes=limit_bytes, limit_engine=limit.name, notes=notes)
         not_started.pop_all()  # `supervise` closes the limit from here on
-        argv = [sys.executable, "-m", "ogbnlib.train", str(folder), *(["--resume"] if resume else [])]
+        module = ["ogbnlib.train"] if num_ranks == 1 else ["ogbnlib.launch", str(num_ranks)]
+        argv = [sys.executable, "-m", *module, str(folder), *(["--resume"] if resume else [])]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
         env = {"OGBNLIB_PROGRESS": progress, "OGBNLIB_PARENT": str(os.getpid())}
         result = _supervised(argv, folder, limit, refused, earlier, env, echo, notes, config, lock)

@@ -7,8 +7,10 @@ child whose parent died. A handler here only notes the number, or passes it on: 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -95,3 +97,13 @@ def ignore(worker_id: int = 0) -> None:
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def die_with_parent() -> None:
+    """Have the kernel send SIGTERM to this process when its parent dies (Linux, prctl(2)), however that happens."""
+    pr_set_pdeathsig = 1
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
+    if os.environ.get("OGBNLIB_PARENT", str(os.getppid())) != str(os.getppid()):
+        sys.exit(143)  # it died before the line above

@@ -45,9 +45,12 @@ FLOORS = {
     "jobs": (2, 1),
     "loaders": (3, 0),
     "checkpoint": (3, 0),
+    "ranks": (3, 0),
     "plots": (3, 0),
     "report": (3, 0),
-    "train": (4, 0),
+    "trainer": (4, 0),
+    "train": (4, 1),
+    "launch": (4, 0),
     "doctor": (4, 0),
     "kernel": (4, 0),
     "engine": (4, 1),
@@ -55,7 +58,7 @@ FLOORS = {
     "__init__": (5, 0),
 }
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
-TORCH = {"models", "sampler", "lookahead", "store_loader", "loaders", "checkpoint", "train"}
+TORCH = {"models", "sampler", "lookahead", "store_loader", "loaders", "checkpoint", "ranks", "trainer", "train"}
 WITHOUT_TORCH = sorted(set(MODULES) - TORCH - {"__main__", "__init__"})
 
 

@@ -23,7 +23,8 @@ from ogbnlib.memory import process_tree
 from ogbnlib.sandbox import supervise
 from ogbnlib.signals import STOP_SIGNALS, Forward, Stopped, StopRequest, handled, held_back
 from ogbnlib.timeline import read_events, read_metrics, read_phases
-from ogbnlib.train import Trainer, TrainResult, train
+from ogbnlib.train import TrainResult, train
+from ogbnlib.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
 BATCHES = 8  # of an epoch of 120 seeds in batches of 16
@@ -41,7 +42,7 @@ def policies(tiny_store: Path) -> list[dict[str, Any]]:
 def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sends this process a signal from within its n-th batch, training and evaluation counted together."""
     left = {"count": 0, "number": 0}
-    forward = sys.modules["ogbnlib.train"]._forward
+    forward = sys.modules["ogbnlib.trainer"]._forward
 
     def counted(model: Any, batch: Any, device: Any) -> Any:
         left["count"] -= 1
@@ -52,7 +53,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def at(count: int, number: int = signal.SIGUSR1) -> None:
         left.update(count=count, number=number)
 
-    monkeypatch.setattr("ogbnlib.train._forward", counted)
+    monkeypatch.setattr("ogbnlib.trainer._forward", counted)
     return at
 
 

@@ -148,7 +148,6 @@ def test_a_requeued_job_resumes_its_run_and_keeps_both_attempts_output(
     job_id = slurm.sbatch(
         *SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", "device=cpu", "epochs=15", "batch_size=16", cwd=site
     )
-    run = site / "runs" / f"train-{job_id}"
     log = site / f"slurm-train-{job_id}.out"
     wait_until(lambda: log.exists() and "Epoch 001" in log.read_text(), "the first epoch")
     slurm.call("scontrol", "requeue", job_id)
@@ -347,8 +346,8 @@ def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
     slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
     job_id = slurm.sbatch(
-        "--mem=4000", "--cpus-per-task=1", "--time=5", "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005",
-        "-p", "epochs", "1", cwd=site,
+        "--mem=4000", *SMALL[1:], "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005", "-p", "epochs", "1",
+        cwd=site,
     )  # fmt: skip
     (job,) = slurm.wait(job_id, 180)
     folder = site / "runs" / f"00_quickstart-{job_id}"

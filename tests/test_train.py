@@ -15,7 +15,8 @@ from ogbnlib.checkpoint import METRIC_COLUMNS
 from ogbnlib.config import InputError, TrainConfig
 from ogbnlib.diagnosis import diagnose
 from ogbnlib.timeline import read_metrics, read_phases, read_timeline
-from ogbnlib.train import TrainResult, epoch_line, train
+from ogbnlib.train import TrainResult, train
+from ogbnlib.trainer import epoch_line
 
 Config = Callable[..., TrainConfig]
 POLICIES = ("eager", "lazy", "shared")
