@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Ranks:
         if self.num_ranks == 1:
             return model
         device_ids = [torch.cuda.current_device()] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)
+        return DistributedDataParallel(model, device_ids=device_ids)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
@@ -137,8 +138,14 @@ def join(device: str) -> Iterator[Ranks]:
     try:
         yield Ranks(rank, num_ranks, local_rank)
     except Stopped:  # all of them have
-        if owned:
-            dist.destroy_process_group()
+        _leave(owned)
         raise
-    if owned:  # after another error the others may still wait for this rank, whose end tells them
+    _leave(owned)  # not after another error: the others may still wait for this rank, and its end tells them
+
+
+def _leave(owned: bool) -> None:
+    # gloo's threads need Python's lock to drop the tensors of the last collective, and its end waits for them with that
+    # lock held (pytorch/pytorch#56297): seen to block for ever in one stop of three. Sleeping lends them the lock.
+    time.sleep(0.2)
+    if owned:
         dist.destroy_process_group()

@@ -25,7 +25,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from .footprint import QUEUE_BATCHES, QUEUE_BYTES, Batch
 from .forecast import WindowPlan, choose_windows
 from .lookahead import CHUNK_BYTES, DiskArray, Window, sample_window
-from .memory import effective_limit, own_memory
+from .memory import effective_limit, own_memory, read_rss
 from .sampler import CSCSampler, EpochSampler
 from .store import Store
 
@@ -84,10 +84,12 @@ def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int 
 def available_bytes() -> int:
     """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared.
 
-    The ranks of a node share its limit and its memory.
+    The ranks of a node share its limit with their launcher, and its memory.
     """
-    left = int(0.95 * effective_limit()[0]) // local_ranks() - own_memory()[0]
-    return max(0, min(left, int(0.95 * psutil.virtual_memory().available) // local_ranks()))
+    ranks = local_ranks()
+    launcher = (read_rss([os.getppid()])[0] or 0) if ranks > 1 else 0
+    left = (int(0.95 * effective_limit()[0]) - launcher) // ranks - own_memory()[0]
+    return max(0, min(left, int(0.95 * psutil.virtual_memory().available) // ranks))
 
 
 def local_ranks() -> int:
