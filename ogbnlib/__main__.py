@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -149,7 +149,7 @@ def train(
                 f"{option}: expected without a launcher, which has started the ranks itself: "
                 "let Slurm limit them, or leave torchrun out and use --ranks with --memory-limit"
             )
-        raise typer.Exit(_train_as_rank(config, run_dir, resume, as_json))
+        _train_as_rank(config, run_dir, resume, as_json)
     result = sandbox.run(
         config, memory_limit, run_dir=run_dir, resume=resume, engine=engine, echo=not as_json, num_ranks=ranks
     )
@@ -157,13 +157,15 @@ def train(
     raise typer.Exit(result.exit_code)
 
 
-def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> int:
+def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
     from .diagnosis import STOPPED, read_result
     from .diagnosis import diagnose as read
+    from .ranks import end, end_here
     from .signals import Stopped, die_with_parent, ignore
     from .train import train as train_here
 
     die_with_parent()
+    end_here()
     code = 0
     try:
         train_here(config.replace(progress="none") if as_json else config, run_dir, resume=resume)
@@ -174,7 +176,7 @@ def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bo
     ignore()
     if os.environ["RANK"] == "0":
         _print(read_result(run_dir) or {}, f"{read(run_dir)}\nEverything about it is in {run_dir}", as_json)
-    return code
+    end(code)
 
 
 @app.command()

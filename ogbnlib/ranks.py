@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -143,9 +144,28 @@ def join(device: str) -> Iterator[Ranks]:
     _leave(owned)  # not after another error: the others may still wait for this rank, and its end tells them
 
 
+_ends_here = False
+
+
+def end_here() -> None:
+    """Say that this process lives for one training alone and will end through `end`."""
+    global _ends_here
+    _ends_here = True
+
+
+def end(code: int) -> NoReturn:
+    """End this process; as one of several ranks past Python's own end, which would end gloo's threads, see `_leave`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if launched():
+        os._exit(code)
+    sys.exit(code)
+
+
 def _leave(owned: bool) -> None:
     # gloo's threads need Python's lock to drop the tensors of the last collective, and its end waits for them with that
-    # lock held (pytorch/pytorch#56297): seen to block for ever in one stop of three. Sleeping lends them the lock.
-    time.sleep(0.2)
-    if owned:
+    # lock held (pytorch/pytorch#56297): seen to block for ever in one stop of three. A process that has nothing else to
+    # do leaves that end out; another one lends them the lock by sleeping first.
+    if owned and not _ends_here:
+        time.sleep(0.2)
         dist.destroy_process_group()

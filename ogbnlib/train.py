@@ -29,7 +29,7 @@ from .diagnosis import STOPPED
 from .loaders import compile_kernels, make_loaders
 from .models import GNN
 from .ogb_raw import Dataset, open_raw
-from .ranks import Ranks, join
+from .ranks import Ranks, end, end_here, join
 from .run_dir import CONFIG, locked, own_run_dir
 from .sandbox import check_inputs, start_attempt, write_result
 from .signals import Stopped, StopRequest, die_with_parent, handled, ignore, take_over
@@ -174,6 +174,7 @@ def main(arguments: list[str]) -> int:
     """The child's side of `sandbox.run`: train in the folder that the parent has prepared and locked."""
     stop = StopRequest()
     take_over(stop)
+    end_here()
     die_with_parent()
     # The imports leave about a million objects that no collection can free; walking them took 0.26 s of every release.
     gc.freeze()
@@ -199,4 +200,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))

@@ -346,8 +346,8 @@ def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
     slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
     job_id = slurm.sbatch(
-        "--mem=4000", *SMALL[1:], "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005", "-p", "epochs", "1",
-        cwd=site,
+        "--mem=4000", *SMALL[1:], "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005",
+        "-p", "epochs", "1", cwd=site,
     )  # fmt: skip
     (job,) = slurm.wait(job_id, 180)
     folder = site / "runs" / f"00_quickstart-{job_id}"
