@@ -33,6 +33,7 @@ RUNGS: tuple[dict[str, Any], ...] = (
     {"loading": "store", **_MEDIUM},
     {"loading": "store", **_SMALL},
 )
+_LADDER = ("loading", "features", "batch_size", "num_neighbors", "hidden", "peak GB", "page cache GB", "epoch min")
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
 
 
@@ -281,7 +282,7 @@ def ladder(dataset: str = "ogbn-papers100M", *, size: GraphSize | None = None, *
     size = size or size_of(dataset)
     rows = []
     for allocation in ALLOCATIONS:
-        row: dict[str, Any] = {"you have": allocation}
+        row: dict[str, Any] = dict.fromkeys(_LADDER, "")
         try:
             best = recommend(dataset, allocation, size=size, **settings).plan
         except InputError:
@@ -299,4 +300,4 @@ def ladder(dataset: str = "ogbn-papers100M", *, size: GraphSize | None = None, *
             "epoch min": round(best.epoch_s / 60, 1),
         }
         rows.append(row)
-    return pd.DataFrame(rows).set_index("you have").fillna("")
+    return pd.DataFrame(rows, index=pd.Index(ALLOCATIONS, name="you have"))
