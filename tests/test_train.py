@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import tree
+from torch_geometric.data import Data
 
 from ogbnlib.config import InputError, TrainConfig
 from ogbnlib.diagnosis import diagnose
 from ogbnlib.timeline import read_metrics, read_phases, read_timeline
-from ogbnlib.train import METRIC_COLUMNS, TrainResult, epoch_line, train
+from ogbnlib.train import METRIC_COLUMNS, Progress, TrainResult, epoch_line, train
 
 Config = Callable[..., TrainConfig]
 POLICIES = ("eager", "lazy", "shared")
@@ -274,3 +276,22 @@ def test_memory_is_released_every_k_batches_when_asked(tiny_config: Config, tmp_
     train(tiny_config(epochs=1, release_every=3, loading="shared"), tmp_path / "run")
     after = [e["after"] for e in read_events(tmp_path / "run") if e["event"] == "release"]
     assert [word for word in after if word.startswith("batch")] == ["batch 3", "batch 6"]
+
+
+@pytest.mark.parametrize("how", ["bar", "lines", "none"])
+def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
+    last: list[weakref.ref[Data]] = []
+
+    def batches() -> Iterator[Data]:
+        for _ in range(4):
+            assert not last or last[-1]() is None
+            batch = Data()
+            last.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    seen = 0
+    for batch in Progress(how).over(batches(), 4, "epoch 1"):
+        seen += isinstance(batch, Data)
+        del batch
+    assert seen == 4
