@@ -107,12 +107,13 @@ def plan(
     from . import planner
 
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **parse_assignments(set_ or [])}
+    config = TrainConfig.create(values)
     if ladder:
         if memory_limit is not None:
             raise InputError("--memory-limit: expected without --ladder, which goes through all of them")
         table = planner.ladder(**values)
         return _print({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
-    advice = planner.plan(TrainConfig.create(values), memory_limit)
+    advice = planner.plan(config, memory_limit)
     _print(advice.to_dict(), str(advice), as_json)
     raise typer.Exit(1 if advice.verdict == planner.WILL_NOT_FIT else 0)
 

@@ -244,7 +244,7 @@ class StoreLoaders(Loaders):
             )
             arguments = self._arguments(split, shuffle)
             seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
-            reserve = functools.partial(step_reserve_bytes, config, size=self._size, itemsize=store.x.itemsize)
+            reserve = functools.partial(step_reserve_bytes, config, size=self._size)
             share = 0.5 - 0.05 * shuffle
             plan = plan_windows(store, sampler, seeds, arguments["batch_size"], self._budget(shuffle), share, reserve)
             self.log.mark("note", loader=split, plan=str(plan), window_batches=plan.window_batches)

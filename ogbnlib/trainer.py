@@ -44,24 +44,19 @@ class Progress:
         """The batches, none of them held here while the next is made: `enumerate` and `tqdm(batches)` hold one."""
         from tqdm import tqdm
 
-        shown = self.how == "bar"
-        bar = tqdm(total=total, desc=what, unit="batch", leave=False, mininterval=0.5) if shown else None
         begin = last = time.monotonic()
         done = 0
-        try:
+        hidden = self.how != "bar"
+        with tqdm(total=total, desc=what, unit="batch", leave=False, mininterval=0.5, disable=hidden) as bar:
             for batch in batches:
                 yield batch
                 del batch
+                bar.update()
                 done, now = done + 1, time.monotonic()
-                if bar is not None:
-                    bar.update()
-                elif self.how == "lines" and now - last >= _LINE_EVERY_S:
+                if self.how == "lines" and now - last >= _LINE_EVERY_S:
                     last, rate = now, done / (now - begin)
                     left_s = (total - done) / rate
                     self.say(f"  {what}: {done}/{total} batches, {rate:.1f} batches/s, {left_s:.0f} s left")
-        finally:
-            if bar is not None:
-                bar.close()
 
 
 def _forward(model: nn.Module, batch: Data, device: torch.device) -> Tensor:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import tree
+from torch_geometric.data import Data
 
 from ogbnlib.checkpoint import METRIC_COLUMNS
 from ogbnlib.config import InputError, TrainConfig
 from ogbnlib.diagnosis import diagnose
 from ogbnlib.timeline import read_metrics, read_phases, read_timeline
 from ogbnlib.train import TrainResult, train
-from ogbnlib.trainer import epoch_line
+from ogbnlib.trainer import Progress, epoch_line
 
 Config = Callable[..., TrainConfig]
 POLICIES = ("eager", "lazy", "shared")
@@ -314,3 +316,22 @@ def test_a_loss_is_the_mean_over_seeds_whatever_the_step(tiny_config: Config) ->
     whole = train(tiny_config(batch_size=120, **same))
     parts = train(tiny_config(batch_size=16, accumulate=8, **same))
     assert column(parts, "loss") == pytest.approx(column(whole, "loss"), rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["bar", "lines", "none"])
+def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
+    last: list[weakref.ref[Data]] = []
+
+    def batches() -> Iterator[Data]:
+        for _ in range(4):
+            assert not last or last[-1]() is None
+            batch = Data()
+            last.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    seen = 0
+    for batch in Progress(how).over(batches(), 4, "epoch 1"):
+        seen += isinstance(batch, Data)
+        del batch
+    assert seen == 4
