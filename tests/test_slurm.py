@@ -394,3 +394,35 @@ def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path,
     slurm.call("scancel", "--batch", "--signal=USR1", job_id)
     (job,) = slurm.wait(job_id)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
+
+
+@pytest.mark.parametrize(("nodes", "processes"), [(1, 2), (2, 1)])
+def test_several_processes_train_one_run(
+    slurm: Cluster, site: Path, tiny_dir: Path, nodes: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(slurm.env, "OGBNLIB_PROCESSES_PER_NODE", str(processes))
+    job_id = slurm.sbatch(
+        "--mem=2500", "--cpus-per-task=2", "--time=5", f"--nodes={nodes}", "slurm/train_ddp.sbatch",
+        f"dataset={tiny_dir}", *QUICK, cwd=site,
+    )  # fmt: skip
+    (job,) = slurm.wait(job_id, 180)
+    said = output(site, job_id)
+    assert job["JobState"] == "COMPLETED", said
+    assert said.count("Epoch 001 | Loss: ") == 1
+    assert json.loads((site / "runs" / f"train_ddp-{job_id}" / "result.json").read_text())["exit_code"] == 0
+
+
+def test_several_processes_stop_at_a_checkpoint_and_resume(
+    slurm: Cluster, site: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(slurm.env, "OGBNLIB_PROCESSES_PER_NODE", "2")
+    job_id = slurm.sbatch(
+        "--mem=2500", "--cpus-per-task=2", "--time=5", "slurm/train_ddp.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site
+    )
+    run = site / "runs" / f"train_ddp-{job_id}"
+    wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
+    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
+    (job,) = slurm.wait(job_id, 180)
+    said = output(site, job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
+    assert "Epoch 040 | Loss: " in said
