@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 
-from . import official
+from . import cuda, official
 from .checkpoint import Row, State, append_metrics, cut_metrics, load_checkpoint, save_checkpoint
 from .config import InputError, TrainConfig
+from .cuda import OUT_OF_CUDA_MEMORY
 from .diagnosis import STOPPED
 from .loaders import Loaders, compile_kernels, make_loaders, set_epoch
 from .memory import release_memory
@@ -116,6 +117,9 @@ class Trainer:
         self.config, self.loaders, self.run_dir, self.log, self.progress = config, loaders, run_dir, log, progress
         self.stop = stop
         self.device = resolve_device(config.device)
+        for note in cuda.begin(config, self.device.type):
+            log.mark("note", text=note)
+            progress.say(note)
         torch.manual_seed(config.seed)
         self.model = GNN(
             config.model,
@@ -125,8 +129,11 @@ class Trainer:
             len(config.num_neighbors),
             dropout=config.dropout,
             heads=config.heads,
+            precision=config.precision,
+            checkpointing=config.activation_checkpointing,
         ).to(self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
         log.part("model, gradients, Adam", 4 * parameter_bytes(self.model))
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
@@ -143,12 +150,12 @@ class Trainer:
             return
         self.state.loss_sum = float(self._loss)
         with self.log.phase("checkpoint"):
-            save_checkpoint(self.run_dir, self.state, self.num_seeds, self.model, self.optimizer)
+            save_checkpoint(self.run_dir, self.state, self.num_seeds, self.model, self.optimizer, self.scaler)
 
     def restore(self) -> None:
         """Go back to the last checkpoint, and metrics.csv with it; to the start where there is none yet."""
         assert self.run_dir is not None
-        self.state = load_checkpoint(self.run_dir, self.num_seeds, self.model, self.optimizer)
+        self.state = load_checkpoint(self.run_dir, self.num_seeds, self.model, self.optimizer, self.scaler)
         self._loss.fill_(self.state.loss_sum)
         if self.state.epoch > self.config.epochs:
             raise InputError(f"epochs: the run is already at epoch {self.state.epoch}, got epochs={self.config.epochs}")
@@ -198,14 +205,17 @@ class Trainer:
             self._seed_dropout(epoch, int(batch.input_id[0]))
             labels = _seed_labels(batch, self.device)
             loss = F.cross_entropy(_forward(self.model, batch, self.device), labels, reduction="sum")
-            (loss / (end - begin)).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(loss / (end - begin)).backward()  # type: ignore[no-untyped-call]
             self._loss += loss.detach()
             del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
             self.log.cuda()
             self._batches += 1
             if config.release_every and self._batches % config.release_every == 0:
                 self.log.mark("release", after=f"batch {self._batches}", **release_memory())
-        self.optimizer.step()
+            if config.empty_cache_every and self._batches % config.empty_cache_every == 0:
+                cuda.empty_cache(self.log.mark, self._batches)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def _seed_dropout(self, epoch: int, first: int) -> None:
         """Have dropout depend on (seed, epoch, batch) alone, as the choice of neighbors does."""
@@ -322,11 +332,14 @@ def train(
         resume: Go on from the run's last checkpoint.
 
     Raises:
-        InputError: for bad input, before anything is written; for a folder in which another process trains.
+        InputError: for bad input, before anything is written; for a folder in which another process trains; for
+            `expandable_segments` in a process that has used CUDA already.
+        torch.OutOfMemoryError: when the GPU's memory ran out; the event `cuda_oom` is in the run's folder then.
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
     """
     check_inputs(config)
+    cuda.prepare_allocator(config)
     stop = StopRequest()
     with handled(stop):
         if run_dir is None:
@@ -347,7 +360,7 @@ def _train_recorded(
         code = 0
         return result
     except BaseException as error:
-        codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130}
+        codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130, torch.OutOfMemoryError: OUT_OF_CUDA_MEMORY}
         code = next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
         raise
     finally:
@@ -385,7 +398,11 @@ def _train(
         finally:
             loaders.close()
         return TrainResult(trainer.state.history, trainer.model, run_dir)
+    except torch.OutOfMemoryError as error:
+        cuda.record_oom(error, config, run_dir, log.mark)
+        raise
     finally:
+        cuda.end(config)
         log.close()
         torch.set_num_threads(threads)
 
@@ -412,6 +429,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     try:
         config = TrainConfig.load(folder / CONFIG)
+        cuda.prepare_allocator(config)
         with contextlib.nullcontext() if "OGBNLIB_PARENT" in os.environ else locked(folder):
             how = os.environ.get("OGBNLIB_PROGRESS", "lines")
             _train(config, folder, stop, resume="--resume" in arguments, how=how)
@@ -421,6 +439,9 @@ def main(arguments: list[str]) -> int:
     except Stopped as stopped:
         print(stopped, flush=True)
         return STOPPED
+    except torch.OutOfMemoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return OUT_OF_CUDA_MEMORY
     finally:
         ignore()  # Python's end would have them end the process, whose work is done
     return 0

@@ -20,6 +20,7 @@ PACKAGE = ROOT / "ogbnlib"
 FLOORS = {
     "config": (0, 0),
     "memory": (0, 0),
+    "cuda": (0, 1),
     "signals": (0, 0),
     "timeline": (1, 0),
     "limits": (1, 0),
@@ -39,14 +40,16 @@ FLOORS = {
     "lookahead": (2, 1),
     "store_loader": (2, 2),
     "synth": (2, 1),
-    "diagnosis": (2, 0),
+    "cures": (2, 2),
+    "diagnosis": (2, 3),
     "run_dir": (2, 0),
-    "sandbox": (2, 3),
+    "sandbox": (2, 4),
     "loaders": (3, 0),
     "checkpoint": (3, 0),
     "plots": (3, 0),
     "report": (3, 0),
     "train": (4, 0),
+    "activations": (4, 1),
     "doctor": (4, 0),
     "kernel": (4, 0),
     "engine": (4, 1),
@@ -54,7 +57,7 @@ FLOORS = {
     "__init__": (5, 0),
 }
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
-TORCH = {"models", "sampler", "lookahead", "store_loader", "loaders", "checkpoint", "train"}
+TORCH = {"models", "sampler", "lookahead", "store_loader", "loaders", "checkpoint", "train", "activations"}
 WITHOUT_TORCH = sorted(set(MODULES) - TORCH - {"__main__", "__init__"})
 
 
