@@ -44,7 +44,12 @@ class State:
 
 
 def save_checkpoint(
-    run_dir: Path, state: State, num_seeds: dict[str, int], model: nn.Module, optimizer: torch.optim.Optimizer
+    run_dir: Path,
+    state: State,
+    num_seeds: dict[str, int],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
 ) -> None:
     """Write checkpoint.pt, atomically."""
     content = {
@@ -53,14 +58,19 @@ def save_checkpoint(
         "num_seeds": num_seeds,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
+        "scaler": scaler.state_dict(),  # empty but for fp16
     }
     write_atomically(run_dir / CHECKPOINT, lambda file: torch.save(content, file))
 
 
 def load_checkpoint(
-    run_dir: Path, num_seeds: dict[str, int], model: nn.Module, optimizer: torch.optim.Optimizer
+    run_dir: Path,
+    num_seeds: dict[str, int],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
 ) -> State:
-    """Set model and optimizer to the last checkpoint and return its state; a new state where there is none yet.
+    """Set model, optimizer and gradient scaler to the last checkpoint and return its state; a new one without a file.
 
     Args:
         num_seeds: Size of each split; a checkpoint of a data set with others is refused.
@@ -79,6 +89,7 @@ def load_checkpoint(
             raise ValueError(f"its data set has splits of {content['num_seeds']} nodes, this one {num_seeds}")
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
+        scaler.load_state_dict(content.get("scaler", {}))
         return State(**{item.name: content[item.name] for item in fields(State)})
     except Exception as error:
         raise InputError(

@@ -171,6 +171,15 @@ def _lookahead(value: object) -> object:
         raise ValueError(f'expected "auto", "off" or a size such as "2 GB", got {value!r}') from None
 
 
+def _optional_bytes(value: object) -> object:
+    if value is None or (isinstance(value, str) and value.strip().lower() in {"", "none", "null"}):
+        return None
+    try:
+        return parse_bytes(value, "size")
+    except InputError:
+        raise ValueError(f'expected a size such as "4 GB", got {value!r}') from None
+
+
 def _path(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -179,6 +188,7 @@ Int = Annotated[int, BeforeValidator(_number(int))]
 Float = Annotated[float, BeforeValidator(_number(float))]
 Bool = Annotated[bool, BeforeValidator(_boolean)]
 OptionalCount = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_number(int)), BeforeValidator(_none)]
+OptionalBytes = Annotated[int | None, BeforeValidator(_optional_bytes)]
 Integers = Annotated[tuple[Int, ...], BeforeValidator(_integers)]
 Splits = Annotated[tuple[Split, ...], BeforeValidator(_words)]
 
@@ -222,6 +232,8 @@ class TrainConfig(BaseModel):
     hidden_channels: Annotated[Int, Field(gt=0)] = 16
     heads: Annotated[Int, Field(gt=0)] = 4  # gat only
     dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the layers' products (torch.autocast); fp16 needs a GPU
+    activation_checkpointing: Bool = False  # compute layers again in the backward pass: less memory, same gradients
 
     # training
     epochs: Annotated[Int, Field(ge=0)] = 3
@@ -237,6 +249,12 @@ class TrainConfig(BaseModel):
     eval_every: Annotated[Int, Field(gt=0)] = 1  # epochs between evaluations; the last epoch is always evaluated
     eval_splits: Splits = ("valid", "test")  # may be ("valid",) or () for none
     release_every: Annotated[Int, Field(ge=0)] = 0  # release_memory() every k training batches; 0: never
+
+    # GPU memory; without effect on a CPU
+    empty_cache_every: Annotated[Int, Field(ge=0)] = 0  # torch.cuda.empty_cache() every k training batches; 0: never
+    expandable_segments: Bool = False  # the allocator's segments grow in place: less is lost to fragmentation
+    max_cuda_memory: OptionalBytes = None  # a cap such as "4 GB", to meet a small card's OOM on a large one
+    cuda_snapshot: Bool = False  # record allocations and write cuda_snapshot.pickle when an allocation fails
 
     progress: Literal["auto", "bar", "lines", "none"] = "auto"  # auto: a bar in a terminal or JupyterLab, else lines
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .config import InputError, TrainConfig, format_bytes
+from .cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
+from .cures import cuda_cures
 from .timeline import EVENTS, Phase, read_events, read_parts, read_phases, read_timeline
 
 RESULT = "result.json"
@@ -29,6 +31,11 @@ EXIT_CODES: dict[str, tuple[str, str]] = {
         "stopped at a batch boundary on SIGUSR1 or SIGTERM, as a time limit or preemption sends them; "
         "its checkpoint is written",
         "go on with resume=True (--resume)",
+    ),
+    "76": (
+        "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
+        "set expandable_segments=True, or make a step smaller: batch_size with accumulate, precision=bf16, "
+        "activation_checkpointing=True, num_neighbors",
     ),
     "130": ("interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
     "135": (
@@ -143,6 +150,30 @@ def _remedy(config: TrainConfig | None, phase: Phase | None, parts: dict[str, in
     return "the data set itself does not fit: raise memory_limit"
 
 
+def _cuda_oom(events: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The last attempt's failed allocation."""
+    found = None
+    for event in events:
+        if event["event"] in ("start", "cuda_oom"):
+            found = event if event["event"] == "cuda_oom" else None
+    return found
+
+
+def _out_of_cuda(run_dir: Path, config: TrainConfig | None, oom: dict[str, Any]) -> tuple[list[str], str | None]:
+    """Sentences on a failed allocation, and the remedy where there is one to name."""
+    names = {"requested_bytes": "asked for", "allocated_bytes": "allocated", "reserved_bytes": "reserved"}
+    names |= {"largest_free_bytes": "the largest free block in it", "free_bytes": "free on the GPU"}
+    sizes = [f"{format_bytes(oom[key])} {word}" for key, word in names.items() if key in oom]
+    text = [", ".join(sizes) + "." if sizes else oom["message"]]
+    if oom.get("alloc_retries"):
+        text.append(f"{oom['alloc_retries']:.0f} allocations had needed a second try before.")
+    if (run_dir / SNAPSHOT).is_file():
+        command = f"python -m torch.cuda._memory_viz trace_plot {run_dir / SNAPSHOT} -o cuda.html"
+        text.append(f"What was allocated, over time: `{command}`.")
+    cures = cuda_cures(config, oom) if config else []
+    return text, "; or ".join(cures) or None
+
+
 def _holding(parts: dict[str, int], sample: dict[str, float], started: float | None) -> list[str]:
     sentences = []
     anon, shmem = sample.get("anon", float("nan")), sample.get("shmem", float("nan"))
@@ -229,6 +260,7 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
     else:
         causes = {
             STOPPED: "stopped, checkpoint written",
+            OUT_OF_CUDA_MEMORY: "out of GPU memory",
             137: "SIGKILL, cause unknown",
             130: "interrupted",
             143: "SIGTERM",
@@ -238,7 +270,11 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
         text = [f"Exit code {code}: {meaning}. It ended{limited} after {duration_s:.1f} s, {where}."]
         if limit and code == 137:
             text.append("The limit's own evidence shows no out-of-memory kill.")
-        if message := result.get("last_output"):
+        oom = _cuda_oom(events) if code == OUT_OF_CUDA_MEMORY else None
+        if oom is not None:
+            more, cured = _out_of_cuda(run_dir, config, oom)
+            text, remedy = text + more, cured or remedy
+        elif message := result.get("last_output"):
             text.append(f"Its last words: {message}")
     started_at = max((i for i, event in enumerate(events) if event["event"] == "start"), default=0)
     for event in events[started_at:]:

@@ -9,14 +9,19 @@ forward computes every layer on every sampled node; leaving that out made traini
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.index import index2ptr
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.utils import spmm
 
 from .config import InputError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # torch says this once per process; the one product used here is tested against the dense formula.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -31,6 +36,36 @@ def _csr(edges: Tensor, num_targets: int, num_sources: int) -> Tensor:
     ones = torch.ones(edges.size(1), device=edges.device)
     size = num_targets, num_sources
     return torch.sparse_csr_tensor(index2ptr(edges[1], num_targets), edges[0], ones, size, check_invariants=False)
+
+
+class _Mean(torch.autograd.Function):
+    """The mean over neighbors of half-width features, summed and returned in float32.
+
+    torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of half-width ones (pytorch/pytorch#41069).
+    Its own product would keep the widened features for the backward pass, twice their size, which needs none of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, adjacency: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(adjacency)
+        ctx.dtype = x.dtype
+        return spmm(adjacency, x.float(), "mean")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (adjacency,) = ctx.saved_tensors
+        degrees = adjacency.crow_indices().diff().clamp(min=1)
+        return None, torch.sparse.mm(adjacency.t(), grads[0].float() / degrees[:, None]).to(ctx.dtype)
+
+
+class _SAGE(SAGEConv):  # type: ignore[misc]
+    """`SAGEConv` that computes the mean over neighbors in float32, also under autocast."""
+
+    def message_and_aggregate(self, adj_t: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast(x[0].device.type, enabled=False):
+            if x[0].dtype == torch.float32:
+                return spmm(adj_t, x[0], "mean")
+            return _Mean.apply(adj_t, x[0])  # type: ignore[no-untyped-call]
 
 
 class _SlicedGCN(GCNConv):  # type: ignore[misc]
@@ -50,6 +85,12 @@ class GNN(nn.Module):
 
     Sources: GraphSAGE with mean aggregation (Hamilton et al. 2017), GCN (Kipf and Welling 2017), GAT (Velickovic et
     al. 2018), all as PyG implements them.
+
+    Args:
+        precision: "fp32", or "bf16" and "fp16" for `torch.autocast` inside `forward`; the weights are float32 always.
+        checkpointing: Keep only each layer's input for the backward pass and compute the layer again there
+            (`torch.utils.checkpoint`, non-reentrant; Chen et al. 2016). The gradients are the same: dropout draws what
+            it drew before, as the random state is kept with the input.
     """
 
     def __init__(
@@ -62,17 +103,21 @@ class GNN(nn.Module):
         *,
         dropout: float = 0.0,
         heads: int = 4,
+        precision: str = "fp32",
+        checkpointing: bool = False,
     ):
         super().__init__()
         self.model = model
         self.dropout = dropout
+        self.dtype = DTYPES[precision]
+        self.checkpointing = checkpointing
         self.convs = nn.ModuleList()
         for layer in range(num_layers):
             last = layer == num_layers - 1
             width = in_channels if layer == 0 else hidden_channels
             out = out_channels if last else hidden_channels
             if model == "sage":
-                conv: nn.Module = SAGEConv(width, out)
+                conv: nn.Module = _SAGE(width, out)
             elif model == "gcn":
                 conv = _SlicedGCN(width, out)
             elif model == "gat":
@@ -99,14 +144,23 @@ class GNN(nn.Module):
         num_layers = len(self.convs)
         # Samplers list edges ascending by target, hop by hop, so a layer's edges are a CSR matrix as they stand.
         compressed = self.model == "sage" and bool((edge_index[1, 1:] >= edge_index[1, :-1]).all())
-        for layer, conv in enumerate(self.convs):
-            hops = num_layers - layer
-            num_targets = sum(num_sampled_nodes[:hops])
-            edges = edge_index[:, : sum(num_sampled_edges[:hops])]
-            x = conv((x, x[:num_targets]), _csr(edges, num_targets, len(x)) if compressed else edges)
-            if layer < num_layers - 1:
-                x = F.dropout(F.relu(x), p=self.dropout, training=self.training)
-        return x
+        with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            for layer in range(num_layers):
+                hops = num_layers - layer
+                num_targets = sum(num_sampled_nodes[:hops])
+                edges = edge_index[:, : sum(num_sampled_edges[:hops])]
+                inputs = layer, x, _csr(edges, num_targets, len(x)) if compressed else edges, num_targets
+                if self.checkpointing and torch.is_grad_enabled():
+                    x = checkpoint(self._layer, *inputs, use_reentrant=False)
+                else:
+                    x = self._layer(*inputs)
+        return x.float()
+
+    def _layer(self, layer: int, x: Tensor, edges: Tensor, num_targets: int) -> Tensor:
+        out: Tensor = self.convs[layer]((x, x[:num_targets]), edges)
+        if layer < len(self.convs) - 1:
+            out = F.dropout(F.relu(out), p=self.dropout, training=self.training)
+        return out
 
 
 def parameter_bytes(model: nn.Module) -> int:
@@ -126,3 +180,17 @@ def resolve_device(device: str) -> torch.device:
         build = "this torch is a CPU build" if torch.version.cuda is None else "no GPU is visible"
         raise InputError(f"device: expected a usable GPU for 'cuda', but {build}; use device='auto' or 'cpu'")
     return torch.device(device)
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Refuse float16 on a CPU, where gradients below 6e-8 are lost and nothing scales them.
+
+    Raises:
+        InputError: for "fp16" where `device` resolves to the CPU.
+    """
+    if precision == "fp16" and resolve_device(device).type == "cpu":
+        raise InputError(
+            "precision: expected a GPU for 'fp16', found none; use 'bf16', which needs no scaling, or 'fp32'"
+            if device != "cpu"
+            else "precision: expected device='cuda' for 'fp16', got device='cpu'; use 'bf16' or 'fp32'"
+        )

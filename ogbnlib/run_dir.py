@@ -22,6 +22,7 @@ RESUMABLE = {
     "accumulate",
     *("dataset", "root", "download", "reader", "loading", "lookahead"),
     *("num_workers", "persistent_workers", "pin_memory", "device"),
+    *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot"),
     *(
         "epochs",
         "train_eval",

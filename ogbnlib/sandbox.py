@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .audit import audit
 from .config import InputError, TrainConfig, parse_bytes, write_json
+from .cuda import allocator_environment
 from .diagnosis import RESULT, Diagnosis, diagnose, read_result
 from .limits import Limit, kill_tree, make_limit
 from .memory import LIMIT_VARIABLE, effective_limit
@@ -409,6 +410,7 @@ def run(
         argv = [sys.executable, "-m", *module, str(folder), *(["--resume"] if resume else [])]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
         env = {"OGBNLIB_PROGRESS": progress, "OGBNLIB_PARENT": str(os.getpid())}
+        env |= allocator_environment(config, os.environ)
         result = _supervised(argv, folder, limit, refused, earlier, env, echo, notes, config, lock)
     return Run(folder, result, diagnose(folder))
 
@@ -444,7 +446,7 @@ def check_inputs(config: TrainConfig) -> None:
 
     Raises:
         InputError: for a missing or damaged data set (from its headers), an engine that is not installed, or a GPU
-            that is not there (the one check that imports torch, and only when `device="cuda"`).
+            that is not there (the one check that imports torch, only when `device="cuda"` or `precision="fp16"`).
     """
     if config.engine == "pyg" and not any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse")):
         raise InputError(
@@ -455,6 +457,10 @@ def check_inputs(config: TrainConfig) -> None:
         from .models import resolve_device
 
         resolve_device(config.device)
+    if config.precision == "fp16":
+        from .models import check_precision
+
+        check_precision(config.precision, config.device)
     if config.dataset.startswith("ogbn-"):
         locate_official(config.dataset, config.root, config.download, config.reader)
     else:

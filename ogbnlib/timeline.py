@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import InputError
-from .memory import Cgroup, Reading, cuda_memory, own_memory, read_memory, reset_peak
+from .cuda import cuda_reading
+from .memory import Cgroup, Reading, own_memory, read_memory, reset_peak
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TIMELINE, EVENTS = "timeline.csv", "events.jsonl"
 RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"  # a file to which each attempt of a run adds its folder; for a watcher outside
+CUDA_COLUMNS = ("allocated_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes", "alloc_retries", "ooms")
 COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
 
 
@@ -49,7 +51,8 @@ class EventLog:
     """Appends to `events.jsonl`; one `write` call per line. With `run_dir=None` it marks nothing.
 
     Events: `start` of an attempt, `begin` and `end` of a phase, `part` (a named piece of memory the run now holds),
-    `cuda` (allocated and reserved bytes), `note` (a choice that was taken).
+    `cuda` (see `cuda.cuda_reading`), `cuda_oom` (an allocation on the GPU that failed), `empty_cache`, `note` (a choice
+    that was taken).
 
     Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem) at that moment, and its end the
     exact `peak_rss_bytes` reached inside it: the kernel's high-water mark, reset at the beginning through
@@ -59,7 +62,7 @@ class EventLog:
     def __init__(self, run_dir: str | os.PathLike[str] | None):
         self._file = _open_for_append(Path(run_dir) / EVENTS) if run_dir is not None else None
         self._lock = threading.Lock()
-        self._last_cuda_s = 0.0
+        self._last_cuda_s = self._last_largest_s = 0.0
         self._peaks: list[int] = []  # of the open phases: resetting the mark for an inner one must not lose the outer's
 
     def mark(self, event: str, **info: Any) -> None:
@@ -88,7 +91,7 @@ class EventLog:
             failed = {"failed": type(error).__name__}
             raise
         finally:
-            self.cuda(force=True)
+            self.cuda(force=True, largest=True)
             held, _, peak = own_memory()
             self._peaks = [max(outer, peak) for outer in self._peaks]
             self.mark("end", phase=name, held_bytes=held, peak_rss_bytes=self._peaks.pop(), **failed)
@@ -98,12 +101,19 @@ class EventLog:
         """The run now holds `size_bytes` under this name; 0 says that it was given back."""
         self.mark("part", name=name, bytes=int(size_bytes))
 
-    def cuda(self, force: bool = False) -> None:
-        """Record this process's GPU memory, at most ten times a second unless `force`; free without CUDA."""
+    def cuda(self, force: bool = False, largest: bool = False) -> None:
+        """Record this process's GPU memory, at most ten times a second unless `force`; free without CUDA.
+
+        The largest free block is looked for once a second, and whenever `largest` is asked for.
+        """
         now = time.monotonic()
-        if (force or now - self._last_cuda_s >= 0.1) and (reading := cuda_memory()):
+        if self._file is None or not (force or now - self._last_cuda_s >= 0.1):
+            return
+        largest = largest or now - self._last_largest_s >= 1.0
+        if (reading := cuda_reading(largest)) is not None:
             self._last_cuda_s = now
-            self.mark("cuda", allocated_bytes=reading[0], reserved_bytes=reading[1])
+            self._last_largest_s = now if largest else self._last_largest_s
+            self.mark("cuda", **reading)
 
     def close(self) -> None:
         if self._file is not None:
@@ -298,7 +308,9 @@ def read_timeline(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
     """The samples of a run with the phase each fell in.
 
     Columns: `time_s` since the run began, those of `memory.Reading` in bytes (NaN where not read), `phase` (innermost,
-    "" between phases), `cuda_allocated_bytes` and `cuda_reserved_bytes` (last marked value; NaN without CUDA).
+    "" between phases), and the last marked `cuda_allocated_bytes`, `cuda_reserved_bytes`, `cuda_unallocated_bytes`
+    (reserved less allocated), `cuda_free_bytes`, `cuda_largest_free_bytes`, `cuda_alloc_retries` and `cuda_ooms` (see
+    `cuda.cuda_reading`; NaN without CUDA, and where the run's version did not record them).
     `attrs["torn_lines"]` counts lines that a kill tore and that are left out.
 
     Raises:
@@ -326,13 +338,15 @@ def read_timeline(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
         table.loc[inside, "phase"] = phase.label
     cuda = pd.DataFrame(
         [
-            (event["time_s"] - origin, float(event["allocated_bytes"]), float(event["reserved_bytes"]))
+            {"time_s": event["time_s"] - origin, **{f"cuda_{name}": event.get(name) for name in CUDA_COLUMNS}}
             for event in events
             if event["event"] == "cuda"
         ],
-        columns=["time_s", "cuda_allocated_bytes", "cuda_reserved_bytes"],
+        columns=["time_s", *(f"cuda_{name}" for name in CUDA_COLUMNS)],
         dtype=float,
     )
+    cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()  # not looked for in every reading
+    cuda.insert(3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"])
     table = pd.merge_asof(table.sort_values("time_s"), cuda, on="time_s")
     table.attrs["torn_lines"] = torn
     return table

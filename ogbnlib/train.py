@@ -22,9 +22,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import official
+from . import cuda, official
 from .checkpoint import Row
 from .config import InputError, TrainConfig
+from .cuda import OUT_OF_CUDA_MEMORY
 from .diagnosis import STOPPED
 from .loaders import compile_kernels, make_loaders
 from .models import GNN
@@ -89,10 +90,13 @@ def train(
         resume: Go on from the run's last checkpoint.
 
     Raises:
-        InputError: for bad input, before anything is written; for a folder in which another process trains.
+        InputError: for bad input, before anything is written; for a folder in which another process trains; for
+            `expandable_segments` in a process that has used CUDA already.
+        torch.OutOfMemoryError: when the GPU's memory ran out; the event `cuda_oom` is in the run's folder then.
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
     """
+    cuda.prepare_allocator(config)
     stop, folder = StopRequest(), None if run_dir is None else Path(run_dir)
     with handled(stop), join(config.device) as ranks:
 
@@ -122,7 +126,7 @@ def _train_recorded(
         code = 0
         return result
     except BaseException as error:
-        codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130}
+        codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130, torch.OutOfMemoryError: OUT_OF_CUDA_MEMORY}
         code = next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
         raise
     finally:
@@ -165,7 +169,11 @@ def _train(
         finally:
             loaders.close()
         return TrainResult(trainer.state.history, trainer.model, run_dir)
+    except torch.OutOfMemoryError as error:
+        cuda.record_oom(error, config, run_dir, log.mark)
+        raise
     finally:
+        cuda.end(config)
         log.close()
         torch.set_num_threads(threads)
 
@@ -181,6 +189,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     try:
         config = TrainConfig.load(folder / CONFIG)
+        cuda.prepare_allocator(config)
         with (
             contextlib.nullcontext() if "OGBNLIB_PARENT" in os.environ else locked(folder),
             join(config.device) as ranks,
@@ -194,6 +203,9 @@ def main(arguments: list[str]) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(stopped, flush=True)
         return STOPPED
+    except torch.OutOfMemoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return OUT_OF_CUDA_MEMORY
     finally:
         ignore()  # Python's end would have them end the process, whose work is done
     return 0

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from . import cuda
 from .checkpoint import Row, State, append_metrics, cut_metrics, load_checkpoint, save_checkpoint
 from .config import InputError, TrainConfig
 from .loaders import Loaders, set_epoch
@@ -87,6 +88,9 @@ class Trainer:
         self.config, self.loaders, self.run_dir, self.log, self.progress = config, loaders, run_dir, log, progress
         self.stop, self.ranks = stop, ranks
         self.device = resolve_device(config.device)
+        for note in cuda.begin(config, self.device.type):
+            log.mark("note", text=note)
+            progress.say(note)
         torch.manual_seed(config.seed)
         self.model = GNN(
             config.model,
@@ -96,9 +100,12 @@ class Trainer:
             len(config.num_neighbors),
             dropout=config.dropout,
             heads=config.heads,
+            precision=config.precision,
+            checkpointing=config.activation_checkpointing,
         ).to(self.device)
         self.parallel = ranks.parallel(self.model, self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
         log.part("model, gradients, Adam", 4 * parameter_bytes(self.model))
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
@@ -116,13 +123,13 @@ class Trainer:
         self.state.loss_sum = float(self.ranks.sum(self._loss.clone()))
         if self.run_dir is not None and self.ranks.first:
             with self.log.phase("checkpoint"):
-                save_checkpoint(self.run_dir, self.state, self.num_seeds, self.model, self.optimizer)
+                save_checkpoint(self.run_dir, self.state, self.num_seeds, self.model, self.optimizer, self.scaler)
         self.ranks.highest(0)  # nobody ends before it is written
 
     def restore(self) -> None:
         """Go back to the last checkpoint, and metrics.csv with it; to the start where there is none yet."""
         assert self.run_dir is not None
-        state = load_checkpoint(self.run_dir, self.num_seeds, self.model, self.optimizer)
+        state = load_checkpoint(self.run_dir, self.num_seeds, self.model, self.optimizer, self.scaler)
         if state.epoch > self.config.epochs:
             raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
         if state.batches_per_step not in (0, self.batches_per_step):
@@ -190,16 +197,19 @@ class Trainer:
                 self._seed_dropout(epoch, int(batch.input_id[0]))
                 labels = _seed_labels(batch, self.device)
                 loss = F.cross_entropy(_forward(self.parallel, batch, self.device), labels, reduction="sum")
-                (loss * scale).backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
             self._loss += loss.detach()
             del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
             self.log.cuda()
             self._batches += 1
             if config.release_every and self._batches % config.release_every == 0:
                 self.log.mark("release", after=f"batch {self._batches}", **release_memory())
+            if config.empty_cache_every and self._batches % config.empty_cache_every == 0:
+                cuda.empty_cache(self.log.mark, self._batches)
         if not own:  # the order ends before this rank's turn, but the others wait for its gradients
-            self._zero_loss().backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+            self.scaler.scale(self._zero_loss()).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def _zero_loss(self) -> Tensor:
         """A loss of nothing: one node without neighbors, its scores times zero."""

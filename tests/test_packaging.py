@@ -20,6 +20,7 @@ PACKAGE = ROOT / "ogbnlib"
 FLOORS = {
     "config": (0, 0),
     "memory": (0, 0),
+    "cuda": (0, 1),
     "signals": (0, 0),
     "timeline": (1, 0),
     "limits": (1, 0),
@@ -39,10 +40,11 @@ FLOORS = {
     "lookahead": (2, 1),
     "store_loader": (2, 2),
     "synth": (2, 1),
-    "diagnosis": (2, 0),
+    "cures": (2, 2),
+    "diagnosis": (2, 3),
     "run_dir": (2, 0),
-    "sandbox": (2, 3),
-    "jobs": (2, 1),
+    "jobs": (2, 4),
+    "sandbox": (2, 4),
     "loaders": (3, 0),
     "checkpoint": (3, 0),
     "ranks": (3, 0),
@@ -50,6 +52,7 @@ FLOORS = {
     "report": (3, 0),
     "trainer": (4, 0),
     "train": (4, 1),
+    "activations": (4, 2),
     "launch": (4, 0),
     "doctor": (4, 0),
     "kernel": (4, 0),
@@ -58,7 +61,10 @@ FLOORS = {
     "__init__": (5, 0),
 }
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
-TORCH = {"models", "sampler", "lookahead", "store_loader", "loaders", "checkpoint", "ranks", "trainer", "train"}
+TORCH = {
+    *("models", "sampler", "lookahead", "store_loader", "loaders", "checkpoint", "ranks"),
+    *("trainer", "train", "activations"),
+}
 WITHOUT_TORCH = sorted(set(MODULES) - TORCH - {"__main__", "__init__"})
 
 

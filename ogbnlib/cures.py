@@ -1,0 +1,76 @@
+"""What would have kept a run within its GPU's memory, the cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .config import InputError, TrainConfig, format_bytes
+from .footprint import expected_batch, size_of
+from .forecast import gpu_bytes
+
+
+def step_bytes(config: TrainConfig) -> int | None:
+    """The forecast of a training step on the GPU; None where the data set's size is not to be had any more."""
+    try:
+        size = size_of(config.dataset)
+    except InputError:
+        return None
+    seeds = min(config.batch_size, size.num_seeds["train"])
+    batch = expected_batch(size, config.undirected, seeds, config.num_neighbors)
+    return sum(gpu_bytes(config, batch, size).values())
+
+
+def cuda_cures(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
+    """Sentences, one for each option that is not taken yet, in the order of what they cost.
+
+    Args:
+        oom: The event `cuda_oom`.
+
+    Where sizes are known, an option says what a step would take, and whether that is less by what was missing.
+    """
+    requested, unallocated = oom.get("requested_bytes"), oom.get("unallocated_bytes")
+    if unallocated is None and "reserved_bytes" in oom and "allocated_bytes" in oom:
+        unallocated = oom["reserved_bytes"] - oom["allocated_bytes"]
+    cures = []
+    pieces = f"{format_bytes(unallocated)} was reserved but unallocated" if unallocated is not None else ""
+    if unallocated is not None and requested is not None and unallocated >= requested:
+        pieces += ", more than was asked for, but not in one piece"
+    if not config.expandable_segments:
+        cures.append("expandable_segments=True costs nothing" + (f": {pieces}" if pieces else ""))
+    if not config.empty_cache_every:
+        cures.append("empty_cache_every=100 costs some time a call and gives back whole unused segments only")
+    missing = None
+    if requested is not None and unallocated is not None and "free_bytes" in oom:
+        missing = max(0, requested - unallocated - oom["free_bytes"])
+    now = step_bytes(config)
+    for changes, cost in _changes(config):
+        name = " ".join(f"{key}={_word(value)}" for key, value in changes.items())
+        text = f"{name} {cost}"
+        if now is not None and (then := step_bytes(config.replace(**changes))) is not None:
+            if then >= now:
+                continue  # as autocast does for some models, whose copies take more than they save
+            text += f": a step of about {format_bytes(then)} in place of {format_bytes(now)}"
+            if missing is not None:
+                text += ", which would have been enough" if now - then > missing else ", not enough by itself"
+        cures.append(text)
+    return cures
+
+
+def _changes(config: TrainConfig) -> Iterator[tuple[dict[str, Any], str]]:
+    if config.batch_size >= 2:
+        parts = 4 if config.batch_size % 4 == 0 else 2
+        smaller = {"batch_size": config.batch_size // parts, "accumulate": config.accumulate * parts}
+        same = "keeps the gradients" if config.batch_size % parts == 0 else "nearly keeps the gradients"
+        yield smaller, f"{same} and takes smaller batches"
+    if config.precision == "fp32":
+        yield {"precision": "bf16"}, "costs digits"
+    if not config.activation_checkpointing:
+        yield {"activation_checkpointing": True}, "keeps the gradients and computes each layer twice"
+    if any(k > 2 or k < 0 for k in config.num_neighbors):
+        fewer = tuple(15 if k < 0 else max(2, -(-k // 2)) if k > 2 else k for k in config.num_neighbors)
+        yield {"num_neighbors": fewer}, "changes what is learned"
+
+
+def _word(value: Any) -> str:
+    return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, tuple) else str(value)
