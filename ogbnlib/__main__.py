@@ -159,6 +159,9 @@ def train(
 
 
 def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
+    import torch
+
+    from .cuda import OUT_OF_CUDA_MEMORY
     from .diagnosis import STOPPED, read_result
     from .diagnosis import diagnose as read
     from .ranks import end, end_here
