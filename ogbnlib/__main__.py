@@ -177,6 +177,9 @@ def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bo
         code = STOPPED
         if os.environ["RANK"] == "0" and not as_json:
             typer.echo(stopped)
+    except torch.OutOfMemoryError as error:
+        code = OUT_OF_CUDA_MEMORY
+        typer.echo(f"error: {error}", err=True)
     ignore()
     if os.environ["RANK"] == "0":
         _print(read_result(run_dir) or {}, f"{read(run_dir)}\nEverything about it is in {run_dir}", as_json)
