@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -106,12 +107,13 @@ def plan(
     from . import planner
 
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **parse_assignments(set_ or [])}
+    config = TrainConfig.create(values)
     if ladder:
         if memory_limit is not None:
             raise InputError("--memory-limit: expected without --ladder, which goes through all of them")
         table = planner.ladder(**values)
         return _print({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
-    advice = planner.plan(TrainConfig.create(values), memory_limit)
+    advice = planner.plan(config, memory_limit)
     _print(advice.to_dict(), str(advice), as_json)
     raise typer.Exit(1 if advice.verdict == planner.WILL_NOT_FIT else 0)
 
@@ -123,32 +125,79 @@ def train(
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; without it nothing is limited.')] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     engine: Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")] = "auto",
+    ranks: Annotated[int, typer.Option(help="Processes that train together, under the one limit.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Train in a child process, under a memory limit if one is given; exits with the child's code."""
+    """Train in a child process, under a memory limit if one is given; exits with the child's code.
+
+    Started by torchrun it trains in this process, as the rank that torchrun says it is.
+    """
     from . import sandbox
+    from .run_dir import CONFIG
 
     values: dict[str, Any] = dict(parse_assignments(set_ or []))
     if resume:
-        if not (run_dir / sandbox.CONFIG).is_file():
+        if not (run_dir / CONFIG).is_file():
             raise InputError(
                 f"{run_dir}: expected a run to resume (config.json), found none; start it without --resume"
             )
-        values = {**TrainConfig.load(run_dir / sandbox.CONFIG).model_dump(), **values}
+        values = {**TrainConfig.load(run_dir / CONFIG).model_dump(), **values}
     config = TrainConfig.create(values)
-    result = sandbox.run(config, memory_limit, run_dir=run_dir, resume=resume, engine=engine, echo=not as_json)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        if memory_limit is not None or ranks != 1:
+            option = "--ranks" if memory_limit is None else "--memory-limit"
+            raise InputError(
+                f"{option}: expected without a launcher, which has started the ranks itself: "
+                "let Slurm limit them, or leave torchrun out and use --ranks with --memory-limit"
+            )
+        _train_as_rank(config, run_dir, resume, as_json)
+    result = sandbox.run(
+        config, memory_limit, run_dir=run_dir, resume=resume, engine=engine, echo=not as_json, num_ranks=ranks
+    )
     _print(result.result, f"{result.diagnosis}\nEverything about it is in {run_dir}", as_json)
     raise typer.Exit(result.exit_code)
 
 
+def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
+    from .diagnosis import STOPPED, read_result
+    from .diagnosis import diagnose as read
+    from .ranks import end, end_here
+    from .signals import Stopped, die_with_parent, ignore
+    from .train import train as train_here
+
+    die_with_parent()
+    end_here()
+    code = 0
+    try:
+        train_here(config.replace(progress="none") if as_json else config, run_dir, resume=resume)
+    except Stopped as stopped:
+        code = STOPPED
+        if os.environ["RANK"] == "0" and not as_json:
+            typer.echo(stopped)
+    ignore()
+    if os.environ["RANK"] == "0":
+        _print(read_result(run_dir) or {}, f"{read(run_dir)}\nEverything about it is in {run_dir}", as_json)
+    end(code)
+
+
 @app.command()
 def diagnose(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run_dir: Annotated[Path | None, typer.Argument(help="The folder of a run.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what ended a run, in which phase, at which part sizes, and what to do next."""
+    """Say what ended a run or a Slurm job, in which phase, at which part sizes, and what to do next."""
+    if (run_dir is None) == (job is None):
+        found_here = "neither" if job is None else "both"
+        raise InputError(f"diagnose: expected either the folder of a run or --job JOBID, got {found_here}")
+    if job is not None:
+        from .jobs import diagnose_job
+
+        ended = diagnose_job(job)
+        return _print(ended.to_dict(), ended.text, as_json)
     from .diagnosis import diagnose as read
 
+    assert run_dir is not None
     found = read(run_dir)
     _print(found.to_dict(), found.text, as_json)
 

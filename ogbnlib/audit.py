@@ -23,12 +23,17 @@ def kind_of(phase: str) -> str:
 
 
 def measured_phases(run_dir: str | os.PathLike[str]) -> dict[str, int]:
-    """The most anonymous + shared bytes in any sample of each kind of phase; the cgroup's count where there is one."""
-    table = read_timeline(run_dir)
+    """The most anonymous + shared bytes in any of the last attempt's samples of each kind of phase, "" between phases.
+
+    The cgroup's count where there is one.
+    """
+    table, events = read_timeline(run_dir), read_events(run_dir)
+    starts = [event["time_s"] - events[0]["time_s"] for event in events if event["event"] == "start"]
+    table = table[table["time_s"] >= max(starts, default=0.0)]
     source = "cgroup" if table["cgroup_anon_bytes"].notna().any() else "rss"
     held = table[f"{source}_anon_bytes"] + table[f"{source}_shmem_bytes"]
     peaks = held.groupby(table["phase"].map(kind_of)).max().dropna()
-    return {str(kind): int(peak) for kind, peak in peaks.items() if kind}
+    return {str(kind): int(peak) for kind, peak in peaks.items()}
 
 
 def measured_parts(run_dir: str | os.PathLike[str]) -> dict[str, int]:

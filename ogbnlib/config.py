@@ -210,7 +210,8 @@ class TrainConfig(BaseModel):
     )
     engine: Literal["numba", "pyg"] = "numba"  # pyg: the stock sampler, needs pyg-lib or torch-sparse
     num_neighbors: Integers = (3, 2)  # one fan-out per layer, nearest hop first; -1 takes all neighbors
-    batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per training step
+    batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per sampled batch
+    accumulate: Annotated[Int, Field(gt=0)] = 1  # batches per optimizer step, times the number of processes
     eval_batch_size: OptionalCount = None  # None: batch_size
     num_workers: Annotated[Int, Field(ge=0)] = 0  # sampling processes per loader
     persistent_workers: Bool = False  # keep them between epochs; needs num_workers > 0
@@ -226,6 +227,7 @@ class TrainConfig(BaseModel):
     epochs: Annotated[Int, Field(ge=0)] = 3
     lr: Annotated[Float, Field(gt=0)] = 0.01
     weight_decay: Annotated[Float, Field(ge=0)] = 0.0
+    checkpoint_every_s: Annotated[Float, Field(ge=0)] = 600.0  # within an epoch; 0: at epoch ends only
     seed: Annotated[Int, Field(ge=0, lt=2**31)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     num_threads: OptionalCount = 1  # torch's threads; None leaves torch's own choice

@@ -17,12 +17,19 @@ from .timeline import EVENTS, Phase, read_events, read_parts, read_phases, read_
 
 RESULT = "result.json"
 
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
 # Exit codes: 128 + N is death by signal N as shells and this library report it; "0:125" and "0:53" are Slurm's
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
 EXIT_CODES: dict[str, tuple[str, str]] = {
     "0": ("finished without an error", "nothing to mend"),
     "1": ("ended by a Python exception", "read the traceback at the end of output.log"),
     "2": ("refused its input before any work", "correct the parameter or file that the message names"),
+    "75": (
+        "stopped at a batch boundary on SIGUSR1 or SIGTERM, as a time limit or preemption sends them; "
+        "its checkpoint is written",
+        "go on with resume=True (--resume)",
+    ),
     "130": ("interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
     "135": (
         "ended by SIGBUS, which for DataLoader workers means a full /dev/shm, and for a mapped file one that shrank",
@@ -220,14 +227,24 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
         text = [f"Killed by {who} (exit code {code}{proof}){limited} after {duration_s:.1f} s, {where}."]
         remedy = _remedy(config, phase, parts)
     else:
-        causes = {137: "SIGKILL, cause unknown", 130: "interrupted", 143: "SIGTERM", 2: "bad input"}
+        causes = {
+            STOPPED: "stopped, checkpoint written",
+            137: "SIGKILL, cause unknown",
+            130: "interrupted",
+            143: "SIGTERM",
+            2: "bad input",
+        }
         cause = causes.get(code, "error")
         text = [f"Exit code {code}: {meaning}. It ended{limited} after {duration_s:.1f} s, {where}."]
         if limit and code == 137:
             text.append("The limit's own evidence shows no out-of-memory kill.")
         if message := result.get("last_output"):
             text.append(f"Its last words: {message}")
-    if cause != "bad input":
+    started_at = max((i for i, event in enumerate(events) if event["event"] == "start"), default=0)
+    for event in events[started_at:]:
+        if event["event"] == "rank ended" and code not in (2, STOPPED):
+            text.append(f"Rank {event['rank']} was the first to end: {explain_exit_code(event['exit_code'])[0]}.")
+    if code not in (2, STOPPED):
         text += _holding(parts, sample, started)
     text.append(f"Next: {remedy}.")
     return Diagnosis(" ".join(text), cause, code, phase.label if phase else None, parts, sample, remedy)

@@ -22,7 +22,7 @@ MIB = 2**20
 
 # A training process at rest, kernels loaded (`train.warm_up`); `sandbox.measure_runtime_bytes` measures it anew.
 RUNTIME_BYTES = 354 * MIB
-# What a forked worker writes to: its interpreter's pages, its own batch-sized scratch aside. 2 workers added 17 MB.
+# What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers added 17 MB.
 WORKER_BYTES = 8 * MIB
 # Streaming a compressed member: two decompression streams, their chunks and the counting of the edges.
 CSC_CHUNKS_BYTES = 80 * MIB
@@ -40,7 +40,8 @@ class GraphSize:
         num_edges: As loaded, in one direction unless `undirected`.
         num_seeds: Nodes of the splits "train", "valid" and "test".
         undirected: Whether reverse edges are among `num_edges`.
-        stored: "store" where the files are a store, whose features have `feature_itemsize` bytes a value.
+        stored: As a store, whose features have `feature_itemsize` bytes a value; as raw arrays; or as csv files, which
+            OGB's own code reads into RAM whole.
     """
 
     name: str
@@ -50,14 +51,15 @@ class GraphSize:
     num_classes: int
     num_seeds: Mapping[str, int]
     undirected: bool = False
-    stored: Literal["raw", "store"] = "raw"
+    stored: Literal["raw", "csv", "store"] = "raw"
     feature_itemsize: int = 4
 
 
 def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
     splits = dict(zip(("train", "valid", "test"), seeds, strict=True))
     both = name in ("ogbn-products", "ogbn-proteins")
-    return GraphSize(name, nodes, edges * (2 if both else 1), features, classes, splits, undirected=both)
+    stored: Literal["raw", "csv"] = "raw" if name == "ogbn-papers100M" else "csv"
+    return GraphSize(name, nodes, edges * (2 if both else 1), features, classes, splits, both, stored)
 
 
 # Open Graph Benchmark (Hu et al., NeurIPS 2020), table 2 and the pages of its data sets. OGB adds the reverse edges of
@@ -194,19 +196,20 @@ def sampling_bytes(batch: Batch) -> int:
 def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Weights of the model. A layer of `SAGEConv` has two matrices, of `GCNConv` one, of `GATConv` attention too."""
     total = 0
-    for width, out in layer_widths(config, num_features, num_classes):
+    layers = layer_widths(config, num_features, num_classes)
+    for i, (width, out) in enumerate(layers):
         if config.model == "sage":
             total += 2 * width * out + out
         elif config.model == "gcn":
             total += width * out + out
         else:
-            last = out == num_classes
-            wide = out * config.heads if last else out
+            wide = out * config.heads if i == len(layers) - 1 else out
             total += width * wide + 2 * wide + out
     return total
 
 
 def layer_widths(config: TrainConfig, num_features: int, num_classes: int) -> list[tuple[int, int]]:
+    """(in, out) of each layer, all heads together but for the last one's."""
     hidden = [config.hidden_channels] * (len(config.num_neighbors) - 1)
     return list(itertools.pairwise([num_features, *hidden, num_classes]))
 
@@ -253,9 +256,16 @@ def activation_bytes(
 # The graph ------------------------------------------------------------------------------------------------------------
 
 
-def features_bytes(size: GraphSize, feature_dtype: str) -> int:
-    """x in RAM: [num_nodes, num_features] of 4 or 2 bytes."""
-    return size.num_nodes * size.num_features * (2 if feature_dtype == "float16" else 4)
+def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
+    """Bytes of a feature: `feature_dtype` in RAM; a store's own, and float16 for one that is still to be made."""
+    if config.loading == "store":
+        return size.feature_itemsize if size.stored == "store" else 2
+    return 2 if config.feature_dtype == "float16" else 4
+
+
+def features_bytes(size: GraphSize, itemsize: int) -> int:
+    """x: [num_nodes, num_features] of `itemsize` bytes."""
+    return size.num_nodes * size.num_features * itemsize
 
 
 def labels_bytes(size: GraphSize) -> int:
@@ -297,12 +307,7 @@ def shared_csc_bytes(size: GraphSize, edges: int, engine: str = "numba") -> int:
     return 8 * (size.num_nodes + 1) + (8 if wide else 4) * edges
 
 
-def store_bytes(size: GraphSize, edges: int) -> dict[str, int]:
-    """The files of a store that training reads; its features are float16 unless the store at hand says otherwise."""
-    item = size.feature_itemsize if size.stored == "store" else 2
-    wide = 8 if size.num_nodes >= 2**31 else 4
-    return {
-        "colptr": 8 * (size.num_nodes + 1),
-        "row": wide * edges,
-        "x": size.num_nodes * size.num_features * item,
-    }
+def store_bytes(size: GraphSize, edges: int, itemsize: int) -> dict[str, int]:
+    """The files of a store that training reads: `shared_csc_bytes` and the features."""
+    colptr = 8 * (size.num_nodes + 1)
+    return {"colptr": colptr, "row": shared_csc_bytes(size, edges) - colptr, "x": features_bytes(size, itemsize)}

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .config import TrainConfig, format_bytes
+from .config import InputError, TrainConfig, format_bytes
 from .footprint import (
     CSC_CHUNKS_BYTES,
     PREFETCH_FACTOR,
@@ -27,6 +27,7 @@ from .footprint import (
     batch_bytes,
     coo_bytes,
     expected_batch,
+    feature_itemsize,
     features_bytes,
     label_itemsize,
     labels_bytes,
@@ -95,6 +96,7 @@ def choose_windows(
     available: int | None,
     pair_share: float,
     reserve: int = 0,
+    sharers: int = 1,
 ) -> WindowPlan:
     """Choose between the page cache and windows, and the windows' size.
 
@@ -105,11 +107,12 @@ def choose_windows(
         available: Bytes that may be taken, page cache included; None draws batches one by one, whatever is left.
         pair_share: The part of them that a window may have where two are held at once.
         reserve: What batches on their way and a training step take of them.
+        sharers: Processes that have `available` each, and the page cache in common.
 
     A pass over the files costs the same for a large window as for a small one, so the fewest windows win, unless a
     single one that can't be prepared during training costs more than several that can.
     """
-    if available is None or sum(files.values()) + reserve <= available:
+    if available is None or not num_batches or sum(files.values()) <= (available - reserve) * sharers:
         return WindowPlan(None, True, 0, available or 0)
     left = max(0, available - reserve)
     one, fixed = compact_batch_bytes(batch, row_bytes), window_fixed_bytes(num_nodes)
@@ -131,11 +134,10 @@ def choose_windows(
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """The parts held at the highest moment of a phase, in bytes; `transient` names those that end with it."""
+    """The parts held at the highest moment of a phase, and the page cache that it would use, in bytes."""
 
     name: str
     parts: Mapping[str, int]
-    transient: frozenset[str] = frozenset()
     cache_bytes: int = 0
 
     @property
@@ -152,8 +154,8 @@ class Plan:
         gpu: The training step on a GPU by parts; the CUDA context, 0.3 to 0.6 GB, comes on top.
         window: How a store is read, under loading=store.
         epoch_s: See `epoch_s`.
-        least_bytes: The smallest limit under which the run works at all: its peak, and less under loading=store, which
-            takes what it is given.
+        least_bytes: The smallest limit under which the run works at all: its peak, and less under loading=store with
+            lookahead=auto, which takes what it is given.
     """
 
     config: TrainConfig
@@ -179,35 +181,55 @@ class Plan:
         return max(phase.cache_bytes for phase in self.phases)
 
 
-def _in_flight(config: TrainConfig, batch: Batch, size: GraphSize, itemsize: int) -> dict[str, int]:
-    """Batches held at once, beside the sampling of the next: one; with workers, those they have ready as well.
+def _moving(config: TrainConfig, batch: Batch, size: GraphSize, training: bool) -> dict[str, int]:
+    """What a pass takes in the trainer's own process: a batch and a step.
 
-    Workers hand batches over in shared memory: `num_workers * prefetch_factor` ready and the one in use.
+    A step is its activations and float16 features widened to float32, or the sampling of the next batch where that is
+    more.
     """
+    itemsize = feature_itemsize(config, size)
     one = batch_bytes(batch, size.num_features, itemsize)
-    if config.num_workers:
-        ready = PREFETCH_FACTOR * config.num_workers
-        return {
-            "batch in use": one,
-            "workers' batches (shared memory)": ready * one,
-            "workers": config.num_workers * WORKER_BYTES,
-        }
-    return {"batch in use": one}
-
-
-def _step(config: TrainConfig, batch: Batch, size: GraphSize, itemsize: int, training: bool) -> dict[str, int]:
-    """Activations, float16 features widened to float32, or the sampling of the next batch, whichever is more."""
     widened = 4 * batch.num_nodes * size.num_features if itemsize == 2 else 0
-    computed = activation_bytes(config, batch, size.num_features, size.num_classes, training) + widened
-    return {"step: activations and sampling": max(computed, sampling_bytes(batch) if not config.num_workers else 0)}
+    step = activation_bytes(config, batch, size.num_features, size.num_classes, training) + widened
+    return {"batch in use": one, "step: activations and sampling": max(step, sampling_bytes(batch))}
 
 
-def step_reserve_bytes(config: TrainConfig, batch: Batch, size: GraphSize, itemsize: int) -> int:
-    """What a step takes beside a window under loading=store: queued batches, the one in use, activations, weights."""
-    step = _step(config, batch, size, itemsize, True)
-    queued = queued_bytes(batch, size.num_features, itemsize)
-    one = batch_bytes(batch, size.num_features, itemsize)
-    return sum(step.values()) + queued + one + model_state_bytes(config, size.num_features, size.num_classes)
+def _workers(config: TrainConfig, batch: Batch, size: GraphSize, split: str, others: int) -> dict[str, int]:
+    """What a pass over `split` takes in its workers and, if they are persistent, in those of `others` idle loaders.
+
+    Batches are handed over in shared memory: `num_workers * prefetch_factor` ready beside the one in use, if there are
+    as many. Each worker samples at the same time as the others.
+    """
+    if not config.num_workers:
+        return {}
+    one = batch_bytes(batch, size.num_features, feature_itemsize(config, size))
+    ready = min(PREFETCH_FACTOR * config.num_workers, max(0, _num_batches(size, split, batch) - 1))
+    idle = others * config.num_workers if config.persistent_workers else 0
+    return {
+        "workers' batches (shared memory)": ready * one,
+        "workers": config.num_workers * (WORKER_BYTES + sampling_bytes(batch)) + idle * WORKER_BYTES,
+    }
+
+
+def _num_batches(size: GraphSize, split: str, batch: Batch) -> int:
+    return -(-size.num_seeds[split] // max(1, batch.hop_nodes[0]))
+
+
+def _prefetched(config: TrainConfig, batch: Batch, size: GraphSize, training: bool) -> dict[str, int]:
+    """What a pass over a store takes whose batches a thread prepares, `store_loader.prefetch`; windows aside."""
+    ready = queued_bytes(batch, size.num_features, feature_itemsize(config, size))
+    return {"batches ready": ready, **_moving(config, batch, size, training)}
+
+
+def step_reserve_bytes(config: TrainConfig, batch: Batch, size: GraphSize) -> int:
+    """What loading=store keeps free of windows: batches on their way, a training step, weights.
+
+    0 where `lookahead` is a size of its own: all of that is for windows.
+    """
+    if config.lookahead != "auto":
+        return 0
+    state = model_state_bytes(config, size.num_features, size.num_classes)
+    return sum(_prefetched(config, batch, size, True).values()) + state
 
 
 def predict(
@@ -225,27 +247,42 @@ def predict(
         runtime_bytes: Of the process itself, when another machine's is known.
 
     Raises:
-        InputError: when the data set's size cannot be read.
+        InputError: when the data set's size cannot be read, or its store cannot do what the config asks for.
     """
     size = size or size_of(config.dataset)
-    edges = num_edges(size, config.undirected)
-    batch = expected_batch(
-        size, config.undirected, min(config.batch_size, size.num_seeds["train"]), config.num_neighbors
-    )
-    builder = _store_phases if config.loading == "store" else _ram_phases
-    window, phases = builder(config, size, edges, batch, runtime_bytes, memory_limit_bytes)
+    batch = _batch(config, size, "train")
+    window = None
+    if config.loading == "store":
+        _check_store(config, size)
+        window, phases = _store_phases(config, size, runtime_bytes, memory_limit_bytes)
+    else:
+        phases = _ram_phases(config, size, runtime_bytes)
     plan = Plan(config, size, tuple(phases), batch, gpu_bytes(config, batch, size), window)
-    least = plan.peak_bytes if window is None else _least(config, size, edges, batch, runtime_bytes)
+    least = plan.peak_bytes
+    if config.loading == "store" and config.lookahead == "auto":
+        _, smallest = _store_phases(config, size, runtime_bytes, 0)  # windows of one batch, one at a time
+        least = min(least, max(phase.held_bytes for phase in smallest))
     return replace(plan, epoch_s=epoch_s(plan), least_bytes=least)
 
 
-def _eval_batch(config: TrainConfig, size: GraphSize, split: str) -> Batch:
-    seeds = min(config.eval_batch_size or config.batch_size, size.num_seeds[split])
-    return expected_batch(size, config.undirected, seeds, config.num_neighbors)
+def _check_store(config: TrainConfig, size: GraphSize) -> None:
+    """What `store.check_store` refuses, as far as sizes tell."""
+    if config.engine == "pyg":
+        raise InputError("engine: loading='store' samples with engine='numba' only, got 'pyg'")
+    if config.undirected and size.stored == "store" and not size.undirected:
+        raise InputError(f"undirected: {size.name} has no reverse edges; convert it with --undirected")
+
+
+def _batch(config: TrainConfig, size: GraphSize, split: str, training: bool = True) -> Batch:
+    """The expected batch of a split; that of an evaluation has `eval_batch_size` seeds."""
+    seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
+    return expected_batch(size, config.undirected, min(seeds, size.num_seeds[split]), config.num_neighbors)
 
 
 def _evaluations(config: TrainConfig) -> tuple[list[str], list[str]]:
     """The splits evaluated between epochs, with the train loader resident, and after the last, without it."""
+    if not config.epochs:
+        return [], []
     between: list[str] = [*config.eval_splits] if config.epochs > config.eval_every else []
     final: list[str] = [*config.eval_splits]
     if config.train_eval == "every_epoch" and config.eval_splits:
@@ -255,158 +292,143 @@ def _evaluations(config: TrainConfig) -> tuple[list[str], list[str]]:
     return between, final
 
 
-def _ram_phases(
-    config: TrainConfig, size: GraphSize, edges: int, batch: Batch, runtime: int, limit: int | None
-) -> tuple[None, list[PhasePlan]]:
-    """eager, lazy and shared: the graph in RAM."""
-    itemsize = 2 if config.feature_dtype == "float16" else 4
-    base = {"runtime": runtime}
+def _ram_phases(config: TrainConfig, size: GraphSize, runtime: int) -> list[PhasePlan]:
+    """eager, lazy and shared: the graph in RAM.
+
+    Where OGB's own code reads the data set, what its parser of csv files takes on the way is not in here.
+    """
+    edges = num_edges(size, config.undirected)
     nodes = {
-        "features": features_bytes(size, config.feature_dtype),
+        "features": features_bytes(size, feature_itemsize(config, size)),
         "labels": labels_bytes(size),
     }
+    shared = config.loading == "shared"
+    by_ogb = size.stored == "csv" or (size.stored == "raw" and config.reader == "ogb")
+    # OGB's array is the run's own, unless it is converted.
+    read = {"features as OGB read them": features_bytes(size, 4)} if by_ogb else {}
+    converted = read if config.feature_dtype == "float16" else {}
     phases: list[PhasePlan] = []
 
-    def add(name: str, held: Mapping[str, int], transient: Mapping[str, int]) -> None:
-        phases.append(PhasePlan(name, {**held, **transient}, frozenset(transient)))
+    def add(name: str, *parts: Mapping[str, int]) -> None:
+        phases.append(PhasePlan(name, {name: amount for some in parts for name, amount in some.items()}))
 
-    shared = config.loading == "shared"
+    held = {"runtime": runtime}
     if shared:
-        csc = {"shared CSC": shared_csc_bytes(size, edges, config.engine)}
-        chunks = {"chunks of the edge list": CSC_CHUNKS_BYTES}
+        held["shared CSC"] = shared_csc_bytes(size, edges, config.engine)
+        on_the_way = {**read, "edge_index (COO)": coo_bytes(size.num_edges)} if by_ogb else {}
+        if size.stored == "raw" and not by_ogb:
+            on_the_way["chunks of the edge list"] = CSC_CHUNKS_BYTES
         if config.engine == "pyg":
-            chunks["row int32 -> int64"] = 4 * edges
-        add("build shared CSC", {**base, **csc}, chunks)
-        base = {**base, **csc, **nodes}
-        add("load", base, {})
+            on_the_way["row int32 -> int64"] = 4 * edges
+        add("build shared CSC", held, on_the_way)
+        held |= nodes
+        add("load", held, converted)
     else:
-        base = {**base, **nodes}
-        if config.undirected and not size.undirected:
+        held |= nodes
+        if config.undirected:
             given = {"edge_index (COO)": coo_bytes(size.num_edges)}
-            add("add reverse edges", {**base, **given}, {"to_undirected": reverse_edges_bytes(size)})
-        base = {**base, "edge_index (COO)": coo_bytes(edges)}
-        add("load", base, {})
-    stock = {} if shared else {"CSC": stock_csc_bytes(size, edges)}
-    sort = {} if shared else {"sort": stock_sort_bytes(size, edges)}
+            add("add reverse edges", held, given, {"to_undirected": reverse_edges_bytes(size)})
+        held["edge_index (COO)"] = coo_bytes(edges)
+        add("load", held, converted)
 
-    def loader(split: str) -> dict[str, int]:
-        return {f"{split} loader's CSC": amount for amount in stock.values()}
+    sort = {"sort": stock_sort_bytes(size, edges)}
 
-    state = {"model, gradients, Adam": model_state_bytes(config, size.num_features, size.num_classes)}
-    held = {**base}
-    resident = ["train", *(config.eval_splits if config.loading == "eager" else [])] if config.epochs else []
+    def csc(split: str) -> dict[str, int]:
+        return {} if shared else {f"{split} loader's CSC": stock_csc_bytes(size, edges)}
+
+    resident = ["train", *(config.eval_splits if config.loading == "eager" else ())] if config.epochs else []
     for split in resident:
-        held |= loader(split)
+        held |= csc(split)
         if not shared:
             add(f"build {split} loader", held, sort)
-    held |= state
-    if config.epochs:
-        moving = _in_flight(config, batch, size, itemsize) | _step(config, batch, size, itemsize, True)
-        add("train", held, moving)
-
-    def evaluate(split: str, held: Mapping[str, int], when: str) -> None:
-        view = shared or (split in resident and f"{split} loader's CSC" in held)
-        if not view:
-            held = {**held, **loader(split)}
-            add(f"build {split} loader ({when})", held, sort)
-        ahead = _eval_batch(config, size, split)
-        moving = _in_flight(config, ahead, size, itemsize) | _step(config, ahead, size, itemsize, False)
-        add(f"{when} {split}", held, moving)
-
+    held["model, gradients, Adam"] = model_state_bytes(config, size.num_features, size.num_classes)
     between, final = _evaluations(config)
+    if config.epochs:
+        batch = _batch(config, size, "train")
+        workers = _workers(config, batch, size, "train", len(resident) - 1 if between else 0)
+        add("train", held, _moving(config, batch, size, True), workers)
+
+    def evaluate(split: str, when: str) -> None:
+        own = {name: amount for name, amount in csc(split).items() if name not in held}
+        if own:
+            add(f"build {split} loader ({when})", held, own, sort)
+        # An evaluation of the train split has a loader of its own, on the resident one's CSC.
+        others = [name for name in resident if name != split or split == "train"]
+        batch = _batch(config, size, split, training=False)
+        workers = _workers(config, batch, size, split, len(others))
+        add(f"{when} {split}", held, own, _moving(config, batch, size, False), workers)
+
     for name in between:
-        evaluate(name, held, "eval")
-    held = {name: amount for name, amount in held.items() if name != "train loader's CSC"}
-    for name in final if config.epochs else ():
-        evaluate(name, held, "final")
-    return None, phases
-
-
-def _store_parts(
-    config: TrainConfig, size: GraphSize, batch: Batch, itemsize: int, training: bool
-) -> tuple[dict[str, int], dict[str, int]]:
-    """(held, transient) parts of a loader on a store, its windows aside."""
-    ready = {"batches ready": queued_bytes(batch, size.num_features, itemsize)}
-    if config.num_workers:
-        ready = {}
-    state = {"model, gradients, Adam": model_state_bytes(config, size.num_features, size.num_classes)}
-    moving = _in_flight(config, batch, size, itemsize) | _step(config, batch, size, itemsize, training)
-    return state, {**ready, **moving}
-
-
-def _store_base(size: GraphSize, runtime: int) -> dict[str, int]:
-    """The process, and the ids (int64) and labels (int16) of all splits."""
-    per_seed = 8 + label_itemsize(size.num_classes)
-    return {"runtime": runtime, "splits and their labels": per_seed * sum(size.num_seeds.values())}
+        evaluate(name, "eval")
+    held.pop("train loader's CSC", None)
+    resident = resident[1:]
+    for name in final:
+        evaluate(name, "final")
+    return phases
 
 
 def _windows(
-    config: TrainConfig, size: GraphSize, edges: int, batch: Batch, seeds: int, budget: int | None, share: float
+    config: TrainConfig, size: GraphSize, split: str, batch: Batch, budget: int | None, share: float
 ) -> WindowPlan:
-    files = store_bytes(size, edges)
-    itemsize = files["x"] // max(1, size.num_nodes * size.num_features)
-    batches = -(-seeds // max(1, batch.hop_nodes[0]))
-    reserve = step_reserve_bytes(config, batch, size, itemsize)
+    itemsize = feature_itemsize(config, size)
+    files = store_bytes(size, num_edges(size, config.undirected), itemsize)
+    batches, reserve = _num_batches(size, split, batch), step_reserve_bytes(config, batch, size)
     return choose_windows(files, size.num_nodes, size.num_features * itemsize, batch, batches, budget, share, reserve)
 
 
-def _window_bytes(size: GraphSize, batch: Batch, window: WindowPlan, itemsize: int, reach: float) -> int:
+def _window_bytes(config: TrainConfig, size: GraphSize, batch: Batch, window: WindowPlan) -> int:
     """What a window really holds: each distinct node's features once, and every batch's own ids and edges."""
     assert window.window_batches is not None
+    reach = spread(size, config.undirected)[1]
     drawn = window.window_batches * batch.num_nodes
     distinct = min(drawn, reach * -math.expm1(-drawn / reach))
     own = window.window_batches * compact_batch_bytes(batch, 0)
+    itemsize = feature_itemsize(config, size)
     return int(distinct * size.num_features * itemsize) + own + window_fixed_bytes(size.num_nodes)
 
 
 def _store_phases(
-    config: TrainConfig, size: GraphSize, edges: int, batch: Batch, runtime: int, limit: int | None
+    config: TrainConfig, size: GraphSize, runtime: int, limit: int | None
 ) -> tuple[WindowPlan, list[PhasePlan]]:
     """store: the graph on disk, read through the page cache where it fits, else in windows."""
-    files = store_bytes(size, edges)
-    itemsize = files["x"] // max(1, size.num_nodes * size.num_features)
-    base = _store_base(size, runtime)
-    reach = spread(size, config.undirected)[1]
+    per_seed = 8 + label_itemsize(size.num_classes)  # ids int64
+    base = {"runtime": runtime, "splits and their labels": per_seed * sum(size.num_seeds.values())}
+    phases = [PhasePlan("load", base)]
+    base = {**base, "model, gradients, Adam": model_state_bytes(config, size.num_features, size.num_classes)}
+    files = store_bytes(size, num_edges(size, config.undirected), feature_itemsize(config, size))
     budget: int | None = None
-    if config.lookahead != "off":
-        free = None if limit is None else max(0, int(0.95 * limit) - sum(base.values()))
-        budget = sum(files.values()) * 2 if free is None else free
-        if config.lookahead != "auto":
-            budget = int(config.lookahead)
-    cached = sum(files.values())
-    phases = [PhasePlan("load", base, cache_bytes=0)]
+    if config.lookahead not in ("auto", "off"):
+        budget = int(config.lookahead)
+    elif config.lookahead == "auto" and limit is not None:
+        budget = max(0, int(0.95 * limit) - phases[0].held_bytes)
 
-    def add(name: str, batch: Batch, window: WindowPlan, training: bool) -> None:
-        held, moving = _store_parts(config, size, batch, itemsize, training)
-        if window.window_batches is None:
-            phases.append(PhasePlan(name, {**base, **held, **moving}, frozenset(moving), cached))
+    def add(when: str, split: str, batch: Batch, window: WindowPlan, ahead: Mapping[str, int]) -> None:
+        training = when == "train"
+        name = when if training else f"{when} {split}"
+        moving = _prefetched(config, batch, size, training)
+        if window.window_batches is not None:  # prepared by a thread, whatever `num_workers` is
+            count = 2 if window.overlapped and (window.num_windows > 1 or (training and config.epochs > 1)) else 1
+            windows = {"windows": count * _window_bytes(config, size, batch, window)}
+            phases.append(PhasePlan(name, {**base, **moving, **windows, **ahead}))
             return
-        count = 2 if window.overlapped and (window.num_windows > 1 or (training and config.epochs > 1)) else 1
-        moving |= {"windows": count * _window_bytes(size, batch, window, itemsize, reach)}
-        phases.append(PhasePlan(name, {**base, **held, **moving}, frozenset(moving)))
+        if config.num_workers:
+            workers = _workers(config, batch, size, split, 1 if when == "eval" else 0)
+            moving = {**_moving(config, batch, size, training), **workers}
+        phases.append(PhasePlan(name, {**base, **moving, **ahead}, sum(files.values())))
 
-    plan = _windows(config, size, edges, batch, size.num_seeds["train"], budget, 0.45)
+    batch = _batch(config, size, "train")
+    plan = _windows(config, size, "train", batch, budget, 0.45)
     if config.epochs:
-        add("train", batch, plan, True)
+        add("train", "train", batch, plan, {})
+    pair = budget is not None and plan.window_batches is not None and plan.overlapped
+    rest = budget - 2 * plan.window_bytes if pair and budget is not None else budget
+    waiting = {"next window to train on": _window_bytes(config, size, batch, plan)} if pair else {}
     between, final = _evaluations(config)
-    pair = plan.window_batches is not None and plan.overlapped
-    for splits, when, left in (
-        (between, "eval", budget if budget is None or not pair else budget - 2 * plan.window_bytes),
-        (final if config.epochs else [], "final", budget),
-    ):
+    for splits, when, left, ahead in ((between, "eval", rest, waiting), (final, "final", budget, {})):
         for split in splits:
-            ahead = _eval_batch(config, size, split)
-            window = _windows(config, size, edges, ahead, size.num_seeds[split], left, 0.5)
-            add(f"{when} {split}", ahead, window, False)
+            batch = _batch(config, size, split, training=False)
+            add(when, split, batch, _windows(config, size, split, batch, left, 0.5), ahead)
     return plan, phases
-
-
-def _least(config: TrainConfig, size: GraphSize, edges: int, batch: Batch, runtime: int) -> int:
-    """The smallest memory in which a store run works: windows of one batch, one at a time."""
-    itemsize = store_bytes(size, edges)["x"] // max(1, size.num_nodes * size.num_features)
-    reserve = step_reserve_bytes(config, batch, size, itemsize)
-    one = compact_batch_bytes(batch, size.num_features * itemsize) + window_fixed_bytes(size.num_nodes)
-    return sum(_store_base(size, runtime).values()) + reserve + one
 
 
 def gpu_bytes(config: TrainConfig, batch: Batch, size: GraphSize) -> dict[str, int]:
@@ -414,7 +436,7 @@ def gpu_bytes(config: TrainConfig, batch: Batch, size: GraphSize) -> dict[str, i
 
     The batch is copied whole: x in its own dtype, widened there to float32, and edge_index.
     """
-    itemsize = 2 if config.feature_dtype == "float16" else 4
+    itemsize = feature_itemsize(config, size)
     widened = 4 * batch.num_nodes * size.num_features if itemsize == 2 else 0
     return {
         "batch": batch_bytes(batch, size.num_features, itemsize) + widened,
@@ -439,11 +461,11 @@ def epoch_s(plan: Plan) -> float:
     for i, (width, out) in enumerate(layer_widths(config, size.num_features, size.num_classes)):
         targets = sum(batch.hop_nodes[: hops - i])
         work += 4 * targets * width * out * (2 if i == 0 else 3)
-    batches = -(-size.num_seeds["train"] // max(1, batch.hop_nodes[0]))
+    batches = _num_batches(size, "train", batch)
     train_s = batches * (0.7e-3 + 0.35e-6 * batch.num_nodes + work / 30e9)
     window = plan.window
     if window is None or window.window_batches is None:
         return train_s
-    files = store_bytes(size, num_edges(size, config.undirected))
+    files = store_bytes(size, num_edges(size, config.undirected), feature_itemsize(config, size))
     sweep_s = (files["x"] + hops * (files["colptr"] + files["row"])) / DISK_BYTES_PER_S * window.num_windows
     return max(train_s, sweep_s) if window.overlapped else train_s + sweep_s

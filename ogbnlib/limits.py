@@ -132,6 +132,23 @@ class CgroupLimit(Limit):
         print(f"warning: {self.cgroup.path} still holds processes and stays behind", file=sys.stderr)
 
 
+class JobCgroup(Limit):
+    """No limit of its own inside a Slurm job: the cgroup that Slurm made for the job is watched, not added to.
+
+    A cgroup below it would hide an out-of-memory kill from Slurm, which under v1 counts those in its own cgroup only,
+    and the job would not be OUT_OF_MEMORY. Reading the kill counter of the job's cgroup needs no rights.
+    """
+
+    def __init__(self, cgroup: Cgroup):
+        super().__init__(None)
+        self.cgroup = cgroup
+        self._kills_before = cgroup.oom_kills() or 0
+
+    def oom_kills(self) -> int | None:
+        after = super().oom_kills()
+        return None if after is None else after - self._kills_before
+
+
 class SystemdLimit(Limit):
     """`systemd-run --user --scope`: a cgroup made by the user's own systemd."""
 
@@ -256,6 +273,8 @@ def make_limit(limit_bytes: int | None, engine: str = "auto") -> tuple[Limit, li
     if engine != "auto" and engine not in ENGINES:
         raise InputError(f"engine: expected auto or one of {', '.join(ENGINES)}, got {engine!r}")
     refused: list[str] = []
+    if limit_bytes is None and engine == "auto" and "SLURM_JOB_ID" in os.environ and (found := find_cgroup()):
+        return JobCgroup(found[0]), refused
     for name in ENGINES if engine == "auto" else (engine,):
         answer: Limit | str
         if name == "watchdog":

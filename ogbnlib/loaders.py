@@ -15,6 +15,7 @@ for the same seed. With `engine="pyg"` the stock sampling routine runs, and batc
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
+from . import signals
 from .config import TrainConfig
 from .csc import csc_from_chunks, restore_input_order
 from .footprint import size_of_dataset
@@ -35,7 +37,7 @@ from .memory import release_memory
 from .ogb_raw import Dataset
 from .sampler import CSCSampler, EpochSampler
 from .store import Store, check_store
-from .store_loader import StoreLoader, available_bytes, fill_page_cache, plan_windows
+from .store_loader import StoreLoader, available_bytes, fill_page_cache, local_ranks, plan_windows
 from .timeline import EventLog
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
@@ -53,8 +55,8 @@ class Loaders:
 
     y: Tensor
 
-    def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog):
-        self.config, self.log = config, log
+    def __init__(self, dataset: Dataset, config: TrainConfig, log: EventLog, rank: int = 0, num_ranks: int = 1):
+        self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
         check_store(dataset, config)
         # Neighbors are chosen by the ids that nodes had before others were dropped.
         self._node_id = dataset.node_id if isinstance(dataset, Store) else None
@@ -84,12 +86,15 @@ class Loaders:
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
         config = self.config
         input_nodes = self.splits[split]
+        batch_size = config.batch_size if shuffle else config.eval_batch_size or config.batch_size
+        share = {"rank": self.rank, "num_ranks": self.num_ranks, "batch_size": batch_size}
         return {
             "input_nodes": input_nodes,
-            "batch_size": config.batch_size if shuffle else config.eval_batch_size or config.batch_size,
-            "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed),
+            "batch_size": batch_size,
+            "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed, **share),
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,
+            "worker_init_fn": signals.ignore,
             "pin_memory": config.pin_memory and torch.cuda.is_available(),
             # A generator of its own: DataLoader draws a worker seed per iteration, and taking that from torch's
             # global state would make dropout depend on how many evaluations were run.
@@ -238,8 +243,8 @@ class StoreLoaders(Loaders):
                 node_id=store.node_id,
             )
             arguments = self._arguments(split, shuffle)
-            seeds = self.splits[split]
-            reserve = functools.partial(step_reserve_bytes, config, size=self._size, itemsize=store.x.itemsize)
+            seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
+            reserve = functools.partial(step_reserve_bytes, config, size=self._size)
             share = 0.5 - 0.05 * shuffle
             plan = plan_windows(store, sampler, seeds, arguments["batch_size"], self._budget(shuffle), share, reserve)
             self.log.mark("note", loader=split, plan=str(plan), window_batches=plan.window_batches)
@@ -247,7 +252,8 @@ class StoreLoaders(Loaders):
             loader.on_window = functools.partial(self.log.mark, "window", loader=split)
         if shuffle:
             self._train_plan, loader.last_epoch = plan, config.epochs
-            if plan.window_batches is None and config.lookahead != "off":
+            first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # one rank fills it for all of its node
+            if plan.window_batches is None and config.lookahead != "off" and first:
                 with self.log.phase("load into page cache"):
                     fill_page_cache(store)
         return loader
@@ -260,7 +266,7 @@ class StoreLoaders(Loaders):
         """
         if self.config.lookahead == "off":
             return None
-        budget = self._available if self.config.lookahead == "auto" else int(self.config.lookahead)
+        budget = self._available if self.config.lookahead == "auto" else int(self.config.lookahead) // local_ranks()
         plan = self._train_plan
         pair = not training and plan is not None and plan.window_batches is not None and plan.overlapped
         return budget - 2 * plan.window_bytes if pair and plan is not None else budget
@@ -313,11 +319,15 @@ def compile_kernels(num_neighbors: list[int]) -> None:
         CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)
 
 
-def set_epoch(loader: NodeLoader, epoch: int) -> None:
-    """Fix the order and the neighbors of the next pass over `loader`: both are functions of (seed, epoch) alone."""
-    for part in (loader.sampler, loader.node_sampler):
-        if isinstance(part, EpochSampler | CSCSampler):
-            part.set_epoch(epoch)
+def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
+    """Fix the order and the neighbors of the next pass over `loader`: both are functions of (seed, epoch) alone.
+
+    The pass begins at position `start` of the order, a multiple of the batch size.
+    """
+    if isinstance(loader.sampler, EpochSampler):
+        loader.sampler.set_epoch(epoch, start)
+    if isinstance(loader.node_sampler, CSCSampler):
+        loader.node_sampler.set_epoch(epoch)
 
 
 def _end_workers(loader: NodeLoader) -> None:
@@ -330,11 +340,11 @@ def _end_workers(loader: NodeLoader) -> None:
         loader._iterator = None
 
 
-def make_loaders(dataset: Dataset, config: TrainConfig, log: EventLog) -> Loaders:
-    """Load `dataset` the way `config.loading` says.
+def make_loaders(dataset: Dataset, config: TrainConfig, log: EventLog, rank: int = 0, num_ranks: int = 1) -> Loaders:
+    """Load `dataset` the way `config.loading` says; the loaders hand out the batches of `rank`.
 
     Raises:
         InputError: when the data set is damaged or `engine` is not installed.
     """
     policies = {"eager": EagerLoaders, "lazy": LazyLoaders, "shared": SharedLoaders, "store": StoreLoaders}
-    return policies[config.loading](dataset, config, log)
+    return policies[config.loading](dataset, config, log, rank, num_ranks)

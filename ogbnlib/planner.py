@@ -33,6 +33,7 @@ RUNGS: tuple[dict[str, Any], ...] = (
     {"loading": "store", **_MEDIUM},
     {"loading": "store", **_SMALL},
 )
+_LADDER = ("loading", "features", "batch_size", "num_neighbors", "hidden", "peak GB", "page cache GB", "epoch min")
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
 
 
@@ -49,13 +50,24 @@ def verdict(plan: Plan, limit_bytes: int) -> str:
     return TIGHT if need - margin_bytes(need) <= limit_bytes else WILL_NOT_FIT
 
 
-def sbatch_mem(plan: Plan) -> str:
+def sbatch_mem(plan: Plan, limit_bytes: int | None = None) -> str:
     """The `#SBATCH --mem` to ask for: the predicted peak and its margin, in whole GB.
 
-    Page cache is on top of what must be had: a job that asks for it as well reads the store from memory.
+    A store's windows take what they are given, so there it is no more than a limit that fits. Page cache is on top of
+    what must be had: a job that asks for it as well reads the store from memory.
     """
     need = plan.peak_bytes + margin_bytes(plan.peak_bytes)
+    if plan.window is not None and limit_bytes is not None and verdict(plan, limit_bytes) == FITS:
+        need = min(need, limit_bytes)
     return f"#SBATCH --mem={-(-need // GB)}G"
+
+
+def _convert_hint(plan: Plan) -> str:
+    """What has to be done before a plan with loading=store can be run on a data set that is not a store yet."""
+    if plan.config.loading != "store" or plan.size.stored == "store":
+        return ""
+    both = " --undirected" if plan.config.undirected or plan.size.undirected else ""
+    return f" (after `python -m ogbnlib convert{both}`)"
 
 
 @dataclass(frozen=True)
@@ -67,8 +79,7 @@ class Alternative:
 
     def __str__(self) -> str:
         sets = " ".join(f"{name}={_word(value)}" for name, value in self.changes.items())
-        hint = "" if self.changes.get("loading") != "store" else " (after `python -m ogbnlib convert`)"
-        return f"{sets}: peak {format_bytes(self.plan.peak_bytes)}{hint}"
+        return f"{sets}: peak {format_bytes(self.plan.peak_bytes)}{_convert_hint(self.plan)}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,8 @@ class Advice:
         fan_out = _word(config.num_neighbors)
         lines = [
             f"{plan.size.name}: {plan.size.num_nodes:,} nodes, {plan.size.num_edges:,} edges; "
-            f"loading={config.loading}, [{fan_out}] x {config.batch_size}, {config.num_workers} workers",
+            f"loading={config.loading}{_convert_hint(plan)}, [{fan_out}] x {config.batch_size}, "
+            f"{config.num_workers} workers",
             "",
             f"{'phase':<30} {'held at once':>12}  largest parts",
         ]
@@ -110,7 +122,7 @@ class Advice:
             parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
             lines.append(f"{phase.name:<30} {format_bytes(phase.held_bytes):>12}  {parts}{mark}")
         lines.append("")
-        lines.append(f"peak {format_bytes(plan.peak_bytes)} in '{plan.peak.name}'; {sbatch_mem(plan)}")
+        lines.append(f"peak {format_bytes(plan.peak_bytes)} in '{plan.peak.name}'; {sbatch_mem(plan, limit)}")
         if plan.cache_bytes:
             lines.append(
                 f"page cache: {format_bytes(plan.cache_bytes)} would be used, and is given back under pressure"
@@ -140,7 +152,7 @@ class Advice:
             "margin_bytes": margin_bytes(plan.peak_bytes),
             "cache_bytes": plan.cache_bytes,
             "epoch_s": round(plan.epoch_s, 1),
-            "sbatch": sbatch_mem(plan),
+            "sbatch": sbatch_mem(plan, self.limit_bytes),
             "phases": [
                 {"name": phase.name, "held_bytes": phase.held_bytes, "parts": dict(phase.parts)}
                 for phase in plan.phases
@@ -160,15 +172,18 @@ def _halvings(value: int, least: int) -> Iterator[int]:
         yield value
 
 
-def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
+def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
     """For each knob its changes, smallest first; the knobs in the order in which they should be turned."""
-    policies = {"eager": ("shared", "store"), "lazy": ("shared", "store"), "shared": ("store",), "store": ()}
+    policies = ["shared"] if config.loading in ("eager", "lazy") else []
+    one_way = size.stored == "store" and config.undirected and not size.undirected
+    if config.loading != "store" and config.engine != "pyg" and not one_way:
+        policies.append("store")
     fan_outs, now = [], config.num_neighbors
     while any(k > 2 or k < 0 for k in now):
         now = tuple(15 if k < 0 else max(2, -(-k // 2)) if k > 2 else k for k in now)
         fan_outs.append({"num_neighbors": now})
     return [
-        [{"loading": policy} for policy in policies[config.loading]],
+        [{"loading": policy} for policy in policies],
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" and config.loading != "store" else [],
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
         [{"batch_size": size} for size in _halvings(config.batch_size, 32)],
@@ -178,7 +193,7 @@ def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
 
 def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int, runtime_bytes: int) -> list[Alternative]:
     """What fits with the fewest knobs turned; for each set of knobs the smallest change."""
-    knobs = _knobs(config)
+    knobs = _knobs(config, size)
     for count in range(1, len(knobs) + 1):
         found = []
         for chosen in itertools.combinations(knobs, count):
@@ -226,6 +241,10 @@ def plan(
     return Advice(forecast, limit_bytes, tuple(tried))
 
 
+def _rungs(dataset: str, settings: Mapping[str, Any]) -> list[TrainConfig]:
+    return [TrainConfig.create({"dataset": dataset, **rung, **settings}) for rung in RUNGS]
+
+
 def recommend(
     dataset: str,
     memory_limit: str | int,
@@ -240,26 +259,30 @@ def recommend(
         InputError: when not even the last rung fits, or as `plan`.
     """
     size = size or size_of(dataset)
-    for rung in RUNGS:
-        config = TrainConfig.create({"dataset": dataset, **rung, **settings})
+    for config in _rungs(dataset, settings):
         advice = plan(config, memory_limit, size=size, runtime_bytes=runtime_bytes)
         if advice.verdict == FITS:
             return replace(advice, alternatives=())
     least = advice.plan.least_bytes
-    need = format_bytes(least + margin_bytes(least))
-    raise InputError(f"memory_limit: expected at least {need} for {size.name}, got {memory_limit}")
+    need_mb = -(-(least + margin_bytes(least)) // 2**20)
+    raise InputError(f"memory_limit: expected at least {need_mb} MB for {size.name}, got {memory_limit}")
 
 
 def ladder(dataset: str = "ogbn-papers100M", *, size: GraphSize | None = None, **settings: Any) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: what to run, its predicted peak, and an epoch's time.
 
     Times are those of `forecast.epoch_s`, a 2-core machine's: compare them with each other.
+
+    Raises:
+        InputError: for `settings` that no config can have, or when the data set's size cannot be read.
     """
     import pandas as pd
 
+    _rungs(dataset, settings)  # a mistake in the settings is not "nothing fits"
+    size = size or size_of(dataset)
     rows = []
     for allocation in ALLOCATIONS:
-        row: dict[str, Any] = {"you have": allocation}
+        row: dict[str, Any] = dict.fromkeys(_LADDER, "")
         try:
             best = recommend(dataset, allocation, size=size, **settings).plan
         except InputError:
@@ -277,4 +300,4 @@ def ladder(dataset: str = "ogbn-papers100M", *, size: GraphSize | None = None, *
             "epoch min": round(best.epoch_s / 60, 1),
         }
         rows.append(row)
-    return pd.DataFrame(rows).set_index("you have").fillna("")
+    return pd.DataFrame(rows, index=pd.Index(ALLOCATIONS, name="you have"))

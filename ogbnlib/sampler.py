@@ -493,15 +493,28 @@ class EpochSampler(Sampler[int]):
         shuffle: False yields them in ascending order in every epoch.
         start: positions to leave out at the beginning, to go on in the middle of an epoch; a multiple of the batch size
             gives the same batches as the whole epoch has from there on.
+        rank, num_ranks, batch_size: from `start` on, batches of this size are dealt out to the ranks in turn, and this
+            one's are yielded. `start` counts positions of the whole order, whatever the number of ranks.
 
     Raises:
         InputError: for a negative `n` or a `start` outside 0..n.
     """
 
-    def __init__(self, n: int, *, seed: int = 0, shuffle: bool = True, start: int = 0) -> None:
+    def __init__(
+        self,
+        n: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        start: int = 0,
+        rank: int = 0,
+        num_ranks: int = 1,
+        batch_size: int = 1,
+    ) -> None:
         if n < 0:
             raise InputError(f"n: expected a number of positions, got {n}")
         self.n, self.seed, self.shuffle = n, seed, shuffle
+        self.rank, self.num_ranks, self.batch_size = rank, num_ranks, batch_size
         self.set_epoch(0, start)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -511,7 +524,8 @@ class EpochSampler(Sampler[int]):
         self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
-        return self.n - self.start
+        rounds, rest = divmod(self.n - self.start, self.batch_size * self.num_ranks)
+        return rounds * self.batch_size + min(max(rest - self.rank * self.batch_size, 0), self.batch_size)
 
     def order(self, epoch: int) -> Tensor:
         """All positions, int64 [n] in RAM, in the order of `epoch`."""
@@ -520,7 +534,14 @@ class EpochSampler(Sampler[int]):
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
         return torch.randperm(self.n, generator=torch.Generator().manual_seed(mixed & (2**63 - 1)))
 
+    def share(self, epoch: int, start: int = 0) -> Tensor:
+        """This rank's positions of the order of `epoch` from `start` on, int64 in RAM."""
+        order = self.order(epoch)[start:]
+        if self.num_ranks == 1:
+            return order
+        return order[torch.arange(len(order)) // self.batch_size % self.num_ranks == self.rank]
+
     def __iter__(self) -> Iterator[int]:
-        order: Any = self.order(self.epoch)
-        for part in order[self.start :].split(2**16):  # an int takes 40 bytes, so a part at a time
+        share: Any = self.share(self.epoch, self.start)
+        for part in share.split(2**16):  # an int takes 40 bytes, so a part at a time
             yield from part.tolist()

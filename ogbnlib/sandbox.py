@@ -27,8 +27,10 @@ from .limits import Limit, kill_tree, make_limit
 from .memory import LIMIT_VARIABLE, effective_limit
 from .official import locate_official
 from .ogb_raw import open_raw
+from .run_dir import OUTPUT, next_run_dir, own_run_dir
+from .signals import Forward, handled, held_back
 from .store import check_store, is_store, open_store
-from .timeline import TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
+from .timeline import RUNS_VARIABLE, TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,23 +40,9 @@ if TYPE_CHECKING:
 # default raises that size to 32 MiB as it goes: 75 MB less at the peak of [15, 10, 5] x 1024, at the same speed.
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 
-CONFIG, OUTPUT, CHECKPOINT = "config.json", "output.log", "checkpoint.pt"
 
-# Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with.
-RESUMABLE = {
-    *("dataset", "root", "download", "reader", "loading", "lookahead"),
-    *("num_workers", "persistent_workers", "pin_memory", "device"),
-    *(
-        "epochs",
-        "train_eval",
-        "eval_every",
-        "eval_splits",
-        "eval_batch_size",
-        "release_every",
-        "num_threads",
-        "progress",
-    ),
-}
+class RunEnded(RuntimeError):
+    """A run that did not finish. The text is its exit code, a colon and its diagnosis."""
 
 
 @dataclass(frozen=True)
@@ -82,55 +70,20 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         return read_metrics(self.run_dir)
 
+    def require_finished(self) -> Run:
+        """This run, where it finished: for a notebook that has no use for the rest of its cells otherwise.
+
+        Raises:
+            RunEnded: when the exit code is not 0; `papermill --engine ogbnlib` then exits with that code.
+        """
+        if self.exit_code != 0:
+            raise RunEnded(f"{self.exit_code}: {self.diagnosis}")
+        return self
+
 
 def is_interactive() -> bool:
     """Whether a person watches: a terminal, or a notebook opened in JupyterLab (papermill sets no session name)."""
     return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
-
-
-def prepare_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> TrainConfig:
-    """Make or reopen the folder of a run and write its resolved config; nothing already there is lost.
-
-    Raises:
-        InputError: when the folder holds another run, or `resume` finds none or one that the config does not continue.
-    """
-    existing = (run_dir / CONFIG).is_file()
-    if resume:
-        if not existing:
-            raise InputError(f"{run_dir}: expected a run to resume (config.json), found none; start it without resume")
-        old = TrainConfig.load(run_dir / CONFIG)
-        changed = [
-            f"{name} was {getattr(old, name)!r}, now {getattr(config, name)!r}"
-            for name in TrainConfig.model_fields
-            if name not in RESUMABLE and getattr(old, name) != getattr(config, name)
-        ]
-        if changed:
-            raise InputError(f"{run_dir}: can't resume with other values ({'; '.join(changed)}); use a new run_dir")
-        done = read_metrics(run_dir)
-        if len(done) and config.epochs < done["epoch"].max():
-            raise InputError(
-                f"epochs: the run is already at epoch {done['epoch'].max():.0f}, got epochs={config.epochs}"
-            )
-    elif run_dir.is_dir() and any(run_dir.iterdir()):
-        what = "a run" if existing else "other files"
-        raise InputError(
-            f"{run_dir}: expected a new or empty folder, found {what} in it; resume it or name another one"
-        )
-    elif run_dir.exists() and not run_dir.is_dir():
-        raise InputError(f"{run_dir}: expected a folder for the run, found a file")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    config.save(run_dir / CONFIG)
-    return config
-
-
-def next_run_dir(runs_dir: str | os.PathLike[str], name: str) -> Path:
-    """`runs_dir/name`, or `name-2`, `name-3`, ... where it is taken: a repeated cell never overwrites a run."""
-    base = Path(runs_dir) / name
-    candidate, number = base, 1
-    while candidate.exists():
-        number += 1
-        candidate = base.with_name(f"{name}-{number}")
-    return candidate
 
 
 def has_ended(pid: int) -> bool:
@@ -185,18 +138,45 @@ def supervise(
     *,
     env: Mapping[str, str] | None = None,
     echo: bool = True,
+    holds_back: bool = False,
+    lock: int | None = None,
 ) -> Outcome:
-    """Start `argv` inside `limit`, record its memory in `run_dir` until it ends, and end all it leaves behind."""
+    """Start `argv` inside `limit`, record its memory in `run_dir` until it ends, and end all it leaves behind.
+
+    SIGUSR1 and SIGTERM to this process are passed on to the child meanwhile, if this is the main thread.
+
+    Args:
+        holds_back: The child calls `signals.take_over`; until then it keeps stop signals waiting.
+        lock: A descriptor for the child to inherit.
+    """
+    forward = Forward()
+    with handled(forward):
+        return _supervise(argv, run_dir, limit, env or {}, echo, forward, holds_back, () if lock is None else (lock,))
+
+
+def _supervise(
+    argv: list[str],
+    run_dir: Path,
+    limit: Limit,
+    env: Mapping[str, str],
+    echo: bool,
+    forward: Forward,
+    holds_back: bool,
+    descriptors: tuple[int, ...],
+) -> Outcome:
     begin = time.monotonic()
     interrupted = False
-    process = subprocess.Popen(
-        limit.command(argv),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
-        env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-    )
+    with held_back() if holds_back else contextlib.nullcontext():
+        process = subprocess.Popen(
+            limit.command(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=descriptors,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
+            env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **env},
+        )
+    forward.begin(process.pid)
     tail = ""
     recorder = None
     try:
@@ -213,12 +193,15 @@ def supervise(
             tail = _relay(process, run_dir / OUTPUT, echo)
         except KeyboardInterrupt:
             interrupted = True
+            forward.end()
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
+        forward.end()
         kill_tree(process.pid)
         status = process.wait()
     except BaseException:
+        forward.end()
         kill_tree(process.pid)
         process.wait()
         raise
@@ -302,11 +285,15 @@ def _supervised(
     echo: bool,
     notes: list[str],
     config: TrainConfig | None = None,
+    lock: int | None = None,
 ) -> dict[str, Any]:
-    """Supervise one attempt and write its result.json, with the forecast for `config` beside what was measured."""
+    """Supervise one attempt and write its result.json, with the forecast for `config` beside what was measured.
+
+    With `lock`, the child is a trainer.
+    """
     if limit.limit_bytes is not None:
         env = {**env, LIMIT_VARIABLE: str(limit.limit_bytes)}
-    outcome = supervise(argv, folder, limit, env=env, echo=echo)
+    outcome = supervise(argv, folder, limit, env=env, echo=echo, holds_back=lock is not None, lock=lock)
     words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
     result = write_result(
         folder,
@@ -337,6 +324,10 @@ def start_attempt(folder: Path, **info: Any) -> int:
     log.mark("start", **info, previous=read_result(folder))
     log.close()
     (folder / RESULT).unlink(missing_ok=True)
+    runs = Path(os.environ.get(RUNS_VARIABLE, ""))
+    if runs.is_file():  # gone where this process has outlived the one that asked
+        with open(runs, "a") as file:
+            file.write(f"{folder.resolve()}\n")
     timeline = folder / TIMELINE
     return timeline.read_bytes().count(b"\n") if timeline.exists() else 0
 
@@ -380,6 +371,7 @@ def run(
     resume: bool = False,
     engine: str = "auto",
     echo: bool = True,
+    num_ranks: int = 1,
 ) -> Run:
     """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
 
@@ -391,29 +383,33 @@ def run(
         resume: Go on from the run's last checkpoint.
         engine: "auto", or one of `limits.ENGINES`.
         echo: Relay the child's output; it is in `output.log` either way.
+        num_ranks: Processes on this machine that train together (`ogbnlib.ranks`), under the one limit.
 
     Raises:
         InputError: for bad input, before the child is started.
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    if num_ranks < 1:
+        raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     check_inputs(config)
     available, source = effective_limit()
     notes = []
     if limit_bytes is not None and limit_bytes > available:
         notes.append(f"memory_limit is above what this process may use: {available} bytes ({source})")
     limit, refused = make_limit(limit_bytes, engine)
-    try:
-        folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or _default_name(config))
-        prepare_run_dir(config, folder, resume=resume)
+    folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or _default_name(config))
+    with contextlib.ExitStack() as stack:
+        not_started = stack.enter_context(contextlib.ExitStack())
+        not_started.callback(limit.close)
+        lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
         earlier = start_attempt(folder, memory_limit_bytes=limit_bytes, limit_engine=limit.name, notes=notes)
-        argv = [sys.executable, "-m", "ogbnlib.train", str(folder), *(["--resume"] if resume else [])]
-    except BaseException:
-        limit.close()
-        raise
-    progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
-    env = {"OGBNLIB_PROGRESS": progress, "OGBNLIB_PARENT": str(os.getpid())}
-    result = _supervised(argv, folder, limit, refused, earlier, env, echo, notes, config)
+        not_started.pop_all()  # `supervise` closes the limit from here on
+        module = ["ogbnlib.train"] if num_ranks == 1 else ["ogbnlib.launch", str(num_ranks)]
+        argv = [sys.executable, "-m", *module, str(folder), *(["--resume"] if resume else [])]
+        progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
+        env = {"OGBNLIB_PROGRESS": progress, "OGBNLIB_PARENT": str(os.getpid())}
+        result = _supervised(argv, folder, limit, refused, earlier, env, echo, notes, config, lock)
     return Run(folder, result, diagnose(folder))
 
 
@@ -475,4 +471,4 @@ def _last_row(metrics: pd.DataFrame) -> dict[str, float | None] | None:
     return {key: None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
 
 
-__all__ = ["Run", "diagnose", "next_run_dir", "prepare_run_dir", "run", "supervise"]
+__all__ = ["Run", "RunEnded", "diagnose", "next_run_dir", "run", "supervise"]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -24,7 +25,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from .footprint import QUEUE_BATCHES, QUEUE_BYTES, Batch
 from .forecast import WindowPlan, choose_windows
 from .lookahead import CHUNK_BYTES, DiskArray, Window, sample_window
-from .memory import effective_limit, own_memory
+from .memory import effective_limit, own_memory, read_rss
 from .sampler import CSCSampler, EpochSampler
 from .store import Store
 
@@ -81,9 +82,19 @@ def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int 
 
 
 def available_bytes() -> int:
-    """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared."""
-    left = int(0.95 * effective_limit()[0]) - own_memory()[0]
-    return max(0, min(left, int(0.95 * psutil.virtual_memory().available)))
+    """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared.
+
+    The ranks of a node share its limit with their launcher, and its memory.
+    """
+    ranks = local_ranks()
+    launcher = (read_rss([os.getppid()])[0] or 0) if ranks > 1 else 0
+    left = (int(0.95 * effective_limit()[0]) - launcher) // ranks - own_memory()[0]
+    return max(0, min(left, int(0.95 * psutil.virtual_memory().available) // ranks))
+
+
+def local_ranks() -> int:
+    """How many processes a launcher has started on this node to train together."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def fill_page_cache(store: Store) -> None:
@@ -109,8 +120,9 @@ def plan_windows(
 ) -> WindowPlan:
     """`forecast.choose_windows` with one real batch, drawn through the maps, for what a batch holds.
 
-    Repeated nodes across batches only lower what the windows then take. `reserve` tells from that batch what a step
-    beside the windows takes; the other arguments are those of `choose_windows`.
+    Repeated nodes across batches only lower what the windows then take. `seeds` are as many of the ids that an epoch
+    starts from as this loader gets, `available` is for each rank of this node; `reserve` tells from that batch what a
+    step beside the windows takes. The other arguments are those of `choose_windows`.
     """
     files = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
     batches = -(-len(seeds) // batch_size)
@@ -118,8 +130,10 @@ def plan_windows(
         return WindowPlan(None, True, 0, available or 0)
     probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
     batch = Batch(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
-    row_bytes = store.num_features * store.x.itemsize
-    return choose_windows(files, store.num_nodes, row_bytes, batch, batches, available, pair_share, reserve(batch))
+    row_bytes, sharers = store.num_features * store.x.itemsize, local_ranks()
+    return choose_windows(
+        files, store.num_nodes, row_bytes, batch, batches, available, pair_share, reserve(batch), sharers
+    )
 
 
 class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
@@ -186,14 +200,14 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     # Windows --------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, epoch: int, begin: int) -> Window:
-        """The window that starts at position `begin` of the order of `epoch`."""
+    def _prepare(self, epoch: int, start: int, begin: int) -> Window:
+        """The window that starts at place `begin` of this loader's share of `epoch` from position `start` on."""
         assert self.plan.window_batches is not None
         size = self.batch_size
-        positions = self.sampler.order(epoch)[begin : begin + size * self.plan.window_batches]
+        positions = self.sampler.share(epoch, start)[begin : begin + size * self.plan.window_batches]
         parts = positions.split(size)
         seeds = self.input_data.node
-        start, read_before = time.monotonic(), self._bytes_read()
+        begun, read_before = time.monotonic(), self._bytes_read()
         sampled = sample_window(
             self.node_sampler,
             [seeds[part].numpy() for part in parts],
@@ -209,7 +223,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             epoch=epoch,
             batches=len(parts),
             distinct_nodes=len(window.features),
-            sample_s=round(between - start, 3),
+            sample_s=round(between - begun, 3),
             features_s=round(time.monotonic() - between, 3),
             bytes_read=self._bytes_read() - read_before,
         )
@@ -218,31 +232,31 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     def _bytes_read(self) -> int:
         return sum(array.bytes_read for array in self._arrays.values())
 
-    def _submit(self, epoch: int, begin: int) -> Future[Window]:
+    def _submit(self, epoch: int, start: int, begin: int) -> Future[Window]:
         assert self._executor is not None
-        return self._executor.submit(self._prepare, epoch, begin)
+        return self._executor.submit(self._prepare, epoch, start, begin)
 
     def _window_batches(self) -> Iterator[Data]:
         assert self.plan.window_batches is not None
         assert isinstance(self.sampler, EpochSampler)
-        epoch, end = self.sampler.epoch, self.sampler.n
+        epoch, start = self.sampler.epoch, self.sampler.start
         step = self.batch_size * self.plan.window_batches
-        begins = list(range(self.sampler.start, end, step))
+        begins = list(range(0, len(self.sampler), step))
         pending: Future[Window] | None = None
         if self._ahead is not None:
             ahead_epoch, pending = self._ahead
             self._ahead = None
-            if ahead_epoch != epoch or self.sampler.start:
+            if ahead_epoch != epoch or start:
                 pending.result()  # it belongs to an epoch that is not wanted; wait, so that two are never prepared
                 pending = None
         for i, begin in enumerate(begins):
-            window = (pending or self._submit(epoch, begin)).result()
+            window = (pending or self._submit(epoch, start, begin)).result()
             pending = None
             if self.plan.overlapped:
                 if i + 1 < len(begins):
-                    pending = self._submit(epoch, begins[i + 1])
+                    pending = self._submit(epoch, start, begins[i + 1])
                 elif self.last_epoch is not None and epoch < self.last_epoch:
-                    self._ahead = (epoch + 1, self._submit(epoch + 1, 0))
+                    self._ahead = (epoch + 1, self._submit(epoch + 1, 0, 0))
             yield from self._unpack(window)
             del window
 

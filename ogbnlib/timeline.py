@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TIMELINE, EVENTS = "timeline.csv", "events.jsonl"
+RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"  # a file to which each attempt of a run adds its folder; for a watcher outside
 COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slurm_cluster import Cluster, cluster, unavailable
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.limits import Limit, make_limit
@@ -99,6 +100,16 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_store(tiny_dir: Path) -> Path:
+    """`tiny_dir` as a store, float32."""
+    from ogbnlib.convert import convert
+
+    path = tiny_dir.with_name("tiny-store")
+    convert(tiny_dir, path, feature_dtype="float32", progress=False)
+    return path
+
+
+@pytest.fixture(scope="session")
 def tiny_config(tiny_dir: Path) -> Callable[..., TrainConfig]:
     """A config on `tiny_dir`, with changes."""
     # As the trainer's own process does: walking what the imports leave would take 0.3 s of every release.
@@ -163,3 +174,12 @@ def write_run(
         known = {"exit_code": exit_code, "memory_limit_bytes": None, "limit_engine": None, "killed_by": None}
         (folder / "result.json").write_text(json.dumps({**known, "oom_kills": None, "duration_s": 5.0, **result}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Cluster]:
+    """A real Slurm cluster of two nodes on this machine, for the whole session."""
+    if reason := unavailable():
+        pytest.skip(reason)
+    with cluster() as running:
+        yield running

@@ -96,6 +96,13 @@ MISTAKES = [
     (["synth", "data", "--scale", "2"], "scale: "),
     (["synth", "data", "--scale", "0.001", "--seed", "-1"], "seed: "),
     (["synth", "data", "--format", "zip"], "--format: expected raw"),
+    (["plan", "--set", "batchsize=3"], "did you mean 'batch_size'"),
+    (["plan", "--set", "dataset=ogbn-paper"], "unknown data set 'ogbn-paper'"),
+    (["plan", "--set", "dataset=none"], "none: expected a data set folder"),
+    (["plan", "--memory-limit", "128"], "memory_limit: "),
+    (["plan", "--set", "loading=store", "--set", "engine=pyg"], "engine: "),
+    (["plan", "--ladder", "--set", "size=3"], "unknown parameter 'size'"),
+    (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
 ]
 
 
@@ -144,6 +151,28 @@ def test_synth_writes_a_data_set_and_states_its_size(tmp_path: Path) -> None:
     assert again.stderr.startswith("error: ")
 
 
+def test_plan_says_what_fits_and_its_json_is_json_alone() -> None:
+    arguments = ["plan", "--set", "loading=eager", "--memory-limit", "128 GB"]
+    text, found = cli(*arguments), cli(*arguments, "--json")
+    assert (text.returncode, found.returncode) == (1, 1)
+    facts = json.loads(found.stdout)
+    assert (facts["dataset"], facts["verdict"]) == ("ogbn-papers100M", "WILL NOT FIT")
+    assert "WILL NOT FIT" in text.stdout
+    assert facts["sbatch"] in text.stdout
+    assert text.stderr + found.stderr == ""
+    assert cli("plan", "--memory-limit", "128 GB").returncode == 0
+    assert cli("plan", "--set", "loading=eager").returncode == 0
+
+
+def test_plan_prints_the_ladder() -> None:
+    text, found = cli("plan", "--ladder"), cli("plan", "--ladder", "--json")
+    assert (text.returncode, found.returncode) == (0, 0)
+    rungs = json.loads(found.stdout)["rungs"]
+    assert [rungs[0]["you have"], rungs[-1]["you have"]] == ["512 GB", "4 GB"]
+    for rung in rungs:
+        assert rung["you have"] in text.stdout
+
+
 def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
     done = cli("doctor", "--json")
     report = json.loads(done.stdout)
@@ -158,7 +187,7 @@ def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
 
 def test_every_command_explains_itself() -> None:
     assert "Commands" in cli("--help").stdout
-    for command in ("synth", "train", "diagnose", "doctor"):
+    for command in ("synth", "plan", "train", "diagnose", "doctor"):
         done = cli(command, "--help")
         assert done.returncode == 0
         assert "--json" in done.stdout

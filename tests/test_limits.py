@@ -17,7 +17,7 @@ from conftest import MB, is_alive, tree, wait_until
 from ogbnlib import limits, sandbox
 from ogbnlib.config import InputError
 from ogbnlib.limits import ENGINES, Limit, make_limit
-from ogbnlib.memory import Cgroup, Reading, read_pss
+from ogbnlib.memory import Cgroup, Reading, find_cgroup, read_pss
 from ogbnlib.sandbox import Outcome, supervise
 from ogbnlib.timeline import read_timeline
 
@@ -347,3 +347,18 @@ def test_kill_tree_ends_children_and_their_children() -> None:
     assert process.wait(10) == -9
     wait_until(lambda: not is_alive(grandchild), "the grandchild's end", 10)
     process.stdout.close()
+
+
+def test_a_slurm_job_without_a_limit_is_watched_in_its_own_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_cgroup()
+    if found is None:
+        pytest.skip("no memory cgroup is mounted here")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    limit, _ = make_limit(None)
+    try:
+        assert limit.cgroup == found[0]
+        assert limit.oom_kills() in (0, None)
+        assert limit.command(["true"]) == ["true"]
+    finally:
+        limit.close()
+    assert found[0].path.is_dir()

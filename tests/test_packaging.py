@@ -20,6 +20,7 @@ PACKAGE = ROOT / "ogbnlib"
 FLOORS = {
     "config": (0, 0),
     "memory": (0, 0),
+    "signals": (0, 0),
     "timeline": (1, 0),
     "limits": (1, 0),
     "models": (1, 0),
@@ -39,17 +40,25 @@ FLOORS = {
     "store_loader": (2, 2),
     "synth": (2, 1),
     "diagnosis": (2, 0),
+    "run_dir": (2, 0),
     "sandbox": (2, 3),
+    "jobs": (2, 1),
     "loaders": (3, 0),
+    "checkpoint": (3, 0),
+    "ranks": (3, 0),
     "plots": (3, 0),
     "report": (3, 0),
-    "train": (4, 0),
+    "trainer": (4, 0),
+    "train": (4, 1),
+    "launch": (4, 0),
     "doctor": (4, 0),
+    "kernel": (4, 0),
+    "engine": (4, 1),
     "__main__": (5, 0),
     "__init__": (5, 0),
 }
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
-TORCH = {"models", "sampler", "lookahead", "store_loader", "loaders", "train"}
+TORCH = {"models", "sampler", "lookahead", "store_loader", "loaders", "checkpoint", "ranks", "trainer", "train"}
 WITHOUT_TORCH = sorted(set(MODULES) - TORCH - {"__main__", "__init__"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -18,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.config import InputError
 from ogbnlib.diagnosis import diagnose, read_result
-from ogbnlib.plots import GIB, plot_peaks, plot_runs, plot_timeline
+from ogbnlib.plots import GIB, plot_forecast, plot_peaks, plot_runs, plot_timeline
 from ogbnlib.sandbox import Run
 
 LIMIT = 256 * MB
@@ -158,3 +159,37 @@ def test_peaks_are_bars_with_the_limit_and_those_that_reach_it_stand_out() -> No
     assert list(line.get_xdata()) == [4.0, 4.0]
     colours = [to_hex(bar.get_facecolor()) for bar in ax.patches]
     assert colours[0] != colours[1]
+
+
+# The forecast beside what was measured --------------------------------------------------------------------------------
+
+FORECAST = {
+    "phases": {
+        "load": {"predicted": 300 * MB, "measured": 280 * MB, "parts": {"runtime": 200 * MB, "features": 100 * MB}},
+        "train": {"predicted": 310 * MB, "measured": None, "parts": {"runtime": 200 * MB, "features": 110 * MB}},
+    }
+}
+
+
+def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tmp_path: Path) -> None:
+    ax = plot_forecast(write_run(tmp_path / "run", exit_code=0, forecast=FORECAST))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["load", "train"]
+    ends = [max(bar.get_x() + bar.get_width() for bar in ax.patches if round(bar.get_y() + 0.31) == i) for i in (0, 1)]  # type: ignore[attr-defined]
+    assert ends == pytest.approx([300 * MB / GIB, 310 * MB / GIB])
+    marks = [list(line.get_xdata()) for line in ax.lines if len(line.get_xdata())]
+    assert marks == [[280 * MB / GIB] * 2]
+
+
+def test_parts_beyond_the_seven_largest_are_drawn_as_one(tmp_path: Path) -> None:
+    parts = {f"part {i}": (i + 1) * MB for i in range(10)}
+    phases = {"load": {"predicted": 55 * MB, "measured": 50 * MB, "parts": parts}}
+    ax = plot_forecast(write_run(tmp_path / "run", exit_code=0, forecast={"phases": phases}))
+    assert len(ax.patches) == 8
+    assert ax.patches[-1].get_width() == pytest.approx((1 + 2 + 3) * MB / GIB)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("result", [{}, {"forecast": {"skipped": "the data is gone"}}], ids=["none", "skipped"])
+def test_a_result_without_a_forecast_is_refused(tmp_path: Path, result: dict[str, Any]) -> None:
+    words = result["forecast"]["skipped"] if result else "none"
+    with pytest.raises(InputError, match=f"expected a result with a forecast, found {words}"):
+        plot_forecast(write_run(tmp_path / "run", exit_code=0, **result))

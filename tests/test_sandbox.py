@@ -22,12 +22,22 @@ from conftest import MB, is_alive, tree, wait_until
 from ogbnlib.config import InputError, TrainConfig
 from ogbnlib.limits import ENGINES, make_limit
 from ogbnlib.memory import process_tree
-from ogbnlib.sandbox import Run, next_run_dir, prepare_run_dir, run, supervise
+from ogbnlib.run_dir import prepare_run_dir
+from ogbnlib.sandbox import Run, RunEnded, next_run_dir, run, supervise, watch
 from ogbnlib.synth import synthesize
-from ogbnlib.timeline import read_metrics, read_phases, read_timeline
+from ogbnlib.timeline import read_phases, read_timeline
 
 Config = Callable[..., TrainConfig]
-FILES = {"config.json", "timeline.csv", "events.jsonl", "metrics.csv", "checkpoint.pt", "result.json", "output.log"}
+FILES = {
+    "config.json",
+    "timeline.csv",
+    "events.jsonl",
+    "metrics.csv",
+    "checkpoint.pt",
+    "result.json",
+    "output.log",
+    ".lock",
+}
 KILLS = int(os.environ.get("OGBNLIB_KILLS", "3"))
 
 
@@ -266,7 +276,6 @@ def test_an_interrupt_ends_the_child_and_is_a_result(tiny_config: Config, tmp_pa
     assert [pid for pid in children if is_alive(pid)] == []
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["exit_code"], result["diagnosis"]["cause"]) == (130, "interrupted")
-    assert len(read_metrics(tmp_path / "run")) >= 1
 
 
 def test_a_child_ends_when_the_process_that_watches_it_is_killed(tiny_config: Config, tmp_path: Path) -> None:
@@ -288,11 +297,11 @@ def test_a_child_ends_when_the_process_that_watches_it_is_killed(tiny_config: Co
 
 
 class _Killer(threading.Thread):
-    """SIGKILLs the child of `run` some seconds after it has begun a phase of this name."""
+    """Signals the child of `run` some seconds after it has begun a phase of this name."""
 
-    def __init__(self, folder: Path, attempt: int, phase: str, delay_s: float):
+    def __init__(self, folder: Path, attempt: int, phase: str, delay_s: float, number: int):
         super().__init__(daemon=True)
-        self.folder, self.attempt, self.phase, self.delay_s = folder, attempt, phase, delay_s
+        self.folder, self.attempt, self.phase, self.delay_s, self.number = folder, attempt, phase, delay_s, number
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -302,7 +311,7 @@ class _Killer(threading.Thread):
         if not self.over.wait(self.delay_s):
             for pid in process_tree(os.getpid())[1:]:
                 if b"ogbnlib.train" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, self.number)
 
     def _began(self) -> bool:
         path = self.folder / "events.jsonl"
@@ -321,39 +330,46 @@ def _results(folder: Path) -> list[str]:
     return [line.rsplit(",", 2)[0] for line in (folder / "metrics.csv").read_text().splitlines()]
 
 
-def test_a_run_killed_at_any_moment_stays_readable_and_ends_as_if_it_never_was(
-    tiny_config: Config, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
+def test_a_run_ended_at_any_moment_stays_readable_and_goes_on_as_if_it_never_was(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """OGBNLIB_KILLS sets the number of kills; each attempt costs the child's imports, 5 s and more."""
-    config = tiny_config(epochs=80, dropout=0.5, num_neighbors="5 5", eval_every=8, train_eval="every_epoch")
+    """OGBNLIB_KILLS sets the number of signals; each attempt costs the child's imports, 5 s and more."""
+    config = tiny_config(
+        epochs=40, dropout=0.5, num_neighbors="5 5", eval_every=8, train_eval="every_epoch", checkpoint_every_s=0.02
+    )
+    in_windows = config.replace(dataset=str(tiny_store), loading="store", lookahead=5000)
     whole = run(config, run_dir=tmp_path / "whole", echo=False)
     assert whole.exit_code == 0
     phases = read_phases(whole.run_dir)
     first = {phase.name: phase.start_s for phase in reversed(phases)}
     end_s = max(phase.end_s or 0.0 for phase in phases)
-    moments, kills, number, attempt = random.Random(0), 0, 0, 0
+    ended = 137 if number == signal.SIGKILL else 75
+    moments, kills, folders, attempt = random.Random(int(number)), 0, 0, 0
     while kills < KILLS or attempt:
-        folder = tmp_path / f"killed-{number}"
+        folder = tmp_path / f"ended-{folders}"
         attempt += 1
-        # One kill in four anywhere in the run, the others in its epochs, evaluations and checkpoints. An attempt that
-        # goes on has less left, and the last one is left in peace.
+        # One signal in four anywhere in the run, the others in its epochs, evaluations and checkpoints. An attempt
+        # that goes on has less left, and the last one is left in peace.
         phase = moments.choice([phases[0].name, *["train epoch"] * 3])
-        killer = _Killer(folder, attempt, phase, moments.uniform(0, 0.7 * (end_s - first[phase])))
+        killer = _Killer(folder, attempt, phase, moments.uniform(0, 0.7 * (end_s - first[phase])), number)
         if kills < KILLS:
             killer.start()
-        result = run(config, run_dir=folder, resume=attempt > 1, echo=False)
+        now = config if attempt % 2 else in_windows
+        result = run(now, run_dir=folder, resume=attempt > 1, echo=False)
         killer.over.set()
-        assert result.exit_code in (0, 137), result.diagnosis
+        assert result.exit_code in (0, ended), result.diagnosis
         assert len(result.timeline) > 0
         finished = result.metrics["epoch"].tolist() if len(result.metrics) else []
         assert finished == list(range(1, len(finished) + 1))
-        if result.exit_code == 137:
+        if result.exit_code:
             kills += 1
-            assert result.diagnosis.cause == "SIGKILL, cause unknown"
+            causes = {137: "SIGKILL, cause unknown", 75: "stopped, checkpoint written"}
+            assert result.diagnosis.cause == causes[ended]
             continue
         assert all(torch.equal(value, _weights(whole.run_dir)[name]) for name, value in _weights(folder).items())
         assert _results(folder) == _results(whole.run_dir)
-        number, attempt = number + 1, 0
+        folders, attempt = folders + 1, 0
     assert kills >= KILLS
 
 
@@ -371,3 +387,12 @@ def test_time_passes_in_the_timeline_even_before_the_first_phase(unlimited: dict
     assert table["time_s"].is_monotonic_increasing
     assert table["time_s"].iloc[0] < read_phases(unlimited["shared"].run_dir)[0].start_s
     assert time.time() > table["time_s"].max()
+
+
+def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(tmp_path: Path) -> None:
+    done = watch(["-c", ""], name="done", runs_dir=tmp_path)
+    assert done.require_finished() is done
+    failed = watch(["-c", "exit(7)"], name="failed", runs_dir=tmp_path)
+    with pytest.raises(RunEnded) as caught:
+        failed.require_finished()
+    assert str(caught.value) == f"7: {failed.diagnosis}"

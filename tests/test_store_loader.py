@@ -203,6 +203,29 @@ def test_no_more_is_produced_than_the_depth_and_the_one_in_hand() -> None:
     assert len(produced) <= 3 + 3 + 1
 
 
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Data(x=x)], ids=["tensors", "data"])
+@pytest.mark.parametrize(("budget", "ahead"), [(1, 1), (2 * 4000, 2), (100 * 4000, 4)])
+def test_large_items_are_fetched_ahead_within_a_budget_of_bytes(
+    wrap: Callable[[torch.Tensor], Any], budget: int, ahead: int
+) -> None:
+    made = 0
+
+    def source() -> Iterator[Any]:
+        nonlocal made
+        for _ in range(20):
+            made += 1
+            yield wrap(torch.zeros(1000))
+
+    items = prefetch(source(), budget_bytes=budget)
+    for taken in range(1, 21):
+        next(items)
+        reached = min(20, taken + ahead + 1)  # in the queue, and one in the thread's hand
+        wait_until(lambda reached=reached: made >= reached, f"{reached} items")
+        time.sleep(0.01)
+        assert made == reached
+    assert list(items) == []
+
+
 def test_leaving_the_items_ends_the_thread_and_the_source() -> None:
     before, ended = set(threading.enumerate()), threading.Event()
 

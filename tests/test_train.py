@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import tree
+from torch_geometric.data import Data
 
+from ogbnlib.checkpoint import METRIC_COLUMNS
 from ogbnlib.config import InputError, TrainConfig
 from ogbnlib.diagnosis import diagnose
 from ogbnlib.timeline import read_metrics, read_phases, read_timeline
-from ogbnlib.train import METRIC_COLUMNS, TrainResult, epoch_line, train
+from ogbnlib.train import TrainResult, train
+from ogbnlib.trainer import Progress, epoch_line
 
 Config = Callable[..., TrainConfig]
 POLICIES = ("eager", "lazy", "shared")
@@ -274,3 +278,60 @@ def test_memory_is_released_every_k_batches_when_asked(tiny_config: Config, tmp_
     train(tiny_config(epochs=1, release_every=3, loading="shared"), tmp_path / "run")
     after = [e["after"] for e in read_events(tmp_path / "run") if e["event"] == "release"]
     assert [word for word in after if word.startswith("batch")] == ["batch 3", "batch 6"]
+
+
+# Several batches to a step -------------------------------------------------------------------------------------------
+
+
+def gradients(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """What the optimizer was given at each step of the first epoch, with weights that stay as they are."""
+    seen = []
+
+    def step(self: torch.optim.Adam) -> None:
+        seen.append({str(i): p.grad.clone() for i, p in enumerate(self.param_groups[0]["params"])})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.Adam, "step", step)
+        train(config)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate", "steps"), [(32, 4, 1), (16, 4, 2), (16, 3, 3), (7, 5, 4), (120, 2, 1), (16, 100, 1)]
+)
+def test_accumulated_gradients_are_those_of_one_large_batch_the_last_group_included(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, batch_size: int, accumulate: int, steps: int
+) -> None:
+    same: dict[str, Any] = {"num_neighbors": [-1, -1], "epochs": 1, "eval_splits": "", "train_eval": "never"}
+    small = gradients(tiny_config(batch_size=batch_size, accumulate=accumulate, **same), monkeypatch)
+    large = gradients(tiny_config(batch_size=batch_size * accumulate, **same), monkeypatch)
+    assert len(small) == len(large) == steps
+    for one, other in zip(small, large, strict=True):
+        assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-6) for name in other)
+        assert max(float(value.abs().max()) for value in other.values()) > 1e-3
+
+
+def test_a_loss_is_the_mean_over_seeds_whatever_the_step(tiny_config: Config) -> None:
+    same: dict[str, Any] = {"num_neighbors": [-1, -1], "epochs": 1, "eval_splits": "", "train_eval": "never"}
+    whole = train(tiny_config(batch_size=120, **same))
+    parts = train(tiny_config(batch_size=16, accumulate=8, **same))
+    assert column(parts, "loss") == pytest.approx(column(whole, "loss"), rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["bar", "lines", "none"])
+def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
+    last: list[weakref.ref[Data]] = []
+
+    def batches() -> Iterator[Data]:
+        for _ in range(4):
+            assert not last or last[-1]() is None
+            batch = Data()
+            last.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    seen = 0
+    for batch in Progress(how).over(batches(), 4, "epoch 1"):
+        seen += isinstance(batch, Data)
+        del batch
+    assert seen == 4

@@ -1,0 +1,91 @@
+"""Predicted against measured peak: `python tests/benchmarks/bench_planner.py [--scales 0.005 0.02] [--only 3 7]`.
+
+Policies x batch x fan-out x workers x dtype x hidden x model, at two scales, neither of which the constants of
+`ogbnlib.footprint` were fitted at (0.01). Prints both sides of each configuration and how many are within 8 % or 60 MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ogbnlib.config import TrainConfig, parse_bytes
+from ogbnlib.forecast import predict
+from ogbnlib.planner import margin_bytes
+from ogbnlib.report import held_peak_bytes
+from ogbnlib.sandbox import run
+from ogbnlib.synth import prepare_dataset, synthesize_store
+
+MIB = 2**20
+CONFIGURATIONS: tuple[dict[str, Any], ...] = (
+    {"loading": "eager"},
+    {"loading": "lazy", "epochs": 2},
+    {"loading": "lazy", "undirected": True, "train_eval": "never", "eval_splits": "valid"},
+    {"loading": "shared", "epochs": 2},
+    {"loading": "shared", "undirected": True, "feature_dtype": "float16"},
+    {"loading": "shared", "batch_size": 1024, "num_neighbors": "15 10 5", "hidden_channels": 64},
+    {"loading": "shared", "batch_size": 512, "num_neighbors": "15 10 5", "hidden_channels": 256},
+    {"loading": "shared", "batch_size": 2048, "num_neighbors": "20 15", "feature_dtype": "float16"},
+    {"loading": "shared", "batch_size": 1024, "num_neighbors": "15 10", "hidden_channels": 64, "num_workers": 2},
+    {"loading": "shared", "batch_size": 256, "num_neighbors": "5 3", "num_workers": 4, "persistent_workers": True},
+    {"loading": "eager", "batch_size": 1024, "num_neighbors": "15 10", "num_workers": 1, "feature_dtype": "float16"},
+    {"loading": "lazy", "batch_size": 2048, "num_neighbors": "10 5", "hidden_channels": 128},
+    {"loading": "shared", "batch_size": 1024, "num_neighbors": "10 5", "hidden_channels": 128, "model": "gcn"},
+    {"loading": "shared", "batch_size": 512, "num_neighbors": "15 10", "hidden_channels": 64, "model": "gat"},
+    {"loading": "store", "epochs": 2},
+    {"loading": "store", "batch_size": 1024, "num_neighbors": "15 10 5", "hidden_channels": 64},
+    {"loading": "store", "epochs": 2, "memory_limit": "550 MB"},
+    {"loading": "store", "batch_size": 256, "num_neighbors": "15 10", "hidden_channels": 32, "memory_limit": "650 MB"},
+    {"loading": "shared", "of_store": True},
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scales", type=float, nargs="+", default=[0.005, 0.02])
+    parser.add_argument("--only", type=int, nargs="*", default=[])
+    parser.add_argument("--data-dir", type=Path, default=None, help="kept; by default a temporary folder")
+    options = parser.parse_args()
+    folder = options.data_dir or Path(tempfile.mkdtemp(prefix="bench-planner-"))
+    errors = []
+    try:
+        for scale in options.scales:
+            raw = prepare_dataset("", folder, scale)
+            stored = folder / f"store-{scale}"
+            if not stored.exists():
+                synthesize_store(stored, scale=scale)
+            for number, settings in enumerate(CONFIGURATIONS):
+                if options.only and number not in options.only:
+                    continue
+                errors.append(measure(f"{scale} #{number}", dict(settings), raw, stored, folder))
+    finally:
+        if options.data_dir is None:
+            shutil.rmtree(folder)
+    within = sum(abs(error) <= allowed for error, allowed in errors)
+    worst = max(errors, key=lambda pair: abs(pair[0]) / pair[1])
+    print(f"{within} of {len(errors)} within 8 % or 60 MB; the worst is off by {worst[0] / MIB:+.0f} MB")
+
+
+def measure(name: str, settings: dict[str, Any], raw: Any, stored: Path, folder: Path) -> tuple[int, int]:
+    """(error, what was allowed) in bytes of one configuration."""
+    limit = settings.pop("memory_limit", None)
+    dataset = stored if settings.pop("of_store", False) or settings["loading"] == "store" else raw
+    config = TrainConfig.create({"dataset": dataset, "epochs": 1, "device": "cpu", "progress": "none", **settings})
+    plan = predict(config, memory_limit_bytes=None if limit is None else parse_bytes(limit))
+    ended = run(config, limit, runs_dir=folder / "runs", name="bench", echo=False)
+    assert ended.exit_code == 0, ended.diagnosis
+    measured = held_peak_bytes(ended)
+    error = plan.peak_bytes - measured
+    print(
+        f"{name:10} predicted {plan.peak_bytes / MIB:7.0f} MB in {plan.peak.name:28} measured {measured / MIB:7.0f} MB"
+        f"  {error / MIB:+5.0f} MB {100 * error / measured:+5.1f} %  {settings}",
+        flush=True,
+    )
+    return error, margin_bytes(measured)
+
+
+if __name__ == "__main__":
+    main()
