@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from .config import TrainConfig
 from .footprint import RUNTIME_BYTES, size_of
 from .forecast import predict
-from .sandbox import CONFIG, Run
+from .run_dir import CONFIG
+from .sandbox import Run
 from .timeline import phase_memory, read_events, read_phases
 
 if TYPE_CHECKING:
