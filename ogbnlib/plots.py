@@ -287,3 +287,42 @@ def plot_forecast(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, 
     ax.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def plot_knobs(tables: Mapping[str, pd.DataFrame], *, columns: int = 4) -> Figure:
+    """One panel a knob, all on one scale from zero: predicted and measured peak of each of its settings.
+
+    Under each setting stands the forecast of the full data set.
+
+    Args:
+        tables: By knob, as `report.forecast_table` makes them.
+        columns: Panels in a row.
+    """
+    if not tables:
+        raise InputError("tables: expected at least one knob to draw, got none")
+    columns = min(columns, len(tables))
+    rows = -(-len(tables) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.6 * columns, 3.1 * rows), squeeze=False, sharey=True, layout="constrained"
+    )
+    top, full = 0.0, ""
+    for ax, (knob, table) in zip(axes.flat, tables.items(), strict=False):
+        (full,) = (name for name in table.columns if name.endswith(" GB"))
+        at = np.arange(len(table))
+        ax.bar(at, table["predicted MB"], width=0.62, color=PARTS[2][2], label="predicted")
+        ax.hlines(table["measured MB"], at - 0.38, at + 0.38, color="black", linewidth=2.2, label="measured")
+        ticks = [f"{name}\n{size:.1f} GB" for name, size in zip(table.index, table[full], strict=True)]
+        ax.set_xticks(at, ticks, fontsize=8)
+        ax.set_title(knob, fontsize=10)
+        ax.spines[["top", "right"]].set_visible(False)
+        top = max(top, float(table[["predicted MB", "measured MB"]].max().max()))
+    for ax in axes.flat[len(tables) :]:
+        ax.set_visible(False)
+    axes[0, 0].set_ylim(0, 1.12 * top)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("peak memory in MB")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=2, fontsize=8, frameon=False
+    )
+    figure.suptitle(f"below each setting: the forecast for {full.removesuffix(' GB')}", fontsize=10)
+    return figure

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from .config import TrainConfig
+from .footprint import RUNTIME_BYTES, size_of
+from .forecast import predict
+from .run_dir import CONFIG
 from .sandbox import Run
 from .timeline import phase_memory, read_events, read_phases
 
@@ -44,6 +48,45 @@ def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
             }
         rows.append(row)
     return pd.DataFrame(rows).set_index("run")
+
+
+def forecast_table(
+    runs: Mapping[str, Run], full: str = "ogbn-papers100M", *, runtime_bytes: int = RUNTIME_BYTES
+) -> pd.DataFrame:
+    """One row per run: its predicted peak beside the measured one, and the forecast of the same settings on `full`.
+
+    Peaks are anonymous + shared memory; the columns that end in "MB" and "GB" are 2**20 and 2**30 bytes. The error is
+    that of the prediction, relative to the measurement; both are NaN where a run was killed, whose peak is the limit's.
+
+    Args:
+        full: A data set whose size is known, or a folder; nothing of it is loaded.
+        runtime_bytes: Of the process at rest; `sandbox.measure_runtime_bytes()` measures this machine's.
+
+    Raises:
+        InputError: when a size cannot be read.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, run in runs.items():
+        config = TrainConfig.load(run.run_dir / CONFIG)
+        limit = run.result["memory_limit_bytes"]
+        plan = predict(config, memory_limit_bytes=limit, runtime_bytes=runtime_bytes)
+        at_full = predict(config.replace(dataset=full), size_of(full), runtime_bytes=runtime_bytes)
+        measured = held_peak_bytes(run) if run.exit_code == 0 else float("nan")
+        metrics = run.metrics
+        rows.append(
+            {
+                "setting": name,
+                "predicted MB": round(plan.peak_bytes / 2**20),
+                "measured MB": round(measured / 2**20, 0),
+                "error %": round(100 * (plan.peak_bytes / measured - 1), 1),
+                "epoch s": round(metrics["time_s"].iloc[-1], 2) if len(metrics) else float("nan"),
+                f"{full} GB": round(at_full.peak_bytes / GIB, 2),
+                "its peak in": at_full.peak.name,
+            }
+        )
+    return pd.DataFrame(rows).set_index("setting")
 
 
 def loader_costs(run: Run, num_edges: int) -> pd.DataFrame:

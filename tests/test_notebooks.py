@@ -12,7 +12,10 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # 0.002 is 222,000 nodes and 3.2M edges: small, yet large enough that the scaled 128 GB limit still kills the baseline.
 SMOKE = ["-p", "scale", "0.002", "-p", "epochs", "1"]
-EXTRA = {"06_out_of_core": ["-y", "limits: ['128 GB', '32 GB', '8 GB']"]}
+EXTRA = {
+    "02_memory_budget": ["-p", "sweep_scale", "0.002"],  # the data that the others use
+    "06_out_of_core": ["-y", "limits: ['128 GB', '32 GB', '8 GB']"],
+}
 
 
 @pytest.fixture(scope="session")
@@ -83,3 +86,10 @@ def test_out_of_core_finishes_where_the_others_are_killed(executed) -> None:  # 
     text = text_of(executed(ROOT / "notebooks" / "06_out_of_core.ipynb"))
     assert "eager none" in text
     assert "store 8 GB" in text
+
+
+def test_the_memory_budget_kills_what_it_said_would_not_fit_and_judges_every_belief(executed) -> None:  # type: ignore[no-untyped-def]
+    text = text_of(executed(ROOT / "notebooks" / "02_memory_budget.ipynb"))
+    assert "under 128.00 GB: WILL NOT FIT" in text
+    assert "Killed by" in text  # too many workers
+    assert "lazy loaders alone bring 128 GB within reach" in text  # the ledger's last row

@@ -11,6 +11,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+import pandas as pd
 import pytest
 from conftest import MB, write_run
 from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.config import InputError
 from ogbnlib.diagnosis import diagnose, read_result
-from ogbnlib.plots import GIB, plot_forecast, plot_peaks, plot_runs, plot_timeline
+from ogbnlib.plots import GIB, plot_forecast, plot_knobs, plot_peaks, plot_runs, plot_timeline
 from ogbnlib.sandbox import Run
 
 LIMIT = 256 * MB
@@ -193,3 +194,19 @@ def test_a_result_without_a_forecast_is_refused(tmp_path: Path, result: dict[str
     words = result["forecast"]["skipped"] if result else "none"
     with pytest.raises(InputError, match=f"expected a result with a forecast, found {words}"):
         plot_forecast(write_run(tmp_path / "run", exit_code=0, **result))
+
+
+def test_every_knob_has_a_panel_on_one_scale_with_its_settings_and_their_full_size() -> None:
+    columns = {"predicted MB": [500, 600], "measured MB": [510.0, float("nan")], "big GB": [60.41, 33.95]}
+    tables = {knob: pd.DataFrame(columns, index=["a", "b"]) for knob in ("batch_size", "feature_dtype")}
+    first, second = plot_knobs(tables).axes
+    assert (first.get_title(), second.get_title()) == ("batch_size", "feature_dtype")
+    assert first.get_ylim() == second.get_ylim()
+    assert first.get_ylim()[0] == 0
+    assert [label.get_text() for label in first.get_xticklabels()] == ["a\n60.4 GB", "b\n34.0 GB"]
+    assert [bar.get_height() for bar in first.patches] == [500, 600]  # type: ignore[attr-defined]
+
+
+def test_no_knobs_are_refused() -> None:
+    with pytest.raises(InputError, match="tables"):
+        plot_knobs({})
