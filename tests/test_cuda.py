@@ -299,7 +299,7 @@ def test_a_child_that_runs_out_of_gpu_memory_ends_with_its_own_code(
 ) -> None:
     import ogbnlib.train as module
 
-    for name in ("take_over", "ignore", "_die_with_parent"):
+    for name in ("take_over", "ignore", "die_with_parent", "end_here"):
         monkeypatch.setattr(module, name, lambda *args: None)
     monkeypatch.setattr(module.gc, "freeze", lambda: None)
     (tmp_path / "run").mkdir()
