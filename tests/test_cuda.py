@@ -49,6 +49,7 @@ class FakeGPU:
             "memory_snapshot": self.snapshot,
             "empty_cache": self.empty_cache,
             "synchronize": lambda: None,
+            "reset_peak_memory_stats": lambda: None,
             "set_per_process_memory_fraction": self.cap,
         }
         for name, answer in answers.items():
@@ -59,7 +60,10 @@ class FakeGPU:
 
     def stats(self) -> dict[str, Any]:
         bytes_ = {"reserved_bytes": self.reserved, "allocated_bytes": 3 * GB}
-        return {k: {"all": {"current": v}} for k, v in bytes_.items()} | {"num_alloc_retries": 2, "num_ooms": 1}
+        return {k: {"all": {"current": v, "peak": 2 * v}} for k, v in bytes_.items()} | {
+            "num_alloc_retries": 2,
+            "num_ooms": 1,
+        }
 
     def snapshot(self, include_traces: bool) -> list[dict[str, Any]]:
         assert not include_traces  # the whole trace would take seconds
@@ -200,6 +204,7 @@ def test_there_is_no_reading_where_cuda_was_not_used() -> None:
 
 def test_a_reading_has_the_allocators_counts_and_what_a_cap_leaves_free(gpu: FakeGPU) -> None:
     reading = {"allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "alloc_retries": 2, "ooms": 1}
+    reading |= {"peak_allocated_bytes": 6 * GB, "peak_reserved_bytes": 8 * GB}
     assert cuda_reading() == {**reading, "free_bytes": 76 * GB}
     gpu.fraction = 0.0625  # 5 of 80 GB
     largest = cuda_reading(largest=True)
