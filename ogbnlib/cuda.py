@@ -16,7 +16,7 @@ from typing import Any
 
 from .config import InputError, TrainConfig, format_bytes, write_atomically
 
-OUT_OF_CUDA_MEMORY = 76  # exit code; free in sysexits.h's neighbourhood of 75, see `diagnosis.EXIT_CODES`
+OUT_OF_CUDA_MEMORY = 76  # exit code of a run whose GPU had no memory left; see `diagnosis.EXIT_CODES`
 SNAPSHOT = "cuda_snapshot.pickle"
 # torch reads the first, its older name, and only where that is not set the second (c10/cuda/CUDAAllocatorConfig.h).
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
