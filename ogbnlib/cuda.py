@@ -76,6 +76,7 @@ def begin(config: TrainConfig, device: str) -> list[str]:
         names = [name for name in _GPU_OPTIONS if getattr(config, name)]
         return [f"{', '.join(names)}: without effect on the CPU"] if names else []
     torch, notes = sys.modules["torch"], []
+    torch.cuda.init()
     torch.cuda.reset_peak_memory_stats()
     if config.max_cuda_memory is not None:
         total = torch.cuda.mem_get_info()[1]
@@ -136,7 +137,7 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
         "alloc_retries": stats["num_alloc_retries"],
         "ooms": stats["num_ooms"],
     }
-    if largest:
+    if largest and torch.cuda.get_allocator_backend() == "native":  # cudaMallocAsync has no list of blocks
         begin_s = time.perf_counter()
         reading["largest_free_bytes"] = _largest_free(torch)
         reading["took_s"] = round(time.perf_counter() - begin_s, 6)

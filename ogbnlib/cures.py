@@ -61,8 +61,8 @@ def _changes(config: TrainConfig) -> Iterator[tuple[dict[str, Any], str]]:
     if config.batch_size >= 2:
         parts = 4 if config.batch_size % 4 == 0 else 2
         smaller = {"batch_size": config.batch_size // parts, "accumulate": config.accumulate * parts}
-        same = "keeps the gradients" if config.batch_size % parts == 0 else "nearly keeps the gradients"
-        yield smaller, f"{same} and takes smaller batches"
+        seeds = "the same seeds" if config.batch_size % parts == 0 else "nearly as many seeds"
+        yield smaller, f"trains {seeds} a step in smaller batches"
     if config.precision == "fp32":
         yield {"precision": "bf16"}, "costs digits"
     if not config.activation_checkpointing:
