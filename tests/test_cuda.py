@@ -392,6 +392,7 @@ def test_an_option_says_whether_it_would_have_been_enough() -> None:
     assert smaller.endswith("which would have been enough")
     much = {**OOM, "requested_bytes": 50 * GB}
     assert cuda_cures(config, much)[2].endswith("not enough by itself")
+    assert "enough" not in "".join(cuda_cures(config, OOM))  # all that was asked for was there, in pieces
 
 
 def test_without_the_data_set_the_options_are_named_without_sizes() -> None:
