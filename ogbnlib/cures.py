@@ -40,7 +40,7 @@ def cuda_cures(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
         cures.append("expandable_segments=True costs nothing" + (f": {pieces}" if pieces else ""))
     if not config.empty_cache_every:
         cures.append("empty_cache_every=100 costs some time a call and gives back whole unused segments only")
-    missing = None
+    missing = 0  # unknown, or nothing was: it was there in pieces, and no sum says what would have helped
     if requested is not None and unallocated is not None and "free_bytes" in oom:
         missing = max(0, requested - unallocated - oom["free_bytes"])
     now = step_bytes(config)
@@ -51,7 +51,7 @@ def cuda_cures(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
             if then >= now:
                 continue  # as autocast does for some models, whose copies take more than they save
             text += f": a step of about {format_bytes(then)} in place of {format_bytes(now)}"
-            if missing is not None:
+            if missing:
                 text += ", which would have been enough" if now - then > missing else ", not enough by itself"
         cures.append(text)
     return cures
@@ -61,8 +61,8 @@ def _changes(config: TrainConfig) -> Iterator[tuple[dict[str, Any], str]]:
     if config.batch_size >= 2:
         parts = 4 if config.batch_size % 4 == 0 else 2
         smaller = {"batch_size": config.batch_size // parts, "accumulate": config.accumulate * parts}
-        same = "keeps the gradients" if config.batch_size % parts == 0 else "nearly keeps the gradients"
-        yield smaller, f"{same} and takes smaller batches"
+        seeds = "the same seeds" if config.batch_size % parts == 0 else "nearly as many seeds"
+        yield smaller, f"trains {seeds} a step in smaller batches"
     if config.precision == "fp32":
         yield {"precision": "bf16"}, "costs digits"
     if not config.activation_checkpointing:

@@ -16,7 +16,7 @@ from ogbnlib.forecast import gpu_bytes, predict
 from ogbnlib.ogb_raw import open_raw
 
 Config = Callable[..., TrainConfig]
-WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 256, "hidden_channels": 64, "device": "cpu", "progress": "none"}
+WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 64, "hidden_channels": 64, "device": "cpu", "progress": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,9 @@ def test_the_formulas_hold_for_other_widths_and_depths(wide: Config, hidden: int
 
 
 def test_an_accumulated_step_keeps_one_batchs_activations_at_a_time(wide: Config) -> None:
-    whole, parts = measure_step(wide()), measure_step(wide(batch_size=64, accumulate=4))
+    whole, parts = measure_step(wide()), measure_step(wide(batch_size=16, accumulate=4))
     alone = max(
-        measure_step(wide(batch_size=64), sample).saved_bytes for sample in [sample_batches(wide(batch_size=64), 1)]
+        measure_step(wide(batch_size=16), sample).saved_bytes for sample in [sample_batches(wide(batch_size=16), 1)]
     )
     assert parts.num_batches == 4
     assert alone <= parts.saved_bytes < 1.2 * alone < whole.saved_bytes
@@ -86,7 +86,7 @@ def test_precision_and_checkpointing_keep_less(wide: Config) -> None:
             "plain": {},
             "bf16": {"precision": "bf16"},
             "checkpointed": {"activation_checkpointing": True},
-            "accumulated": {"batch_size": 64, "accumulate": 4},
+            "accumulated": {"batch_size": 16, "accumulate": 4},
         },
     )
     kept = table["kept MiB"]
@@ -103,7 +103,7 @@ def test_the_forecast_of_a_gpus_step_follows_the_options(wide: Config, synth_dir
 
     plain = activations()
     assert activations(precision="bf16") < plain
-    assert activations(batch_size=64, accumulate=4) < 0.5 * plain
+    assert activations(batch_size=16, accumulate=4) < 0.5 * plain
     assert activations(accumulate=4) == plain
     both = activations(precision="bf16", activation_checkpointing=True)
     assert both < activations(precision="bf16")

@@ -38,7 +38,8 @@ class FakeGPU:
     """A card of 80 GB on which this process holds 3 GB in 4, in two segments."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
-        self.fraction, self.reserved, self.calls = 1.0, 4 * GB, []
+        self.fraction, self.reserved, self.backend = 1.0, 4 * GB, "native"
+        self.calls: list[dict[str, Any]] = []
         answers: dict[str, Any] = {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
@@ -49,6 +50,9 @@ class FakeGPU:
             "memory_snapshot": self.snapshot,
             "empty_cache": self.empty_cache,
             "synchronize": lambda: None,
+            "init": lambda: None,
+            "reset_peak_memory_stats": lambda: None,
+            "get_allocator_backend": lambda: self.backend,
             "set_per_process_memory_fraction": self.cap,
         }
         for name, answer in answers.items():
@@ -59,7 +63,10 @@ class FakeGPU:
 
     def stats(self) -> dict[str, Any]:
         bytes_ = {"reserved_bytes": self.reserved, "allocated_bytes": 3 * GB}
-        return {k: {"all": {"current": v}} for k, v in bytes_.items()} | {"num_alloc_retries": 2, "num_ooms": 1}
+        return {k: {"all": {"current": v, "peak": 2 * v}} for k, v in bytes_.items()} | {
+            "num_alloc_retries": 2,
+            "num_ooms": 1,
+        }
 
     def snapshot(self, include_traces: bool) -> list[dict[str, Any]]:
         assert not include_traces  # the whole trace would take seconds
@@ -200,12 +207,15 @@ def test_there_is_no_reading_where_cuda_was_not_used() -> None:
 
 def test_a_reading_has_the_allocators_counts_and_what_a_cap_leaves_free(gpu: FakeGPU) -> None:
     reading = {"allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "alloc_retries": 2, "ooms": 1}
+    reading |= {"peak_allocated_bytes": 6 * GB, "peak_reserved_bytes": 8 * GB}
     assert cuda_reading() == {**reading, "free_bytes": 76 * GB}
     gpu.fraction = 0.0625  # 5 of 80 GB
     largest = cuda_reading(largest=True)
     assert largest is not None
     assert largest.pop("took_s") >= 0
     assert largest == {**reading, "free_bytes": GB, "largest_free_bytes": 300 * MB}
+    gpu.backend = "cudaMallocAsync"  # which refuses to list its blocks
+    assert cuda_reading(largest=True) == {**reading, "free_bytes": GB}
 
 
 def test_the_timeline_has_the_layers_of_gpu_memory_and_the_largest_free_block(gpu: FakeGPU, tmp_path: Path) -> None:
@@ -368,7 +378,7 @@ def test_the_options_come_in_the_order_of_what_they_cost() -> None:
         "num_neighbors",
     ]  # not checkpointing: a layer of sage is at its widest while it is computed again
     assert cures[0].endswith("1.00 GB was reserved but unallocated, more than was asked for, but not in one piece")
-    assert cures[2].startswith("batch_size=256 accumulate=4 keeps the gradients and takes smaller batches: a step of")
+    assert cures[2].startswith("batch_size=256 accumulate=4 trains the same seeds a step in smaller batches: a step of")
     taken = config.replace(expandable_segments=True, empty_cache_every=10, precision="bf16", num_neighbors=[2, 2, 2])
     assert names(cuda_cures(taken, OOM)) == ["batch_size", "activation_checkpointing"]
 
@@ -382,10 +392,11 @@ def test_an_option_says_whether_it_would_have_been_enough() -> None:
     assert smaller.endswith("which would have been enough")
     much = {**OOM, "requested_bytes": 50 * GB}
     assert cuda_cures(config, much)[2].endswith("not enough by itself")
+    assert "enough" not in "".join(cuda_cures(config, OOM))  # all that was asked for was there, in pieces
 
 
 def test_without_the_data_set_the_options_are_named_without_sizes() -> None:
     config = TrainConfig.create(dataset="/nowhere", batch_size=1024)
     cures = cuda_cures(config, {})
-    assert "batch_size=256 accumulate=4 keeps the gradients and takes smaller batches" in cures
+    assert "batch_size=256 accumulate=4 trains the same seeds a step in smaller batches" in cures
     assert "expandable_segments=True costs nothing" in cures

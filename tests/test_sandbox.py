@@ -156,6 +156,15 @@ def test_resuming_with_other_values_is_refused_and_names_them(
     assert tree(folder) == before
 
 
+def test_thirty_epochs_hold_no_more_after_release_than_the_first(tiny_config: Config, tmp_path: Path) -> None:
+    result = run(tiny_config(epochs=30, dropout=0.5), run_dir=tmp_path / "run", echo=False)
+    assert result.exit_code == 0
+    phases = read_phases(result.run_dir)
+    held = [phase.info["end_held_bytes"] for phase in phases if phase.name == "release"]
+    assert len(held) >= 30
+    assert max(held) <= 1.02 * held[1]
+
+
 # Bad input -----------------------------------------------------------------------------------------------------------
 
 BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
