@@ -83,3 +83,9 @@ def test_out_of_core_finishes_where_the_others_are_killed(executed) -> None:  # 
     text = text_of(executed(ROOT / "notebooks" / "06_out_of_core.ipynb"))
     assert "eager none" in text
     assert "store 8 GB" in text
+
+
+def test_a_training_that_was_stopped_ends_with_the_weights_of_one_that_was_not(executed) -> None:  # type: ignore[no-untyped-def]
+    text = text_of(executed(ROOT / "notebooks" / "07_full_training.ipynb"))
+    assert "exit code 75" in text
+    assert "weights and metrics are identical" in text

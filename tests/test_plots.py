@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.config import InputError
 from ogbnlib.diagnosis import diagnose, read_result
-from ogbnlib.plots import GIB, plot_forecast, plot_peaks, plot_runs, plot_timeline
+from ogbnlib.plots import GIB, plot_accuracy, plot_forecast, plot_peaks, plot_runs, plot_timeline
 from ogbnlib.sandbox import Run
 
 LIMIT = 256 * MB
@@ -193,3 +193,12 @@ def test_a_result_without_a_forecast_is_refused(tmp_path: Path, result: dict[str
     words = result["forecast"]["skipped"] if result else "none"
     with pytest.raises(InputError, match=f"expected a result with a forecast, found {words}"):
         plot_forecast(write_run(tmp_path / "run", exit_code=0, **result))
+
+
+def test_the_epoch_of_the_best_valid_accuracy_is_marked(finished: Path) -> None:
+    rows = ["1,2.5,,0.3,0.4,1,1", "2,1.5,,0.6,0.5,1,1", "3,1.2,,0.5,0.7,1,1"]
+    (finished / "metrics.csv").write_text("\n".join(["epoch,loss,train,valid,test,time_s,eval_time_s", *rows]) + "\n")
+    left, right = plot_accuracy({"one": Run(finished, {}, diagnose(finished))}).axes
+    assert [list(line.get_ydata()) for line in left.lines] == [[2.5, 1.5, 1.2]]
+    assert [list(line.get_ydata()) for line in right.lines[:2]] == [[0.3, 0.6, 0.5], [0.4, 0.5, 0.7]]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in right.lines[2:3]] == [([2], [0.6])]
