@@ -280,6 +280,27 @@ def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: 
     return ax
 
 
+def plot_accuracy(runs: Mapping[str, Run]) -> Figure:
+    """Loss, and accuracy on valid (full line) and test (dashed), over the epochs; a mark at the best valid accuracy."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name, run in runs.items():
+        metrics = run.metrics
+        (line,) = left.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
+        colour, best = line.get_color(), metrics.loc[metrics["valid"].idxmax()]
+        right.plot(metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid")
+        right.plot(metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test")
+        right.plot(best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black")
+    right.plot([], [], "o", color="white", markersize=9, markeredgecolor="black", label="best valid accuracy")
+    for ax, what in ((left, "loss on train"), (right, "accuracy")):
+        ax.set_xlabel("epoch")
+        ax.set_ylabel(what)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(fontsize=8, frameon=False)
+    right.set_ylim(bottom=0)
+    return figure
+
+
 def plot_peaks(peaks_bytes: Mapping[str, float], limit_bytes: float | None = None, ax: Axes | None = None) -> Axes:
     """Horizontal bars of peak memory by name, with the limit they have to stay under."""
     if ax is None:

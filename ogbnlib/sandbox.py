@@ -28,7 +28,7 @@ from .limits import Limit, kill_tree, make_limit
 from .memory import LIMIT_VARIABLE, effective_limit
 from .official import locate_official
 from .ogb_raw import open_raw
-from .run_dir import OUTPUT, next_run_dir, own_run_dir
+from .run_dir import CONFIG, OUTPUT, next_run_dir, own_run_dir
 from .signals import Forward, handled, held_back
 from .store import check_store, is_store, open_store
 from .timeline import RUNS_VARIABLE, TIMELINE, EventLog, Recorder, read_csv_lines, read_metrics, read_timeline
@@ -381,7 +381,7 @@ def run(
         memory_limit: "2 GB" or bytes; None records without a limit.
         run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
             called `name`, or by data set and policy.
-        resume: Go on from the run's last checkpoint.
+        resume: Go on from the run's last checkpoint. A run of this very config that has finished is returned as it is.
         engine: "auto", or one of `limits.ENGINES`.
         echo: Relay the child's output; it is in `output.log` either way.
         num_ranks: Processes on this machine that train together (`ogbnlib.ranks`), under the one limit.
@@ -394,6 +394,8 @@ def run(
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     check_inputs(config)
+    if resume and run_dir is not None and (finished := _finished(config, Path(run_dir))):
+        return finished
     available, source = effective_limit()
     notes = []
     if limit_bytes is not None and limit_bytes > available:
@@ -413,6 +415,15 @@ def run(
         env |= allocator_environment(config, os.environ)
         result = _supervised(argv, folder, limit, refused, earlier, env, echo, notes, config, lock)
     return Run(folder, result, diagnose(folder))
+
+
+def _finished(config: TrainConfig, folder: Path) -> Run | None:
+    """The run in `folder`, where it is one of exactly this config and its last attempt came to the last epoch's end."""
+    result = read_result(folder)
+    if result is None or result["exit_code"] != 0 or TrainConfig.load(folder / CONFIG) != config:
+        return None
+    # A kill between the writing of a new config.json and its attempt leaves an older attempt's result.
+    return Run(folder, result, diagnose(folder)) if len(read_metrics(folder)) == config.epochs else None
 
 
 def measure_runtime_bytes() -> int:

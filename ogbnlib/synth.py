@@ -24,11 +24,11 @@ from numba import njit
 from tqdm import tqdm
 
 from .config import InputError, format_bytes
-from .convert import FeatureDtype, write_store
+from .convert import FeatureDtype, convert, write_store
 from .npz import Array, MemberInfo, StrPath
 from .ogb_raw import RawDataset, clean_labels, open_raw
 from .ogb_write import new_folder, write_layout
-from .store import Store
+from .store import Store, is_store, open_store
 
 # ogbn-papers100M (Hu et al., NeurIPS 2020): nodes, edges, and labelled papers until 2017, of 2018 and of 2019.
 NUM_NODES, NUM_EDGES = 111_059_956, 1_615_685_872
@@ -464,4 +464,41 @@ def prepare_dataset(dataset: str, data_dir: StrPath, scale: float, seed: int = 0
         synthesize(path, scale=scale, seed=seed, progress=False)
     facts = open_raw(path)
     print(f"{path}: {facts.num_nodes:,} nodes, {facts.num_edges:,} edges, {facts.num_features} features")
+    return str(path)
+
+
+def prepare_store(dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool = True) -> str:
+    """The store of a data set in OGB's layout, or without one of the generated data set, made on first use.
+
+    Args:
+        dataset: A folder in OGB's layout, which is converted into `data_dir`; a store, which is taken as it is; or "".
+
+    Raises:
+        InputError: for a store of the other direction or of another folder, and as `convert` and `synthesize_store` do.
+    """
+    direction = "undirected" if undirected else "directed"
+    raw = Path(dataset).resolve()
+    if dataset and is_store(dataset):
+        path = Path(dataset)
+    else:
+        name = raw.name if dataset else f"synthetic-{scale:g}-seed{seed}"
+        path = Path(data_dir) / f"{name}-{direction}"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if dataset:
+                convert(dataset, path, undirected=undirected, progress=False)
+            else:
+                synthesize_store(path, scale=scale, seed=seed, undirected=undirected, progress=False)
+    store = open_store(path)
+    if store.undirected != undirected:
+        raise InputError(
+            f"undirected: expected {path} to be {direction}, found it converted with undirected={store.undirected}; "
+            "name the folder in OGB's layout that it was made from"
+        )
+    if dataset and path != Path(dataset) and store.origin.get("raw") != str(raw):
+        raise InputError(
+            f"{path}: expected the store of {raw}, found one of {store.origin.get('raw', 'other data')}; "
+            "use another data_dir, or move it away"
+        )
+    print(f"{path}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {format_bytes(store.nbytes)} on disk")
     return str(path)

@@ -93,3 +93,9 @@ def test_the_memory_budget_kills_what_it_said_would_not_fit_and_judges_every_bel
     assert "under 128.00 GB: WILL NOT FIT" in text
     assert "Killed by" in text  # too many workers
     assert "lazy loaders alone bring 128 GB within reach" in text  # the ledger's last row
+
+
+def test_a_training_that_was_stopped_ends_with_the_weights_of_one_that_was_not(executed) -> None:  # type: ignore[no-untyped-def]
+    text = text_of(executed(ROOT / "notebooks" / "07_full_training.ipynb"))
+    assert "exit code 75" in text
+    assert "weights and metrics are identical" in text

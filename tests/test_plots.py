@@ -20,7 +20,16 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.config import InputError
 from ogbnlib.diagnosis import diagnose, read_result
-from ogbnlib.plots import GIB, plot_cuda, plot_forecast, plot_knobs, plot_peaks, plot_runs, plot_timeline
+from ogbnlib.plots import (
+    GIB,
+    plot_accuracy,
+    plot_cuda,
+    plot_forecast,
+    plot_knobs,
+    plot_peaks,
+    plot_runs,
+    plot_timeline,
+)
 from ogbnlib.sandbox import Run
 
 LIMIT = 256 * MB
@@ -261,3 +270,12 @@ def test_runs_on_a_gpu_are_compared_by_their_peaks_and_epochs(tmp_path: Path, fi
     assert (row["allocated GiB"], row["reserved GiB"], row["unallocated GiB"]) == (4, 3, 2)
     assert (row["retries"], row["epoch s"], row["ended"]) == (3, 6, "finished")
     assert table.loc["cpu"].isna()["allocated GiB"]
+
+
+def test_the_epoch_of_the_best_valid_accuracy_is_marked(finished: Path) -> None:
+    rows = ["1,2.5,,0.3,0.4,1,1", "2,1.5,,0.6,0.5,1,1", "3,1.2,,0.5,0.7,1,1"]
+    (finished / "metrics.csv").write_text("\n".join(["epoch,loss,train,valid,test,time_s,eval_time_s", *rows]) + "\n")
+    left, right = plot_accuracy({"one": Run(finished, {}, diagnose(finished))}).axes
+    assert [list(line.get_ydata()) for line in left.lines] == [[2.5, 1.5, 1.2]]
+    assert [list(line.get_ydata()) for line in right.lines[:2]] == [[0.3, 0.6, 0.5], [0.4, 0.5, 0.7]]
+    assert [(list(line.get_xdata()), list(line.get_ydata())) for line in right.lines[2:3]] == [([2], [0.6])]

@@ -165,6 +165,15 @@ def test_thirty_epochs_hold_no_more_after_release_than_the_first(tiny_config: Co
     assert max(held) <= 1.02 * held[1]
 
 
+def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_config: Config, tmp_path: Path) -> None:
+    first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
+    before = tree(tmp_path)
+    again = run(tiny_config(epochs=1), run_dir=tmp_path / "run", resume=True, echo=False)
+    assert tree(tmp_path) == before
+    assert (again.result, again.diagnosis) == (first.result, first.diagnosis)
+    assert list(run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).metrics["epoch"]) == [1, 2]
+
+
 # Bad input -----------------------------------------------------------------------------------------------------------
 
 BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [

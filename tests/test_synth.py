@@ -15,8 +15,8 @@ from ogbnlib import synth
 from ogbnlib.config import InputError
 from ogbnlib.convert import convert
 from ogbnlib.ogb_raw import RawDataset, open_raw
-from ogbnlib.store import verify_store
-from ogbnlib.synth import estimate, synthesize, synthesize_store
+from ogbnlib.store import open_store, verify_store
+from ogbnlib.synth import estimate, prepare_store, synthesize, synthesize_store
 
 TINY = 1e-4  # 11,106 nodes
 
@@ -228,3 +228,22 @@ def test_a_bad_parameter_of_a_store_is_named(tmp_path: Path, arguments: dict[str
     with pytest.raises(InputError, match=match):
         synthesize_store(tmp_path / "new", **{"scale": TINY, "progress": False, **arguments})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_a_store_for_a_notebook_is_made_once(dataset: RawDataset, tmp_path: Path, undirected: bool) -> None:
+    raw = str(dataset.path)
+    made = [prepare_store(raw, tmp_path, 0.01, undirected=undirected)]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    made += [prepare_store(name, tmp_path, 0.01, undirected=undirected) for name in (raw, made[0])]
+    assert len(set(made)) == 1
+    assert open_store(made[0]).undirected == undirected
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_store_of_other_data_or_the_other_direction_is_not_taken(dataset: RawDataset, tmp_path: Path) -> None:
+    synthesize_store(tmp_path / f"{dataset.path.name}-directed", 1e-4, progress=False)
+    with pytest.raises(InputError, match=r"expected the store of .*, found one of other data"):
+        prepare_store(str(dataset.path), tmp_path, 0.01, undirected=False)
+    with pytest.raises(InputError, match=r"undirected: expected .* to be undirected"):
+        prepare_store(str(tmp_path / f"{dataset.path.name}-directed"), tmp_path, 0.01)
