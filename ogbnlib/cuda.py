@@ -76,6 +76,7 @@ def begin(config: TrainConfig, device: str) -> list[str]:
         names = [name for name in _GPU_OPTIONS if getattr(config, name)]
         return [f"{', '.join(names)}: without effect on the CPU"] if names else []
     torch, notes = sys.modules["torch"], []
+    torch.cuda.reset_peak_memory_stats()
     if config.max_cuda_memory is not None:
         total = torch.cuda.mem_get_info()[1]
         if config.max_cuda_memory > total:
@@ -112,7 +113,8 @@ def empty_cache(mark: Callable[..., None], batch: int) -> None:
 def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     """This process's memory on its current GPU; None when CUDA was not used here.
 
-    `allocated_bytes` by tensors; `reserved_bytes` by torch's allocator for them; `free_bytes` that it can still
+    `allocated_bytes` by tensors and `reserved_bytes` by torch's allocator for them, now and at their peak since the
+    run began (`peak_allocated_bytes`, `peak_reserved_bytes`, which no sampling misses); `free_bytes` that it can still
     reserve (`torch.cuda.mem_get_info`, under a cap what the cap leaves); `alloc_retries`, allocations that failed
     until the cache was emptied, and `ooms`, those that failed for good, since the process began.
 
@@ -128,6 +130,8 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     reading: dict[str, float] = {
         "allocated_bytes": stats["allocated_bytes"]["all"]["current"],
         "reserved_bytes": reserved,
+        "peak_allocated_bytes": stats["allocated_bytes"]["all"]["peak"],
+        "peak_reserved_bytes": stats["reserved_bytes"]["all"]["peak"],
         "free_bytes": max(0, min(free, allowed - reserved)),
         "alloc_retries": stats["num_alloc_retries"],
         "ooms": stats["num_ooms"],

@@ -248,8 +248,8 @@ def layer_steps(config: TrainConfig, batch: Batch, num_features: int, num_classe
 
     - sage keeps the mean of the neighbors w [T, in], the output after ReLU w [T, H], and from the second layer on the
       sparse matrix, 4 bytes an edge and 8 a target; under autocast also 2 [T, in] of the first layer's own rows.
-      Forward: the mean and 3 [T, H]. Backward: the gradient of the input twice, [S, in], and in float32 once more
-      under autocast, where the sparse product is float32.
+      Forward: the mean and 3 [T, H]. Backward: the gradient of the input twice, [S, in]. Under autocast the sparse
+      product is float32: its operand and result in the forward pass, and one more gradient, come on top.
     - gcn keeps 20 F of indices and weights and the output after ReLU, float32 always; under autocast 2 [S, in].
       Forward and backward: 2 [S, H] and 2 [F, H], float32: PyG gathers a row for each edge and weighs it.
     - gat keeps w [S + T + F, H], 16 F of indices, 16 F for each head of attention, and the output after ReLU, float32;
@@ -281,7 +281,9 @@ def layer_steps(config: TrainConfig, batch: Batch, num_features: int, num_classe
             mean = w * t * width
             kept = mean + (2 * t * width if half and i == 0 else 0) + (matrix if i else 0) + tail
             given = matrix
-            forward = max(kept, mean + 3 * w * t * h + (4 * s * width if half and i else 0))
+            forward = max(kept, mean + 3 * w * t * h)
+            if half:
+                forward = max(forward, 6 * t * width + w * t * h, 4 * (s + t) * width if i else 0)
             # The mask of the layer before is still there then, its output after dropout is not.
             backward = (8 + (2 if half else 0) - (w if config.dropout else 0)) * s * width if i else 0
         elif config.model == "gcn":

@@ -11,9 +11,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from .config import InputError
+from .cuda import OUT_OF_CUDA_MEMORY
 from .diagnosis import read_result
 from .sandbox import Run
-from .timeline import Phase, read_phases, read_timeline
+from .timeline import Phase, read_cuda, read_phases, read_timeline
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,7 @@ def _folder(run: Run | str | os.PathLike[str]) -> Path:
 def _ending(folder: Path) -> str:
     code = (read_result(folder) or {}).get("exit_code")
     known = {None: "no result", 0: "finished", 137: "killed, exit code 137"}
+    known[OUT_OF_CUDA_MEMORY] = f"out of GPU memory, exit code {OUT_OF_CUDA_MEMORY}"
     return known.get(code, f"exit code {code}")
 
 
@@ -162,6 +164,56 @@ def plot_timeline(
     ax.spines[["top", "right"]].set_visible(False)
     if legend:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=4, fontsize=8, frameon=False)
+    return ax
+
+
+CUDA_LAYERS = (
+    ("allocated", "allocated by tensors", "#3b6fb6"),
+    ("unallocated", "reserved, not allocated", "#f0a35e"),
+    ("free", "free", "#e8e8e8"),
+)
+
+
+def plot_cuda(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """A run's GPU memory over time, stacked: allocated, reserved but unallocated, free; and the largest free block.
+
+    Allocations that needed a second try are ticks at the bottom, a failed one is a cross. Under `max_cuda_memory` the
+    top is the cap.
+
+    Raises:
+        InputError: when the run marked no GPU memory, as on a CPU.
+    """
+    folder = _folder(run)
+    table = read_cuda(folder)
+    if not len(table):
+        raise InputError(f"{folder}: expected a run on a GPU, found no GPU memory in its events")
+    if ax is None:
+        _, ax = plt.subplots(figsize=(9, 4.2), layout="constrained")
+    time_s = table["time_s"].to_numpy()
+    stacks = np.array([table[f"cuda_{name}_bytes"].fillna(0).to_numpy() for name, _, _ in CUDA_LAYERS]) / GIB
+    names, colours = [name for _, name, _ in CUDA_LAYERS], [colour for *_, colour in CUDA_LAYERS]
+    ax.stackplot(time_s, stacks, labels=names, colors=colours, linewidth=0, zorder=2)
+    largest = table["cuda_largest_free_bytes"] / GIB
+    if largest.notna().any():
+        base = stacks[0] + np.minimum(largest.to_numpy(), stacks[1])
+        ax.plot(time_s, base, color=_LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
+    retries = table["cuda_alloc_retries"].diff() > 0
+    if retries.any():
+        where = time_s[retries.to_numpy()]
+        ax.plot(where, np.zeros(len(where)), "^", color="black", clip_on=False, zorder=5, label="allocation retried")
+    failed = (read_result(folder) or {}).get("exit_code") == OUT_OF_CUDA_MEMORY
+    if failed:
+        style: dict[str, Any] = {"color": _KILLED, "markersize": 13, "markeredgecolor": "white"}
+        ax.plot(time_s[-1], stacks[0][-1] + stacks[1][-1], "X", zorder=7, label="allocation failed", **style)
+    end_s = max(float(time_s[-1]), 1e-3)
+    _draw_phases(ax, read_phases(folder), end_s, label_from=0.028 * end_s)
+    ax.set_xlim(0, end_s * 1.02)
+    ax.set_ylim(0, 1.05 * float(stacks.sum(axis=0).max()))
+    ax.set_xlabel("seconds")
+    ax.set_ylabel("GPU memory in GiB")
+    ax.set_title(title or f"{folder.name}: {_ending(folder)}", fontsize=10, color=_KILLED if failed else "black")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=3, fontsize=8, frameon=False)
     return ax
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from .sandbox import Run
-from .timeline import phase_memory, read_events, read_phases
+from .timeline import phase_memory, read_cuda, read_events, read_phases
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +73,31 @@ def released(run: Run) -> pd.DataFrame:
     for step in table.columns[1:]:
         table[f"{step} MiB"] = (table.pop(step).astype(float) / 2**20).round(1)
     return table
+
+
+def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """One row per run on a GPU: peaks of allocated and reserved memory in GiB, retried allocations, seconds an epoch.
+
+    The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GiB" is the most
+    that was reserved beyond what was allocated in any reading. NaN for a run that used no GPU. What each option should
+    take is `activations.compare_options`' part, which needs no GPU.
+    """
+    import pandas as pd
+
+    rows = {}
+    for name, run in runs.items():
+        table, metrics = read_cuda(run.run_dir), run.metrics
+        emptied = [event for event in read_events(run.run_dir) if event["event"] == "empty_cache"]
+        rows[name] = {
+            "ended": "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})",
+            "allocated GiB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GIB,
+            "reserved GiB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GIB,
+            "unallocated GiB": table["cuda_unallocated_bytes"].max() / GIB,
+            "retries": table["cuda_alloc_retries"].max(),
+            "empty_cache s": sum(event["took_s"] for event in emptied),
+            "epoch s": metrics["time_s"].mean() if len(metrics) else float("nan"),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").round(3)
 
 
 def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:

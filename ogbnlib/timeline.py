@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 TIMELINE, EVENTS = "timeline.csv", "events.jsonl"
 RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"  # a file to which each attempt of a run adds its folder; for a watcher outside
-CUDA_COLUMNS = ("allocated_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes", "alloc_retries", "ooms")
+CUDA_COLUMNS = (
+    *("allocated_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes", "alloc_retries", "ooms"),
+    *("peak_allocated_bytes", "peak_reserved_bytes"),
+)
 COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
 
 
@@ -309,8 +312,9 @@ def read_timeline(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
 
     Columns: `time_s` since the run began, those of `memory.Reading` in bytes (NaN where not read), `phase` (innermost,
     "" between phases), and the last marked `cuda_allocated_bytes`, `cuda_reserved_bytes`, `cuda_unallocated_bytes`
-    (reserved less allocated), `cuda_free_bytes`, `cuda_largest_free_bytes`, `cuda_alloc_retries` and `cuda_ooms` (see
-    `cuda.cuda_reading`; NaN without CUDA, and where the run's version did not record them).
+    (reserved less allocated), `cuda_free_bytes`, `cuda_largest_free_bytes`, `cuda_alloc_retries`, `cuda_ooms`,
+    `cuda_peak_allocated_bytes` and `cuda_peak_reserved_bytes` (see `cuda.cuda_reading`; NaN without CUDA, and where the
+    run's version did not record them).
     `attrs["torn_lines"]` counts lines that a kill tore and that are left out.
 
     Raises:
@@ -336,6 +340,15 @@ def read_timeline(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
     for phase in read_phases(run_dir) if events else []:
         inside = (table["time_s"] >= phase.start_s) & (table["time_s"] <= phase.until_s)
         table.loc[inside, "phase"] = phase.label
+    cuda = _cuda_table(events, origin)
+    table = pd.merge_asof(table.sort_values("time_s"), cuda, on="time_s")
+    table.attrs["torn_lines"] = torn
+    return table
+
+
+def _cuda_table(events: list[dict[str, Any]], origin: float) -> pd.DataFrame:
+    import pandas as pd
+
     cuda = pd.DataFrame(
         [
             {"time_s": event["time_s"] - origin, **{f"cuda_{name}": event.get(name) for name in CUDA_COLUMNS}}
@@ -347,9 +360,16 @@ def read_timeline(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
     )
     cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()  # not looked for in every reading
     cuda.insert(3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"])
-    table = pd.merge_asof(table.sort_values("time_s"), cuda, on="time_s")
-    table.attrs["torn_lines"] = torn
-    return table
+    return cuda
+
+
+def read_cuda(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
+    """The readings of GPU memory as they were marked, with the columns that `read_timeline` has of them.
+
+    No rows for a run that used no GPU.
+    """
+    events = read_events(run_dir)
+    return _cuda_table(events, _origin(events))
 
 
 def read_metrics(run_dir: str | os.PathLike[str]) -> pd.DataFrame:

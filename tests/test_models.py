@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, SAGEConv
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.config import InputError
-from ogbnlib.models import GNN, parameter_bytes, resolve_device
+from ogbnlib.models import GNN, check_precision, parameter_bytes, resolve_device
 from ogbnlib.sampler import CSCSampler
 
 Batch = tuple[Tensor, Tensor, list[int], list[int]]
@@ -126,3 +126,61 @@ def test_cuda_is_refused_where_there_is_none() -> None:
     assert resolve_device("auto").type == "cpu"
     with pytest.raises(InputError, match=r"^device: expected a usable GPU"):
         resolve_device("cuda")
+
+
+# Memory options -------------------------------------------------------------------------------------------------------
+
+
+def gradients(name: str, **more: object) -> list[Tensor]:
+    gnn = model(name, 3, **more).train()
+    x, edges, *hops = batch([4, 3, 2], seeds=20)
+    torch.manual_seed(5)
+    F.cross_entropy(gnn(x, edges, *hops), torch.arange(20) % 5).backward()
+    torch.rand(1)  # as much of the random state was used
+    return [p.grad for p in gnn.parameters() if p.grad is not None] + [torch.rand(1)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_checkpointed_gradients_are_the_plain_ones_bit_for_bit(name: str, dropout: float, precision: str) -> None:
+    plain = gradients(name, dropout=dropout, precision=precision)
+    again = gradients(name, dropout=dropout, precision=precision, checkpointing=True)
+    assert len(plain) > 4
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_half_width_products_give_nearly_the_same_gradients_in_float32(name: str) -> None:
+    exact, half = gradients(name), gradients(name, precision="bf16")
+    assert {part.dtype for part in half} == {torch.float32}
+    a, b = (torch.cat([part.flatten() for part in parts]) for parts in (exact, half))
+    assert 0 < (a - b).norm() <= 0.1 * a.norm()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_mean_of_half_width_features_has_the_gradient_of_the_dense_mean(precision: str) -> None:
+    from ogbnlib.models import DTYPES, _csr, _Mean
+
+    x, edges, _, hops = batch([4])
+    edges = edges[:, : hops[0]]
+    x = x.to(DTYPES[precision]).requires_grad_()
+    mean = torch.zeros(7, len(x)).index_put_((edges[1], edges[0]), torch.ones(edges.size(1)), accumulate=True)
+    mean = mean / mean.sum(1, keepdim=True).clamp(min=1)
+    out = _Mean.apply(_csr(edges, 7, len(x)), x)
+    torch.testing.assert_close(out, mean @ x.float())
+    out.square().sum().backward()
+    torch.testing.assert_close(x.grad, (mean.T @ (2 * mean @ x.detach().float())).to(x.dtype))
+
+
+def test_scores_are_float32_whatever_the_precision() -> None:
+    assert model("sage", 2, precision="bf16")(*batch([3, 2])).dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_float16_on_a_cpu_is_refused_and_bfloat16_proposed(device: str) -> None:
+    if device == "auto" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(InputError, match=r"^precision: expected .* for 'fp16'.*use 'bf16'"):
+        check_precision("fp16", device)
+    check_precision("bf16", device)

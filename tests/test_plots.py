@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.config import InputError
 from ogbnlib.diagnosis import diagnose, read_result
-from ogbnlib.plots import GIB, plot_forecast, plot_peaks, plot_runs, plot_timeline
+from ogbnlib.plots import GIB, plot_cuda, plot_forecast, plot_peaks, plot_runs, plot_timeline
 from ogbnlib.sandbox import Run
 
 LIMIT = 256 * MB
@@ -193,3 +193,54 @@ def test_a_result_without_a_forecast_is_refused(tmp_path: Path, result: dict[str
     words = result["forecast"]["skipped"] if result else "none"
     with pytest.raises(InputError, match=f"expected a result with a forecast, found {words}"):
         plot_forecast(write_run(tmp_path / "run", exit_code=0, **result))
+
+
+def on_a_gpu(folder: Path, exit_code: int = 0, **more: int) -> Path:
+    reading = {"event": "cuda", "allocated_bytes": 2 * GIB, "reserved_bytes": 3 * GIB, **more}
+    events = [
+        {"time_s": 100.0, "event": "start"},
+        {"time_s": 101.0, "event": "begin", "phase": "train epoch", "epoch": 1},
+        {"time_s": 101.5, **reading},
+        {"time_s": 103.0, **reading, "allocated_bytes": GIB},
+    ]
+    return write_run(folder, exit_code=exit_code, events=events)
+
+
+def test_the_layers_of_gpu_memory_are_stacked_over_time(tmp_path: Path) -> None:
+    ax = plot_cuda(on_a_gpu(tmp_path / "a", free_bytes=5 * GIB, largest_free_bytes=GIB // 2))
+    tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in ax.collections[:3]]  # type: ignore[index]
+    assert tops == [2, 3, 8]
+    (line,) = [line for line in ax.lines if line.get_label() == "of it the largest free block"]
+    assert list(line.get_ydata()) == [2.5, 1.5]
+    assert not crosses(ax)
+
+
+def test_a_failed_allocation_is_a_cross_and_retries_are_ticks(tmp_path: Path) -> None:
+    folder = on_a_gpu(tmp_path / "a", exit_code=76, free_bytes=0, alloc_retries=0)
+    events = (folder / "events.jsonl").read_text()
+    (folder / "events.jsonl").write_text("1".join(events.rsplit("0", 1)))  # one retry in the last reading
+    ax = plot_cuda(folder)
+    assert len(crosses(ax)) == 1
+    assert [list(line.get_xdata()) for line in ax.lines if line.get_marker() == "^"] == [[3.0]]
+    assert ax.get_title() == "a: out of GPU memory, exit code 76"
+
+
+def test_a_run_of_an_earlier_version_without_the_newer_readings_is_drawn(tmp_path: Path) -> None:
+    assert len(plot_cuda(on_a_gpu(tmp_path / "a")).collections) >= 3
+
+
+def test_a_run_on_a_cpu_has_no_gpu_memory_to_draw(finished: Path) -> None:
+    with pytest.raises(InputError, match="expected a run on a GPU"):
+        plot_cuda(finished)
+
+
+def test_runs_on_a_gpu_are_compared_by_their_peaks_and_epochs(tmp_path: Path, finished: Path) -> None:
+    from ogbnlib.report import compare_cuda
+
+    folder = on_a_gpu(tmp_path / "a", peak_allocated_bytes=4 * GIB, alloc_retries=3)
+    (folder / "metrics.csv").write_text("epoch,loss,train,valid,test,time_s,eval_time_s\n1,2,,,,5.0,1\n2,1,,,,7.0,1\n")
+    table = compare_cuda({"gpu": as_run(folder), "cpu": as_run(finished)})
+    row = table.loc["gpu"]
+    assert (row["allocated GiB"], row["reserved GiB"], row["unallocated GiB"]) == (4, 3, 2)
+    assert (row["retries"], row["epoch s"], row["ended"]) == (3, 6, "finished")
+    assert table.loc["cpu"].isna()["allocated GiB"]

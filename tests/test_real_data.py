@@ -41,3 +41,15 @@ def test_graphsage_reaches_the_accuracy_of_the_literature(
     assert accuracy is not None
     assert accuracy >= at_least
     print(f"{name}: test accuracy {accuracy:.4f}")
+
+
+def test_bfloat16_trains_to_within_a_hundredth_of_float32s_accuracy(tmp_path: Path) -> None:
+    write_graph("coauthor_cs", tmp_path / "cs")
+    exact, half = (
+        train(real_config(tmp_path / "cs", 5, device="cpu", precision=precision)).history[-1]["test"]
+        for precision in ("fp32", "bf16")
+    )
+    assert exact is not None
+    assert half is not None
+    assert abs(exact - half) <= 0.01
+    print(f"coauthor_cs: test accuracy {exact:.4f} in fp32, {half:.4f} in bf16")

@@ -246,6 +246,7 @@ def test_a_mistake_is_found_before_anything_is_written(tiny_config: Config, tmp_
     for changes, named in (
         ({"dataset": str(tmp_path / "none")}, str(tmp_path / "none")),
         ({"device": "cuda"}, "device"),
+        ({"precision": "fp16"}, "precision"),
     ):
         if named == "device" and torch.cuda.is_available():
             continue
@@ -335,3 +336,110 @@ def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
         seen += isinstance(batch, Data)
         del batch
     assert seen == 4
+
+
+# Memory options -------------------------------------------------------------------------------------------------------
+
+
+def test_checkpointing_changes_no_weight_also_where_it_begins_at_a_resumption(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    plain = train(tiny_config(dropout=0.5))
+    train(tiny_config(dropout=0.5, epochs=1), tmp_path / "run")
+    train(tiny_config(dropout=0.5, activation_checkpointing=True), tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "run"), plain.model.state_dict())
+
+
+def test_a_run_in_bfloat16_learns_resumes_exactly_and_keeps_float32_weights(
+    tiny_config: Config, tmp_path: Path, plain: TrainResult
+) -> None:
+    config = tiny_config(precision="bf16", dropout=0.3)
+    straight = train(config)
+    train(config.replace(epochs=1), tmp_path / "run")
+    train(config, tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "run"), straight.model.state_dict())
+    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.float32}
+    half = train(tiny_config(precision="bf16"))
+    assert column(half, "loss") == pytest.approx(column(plain, "loss"), rel=0.02)
+    assert column(half, "loss") != column(plain, "loss")
+
+
+def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tmp_path: Path) -> None:
+    from ogbnlib.checkpoint import State, load_checkpoint, save_checkpoint
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler, new = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 4.0))
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update(16.0)
+    save_checkpoint(tmp_path, State(epoch=1), {"train": 2}, model, optimizer, scaler)
+    new.scale(torch.ones(1))
+    load_checkpoint(tmp_path, {"train": 2}, model, optimizer, new)
+    assert new.get_scale() == 16.0
+
+
+def test_a_checkpoint_from_before_there_were_scales_is_read(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.pt"
+    content = torch.load(path, weights_only=True)
+    del content["scaler"]
+    torch.save(content, path)
+    assert len(train(tiny_config(), tmp_path / "run", resume=True).history) == 2
+
+
+def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Config) -> None:
+    from types import SimpleNamespace
+
+    from ogbnlib.models import GNN
+    from ogbnlib.train import _forward, _seed_labels
+
+    class Moved(torch.Tensor):
+        moves: dict[int, int] = {}  # noqa: RUF012
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = super().__torch_function__(func, types, args, kwargs or {})
+            if func is torch.Tensor.to:
+                cls.moves[args[0].data_ptr()] = cls.moves.get(args[0].data_ptr(), 0) + 1
+                return out.as_subclass(torch.Tensor)
+            return out
+
+    parts = {
+        "x": torch.randn(4, 3, dtype=torch.float16).as_subclass(Moved),
+        "edge_index": torch.tensor([[1, 2, 3], [0, 0, 1]]).as_subclass(Moved),
+        "y": torch.zeros(4, dtype=torch.int16).as_subclass(Moved),
+    }
+    batch: Any = SimpleNamespace(**parts, batch_size=2, num_sampled_nodes=[2, 2], num_sampled_edges=[3])
+    _forward(GNN("sage", 3, 4, 2, 1), batch, torch.device("cpu"))
+    _seed_labels(batch, torch.device("cpu"))
+    assert Moved.moves == {part.data_ptr(): 1 for part in parts.values()}
+
+
+@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True, "precision": "bf16"}, {"accumulate": 3}])
+def test_no_tensor_is_held_from_one_step_or_epoch_to_the_next(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    import gc
+
+    from ogbnlib.train import Trainer
+
+    alive: list[tuple[int, int]] = []
+    boundary = Trainer._boundary
+
+    def count(self: Trainer) -> None:
+        boundary(self)
+        gc.collect()
+        tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+        alive.append((len(tensors), sum(item.numel() for item in tensors)))
+
+    monkeypatch.setattr(Trainer, "_boundary", count)
+    train(tiny_config(epochs=4, train_eval="never", eval_splits="", **changes))
+    batches = len(alive) // 4
+    epochs = [alive[i * batches : (i + 1) * batches] for i in range(1, 4)]  # the first makes Adam's moments
+    assert batches >= 3
+    assert len({epoch[0] for epoch in epochs}) == 1  # between epochs: the same tensors of the same sizes
+    counts = [[tensors for tensors, _ in epoch] for epoch in epochs]
+    assert counts[0] == counts[1] == counts[2]
+    # Between batches: the last one's five, until the next is asked for, and the order of the seeds.
+    assert max(counts[0]) - counts[0][0] <= 7
