@@ -23,7 +23,7 @@ from ogbnlib.config import TrainConfig
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
 SMALL = ("--mem=1500", "--cpus-per-task=1", "--time=5")
-LONG = ("device=cpu", "batch_size=16", "epochs=40")
+LONG = ("device=cpu", "batch_size=16", "epochs=20")
 QUICK = ("device=cpu", "epochs=1", "batch_size=16")
 
 
@@ -323,7 +323,7 @@ def test_a_run_near_its_time_limit_stops_at_a_checkpoint_is_requeued_and_finishe
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
     assert "stopped at a checkpoint; back in the queue for restart 1" in said
     assert said.count("Epoch 001 | Loss: ") == 1
-    assert "Epoch 040 | Loss: " in said
+    assert "Epoch 020 | Loss: " in said
 
 
 def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
@@ -383,7 +383,7 @@ def test_a_notebook_whose_kernel_is_killed_for_memory_is_out_of_memory(
 def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
     # A cell without a training run is not stopped by USR1; it goes on until the time limit.
     code = "from pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
-    code += f"config = TrainConfig.create(dataset={str(tiny_dir)!r}, epochs=40, batch_size=16, device='cpu')\n"
+    code += f"config = TrainConfig.create(dataset={str(tiny_dir)!r}, epochs=20, batch_size=16, device='cpu')\n"
     code += "folder = Path('kept')\nresume = (folder / 'config.json').is_file()\n"
     code += "run(config, run_dir=folder, resume=resume).require_finished()"
     cells = [nbformat.v4.new_code_cell(code)]
@@ -425,4 +425,4 @@ def test_several_processes_stop_at_a_checkpoint_and_resume(
     (job,) = slurm.wait(job_id, 180)
     said = output(site, job_id)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
-    assert "Epoch 040 | Loss: " in said
+    assert "Epoch 020 | Loss: " in said
