@@ -38,7 +38,7 @@ FILES = {
     "output.log",
     ".lock",
 }
-KILLS = int(os.environ.get("OGBNLIB_KILLS", "3"))
+KILLS = int(os.environ.get("OGBNLIB_KILLS", "1"))
 
 
 # Under a limit -------------------------------------------------------------------------------------------------------
