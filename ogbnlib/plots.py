@@ -30,6 +30,7 @@ PARTS = (
 )
 _SHADES = (("build", "#f6c28b"), ("eval", "#bfe3c0"), ("train", "#dfe7f2"), ("release", "#ffffff"), ("load", "#e6e0d4"))
 _LIMIT, _KILLED = "#c0392b", "#d62728"
+_WAIT_S = 5.0  # without a sample: between two attempts of a run nothing is held
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 
 
@@ -124,7 +125,9 @@ def plot_timeline(
     time_s = table["time_s"].to_numpy()
     stacks = np.array([table[f"{source}_{part}_bytes"].fillna(0).to_numpy() for part, _, _ in PARTS]) / GIB
     names, colours = [name for _, name, _ in PARTS], [colour for *_, colour in PARTS]
-    ax.stackplot(time_s, stacks, labels=names, colors=colours, linewidth=0, zorder=2)
+    waits = np.flatnonzero(np.diff(time_s) > _WAIT_S) + 1
+    drawn = np.insert(time_s, waits, time_s[waits]), np.insert(stacks, waits, np.nan, axis=1)
+    ax.stackplot(*drawn, labels=names, colors=colours, linewidth=0, zorder=2)
     end_s = float(time_s[-1]) if len(time_s) else 1.0
     limit = result.get("memory_limit_bytes")
     held = stacks[0] + stacks[1]

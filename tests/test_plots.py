@@ -279,3 +279,14 @@ def test_the_epoch_of_the_best_valid_accuracy_is_marked(finished: Path) -> None:
     assert [list(line.get_ydata()) for line in left.lines] == [[2.5, 1.5, 1.2]]
     assert [list(line.get_ydata()) for line in right.lines[:2]] == [[0.3, 0.6, 0.5], [0.4, 0.5, 0.7]]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in right.lines[2:3]] == [([2], [0.6])]
+
+
+def test_nothing_is_drawn_for_the_wait_between_two_attempts(tmp_path: Path) -> None:
+    times = [100.5, 101.0, 3000.0, 3000.5]
+    samples: list[dict[str, float]] = [
+        {"time_s": time_s, "rss_anon_bytes": 50 * MB, "rss_shmem_bytes": 0} for time_s in times
+    ]
+    ax = plot_timeline(write_run(tmp_path / "run", exit_code=0, samples=samples))
+    corners = ax.collections[0].get_paths()[0].vertices[:, 0]
+    assert not [x for x in corners if 1.0 < x < 2900.0]
+    assert len(ax.collections[0].get_paths()) == 2
