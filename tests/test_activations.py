@@ -16,7 +16,7 @@ from ogbnlib.forecast import gpu_bytes, predict
 from ogbnlib.ogb_raw import open_raw
 
 Config = Callable[..., TrainConfig]
-WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 64, "hidden_channels": 64, "device": "cpu", "progress": "none"}
+WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 128, "hidden_channels": 64, "device": "cpu", "progress": "none"}
 
 
 @pytest.fixture(scope="module")
