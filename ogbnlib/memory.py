@@ -269,7 +269,7 @@ def cuda_memory() -> tuple[int, int] | None:
     return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
-def _malloc_trim() -> bool:
+def malloc_trim() -> bool:
     """Ask glibc to give free heap pages back; False on a C library without `malloc_trim` (musl, macOS)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
@@ -292,7 +292,7 @@ def release_memory() -> dict[str, int | None]:
     before = anonymous()
     gc.collect()
     after_gc = anonymous()
-    trimmed = _malloc_trim()
+    trimmed = malloc_trim()
     given: dict[str, int | None] = {
         "gc": before - after_gc,
         "malloc_trim": after_gc - anonymous() if trimmed else None,

@@ -25,7 +25,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from .footprint import QUEUE_BATCHES, QUEUE_BYTES, Batch
 from .forecast import WindowPlan, choose_windows
 from .lookahead import CHUNK_BYTES, DiskArray, Window, sample_window
-from .memory import effective_limit, own_memory, read_rss
+from .memory import effective_limit, malloc_trim, own_memory, read_rss
 from .sampler import CSCSampler, EpochSampler
 from .store import Store
 
@@ -259,6 +259,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
                     self._ahead = (epoch + 1, self._submit(epoch + 1, 0, 0))
             yield from self._unpack(window)
             del window
+            malloc_trim()  # a window is many small arrays; without this the memory held grew from window to window
 
     def _unpack(self, window: Window) -> Iterator[Data]:
         features = torch.from_numpy(window.features)
