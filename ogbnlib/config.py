@@ -233,7 +233,7 @@ class TrainConfig(BaseModel):
     heads: Annotated[Int, Field(gt=0)] = 4  # gat only
     dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the layers' products (torch.autocast); fp16 needs a GPU
-    activation_checkpointing: Bool = False  # compute layers again in the backward pass: less memory, same gradients
+    activation_checkpointing: Bool = False  # compute layers again in the backward pass: less kept, same gradients
 
     # training
     epochs: Annotated[Int, Field(ge=0)] = 3

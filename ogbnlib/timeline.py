@@ -357,7 +357,7 @@ def _cuda_table(events: list[dict[str, Any]], origin: float) -> pd.DataFrame:
         ],
         columns=["time_s", *(f"cuda_{name}" for name in CUDA_COLUMNS)],
         dtype=float,
-    )
+    ).sort_values("time_s", ignore_index=True)  # a clock may have been set back
     cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()  # not looked for in every reading
     cuda.insert(3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"])
     return cuda
