@@ -251,27 +251,41 @@ def recommend(
     *,
     size: GraphSize | None = None,
     runtime_bytes: int = RUNTIME_BYTES,
+    max_epoch_s: float | None = None,
     **settings: Any,
 ) -> Advice:
     """The most capable rung of `RUNGS` that fits the limit, with `settings` of your own in its place where given.
 
+    Args:
+        max_epoch_s: Pass over rungs whose epoch takes longer, by `forecast.epoch_s`.
+
     Raises:
-        InputError: when not even the last rung fits, or as `plan`.
+        InputError: when not even the last rung fits, or is fast enough, or as `plan`.
     """
     size = size or size_of(dataset)
     for config in _rungs(dataset, settings):
         advice = plan(config, memory_limit, size=size, runtime_bytes=runtime_bytes)
-        if advice.verdict == FITS:
+        if advice.verdict == FITS and (max_epoch_s is None or advice.plan.epoch_s <= max_epoch_s):
             return replace(advice, alternatives=())
+    if advice.verdict == FITS:
+        least_s = round(advice.plan.epoch_s)
+        raise InputError(f"max_epoch_s: expected at least {least_s} for {size.name}, got {max_epoch_s}")
     least = advice.plan.least_bytes
     need_mb = -(-(least + margin_bytes(least)) // 2**20)
     raise InputError(f"memory_limit: expected at least {need_mb} MB for {size.name}, got {memory_limit}")
 
 
-def ladder(dataset: str = "ogbn-papers100M", *, size: GraphSize | None = None, **settings: Any) -> pd.DataFrame:
+def ladder(
+    dataset: str = "ogbn-papers100M",
+    *,
+    size: GraphSize | None = None,
+    max_epoch_s: float | None = None,
+    **settings: Any,
+) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: what to run, its predicted peak, and an epoch's time.
 
-    Times are those of `forecast.epoch_s`, a 2-core machine's: compare them with each other.
+    Times are those of `forecast.epoch_s`, a 2-core machine's: compare them with each other. With `max_epoch_s`, smaller
+    batches and fan-outs are taken where a large one would take longer.
 
     Raises:
         InputError: for `settings` that no config can have, or when the data set's size cannot be read.
@@ -284,9 +298,9 @@ def ladder(dataset: str = "ogbn-papers100M", *, size: GraphSize | None = None, *
     for allocation in ALLOCATIONS:
         row: dict[str, Any] = dict.fromkeys(_LADDER, "")
         try:
-            best = recommend(dataset, allocation, size=size, **settings).plan
+            best = recommend(dataset, allocation, size=size, max_epoch_s=max_epoch_s, **settings).plan
         except InputError:
-            rows.append({**row, "loading": "nothing fits"})
+            rows.append({**row, "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time"})
             continue
         config = best.config
         row |= {

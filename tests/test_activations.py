@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,18 @@ from ogbnlib.activations import SavedTensors, compare_options, measure_step, sam
 from ogbnlib.config import TrainConfig
 from ogbnlib.footprint import size_of_dataset
 from ogbnlib.forecast import gpu_bytes, predict
+from ogbnlib.memory import release_memory
 from ogbnlib.ogb_raw import open_raw
 
 Config = Callable[..., TrainConfig]
 WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 128, "hidden_channels": 64, "device": "cpu", "progress": "none"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_given_back() -> Iterator[None]:
+    """What malloc keeps of these steps, 1 GB, would stand in the figures of the tests that follow."""
+    yield
+    release_memory()
 
 
 @pytest.fixture(scope="module")

@@ -177,6 +177,15 @@ def test_too_little_memory_is_told_how_much_is_enough() -> None:
     assert recommend("ogbn-papers100M", enough).verdict == FITS
 
 
+def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs() -> None:
+    best, hurried = ladder(undirected=True), ladder(undirected=True, max_epoch_s=1800)
+    assert set(best["num_neighbors"]) == {"15 10 5"}
+    assert best["epoch min"].max() > 30 >= hurried["epoch min"].max()
+    assert len(set(hurried["num_neighbors"])) > 1
+    with pytest.raises(InputError, match="max_epoch_s: expected at least"):
+        recommend("ogbn-papers100M", "8 GB", max_epoch_s=1)
+
+
 def test_the_ladder_has_a_row_for_each_allocation() -> None:
     table = ladder()
     assert list(table.index) == list(ALLOCATIONS)
