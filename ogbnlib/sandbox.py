@@ -167,16 +167,20 @@ def _supervise(
 ) -> Outcome:
     begin = time.monotonic()
     interrupted = False
-    with held_back() if holds_back else contextlib.nullcontext():
-        process = subprocess.Popen(
-            limit.command(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=descriptors,
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
-            env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **env},
-        )
+    try:
+        with held_back() if holds_back else contextlib.nullcontext():
+            process = subprocess.Popen(
+                limit.command(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+                start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
+                env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **env},
+            )
+    except BaseException:
+        limit.close()  # no process was started in it
+        raise
     forward.begin(process.pid)
     tail = ""
     recorder = None
