@@ -15,10 +15,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from conftest import wait_until
 from slurm_cluster import Cluster
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.train import train
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
@@ -311,7 +313,7 @@ def test_a_job_script_names_no_cluster_and_leaves_resources_to_sbatch(path: Path
     assert not [line for line in lines if "--mem" in line and not line.startswith("#")]
 
 
-def test_a_run_near_its_time_limit_stops_at_a_checkpoint_is_requeued_and_finishes(
+def test_a_run_near_its_time_limit_is_requeued_and_ends_with_the_weights_of_one_left_alone(
     slurm: Cluster, site: Path, tiny_dir: Path
 ) -> None:
     job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site)
@@ -324,6 +326,11 @@ def test_a_run_near_its_time_limit_stops_at_a_checkpoint_is_requeued_and_finishe
     assert "stopped at a checkpoint; back in the queue for restart 1" in said
     assert said.count("Epoch 001 | Loss: ") == 1
     assert "Epoch 020 | Loss: " in said
+    config = TrainConfig.load(run / "config.json")
+    train(config.replace(progress="none"), site / "alone")
+    one, other = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (run, site / "alone"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
