@@ -183,7 +183,9 @@ class Cluster:
             if all(job["JobState"] in ENDED for job in jobs):
                 return jobs
             if time.monotonic() > deadline:
-                raise AssertionError(f"job {job_id} did not end within {timeout_s:.0f} s: {jobs}")
+                outputs = [Path(job["StdOut"]) for job in jobs]
+                said = "\n".join(path.read_text()[-4000:] for path in outputs if path.exists())
+                raise AssertionError(f"job {job_id} did not end within {timeout_s:.0f} s: {jobs}\n{said}")
             time.sleep(0.1)
 
     def stop(self) -> None:
