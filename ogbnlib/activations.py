@@ -189,17 +189,8 @@ def measure_step(config: TrainConfig, sampled: Sampled | None = None) -> StepMem
     sampled = sampled or sample_batches(config, config.accumulate)
     batches = sampled.batches[: config.accumulate]
     torch.manual_seed(config.seed)
-    model = GNN(
-        config.model,
-        sampled.num_features,
-        config.hidden_channels,
-        sampled.num_classes,
-        len(config.num_neighbors),
-        dropout=config.dropout,
-        heads=config.heads,
-        precision="fp32" if config.precision == "fp32" else "bf16",
-        checkpointing=config.activation_checkpointing,
-    ).train()
+    computed = config.replace(precision="bf16") if config.precision == "fp16" else config
+    model = GNN.of(computed, sampled.num_features, sampled.num_classes).train()
     inputs = [(batch.x.float(), batch.edge_index, batch.y[: batch.batch_size].long()) for batch in batches]
     seeds = sum(batch.batch_size for batch in batches)
 
@@ -236,13 +227,15 @@ def measure_step(config: TrainConfig, sampled: Sampled | None = None) -> StepMem
     )
 
 
-def compare_options(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def compare_options(config: TrainConfig, options: Mapping[str, Mapping[str, Any]], *, repeats: int = 1) -> pd.DataFrame:
     """One row per option: activations kept and at their peak in MiB, measured and predicted, and a step's seconds.
 
     Args:
         config: The run to start from.
         options: Names to changes of it, such as `{"plain": {}, "bf16": {"precision": "bf16"}}`. One with the same seeds
             in a step (`batch_size * accumulate`) can be compared with the next.
+        repeats: Of each measurement. Sizes are the same each time; of the times the shortest counts, as others may use
+            the machine.
 
     Raises:
         InputError: for a bad value, or when the data set can't be read.
@@ -255,7 +248,8 @@ def compare_options(config: TrainConfig, options: Mapping[str, Mapping[str, Any]
         key = changed.batch_size, changed.num_neighbors, changed.accumulate
         if key not in drawn:
             drawn[key] = sample_batches(changed, changed.accumulate)
-        step = measure_step(changed, drawn[key])
+        steps = [measure_step(changed, drawn[key]) for _ in range(repeats)]
+        step = min(steps, key=lambda step: step.seconds)
         rows[name] = {
             "kept MiB": step.saved_bytes / MIB,
             "predicted kept MiB": step.predicted_saved_bytes / MIB,

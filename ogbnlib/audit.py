@@ -9,7 +9,7 @@ from typing import Any
 from .config import InputError, TrainConfig
 from .footprint import size_of
 from .forecast import PhasePlan, Plan, predict
-from .timeline import read_events, read_timeline
+from .timeline import last_attempt, read_events, read_timeline
 
 
 def kind_of(phase: str) -> str:
@@ -28,8 +28,8 @@ def measured_phases(run_dir: str | os.PathLike[str]) -> dict[str, int]:
     The cgroup's count where there is one.
     """
     table, events = read_timeline(run_dir), read_events(run_dir)
-    starts = [event["time_s"] - events[0]["time_s"] for event in events if event["event"] == "start"]
-    table = table[table["time_s"] >= max(starts, default=0.0)]
+    began_s = last_attempt(events)[0]["time_s"] - events[0]["time_s"] if events else 0.0
+    table = table[table["time_s"] >= began_s]
     source = "cgroup" if table["cgroup_anon_bytes"].notna().any() else "rss"
     held = table[f"{source}_anon_bytes"] + table[f"{source}_shmem_bytes"]
     peaks = held.groupby(table["phase"].map(kind_of)).max().dropna()
@@ -39,10 +39,8 @@ def measured_phases(run_dir: str | os.PathLike[str]) -> dict[str, int]:
 def measured_parts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
     """The largest size that the last attempt marked for each named part, in bytes."""
     parts: dict[str, int] = {}
-    for event in read_events(run_dir):
-        if event["event"] == "start":
-            parts = {}
-        elif event["event"] == "part":
+    for event in last_attempt(read_events(run_dir)):
+        if event["event"] == "part":
             parts[event["name"]] = max(parts.get(event["name"], 0), event["bytes"])
     return parts
 

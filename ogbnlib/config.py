@@ -208,7 +208,7 @@ class TrainConfig(BaseModel):
     root: Annotated[str, BeforeValidator(_path)] = "dataset"  # where official data sets lie or are downloaded to
     download: Bool = False  # consent to download an official data set; without it a missing one is an error
     reader: Literal["auto", "stream", "ogb"] = "auto"  # auto: stream raw/data.npz where there is one, else ogb's loader
-    undirected: Bool = False  # add reverse edges, drop duplicates; worth 15 points of accuracy on papers100M
+    undirected: Bool = False  # add reverse edges, drop duplicates
     feature_dtype: Literal["float32", "float16"] = "float32"  # in RAM; a store has its own; training is float32
 
     # loading

@@ -15,7 +15,7 @@ from typing import Any
 from .config import InputError, TrainConfig, format_bytes
 from .cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
 from .cures import cuda_cures
-from .timeline import EVENTS, Phase, read_events, read_parts, read_phases, read_timeline
+from .timeline import EVENTS, Phase, last_attempt, read_events, read_parts, read_phases, read_timeline
 
 RESULT = "result.json"
 
@@ -150,15 +150,6 @@ def _remedy(config: TrainConfig | None, phase: Phase | None, parts: dict[str, in
     return "the data set itself does not fit: raise memory_limit"
 
 
-def _cuda_oom(events: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The last attempt's failed allocation."""
-    found = None
-    for event in events:
-        if event["event"] in ("start", "cuda_oom"):
-            found = event if event["event"] == "cuda_oom" else None
-    return found
-
-
 def _out_of_cuda(run_dir: Path, config: TrainConfig | None, oom: dict[str, Any]) -> tuple[list[str], str | None]:
     """Sentences on a failed allocation, and the remedy where there is one to name."""
     names = {"requested_bytes": "asked for", "allocated_bytes": "allocated", "reserved_bytes": "reserved"}
@@ -187,6 +178,20 @@ def _holding(parts: dict[str, int], sample: dict[str, float], started: float | N
         largest = sorted(parts.items(), key=lambda item: -item[1])
         sentences.append("It held " + ", ".join(f"{name} {format_bytes(size)}" for name, size in largest) + ".")
     return sentences
+
+
+def held_peak_bytes(result: dict[str, Any]) -> int:
+    """The most anonymous + shared memory in any sample of a result: what a kill goes by, unlike the page cache."""
+    peaks = result.get("sampled_peaks_bytes", {})
+    return int(peaks.get("cgroup_anon_shmem_bytes") or peaks.get("anon_shmem_bytes") or 0)
+
+
+def _at_most(result: dict[str, Any]) -> str:
+    held, peak = held_peak_bytes(result), result.get("peak_bytes") or 0
+    if not held:
+        return ""
+    cached = result.get("peak_source") == "kernel counter" and peak > held
+    return f"; it held {format_bytes(held)} at most" + (f", {format_bytes(peak)} with page cache" if cached else "")
 
 
 def _evidence(run_dir: Path, phase: Phase | None) -> tuple[dict[str, float], float | None, float]:
@@ -225,6 +230,7 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
         config = None
     events = read_events(run_dir) if (run_dir / EVENTS).is_file() else []
     phases = read_phases(run_dir) if events else []
+    last = last_attempt(events)
     phase = _last_phase(phases, sum(event["event"] == "start" for event in events))
     parts = read_parts(run_dir) if phases else {}
     sample, started, duration_s = _evidence(run_dir, phase)
@@ -246,9 +252,7 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
     killed_by = result.get("killed_by")
     duration_s = result.get("duration_s", duration_s)
     if code == 0:
-        peak = result.get("peak_bytes")
-        at_most = f"; it used {format_bytes(peak)} at most" if peak else ""
-        text = [f"Finished without an error in {duration_s:.1f} s{limited}{at_most}."]
+        text = [f"Finished without an error in {duration_s:.1f} s{limited}{_at_most(result)}."]
         return Diagnosis(text[0], "finished", 0, phase.label if phase else None, parts, sample, "")
     if killed_by:
         cause = "out of memory"
@@ -270,14 +274,13 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
         text = [f"Exit code {code}: {meaning}. It ended{limited} after {duration_s:.1f} s, {where}."]
         if limit and code == 137:
             text.append("The limit's own evidence shows no out-of-memory kill.")
-        oom = _cuda_oom(events) if code == OUT_OF_CUDA_MEMORY else None
-        if oom is not None:
-            more, cured = _out_of_cuda(run_dir, config, oom)
+        ooms = [event for event in last if event["event"] == "cuda_oom" and code == OUT_OF_CUDA_MEMORY]
+        if ooms:
+            more, cured = _out_of_cuda(run_dir, config, ooms[-1])
             text, remedy = text + more, cured or remedy
         elif message := result.get("last_output"):
             text.append(f"Its last words: {message}")
-    started_at = max((i for i, event in enumerate(events) if event["event"] == "start"), default=0)
-    for event in events[started_at:]:
+    for event in last:
         if event["event"] == "rank ended" and code not in (2, STOPPED):
             text.append(f"Rank {event['rank']} was the first to end: {explain_exit_code(event['exit_code'])[0]}.")
     if code not in (2, STOPPED):

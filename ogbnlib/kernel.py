@@ -147,6 +147,8 @@ class KernelWatch:
 
     def cause(self, code: int) -> tuple[str, str]:
         """What ended the kernel, as far as there is evidence, and what to do next."""
+        if self.process.returncode == 0:
+            return "left by itself with status 0 before the notebook's end", "look for os._exit in the cell that ran"
         after = self._kills()
         if code == 137 and self.cgroup and after is not None and after > (self.kills_before or 0):
             text = f"out of memory: killed by the kernel's out-of-memory killer (oom_kill counter of {self.cgroup.path}"

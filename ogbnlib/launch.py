@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
     num_ranks, folder, *rest = arguments
     try:
-        torchrun(["--standalone", f"--nproc-per-node={num_ranks}", "-m", "ogbnlib.train", folder, *rest])
+        torchrun(["--standalone", f"--nproc-per-node={num_ranks}", "-m", "ogbnlib.child", folder, *rest])
     except ChildFailedError as error:
         first_s = min(failure.timestamp for failure in error.failures.values())
         # Whole seconds; what the launcher ends in consequence gets SIGTERM, and SIGKILL half a minute later.

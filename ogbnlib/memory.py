@@ -281,21 +281,17 @@ def malloc_trim() -> bool:
 def release_memory() -> dict[str, int | None]:
     """Give back what can be given back, and say what each step gave: bytes by step, None where a step is impossible.
 
-    `gc` and `malloc_trim` are measured by the fall of this process's RssAnon. `synchronize` waits for queued kernels,
-    without which `empty_cache` cannot free their blocks; both are measured by the fall of reserved GPU memory.
-    Negative numbers mean that the step cost memory.
+    `gc` and `malloc_trim` are measured by the fall of this process's RssAnon + RssShmem (PyG keeps a loader's CSC in
+    shared memory where it has workers). `synchronize` waits for queued kernels, without which `empty_cache` cannot free
+    their blocks; both are measured by the fall of reserved GPU memory. Negative numbers mean that the step cost memory.
     """
-
-    def anonymous() -> int:
-        return read_rss([os.getpid()])[0] or 0
-
-    before = anonymous()
+    before = own_memory()[0]
     gc.collect()
-    after_gc = anonymous()
+    after_gc = own_memory()[0]
     trimmed = malloc_trim()
     given: dict[str, int | None] = {
         "gc": before - after_gc,
-        "malloc_trim": after_gc - anonymous() if trimmed else None,
+        "malloc_trim": after_gc - own_memory()[0] if trimmed else None,
         "synchronize": None,
         "empty_cache": None,
     }

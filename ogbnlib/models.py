@@ -19,7 +19,7 @@ from torch_geometric.index import index2ptr
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.utils import spmm
 
-from .config import InputError
+from .config import InputError, TrainConfig
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -126,6 +126,21 @@ class GNN(nn.Module):
             else:
                 raise InputError(f"model: expected sage, gcn or gat, got {model!r}")
             self.convs.append(conv)
+
+    @classmethod
+    def of(cls, config: TrainConfig, num_features: int, num_classes: int) -> GNN:
+        """The model that `config` describes, for a data set's numbers."""
+        return cls(
+            config.model,
+            num_features,
+            config.hidden_channels,
+            num_classes,
+            len(config.num_neighbors),
+            dropout=config.dropout,
+            heads=config.heads,
+            precision=config.precision,
+            checkpointing=config.activation_checkpointing,
+        )
 
     def forward(
         self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int], num_sampled_edges: list[int]

@@ -71,22 +71,25 @@ def _draw_phases(ax: Axes, phases: list[Phase], end_s: float, label_from: float)
         stop = min(phase.until_s, end_s)
         ax.axvspan(phase.start_s, stop, color=colour, alpha=0.75, linewidth=0, zorder=0)
         ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
+    # Before the first phase Python starts and imports torch, 0.3 GB that a stranger would look for among the data.
+    spans = [(0.0, min(phase.start_s for phase in phases), "imports")] if phases else []
     # A span that holds another one (eval holds build) is labelled where it is not covered: at its last stretch.
-    spans = []
     for phase in phases:
+        if _shade(phase) is None:
+            continue
         stop = min(phase.until_s, end_s)
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
-        spans.append((max([phase.start_s, *covered]), stop, phase))
+        spans.append((max([phase.start_s, *covered]), stop, phase.label))
     free_from = 0.0
-    for start, stop, phase in sorted(spans, key=lambda span: span[0]):
-        if _shade(phase) is None or stop - start < label_from or start < free_from:
+    for start, stop, label in sorted(spans):
+        if stop - start < label_from or start < free_from:
             continue
         free_from = start + label_from
         ax.text(
             (start + stop) / 2,
             0.985,
-            phase.label,
+            label,
             transform=ax.get_xaxis_transform(),
             rotation=90,
             ha="center",
@@ -220,6 +223,17 @@ def plot_cuda(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, titl
     return ax
 
 
+def _grid(panels: int, columns: int, width: float, height: float) -> tuple[Figure, Any]:
+    """Panels on one scale, `columns` in a row; what the last row has too many is hidden."""
+    columns = min(columns, panels)
+    rows = -(-panels // columns)
+    size = width * columns, height * rows
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for ax in axes.flat[panels:]:
+        ax.set_visible(False)
+    return figure, axes
+
+
 def plot_runs(runs: Mapping[str, Run | str | os.PathLike[str]] | Sequence[Run], *, columns: int = 3) -> Figure:
     """Several runs side by side, every one on the same memory scale.
 
@@ -232,16 +246,10 @@ def plot_runs(runs: Mapping[str, Run | str | os.PathLike[str]] | Sequence[Run], 
     )
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
-    columns = min(columns, len(titled))
-    rows = -(-len(titled) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(4.6 * columns, 3.9 * rows), squeeze=False, sharey=True, layout="constrained"
-    )
+    figure, axes = _grid(len(titled), columns, 4.6, 3.9)
     top = max(_top_bytes(run) for _, run in titled)
     for ax, (name, run) in zip(axes.flat, titled, strict=False):
         plot_timeline(run, ax, title=f"{name}: {_ending(_folder(run))}", top_bytes=top, legend=False)
-    for ax in axes.flat[len(titled) :]:
-        ax.set_visible(False)
     for ax in axes[:, 1:].flat:
         ax.set_ylabel("")
     handles: dict[str, Any] = {}
@@ -376,11 +384,7 @@ def plot_knobs(tables: Mapping[str, pd.DataFrame], *, columns: int = 4) -> Figur
     """
     if not tables:
         raise InputError("tables: expected at least one knob to draw, got none")
-    columns = min(columns, len(tables))
-    rows = -(-len(tables) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(3.6 * columns, 3.1 * rows), squeeze=False, sharey=True, layout="constrained"
-    )
+    figure, axes = _grid(len(tables), columns, 3.6, 3.1)
     top, full = 0.0, ""
     for ax, (knob, table) in zip(axes.flat, tables.items(), strict=False):
         (full,) = (name for name in table.columns if name.endswith(" GB"))
@@ -392,8 +396,6 @@ def plot_knobs(tables: Mapping[str, pd.DataFrame], *, columns: int = 4) -> Figur
         ax.set_title(knob, fontsize=10)
         ax.spines[["top", "right"]].set_visible(False)
         top = max(top, float(table[["predicted MB", "measured MB"]].max().max()))
-    for ax in axes.flat[len(tables) :]:
-        ax.set_visible(False)
     axes[0, 0].set_ylim(0, 1.12 * top)
     for ax in axes[:, 0]:
         ax.set_ylabel("peak memory in MB")

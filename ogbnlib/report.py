@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from . import diagnosis
 from .config import TrainConfig
 from .footprint import RUNTIME_BYTES, size_of
 from .forecast import predict
@@ -20,8 +21,12 @@ GIB = 2**30
 
 def held_peak_bytes(run: Run) -> int:
     """The most anonymous + shared memory in any sample: what can't be taken back, unlike the page cache."""
-    peaks = run.result["sampled_peaks_bytes"]
-    return int(peaks.get("cgroup_anon_shmem_bytes") or peaks.get("anon_shmem_bytes") or 0)
+    return diagnosis.held_peak_bytes(run.result)
+
+
+def rss_peak_bytes(run: Run) -> int:
+    """The most RSS in any sample, summed over the run's processes: what top and htop show as RES."""
+    return int(run.timeline[["rss_anon_bytes", "rss_file_bytes", "rss_shmem_bytes"]].sum(axis=1).max())
 
 
 def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:

@@ -24,6 +24,7 @@ from .audit import audit
 from .config import InputError, TrainConfig, parse_bytes, write_json
 from .cuda import allocator_environment
 from .diagnosis import RESULT, Diagnosis, diagnose, read_result
+from .footprint import RUNTIME_BYTES
 from .limits import Limit, kill_tree, make_limit
 from .memory import LIMIT_VARIABLE, effective_limit
 from .official import locate_official
@@ -412,7 +413,7 @@ def run(
         lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
         earlier = start_attempt(folder, memory_limit_bytes=limit_bytes, limit_engine=limit.name, notes=notes)
         not_started.pop_all()  # `supervise` closes the limit from here on
-        module = ["ogbnlib.train"] if num_ranks == 1 else ["ogbnlib.launch", str(num_ranks)]
+        module = ["ogbnlib.child"] if num_ranks == 1 else ["ogbnlib.launch", str(num_ranks)]
         argv = [sys.executable, "-m", *module, str(folder), *(["--resume"] if resume else [])]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
         env = {"OGBNLIB_PROGRESS": progress, "OGBNLIB_PARENT": str(os.getpid())}
@@ -434,8 +435,9 @@ def measure_runtime_bytes() -> int:
     """Anonymous + shared memory that a training process takes whatever its data: about 0.4 GB, see `train.warm_up`."""
     # The pause is longer than the sampling interval, so that at least one sample falls into it.
     argv = [sys.executable, "-c", "import ogbnlib.train as t, time; t.warm_up(); time.sleep(0.2)"]
-    held = []
-    for _ in range(2):  # the first may compile the kernels, which takes some 90 MB more than loading them
+    held: list[int] = []
+    # The first may compile the kernels, which takes some 90 MB more than loading them: then once more.
+    while not held or (len(held) == 1 and held[0] > 1.15 * RUNTIME_BYTES):
         with tempfile.TemporaryDirectory() as folder:
             limit, _refused = make_limit(None)
             outcome = supervise(argv, Path(folder), limit, echo=False)
@@ -445,15 +447,19 @@ def measure_runtime_bytes() -> int:
     return min(held)
 
 
-def scaled_limit(memory_limit: str | int, scale: float, allocation: str = "128 GB") -> int:
+def scaled_limit(
+    memory_limit: str | int, scale: float, allocation: str = "128 GB", runtime_bytes: int | None = None
+) -> int:
     """The limit, in bytes, under which a data set of `scale` meets what the full one meets under `allocation`.
 
-    "auto" is `allocation` times `scale`, plus the interpreter's own memory, which does not shrink with the data and is
-    measured; anything else is taken as it is.
+    "auto" is `allocation` times `scale`, plus the interpreter's own memory, which does not shrink with the data:
+    `runtime_bytes`, measured where it is not given. Anything else is taken as it is.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
-    return int(parse_bytes(allocation, "allocation") * scale) + measure_runtime_bytes()
+    if runtime_bytes is None:
+        runtime_bytes = measure_runtime_bytes()
+    return int(parse_bytes(allocation, "allocation") * scale) + runtime_bytes
 
 
 def check_inputs(config: TrainConfig) -> None:

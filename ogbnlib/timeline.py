@@ -230,6 +230,12 @@ def read_events(run_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return events
 
 
+def last_attempt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events from the last `start` on; all of them where there is none."""
+    begin = max((i for i, event in enumerate(events) if event["event"] == "start"), default=0)
+    return events[begin:]
+
+
 def _origin(events: list[dict[str, Any]]) -> float:
     return float(events[0]["time_s"]) if events else 0.0
 
@@ -289,12 +295,8 @@ def phase_memory(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
 
 def read_parts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
     """The named parts that the last attempt held when it ended, in bytes."""
-    parts: dict[str, int] = {}
-    for event in read_events(run_dir):
-        if event["event"] == "start":
-            parts = {}
-        elif event["event"] == "part":
-            parts[event["name"]] = event["bytes"]
+    events = last_attempt(read_events(run_dir))
+    parts = {event["name"]: int(event["bytes"]) for event in events if event["event"] == "part"}
     return {name: size for name, size in parts.items() if size}
 
 

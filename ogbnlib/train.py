@@ -1,6 +1,6 @@
 """Training, evaluation, checkpoints.
 
-`train(config)` runs in this process; `python -m ogbnlib.train RUN_DIR` is the child that `sandbox.run` starts.
+`train(config)` runs in this process; `sandbox.run` starts a child for it (`child`).
 
 On the CPU a run is a pure function of its config: the order of the seeds, their neighbors and dropout are functions of
 (seed, epoch, batch). A run that was interrupted at any moment and resumed therefore ends with the same weights, bit for
@@ -10,10 +10,8 @@ bit, as one that never was, whatever loading policy either used.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +28,10 @@ from .diagnosis import STOPPED
 from .loaders import compile_kernels, make_loaders
 from .models import GNN
 from .ogb_raw import Dataset, open_raw
-from .ranks import Ranks, end, end_here, join
-from .run_dir import CONFIG, locked, own_run_dir
+from .ranks import Ranks, join
+from .run_dir import own_run_dir
 from .sandbox import check_inputs, start_attempt, write_result
-from .signals import Stopped, StopRequest, die_with_parent, handled, ignore, take_over
+from .signals import Stopped, StopRequest, handled
 from .store import is_store, open_store
 from .timeline import EventLog, Recorder
 from .trainer import Progress, Trainer
@@ -108,7 +106,7 @@ def train(
         if folder is None or not ranks.first:
             with ranks.together():  # the first rank is preparing the folder
                 pass
-            return _train(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
+            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
         with contextlib.ExitStack() as stack:
             with ranks.together():
                 stack.enter_context(own_run_dir(config, folder, resume=resume))
@@ -122,7 +120,7 @@ def _train_recorded(
     recorder = Recorder(folder, os.getpid()).start()
     code = 1
     try:
-        result = _train(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
+        result = train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
         code = 0
         return result
     except BaseException as error:
@@ -134,7 +132,7 @@ def _train_recorded(
         write_result(folder, code, time.monotonic() - begin, samples_from=earlier)
 
 
-def _train(
+def train_prepared(
     config: TrainConfig,
     run_dir: Path | None,
     stop: StopRequest,
@@ -144,6 +142,12 @@ def _train(
     how: str,
     dataset: Dataset | None = None,
 ) -> TrainResult:
+    """Train in a folder that is prepared, locked and recorded by the caller; raises as `train`.
+
+    Args:
+        how: Progress as `config.progress` has it.
+        dataset: Open already, or None to open it here.
+    """
     threads = torch.get_num_threads()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -176,40 +180,3 @@ def _train(
         cuda.end(config)
         log.close()
         torch.set_num_threads(threads)
-
-
-def main(arguments: list[str]) -> int:
-    """The child's side of `sandbox.run`: train in the folder that the parent has prepared and locked."""
-    stop = StopRequest()
-    take_over(stop)
-    end_here()
-    die_with_parent()
-    # The imports leave about a million objects that no collection can free; walking them took 0.26 s of every release.
-    gc.freeze()
-    folder = Path(arguments[0])
-    try:
-        config = TrainConfig.load(folder / CONFIG)
-        cuda.prepare_allocator(config)
-        with (
-            contextlib.nullcontext() if "OGBNLIB_PARENT" in os.environ else locked(folder),
-            join(config.device) as ranks,
-        ):
-            how = os.environ.get("OGBNLIB_PROGRESS", "lines")
-            _train(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Stopped as stopped:
-        if os.environ.get("RANK", "0") == "0":
-            print(stopped, flush=True)
-        return STOPPED
-    except torch.OutOfMemoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return OUT_OF_CUDA_MEMORY
-    finally:
-        ignore()  # Python's end would have them end the process, whose work is done
-    return 0
-
-
-if __name__ == "__main__":
-    end(main(sys.argv[1:]))

@@ -92,17 +92,7 @@ class Trainer:
             log.mark("note", text=note)
             progress.say(note)
         torch.manual_seed(config.seed)
-        self.model = GNN(
-            config.model,
-            loaders.num_features,
-            config.hidden_channels,
-            loaders.num_classes,
-            len(config.num_neighbors),
-            dropout=config.dropout,
-            heads=config.heads,
-            precision=config.precision,
-            checkpointing=config.activation_checkpointing,
-        ).to(self.device)
+        self.model = GNN.of(config, loaders.num_features, loaders.num_classes).to(self.device)
         self.parallel = ranks.parallel(self.model, self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")

@@ -175,7 +175,7 @@ class Cluster:
         lines = [line for line in text.splitlines() if line.startswith("JobId=")]
         return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
 
-    def wait(self, job_id: str, timeout_s: float = 90.0) -> list[dict[str, str]]:
+    def wait(self, job_id: str, timeout_s: float = 240.0) -> list[dict[str, str]]:
         """Wait until a job and every task of it has ended; returns what scontrol shows of them."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,14 @@ import torch
 from conftest import MB, tree, write_run
 
 from ogbnlib import cuda
+from ogbnlib.child import main
 from ogbnlib.config import InputError, TrainConfig
 from ogbnlib.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
 from ogbnlib.cures import cuda_cures
 from ogbnlib.diagnosis import diagnose, explain_exit_code, read_result
-from ogbnlib.run_dir import RESUMABLE
 from ogbnlib.sandbox import run
 from ogbnlib.timeline import EventLog, read_events, read_timeline
-from ogbnlib.train import Trainer, main, train
+from ogbnlib.train import Trainer, train
 
 Config = Callable[..., TrainConfig]
 GB = 2**30
@@ -190,12 +193,6 @@ def test_a_config_with_a_cap_is_read_back_as_it_was(tiny_config: Config, tmp_pat
     assert tiny_config(max_cuda_memory="none").max_cuda_memory is None
 
 
-def test_a_run_may_be_resumed_with_other_memory_options_but_not_with_another_precision() -> None:
-    same = {"activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot"}
-    assert same <= RESUMABLE
-    assert "precision" not in RESUMABLE
-
-
 # Readings -------------------------------------------------------------------------------------------------------------
 
 
@@ -307,11 +304,9 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
 def test_a_child_that_runs_out_of_gpu_memory_ends_with_its_own_code(
     tiny_config: Config, tmp_path: Path, failing: None, capfd: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    import ogbnlib.train as module
-
-    for name in ("take_over", "ignore", "die_with_parent", "end_here"):
-        monkeypatch.setattr(module, name, lambda *args: None)
-    monkeypatch.setattr(module.gc, "freeze", lambda: None)
+    for name in ("signals.take_over", "signals.ignore", "signals.die_with_parent", "ranks.end_here"):
+        monkeypatch.setattr(f"ogbnlib.{name}", lambda *args: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
     (tmp_path / "run").mkdir()
     tiny_config().save(tmp_path / "run" / "config.json")
     assert main([str(tmp_path / "run")]) == OUT_OF_CUDA_MEMORY
@@ -340,12 +335,12 @@ def test_a_snapshot_is_written_when_asked_for_and_the_diagnosis_says_how_to_open
 
 
 def test_torchs_viewer_takes_the_command_that_the_diagnosis_gives(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    (tmp_path / cuda.SNAPSHOT).write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
-    command = ["-m", "torch.cuda._memory_viz", "trace_plot", cuda.SNAPSHOT, "-o", "cuda.html", "-d", "0"]
-    subprocess.run([sys.executable, *command], cwd=tmp_path, check=True)
+    events = [{"time_s": 100.0, "event": "start"}, {"time_s": 101.0, "event": "cuda_oom", "message": MESSAGE}]
+    folder = write_run(tmp_path / "run", exit_code=76, events=events)
+    (folder / cuda.SNAPSHOT).write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
+    given = re.search(r"`python (.+?)`", diagnose(folder).text)
+    assert given is not None
+    subprocess.run([sys.executable, *shlex.split(given[1])], cwd=tmp_path, check=True)
     assert (tmp_path / "cuda.html").stat().st_size > 0
 
 

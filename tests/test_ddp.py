@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ def test_ranks_together_get_every_position_once_in_the_batches_of_one(
 
 # Two ranks against one -----------------------------------------------------------------------------------------------
 
-BASE: dict[str, Any] = {"dropout": 0.5, "train_eval": "every_epoch"}
+# Adam alone divides a wrong factor of the gradient out again; weight decay shows it.
+BASE: dict[str, Any] = {"dropout": 0.5, "train_eval": "every_epoch", "weight_decay": 0.1}
 # 120 seeds: 8 batches of 16 are dealt out evenly; 7 of 18 leave the second rank without one at the end; 1 of 200 from
 # the beginning; 3 batches to a step leave a short last group.
 CASES: dict[str, dict[str, Any]] = {
@@ -159,7 +161,8 @@ def test_an_error_of_the_first_rank_is_raised_by_all(jobs: dict[str, Any]) -> No
 
 def test_only_the_first_rank_writes_and_it_tells_every_ranks_memory(jobs: dict[str, Any]) -> None:
     events = read_events(jobs["folder"] / "shrunk")
-    first = events[: max(i for i, event in enumerate(events) if event["event"] == "start")]
+    starts = [i for i, event in enumerate(events) if event["event"] == "start"]
+    first = events[: [*starts, len(events)][1]]  # another test may have resumed it
     assert sum(event["event"] == "begin" and event["phase"] == "train epoch" for event in first) == 1
     notes = [event for event in first if event["event"] == "note"]
     memory = {note["rank"]: note for note in notes if "pss_bytes" in note}
@@ -179,16 +182,18 @@ class _Sender(threading.Thread):
         super().__init__(daemon=True)
         self.folder, self.number, self.rank = folder, number, rank
         self.ranks: list[int] = []
+        self.sent_s = 0.0
         self.start()
 
     def run(self) -> None:
         wait_until(lambda: (self.folder / "checkpoint.pt").exists(), "the first checkpoint")
         for pid in process_tree(os.getpid())[1:]:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if any(v.startswith(b"RANK=") for v in variables) and b"-m\0ogbnlib.train" in self._command(pid):
+            if any(v.startswith(b"RANK=") for v in variables) and b"-m\0ogbnlib.child" in self._command(pid):
                 self.ranks.append(pid)
                 if self.rank is not None and f"RANK={self.rank}".encode() in variables:
                     os.kill(pid, self.number)
+        self.sent_s = time.monotonic()
         if self.rank is None:
             os.kill(os.getpid(), self.number)
 
@@ -200,18 +205,19 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_signal_and_leaves_no_oth
     tiny_config: Config, tmp_path: Path
 ) -> None:
     sender = _Sender(tmp_path / "run", signal.SIGKILL, rank=1)
-    result = run(tiny_config(epochs=100_000), run_dir=tmp_path / "run", num_ranks=2, engine="watchdog", echo=False)
+    result = run(tiny_config(epochs=1000), run_dir=tmp_path / "run", num_ranks=2, engine="watchdog", echo=False)
+    ended_s = time.monotonic()
     sender.join()
     assert result.exit_code == 137
     assert result.diagnosis.cause == "SIGKILL, cause unknown"
     assert "Rank 1 was the first to end: ended by SIGKILL" in result.diagnosis.text
-    assert result.result["duration_s"] < 60
+    assert ended_s - sender.sent_s < 60
     assert len(sender.ranks) == 2
     assert not any(is_alive(pid) for pid in sender.ranks)
 
 
 def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(tiny_config: Config, tmp_path: Path) -> None:
-    config = tiny_config(epochs=100_000, batch_size=18, dropout=0.5, eval_every=100_000)
+    config = tiny_config(epochs=1000, batch_size=18, dropout=0.5, eval_every=1000)
     sender = _Sender(tmp_path / "run", signal.SIGUSR1, rank=None)
     stopped = run(config, "4 GB", run_dir=tmp_path / "run", num_ranks=2, echo=False)
     sender.join()

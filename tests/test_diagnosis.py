@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import MB, tree, write_run
@@ -127,11 +128,23 @@ def test_an_attempt_killed_before_its_first_phase_is_not_blamed_on_an_earlier_on
     assert "before its first phase" in found.text
 
 
-def test_a_finished_run_says_so_with_its_peak(tmp_path: Path) -> None:
-    found = diagnose(write_run(tmp_path, exit_code=0, peak_bytes=300 * MB, limit_engine="watchdog"))
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        ({"peak_bytes": 300 * MB, "peak_source": "samples"}, "; it held 300 MB at most."),
+        (
+            {"peak_bytes": 500 * MB, "peak_source": "kernel counter"},
+            "; it held 300 MB at most, 500 MB with page cache.",
+        ),
+    ],
+    ids=["samples", "cgroup"],
+)
+def test_a_finished_run_says_so_with_its_peak(tmp_path: Path, evidence: dict[str, Any], said: str) -> None:
+    peaks = {"anon_shmem_bytes": 300 * MB}
+    found = diagnose(write_run(tmp_path, exit_code=0, sampled_peaks_bytes=peaks, **evidence))
     assert (found.cause, found.exit_code) == ("finished", 0)
-    assert "Finished without an error" in found.text
-    assert "300 MB" in found.text
+    assert found.text.startswith("Finished without an error in ")
+    assert found.text.endswith(said)
 
 
 def test_without_a_result_it_says_that_none_was_written(tmp_path: Path) -> None:

@@ -115,7 +115,10 @@ def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_i
     }
     assert resident(tmp_path / "run", run.epochs) == foreseen
     begun = {event["phase"] for event in read_events(tmp_path / "run") if event["event"] == "begin"}
-    assert {kind_of(phase.name) for phase in plan.phases} <= {kind_of(f"{phase}") for phase in begun}
+    # What takes no memory worth a forecast; under `shared` a loader is a view.
+    own = {"checkpoint", "release", "compile kernels"}
+    own |= {f"build {split} loader" for split in ("train", "valid", "test")} if policy == "shared" else set()
+    assert {kind_of(phase.name) for phase in plan.phases} == {kind_of(phase) for phase in begun} - own
 
 
 # Any config and any size ----------------------------------------------------------------------------------------------

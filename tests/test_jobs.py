@@ -37,7 +37,9 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
             failing = text.startswith("!")
             (folder / f"{name}.txt").write_text(text.removeprefix("!") + "\n")
             fields = f'[ "$1" = --helpformat ] && {{ echo "{FIELDS.replace("|", " ")}"; exit 0; }}\n'
-            lines = "#!/bin/sh\n" + (fields if name == "sacct" and not failing else "")
+            lines = f'#!/bin/sh\necho "$@" >> "{folder}/{name}.args"\n' + (
+                fields if name == "sacct" and not failing else ""
+            )
             lines += f'cat "{folder}/{name}.txt"' + (" >&2; exit 1\n" if failing else "\n")
             (folder / name).write_text(lines)
             (folder / name).chmod(0o755)
@@ -141,7 +143,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_each_ending_that_accounting_shows_is_told_apart(says: Says, name: str) -> None:
+def test_each_ending_that_accounting_shows_is_told_apart(says: Says, tmp_path: Path, name: str) -> None:
     rows, cause, words = ENDINGS[name]
     says(sacct=table(*rows))
     found = diagnose_job(2)
@@ -149,7 +151,9 @@ def test_each_ending_that_accounting_shows_is_told_apart(says: Says, name: str) 
     for word in words:
         assert word in found.text
     assert "sacct" in found.sources
-    assert cause in ("finished",) or f"Next: {found.remedy}." in found.text
+    assert cause == "finished" or f"Next: {found.remedy}." in found.text
+    asked = (tmp_path / "bin" / "sacct.args").read_text().splitlines()[-1]
+    assert asked == "-j 2 --parsable2 --duplicates --format=" + FIELDS.replace("|", ",")
 
 
 def shown(**values: str) -> str:

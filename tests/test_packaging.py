@@ -53,6 +53,7 @@ FLOORS = {
     "trainer": (4, 0),
     "train": (4, 1),
     "activations": (4, 2),
+    "child": (4, 2),
     "launch": (4, 0),
     "doctor": (4, 0),
     "kernel": (4, 0),

@@ -62,23 +62,43 @@ def test_without_a_limit_there_is_neither_verdict_nor_advice() -> None:
 
 KNOBS = ("loading", "feature_dtype", "num_workers", "batch_size", "num_neighbors")
 LARGE = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("64 GB", {"loading": "eager"}),
-    ("48 GB", {"loading": "lazy", "engine": "pyg"}),
-    ("62 GB", {"loading": "shared", "num_workers": 8, "persistent_workers": True, "engine": "pyg", **LARGE}),
-    ("1400 MB", {"loading": "store", "num_workers": 4, "persistent_workers": True, **LARGE}),
-    ("800 MB", {"loading": "store", "model": "gat", "heads": 8, **LARGE}),
-    ("600 MB", {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000}),
+CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
+    ("64 GB", {"loading": "eager"}, [{"loading": "store"}]),
+    (
+        "48 GB",
+        {"loading": "lazy", "engine": "pyg"},
+        [{"loading": "shared", "feature_dtype": "float16"}],
+    ),
+    (
+        "62 GB",
+        {"loading": "shared", "num_workers": 8, "persistent_workers": True, "engine": "pyg", **LARGE},
+        [{"feature_dtype": "float16"}],
+    ),
+    (
+        "1400 MB",
+        {"loading": "store", "num_workers": 4, "persistent_workers": True, **LARGE},
+        [{"batch_size": 512}, {"num_neighbors": (8, 5, 3)}],
+    ),
+    (
+        "800 MB",
+        {"loading": "store", "model": "gat", "heads": 8, **LARGE},
+        [{"batch_size": 64}, {"num_neighbors": (2, 2, 2)}],
+    ),
+    (
+        "600 MB",
+        {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
+        [{"loading": "store", "batch_size": 250}, {"loading": "store", "num_neighbors": (8, 8)}],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("limit", "values"), CASES, ids=str)
-def test_what_is_suggested_fits_with_the_fewest_changes_and_the_first_knobs_first(
-    limit: str, values: dict[str, Any]
+@pytest.mark.parametrize(("limit", "values", "expected"), CASES, ids=str)
+def test_what_is_suggested_fits_with_the_fewest_and_smallest_changes_and_the_first_knobs_first(
+    limit: str, values: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
     advice = plan(config(**values), limit)
     assert advice.verdict != FITS
-    assert advice.alternatives
+    assert [dict(found.changes) for found in advice.alternatives] == expected
     knobs = []
     for found in advice.alternatives:
         changed = config(**values).replace(**found.changes)
@@ -99,8 +119,8 @@ def test_the_stock_sampler_is_never_sent_to_a_store() -> None:
 
 def test_a_store_without_reverse_edges_is_not_suggested_for_an_undirected_run() -> None:
     values = {"loading": "shared", "undirected": True}
-    for found in plan(config(**values), "40 GB", size=STORE).alternatives:
-        assert found.changes.get("loading") != "store"
+    found = plan(config(**values), "44 GB", size=STORE).alternatives
+    assert [dict(other.changes) for other in found] == [{"feature_dtype": "float16"}]
 
 
 def test_what_has_to_be_converted_first_says_so() -> None:

@@ -32,24 +32,22 @@ def real_config(dataset: Path, epochs: int, **more: object) -> TrainConfig:
     return TrainConfig.create({**values, "dataset": dataset, **more})
 
 
-@pytest.mark.parametrize(("name", "at_least", "epochs"), [("amazon_photo", 0.92, 30), ("coauthor_cs", 0.91, 5)])
-def test_graphsage_reaches_the_accuracy_of_the_literature(
-    name: str, at_least: float, epochs: int, tmp_path: Path
-) -> None:
-    write_graph(name, tmp_path / name)
-    accuracy = train(real_config(tmp_path / name, epochs, reader="ogb"), tmp_path / "run").history[-1]["test"]
+def test_graphsage_reaches_the_accuracy_of_the_literature_on_amazon_photo(tmp_path: Path) -> None:
+    write_graph("amazon_photo", tmp_path / "photo")
+    accuracy = train(real_config(tmp_path / "photo", 30, reader="ogb"), tmp_path / "run").history[-1]["test"]
     assert accuracy is not None
-    assert accuracy >= at_least
-    print(f"{name}: test accuracy {accuracy:.4f}")
+    assert accuracy >= 0.92
+    print(f"amazon_photo: test accuracy {accuracy:.4f}")
 
 
-def test_bfloat16_trains_to_within_a_hundredth_of_float32s_accuracy(tmp_path: Path) -> None:
+def test_coauthor_cs_reaches_it_too_and_bfloat16_comes_within_a_hundredth(tmp_path: Path) -> None:
     write_graph("coauthor_cs", tmp_path / "cs")
     exact, half = (
-        train(real_config(tmp_path / "cs", 5, device="cpu", precision=precision)).history[-1]["test"]
-        for precision in ("fp32", "bf16")
+        train(real_config(tmp_path / "cs", 5, device="cpu", precision=precision, reader=reader)).history[-1]["test"]
+        for precision, reader in (("fp32", "ogb"), ("bf16", "auto"))
     )
     assert exact is not None
     assert half is not None
+    assert exact >= 0.91
     assert abs(exact - half) <= 0.01
     print(f"coauthor_cs: test accuracy {exact:.4f} in fp32, {half:.4f} in bf16")

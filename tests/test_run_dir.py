@@ -59,7 +59,7 @@ def test_a_folder_with_nothing_but_a_lock_is_as_good_as_new(tiny_config: Config,
 
 def test_a_child_started_by_hand_locks_its_folder_too(tiny_config: Config, tmp_path: Path) -> None:
     with own_run_dir(tiny_config(epochs=1), tmp_path / "run", resume=False):
-        command = [sys.executable, "-m", "ogbnlib.train", str(tmp_path / "run")]
+        command = [sys.executable, "-m", "ogbnlib.child", str(tmp_path / "run")]
         done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert re.match("error: " + refusal(tmp_path / "run", os.getpid()), done.stderr)

@@ -157,12 +157,13 @@ def test_resuming_with_other_values_is_refused_and_names_them(
 
 
 def test_thirty_epochs_hold_no_more_after_release_than_the_first(tiny_config: Config, tmp_path: Path) -> None:
-    result = run(tiny_config(epochs=30, dropout=0.5), run_dir=tmp_path / "run", echo=False)
+    result = run(tiny_config(epochs=30, dropout=0.5, loading="lazy"), run_dir=tmp_path / "run", echo=False)
     assert result.exit_code == 0
     phases = read_phases(result.run_dir)
     held = [phase.info["end_held_bytes"] for phase in phases if phase.name == "release"]
     assert len(held) >= 30
-    assert max(held) <= 1.02 * held[1]
+    # The evaluation loaders of one epoch take 100 kB: kept, they would be 3 MB by now.
+    assert max(held) <= held[1] + MB
 
 
 def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_config: Config, tmp_path: Path) -> None:
@@ -233,7 +234,16 @@ def test_a_repeated_name_gets_the_next_free_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"epochs": 9}, {"loading": "lazy"}, {"num_workers": 2}, {"eval_splits": ()}], ids=str
+    "changes",
+    [
+        {"epochs": 9},
+        {"loading": "lazy"},
+        {"num_workers": 2},
+        {"eval_splits": ()},
+        {"activation_checkpointing": True, "empty_cache_every": 5, "max_cuda_memory": "4 GB"},
+        {"expandable_segments": True, "cuda_snapshot": True},
+    ],
+    ids=str,
 )
 def test_what_changes_no_weight_may_change_on_resumption(
     tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
@@ -242,6 +252,12 @@ def test_what_changes_no_weight_may_change_on_resumption(
     changed = tiny_config(**changes)
     prepare_run_dir(changed, tmp_path / "run", resume=True)
     assert TrainConfig.load(tmp_path / "run" / "config.json") == changed
+
+
+def test_another_precision_is_refused_on_resumption(tiny_config: Config, tmp_path: Path) -> None:
+    prepare_run_dir(tiny_config(), tmp_path / "run", resume=False)
+    with pytest.raises(InputError, match="precision was 'fp32', now 'bf16'"):
+        prepare_run_dir(tiny_config(precision="bf16"), tmp_path / "run", resume=True)
 
 
 def test_another_data_set_is_refused_on_resumption(tiny_config: Config, tmp_path: Path, synth_dir: Path) -> None:
@@ -328,7 +344,7 @@ class _Killer(threading.Thread):
                 return
         if not self.over.wait(self.delay_s):
             for pid in process_tree(os.getpid())[1:]:
-                if b"ogbnlib.train" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"ogbnlib.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, self.number)
 
     def _began(self) -> bool:

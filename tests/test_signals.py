@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +172,7 @@ def test_every_policy_goes_on_from_a_checkpoint_within_an_epoch(
         plans = [
             e["window_batches"] for e in read_events(tmp_path / "run") if e.get("loader") == "train" and "plan" in e
         ]
+        assert len(plans) == 3  # for each attempt, and for the last evaluation of the train split
         assert all(1 <= plan < BATCHES for plan in plans)
 
 
@@ -222,6 +224,22 @@ def test_within_an_epoch_a_checkpoint_is_written_whenever_one_is_due(
     assert sum(event["phase"] == "checkpoint" for event in begun) == expected  # one before, one after the evaluation
 
 
+def test_the_next_checkpoint_is_due_an_interval_after_the_last(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, step = [0.0], Trainer._step
+
+    def ticking(self: Trainer, *arguments: Any) -> None:
+        clock[0] += 1
+        step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", ticking)
+    monkeypatch.setattr("ogbnlib.trainer.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=3), tmp_path / "run")
+    begun = [event for event in read_events(tmp_path / "run") if event["event"] == "begin"]
+    assert sum(event["phase"] == "checkpoint" for event in begun) == 2 + 2  # after batches 3 and 6
+
+
 def test_what_is_lost_to_an_error_within_an_epoch_is_at_most_what_came_after_its_last_checkpoint(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,14 +288,17 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
     assert (child.returncode, said) == (0, f"{int(signal.SIGUSR1)}\n")
 
 
-def test_what_is_passed_on_waits_for_its_process_and_ends_with_it() -> None:
+def test_what_is_passed_on_waits_for_its_process_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Forward()
     forward(signal.SIGTERM)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     forward.begin(child.pid)
     assert child.wait(60) == -signal.SIGTERM
     forward.end()
+    sent: list[Any] = []
+    monkeypatch.setattr("ogbnlib.signals.os.kill", lambda *given: sent.append(given))
     forward(signal.SIGTERM)
+    assert not sent
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

@@ -20,12 +20,13 @@ from conftest import wait_until
 from slurm_cluster import Cluster
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.timeline import read_events
 from ogbnlib.train import train
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
 SMALL = ("--mem=1500", "--cpus-per-task=1", "--time=5")
-LONG = ("device=cpu", "batch_size=16", "epochs=20")
+LONG = ("device=cpu", "batch_size=16", "epochs=60")  # 9 s, in which a signal must find it at work
 QUICK = ("device=cpu", "epochs=1", "batch_size=16")
 
 
@@ -147,9 +148,7 @@ def test_a_misspelt_parameter_fails_with_the_one_that_was_meant(
 def test_a_requeued_job_resumes_its_run_and_keeps_both_attempts_output(
     slurm: Cluster, site: Path, tiny_dir: Path
 ) -> None:
-    job_id = slurm.sbatch(
-        *SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", "device=cpu", "epochs=15", "batch_size=16", cwd=site
-    )
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site)
     log = site / f"slurm-train-{job_id}.out"
     wait_until(lambda: log.exists() and "Epoch 001" in log.read_text(), "the first epoch")
     slurm.call("scontrol", "requeue", job_id)
@@ -160,7 +159,7 @@ def test_a_requeued_job_resumes_its_run_and_keeps_both_attempts_output(
     assert f"ogbnlib: job {job_id}, restart 0" in first
     assert "Epoch 001 | Loss: " in first
     assert "Epoch 001 | Loss: " not in second
-    assert "Epoch 015 | Loss: " in second
+    assert "Epoch 060 | Loss: " in second
 
 
 def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
@@ -175,34 +174,6 @@ def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
     assert "back in the queue for restart 1 of at most 1" in said
     assert "not requeued after 1 restarts" in said
     assert diagnose(job_id)["cause"] == "stopped at a checkpoint"
-
-
-def test_the_signal_before_the_time_limit_reaches_what_runs_and_its_75_requeues(slurm: Cluster, site: Path) -> None:
-    # scancel --batch sends what --signal=B:USR1@120 sends, where waiting for the limit would take minutes.
-    waits = "trap 'exit 75' USR1; echo waiting; while true; do sleep 0.1; done"
-    activate(site, f'python() {{ [[ $1 == -c || ${{SLURM_RESTART_COUNT:-}} == 1 ]] || exec bash -c "{waits}"; }}')
-    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", cwd=site)
-    (path,) = wait_until(lambda: list(site.glob(f"slurm-*-{job_id}.out")), "the output file")
-    wait_until(lambda: "waiting" in path.read_text(), "the job's work")
-    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
-    (job,) = slurm.wait(job_id)
-    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
-
-
-def test_a_cancelled_job_tells_what_runs_and_does_not_come_back(
-    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
-) -> None:
-    waits = "trap 'echo told; exit 75' TERM; echo waiting; while true; do sleep 0.1; done"
-    activate(site, f'python() {{ [[ $1 == -c ]] || exec bash -c "{waits}"; }}')
-    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", cwd=site)
-    (path,) = wait_until(lambda: list(site.glob(f"slurm-*-{job_id}.out")), "the output file")
-    wait_until(lambda: "waiting" in path.read_text(), "the job's work")
-    slurm.call("scancel", job_id)
-    (job,) = slurm.wait(job_id)
-    wait_until(lambda: "ended by Slurm" in path.read_text(), "the script's last word")
-    assert "told" in path.read_text()
-    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")
-    assert diagnose(job_id)["cause"] == "cancelled"
 
 
 def test_a_notebook_takes_papermills_parameters_and_a_requeue_overwrites_no_executed_copy(
@@ -320,13 +291,14 @@ def test_a_run_near_its_time_limit_is_requeued_and_ends_with_the_weights_of_one_
     job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site)
     run = site / "runs" / f"train-{job_id}"
     wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
-    slurm.call("scancel", "--batch", "--signal=USR1", job_id)  # what --signal=B:USR1@120 sends
+    # What --signal=B:USR1@120 sends, where waiting for the limit would take minutes.
+    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
     (job,) = slurm.wait(job_id)
     said = output(site, job_id)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
     assert "stopped at a checkpoint; back in the queue for restart 1" in said
     assert said.count("Epoch 001 | Loss: ") == 1
-    assert "Epoch 020 | Loss: " in said
+    assert "Epoch 060 | Loss: " in said
     config = TrainConfig.load(run / "config.json")
     train(config.replace(progress="none"), site / "alone")
     one, other = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (run, site / "alone"))
@@ -357,7 +329,7 @@ def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
         "--mem=4000", *SMALL[1:], "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005",
         "-p", "epochs", "1", cwd=site,
     )  # fmt: skip
-    (job,) = slurm.wait(job_id, 180)
+    (job,) = slurm.wait(job_id)
     folder = site / "runs" / f"00_quickstart-{job_id}"
     assert job["JobState"] == "COMPLETED", output(site, job_id)
     book = nbformat.read(folder / "00_quickstart.ipynb", as_version=4)
@@ -391,7 +363,7 @@ def test_a_notebook_whose_kernel_is_killed_for_memory_is_out_of_memory(
 def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
     # A cell without a training run is not stopped by USR1; it goes on until the time limit.
     code = "from pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
-    code += f"config = TrainConfig.create(dataset={str(tiny_dir)!r}, epochs=20, batch_size=16, device='cpu')\n"
+    code += f"config = TrainConfig.create(dataset={str(tiny_dir)!r}, epochs=60, batch_size=16, device='cpu')\n"
     code += "folder = Path('kept')\nresume = (folder / 'config.json').is_file()\n"
     code += "run(config, run_dir=folder, resume=resume).require_finished()"
     cells = [nbformat.v4.new_code_cell(code)]
@@ -413,11 +385,13 @@ def test_several_processes_train_one_run(
         "--mem=2500", "--cpus-per-task=2", "--time=5", f"--nodes={nodes}", "slurm/train_ddp.sbatch",
         f"dataset={tiny_dir}", *QUICK, cwd=site,
     )  # fmt: skip
-    (job,) = slurm.wait(job_id, 180)
+    (job,) = slurm.wait(job_id)
     said = output(site, job_id)
     assert job["JobState"] == "COMPLETED", said
     assert said.count("Epoch 001 | Loss: ") == 1
-    assert json.loads((site / "runs" / f"train_ddp-{job_id}" / "result.json").read_text())["exit_code"] == 0
+    run = site / "runs" / f"train_ddp-{job_id}"
+    assert json.loads((run / "result.json").read_text())["exit_code"] == 0
+    assert [event["ranks"] for event in read_events(run) if "ranks" in event] == [nodes * processes]
 
 
 def test_several_processes_stop_at_a_checkpoint_and_resume(
@@ -430,7 +404,8 @@ def test_several_processes_stop_at_a_checkpoint_and_resume(
     run = site / "runs" / f"train_ddp-{job_id}"
     wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
     slurm.call("scancel", "--batch", "--signal=USR1", job_id)
-    (job,) = slurm.wait(job_id, 180)
+    (job,) = slurm.wait(job_id)
     said = output(site, job_id)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
-    assert "Epoch 020 | Loss: " in said
+    assert "Epoch 060 | Loss: " in said
+    assert [event["ranks"] for event in read_events(run) if "ranks" in event] == [2, 2]
