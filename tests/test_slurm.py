@@ -299,7 +299,7 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
 ) -> None:
     """OGBNLIB_KILLS is how often each of three ends comes: the time limit's signal, a requeue, a kill; 15 s each."""
     moments, ended = random.Random(0), 0
-    values = (f"dataset={tiny_dir}", "device=cpu", "batch_size=16", "dropout=0.5", f"epochs={30 * KILLS}")
+    values = (f"dataset={tiny_dir}", "device=cpu", "batch_size=16", "dropout=0.5", f"epochs={60 * KILLS}")
     job_id = slurm.sbatch(*SMALL[:2], "--time=60", "slurm/train.sbatch", *values, cwd=site)
     run = site / "runs" / f"train-{job_id}"
     for how in ("time limit", "requeue", "kill") * KILLS:
@@ -321,7 +321,7 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", str(ended)), said
     assert ended >= 2 * KILLS
     assert "stopped at a checkpoint; back in the queue for restart 1" in said
-    assert read_metrics(run)["epoch"].tolist() == list(range(1, 30 * KILLS + 1))
+    assert read_metrics(run)["epoch"].tolist() == list(range(1, 60 * KILLS + 1))
     config = TrainConfig.load(run / "config.json")
     run_alone(config.replace(progress="none"), run_dir=site / "alone", echo=False)
     one, other = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (run, site / "alone"))
