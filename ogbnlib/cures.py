@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .config import InputError, TrainConfig, format_bytes
-from .footprint import expected_batch, size_of
-from .forecast import gpu_bytes
+from .footprint import size_of, smaller_fan_out
+from .forecast import gpu_bytes, split_batch
 
 
 def step_bytes(config: TrainConfig) -> int | None:
@@ -16,9 +16,7 @@ def step_bytes(config: TrainConfig) -> int | None:
         size = size_of(config.dataset)
     except InputError:
         return None
-    seeds = min(config.batch_size, size.num_seeds["train"])
-    batch = expected_batch(size, config.undirected, seeds, config.num_neighbors)
-    return sum(gpu_bytes(config, batch, size).values())
+    return sum(gpu_bytes(config, split_batch(config, size, "train"), size).values())
 
 
 def cuda_cures(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
@@ -67,8 +65,7 @@ def _changes(config: TrainConfig) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"precision": "bf16"}, "costs digits"
     if not config.activation_checkpointing:
         yield {"activation_checkpointing": True}, "keeps the gradients and computes each layer twice"
-    if any(k > 2 or k < 0 for k in config.num_neighbors):
-        fewer = tuple(15 if k < 0 else max(2, -(-k // 2)) if k > 2 else k for k in config.num_neighbors)
+    if fewer := smaller_fan_out(config.num_neighbors):
         yield {"num_neighbors": fewer}, "changes what is learned"
 
 

@@ -180,6 +180,12 @@ def expected_batch(size: GraphSize, undirected: bool, num_seeds: int, num_neighb
     return Batch(tuple(round(n) for n in nodes), tuple(round(n) for n in edges))
 
 
+def smaller_fan_out(num_neighbors: Sequence[int]) -> tuple[int, ...] | None:
+    """Half of each, 15 for all neighbors, 2 at the least; None where there is nothing left to halve."""
+    smaller = tuple(15 if k < 0 else max(2, -(-k // 2)) if k > 2 else k for k in num_neighbors)
+    return smaller if smaller != tuple(num_neighbors) else None
+
+
 def batch_bytes(batch: Batch, num_features: int, itemsize: int) -> int:
     """A batch as the model gets it: x, n_id int64 and edge_index int64 [2, E]."""
     return batch.num_nodes * (num_features * itemsize + 8) + batch.num_edges * 16

@@ -250,7 +250,7 @@ def predict(
         InputError: when the data set's size cannot be read, or its store cannot do what the config asks for.
     """
     size = size or size_of(config.dataset)
-    batch = _batch(config, size, "train")
+    batch = split_batch(config, size, "train")
     window = None
     if config.loading == "store":
         _check_store(config, size)
@@ -273,7 +273,7 @@ def _check_store(config: TrainConfig, size: GraphSize) -> None:
         raise InputError(f"undirected: {size.name} has no reverse edges; convert it with --undirected")
 
 
-def _batch(config: TrainConfig, size: GraphSize, split: str, training: bool = True) -> Batch:
+def split_batch(config: TrainConfig, size: GraphSize, split: str, training: bool = True) -> Batch:
     """The expected batch of a split; that of an evaluation has `eval_batch_size` seeds."""
     seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
     return expected_batch(size, config.undirected, min(seeds, size.num_seeds[split]), config.num_neighbors)
@@ -344,7 +344,7 @@ def _ram_phases(config: TrainConfig, size: GraphSize, runtime: int) -> list[Phas
     held["model, gradients, Adam"] = model_state_bytes(config, size.num_features, size.num_classes)
     between, final = _evaluations(config)
     if config.epochs:
-        batch = _batch(config, size, "train")
+        batch = split_batch(config, size, "train")
         workers = _workers(config, batch, size, "train", len(resident) - 1 if between else 0)
         add("train", held, _moving(config, batch, size, True), workers)
 
@@ -354,7 +354,7 @@ def _ram_phases(config: TrainConfig, size: GraphSize, runtime: int) -> list[Phas
             add(f"build {split} loader ({when})", held, own, sort)
         # An evaluation of the train split has a loader of its own, on the resident one's CSC.
         others = [name for name in resident if name != split or split == "train"]
-        batch = _batch(config, size, split, training=False)
+        batch = split_batch(config, size, split, training=False)
         workers = _workers(config, batch, size, split, len(others))
         add(f"{when} {split}", held, own, _moving(config, batch, size, False), workers)
 
@@ -416,7 +416,7 @@ def _store_phases(
             moving = {**_moving(config, batch, size, training), **workers}
         phases.append(PhasePlan(name, {**base, **moving, **ahead}, sum(files.values())))
 
-    batch = _batch(config, size, "train")
+    batch = split_batch(config, size, "train")
     plan = _windows(config, size, "train", batch, budget, 0.45)
     if config.epochs:
         add("train", "train", batch, plan, {})
@@ -426,7 +426,7 @@ def _store_phases(
     between, final = _evaluations(config)
     for splits, when, left, ahead in ((between, "eval", rest, waiting), (final, "final", budget, {})):
         for split in splits:
-            batch = _batch(config, size, split, training=False)
+            batch = split_batch(config, size, split, training=False)
             add(when, split, batch, _windows(config, size, split, batch, left, 0.5), ahead)
     return plan, phases
 

@@ -8,12 +8,13 @@ TIGHT inside it.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .config import InputError, TrainConfig, format_bytes, parse_bytes
-from .footprint import RUNTIME_BYTES, GraphSize, size_of
+from .footprint import RUNTIME_BYTES, GraphSize, size_of, smaller_fan_out
 from .forecast import Plan, predict
 
 if TYPE_CHECKING:
@@ -178,10 +179,10 @@ def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
     one_way = size.stored == "store" and config.undirected and not size.undirected
     if config.loading != "store" and config.engine != "pyg" and not one_way:
         policies.append("store")
-    fan_outs, now = [], config.num_neighbors
-    while any(k > 2 or k < 0 for k in now):
-        now = tuple(15 if k < 0 else max(2, -(-k // 2)) if k > 2 else k for k in now)
+    fan_outs, now = [], smaller_fan_out(config.num_neighbors)
+    while now is not None:
         fan_outs.append({"num_neighbors": now})
+        now = smaller_fan_out(now)
     return [
         [{"loading": policy} for policy in policies],
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" and config.loading != "store" else [],
@@ -263,12 +264,15 @@ def recommend(
         InputError: when not even the last rung fits, or is fast enough, or as `plan`.
     """
     size = size or size_of(dataset)
+    too_slow_s = []
     for config in _rungs(dataset, settings):
         advice = plan(config, memory_limit, size=size, runtime_bytes=runtime_bytes)
-        if advice.verdict == FITS and (max_epoch_s is None or advice.plan.epoch_s <= max_epoch_s):
-            return replace(advice, alternatives=())
-    if advice.verdict == FITS:
-        least_s = round(advice.plan.epoch_s)
+        if advice.verdict == FITS:
+            if max_epoch_s is None or advice.plan.epoch_s <= max_epoch_s:
+                return replace(advice, alternatives=())
+            too_slow_s.append(advice.plan.epoch_s)
+    if too_slow_s:
+        least_s = math.ceil(min(too_slow_s))
         raise InputError(f"max_epoch_s: expected at least {least_s} for {size.name}, got {max_epoch_s}")
     least = advice.plan.least_bytes
     need_mb = -(-(least + margin_bytes(least)) // 2**20)

@@ -154,8 +154,9 @@ def plot_timeline(
         height = limit / GIB if limit else held[-1]
         ax.plot([time_s[-1]] * 2, [held[-1], height], ":", color=_KILLED, linewidth=1.5, zorder=5)
         if result.get("diagnosis", {}).get("phase"):
-            ax.annotate(f"killed in\n{result['diagnosis']['phase']}", (time_s[-1], height), xytext=(-10, -8),
-                        textcoords="offset points", ha="right", va="top", fontsize=8, color=_KILLED, zorder=7,
+            # Well below the climb that it names, which it would hide.
+            ax.annotate(f"killed in\n{result['diagnosis']['phase']}", (time_s[-1], 0.4 * height), xytext=(-10, 0),
+                        textcoords="offset points", ha="right", va="center", fontsize=8, color=_KILLED, zorder=7,
                         bbox=_LABEL)  # fmt: skip
         ax.plot(
             time_s[-1], height, "X", color=_KILLED, markersize=13, markeredgecolor="white", zorder=7, label="killed"

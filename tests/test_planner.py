@@ -202,8 +202,12 @@ def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs() -> None:
     assert set(best["num_neighbors"]) == {"15 10 5"}
     assert best["epoch min"].max() > 30 >= hurried["epoch min"].max()
     assert len(set(hurried["num_neighbors"])) > 1
-    with pytest.raises(InputError, match="max_epoch_s: expected at least"):
+    with pytest.raises(InputError, match="max_epoch_s: expected at least") as error:
         recommend("ogbn-papers100M", "8 GB", max_epoch_s=1)
+    enough_s = int(str(error.value).split("at least ")[1].split(" for")[0])
+    assert recommend("ogbn-papers100M", "8 GB", max_epoch_s=enough_s).verdict == FITS
+    with pytest.raises(InputError):
+        recommend("ogbn-papers100M", "8 GB", max_epoch_s=enough_s - 1)
 
 
 def test_the_ladder_has_a_row_for_each_allocation() -> None:
