@@ -10,18 +10,17 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-
 _HOME = {
-    "InputError": "config",
+    "InputError": "errors",
     "TrainConfig": "config",
-    "release_memory": "memory",
-    "read_timeline": "timeline",
-    "synthesize": "synth",
-    "write_raw": "ogb_write",
-    "open_raw": "ogb_raw",
-    "run": "sandbox",
-    "Run": "sandbox",
-    "diagnose": "sandbox",
+    "release_memory": "memory.reading",
+    "read_timeline": "runs.timeline",
+    "synthesize": "sources.synth",
+    "write_raw": "sources.ogb_write",
+    "open_raw": "sources.ogb",
+    "run": "runs.sandbox",
+    "Run": "runs.sandbox",
+    "diagnose": "runs.sandbox",
 }
 __all__ = [*_HOME, "__version__"]
 

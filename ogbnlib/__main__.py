@@ -10,10 +10,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from .config import InputError, TrainConfig, format_bytes, parse_assignments
+from .config import TrainConfig, parse_assignments
+from .errors import InputError, format_bytes
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -42,7 +42,7 @@ def synth(
     as_json: Json = False,
 ) -> None:
     """Write a synthetic data set like ogbn-papers100M, in memory bounded by a chunk."""
-    from .synth import synthesize, synthesize_store
+    from .sources.synth import synthesize, synthesize_store
 
     progress = not as_json and sys.stderr.isatty()
     if format == "store":
@@ -66,7 +66,7 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Turn OGB's raw layout into a store on disk, in bounded memory."""
-    from .convert import convert as make_store
+    from .sources.convert import convert as make_store
 
     store = make_store(
         raw_dir,
@@ -86,7 +86,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read a store whole and check it: checksums, offsets, ids, features. Exits with 1 if anything is wrong."""
-    from .store import verify_store
+    from .graph.verify import verify_store
 
     problems = verify_store(store_dir, progress=not as_json and sys.stderr.isatty())
     _print({"path": str(store_dir), "problems": problems}, "\n".join(problems) or f"{store_dir}: sound", as_json)
@@ -104,7 +104,7 @@ def plan(
 
     The data set is ogbn-papers100M unless --set dataset=... names another. Exits with 1 for WILL NOT FIT.
     """
-    from . import planner
+    from .forecast import planner
 
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **parse_assignments(set_ or [])}
     config = TrainConfig.create(values)
@@ -132,8 +132,8 @@ def train(
 
     Started by torchrun it trains in this process, as the rank that torchrun says it is.
     """
-    from . import sandbox
-    from .run_dir import CONFIG
+    from .runs import sandbox
+    from .runs.folder import CONFIG
 
     values: dict[str, Any] = dict(parse_assignments(set_ or []))
     if resume:
@@ -161,12 +161,12 @@ def train(
 def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
     import torch
 
-    from .cuda import OUT_OF_CUDA_MEMORY
-    from .diagnosis import STOPPED, read_result
-    from .diagnosis import diagnose as read
-    from .ranks import end, end_here
-    from .signals import Stopped, die_with_parent, ignore
-    from .train import train as train_here
+    from .memory.cuda import OUT_OF_CUDA_MEMORY
+    from .memory.signals import Stopped, die_with_parent, ignore
+    from .runs.diagnosis import STOPPED, read_result
+    from .runs.diagnosis import diagnose as read
+    from .training.distributed import end, end_here
+    from .training.train import train as train_here
 
     die_with_parent()
     end_here()
@@ -197,11 +197,11 @@ def diagnose(
         found_here = "neither" if job is None else "both"
         raise InputError(f"diagnose: expected either the folder of a run or --job JOBID, got {found_here}")
     if job is not None:
-        from .jobs import diagnose_job
+        from .runs.slurm import diagnose_job
 
         ended = diagnose_job(job)
         return _print(ended.to_dict(), ended.text, as_json)
-    from .diagnosis import diagnose as read
+    from .runs.diagnosis import diagnose as read
 
     assert run_dir is not None
     found = read(run_dir)
@@ -214,7 +214,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the installation and the machine; one mending command per failure. Exits with 1 if anything failed."""
-    from .doctor import examine
+    from .runs.doctor import examine
 
     checks = examine(root)
     lines = []

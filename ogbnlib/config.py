@@ -7,106 +7,21 @@ way a file of ours comes to be. It imports neither torch nor numpy.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from .errors import InputError, parse_bytes, unknown_name
+from .files import write_json
+
 Loading = Literal["eager", "lazy", "shared", "store"]
 Split = Literal["train", "valid", "test"]
-
-_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
-
-
-class InputError(ValueError):
-    """A mistake in what the user gave: names the file or parameter, what was expected, what was found, what to do."""
-
-
-def write_atomically(path: str | os.PathLike[str], write: Callable[[Any], object]) -> None:
-    """Make `path` appear whole or not at all: `write(file)` goes to a neighbour, which is fsynced and then renamed.
-
-    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed.
-    """
-    path = Path(path)
-    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes the file 0600; results in a shared project folder must be readable by the group.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(beside, 0o666 & ~umask)
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """`value` as indented JSON at `path`, atomically."""
-    write_atomically(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
-
-
-def parse_bytes(value: object, name: str = "memory_limit") -> int:
-    """A byte count from `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB.
-
-    Units are binary, as Slurm's `--mem` and the kernel's cgroup files have them: 1 GB is 2**30 bytes.
-
-    Raises:
-        InputError: for a bare number too small to be a count of bytes (`8` may mean 8 bytes, 8 MB as in Slurm, or
-            8 GB), for a size of zero or below, and for anything else that is not a size.
-    """
-    example = f'{name}: expected a size such as "8 GB" or "512 MB"'
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise InputError(f"{example}, got {value!r}")
-    text = str(value).strip()
-    match = _SIZE.match(text)
-    if not match:
-        raise InputError(f"{example}, got {value!r}")
-    number, prefix, _, suffix = match.groups()
-    if not prefix and not suffix and float(number) < 2**20:
-        raise InputError(
-            f'{example}, got {value!r}, which is ambiguous without a unit; write "{text} GB" or "{text} MB"'
-        )
-    count = int(float(number) * _BINARY[prefix.upper()])
-    if count <= 0:
-        raise InputError(f"{example} above zero, got {value!r}")
-    return count
-
-
-def format_bytes(count: float | None) -> str:
-    """A size for people: `1.25 GB`, `310 MB` (binary units, as in `parse_bytes`)."""
-    if count is None:
-        return "unknown"
-    if abs(count) >= 2**30:
-        return f"{count / 2**30:.2f} GB"
-    if abs(count) >= 2**20:
-        return f"{count / 2**20:.0f} MB"
-    return f"{count / 2**10:.0f} kB"
-
-
-def unknown_name(name: str, known: Iterable[str], what: str) -> str:
-    """The sentence for a misspelt name: the closest known one, then all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown {what} {name!r}: {hint}known: {', '.join(known)}"
 
 
 def _integers(value: object) -> object:

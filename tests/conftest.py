@@ -19,8 +19,8 @@ import pytest
 from slurm_cluster import Cluster, cluster, unavailable
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.limits import Limit, make_limit
-from ogbnlib.timeline import COLUMNS
+from ogbnlib.memory.limits import Limit, make_limit
+from ogbnlib.memory.recorder import COLUMNS
 
 MB = 2**20
 
@@ -67,7 +67,7 @@ def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture(scope="session")
 def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 labelled."""
-    from ogbnlib.synth import synthesize
+    from ogbnlib.sources.synth import synthesize
 
     path = tmp_path_factory.mktemp("data") / "synth"
     synthesize(path, scale=0.001, progress=False)
@@ -80,7 +80,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Labels are NaN outside the splits, as in papers100M.
     """
-    from ogbnlib.ogb_write import write_raw
+    from ogbnlib.sources.ogb_write import write_raw
 
     random = np.random.default_rng(0)
     n = 300
@@ -102,7 +102,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_store(tiny_dir: Path) -> Path:
     """`tiny_dir` as a store, float32."""
-    from ogbnlib.convert import convert
+    from ogbnlib.sources.convert import convert
 
     path = tiny_dir.with_name("tiny-store")
     convert(tiny_dir, path, feature_dtype="float32", progress=False)
@@ -113,7 +113,7 @@ def tiny_store(tiny_dir: Path) -> Path:
 def tiny_config(tiny_dir: Path) -> Callable[..., TrainConfig]:
     """A config on `tiny_dir`, with changes."""
     # As the trainer's own process does: walking what the imports leave would take 0.3 s of every release.
-    import ogbnlib.train  # noqa: F401
+    import ogbnlib.training.train  # noqa: F401
 
     gc.collect()
     gc.freeze()

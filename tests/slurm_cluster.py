@@ -72,7 +72,7 @@ def unavailable() -> str | None:
         return f"Slurm is not installed: no {', '.join(missing)} (Debian: apt-get install slurm-wlm munge)"
     if os.geteuid() != 0:
         return "a Slurm cluster that holds jobs to their memory needs root"
-    from ogbnlib.memory import find_cgroup
+    from ogbnlib.memory.cgroup import find_cgroup
 
     if find_cgroup() is None:
         return "no memory cgroup is mounted, so Slurm can't hold a job to its memory"
@@ -106,7 +106,7 @@ class Cluster:
         self.nodes = names
         (folder / "state").mkdir()
         (folder / "slurm.conf").write_text(SLURM_CONF.format(folder=folder, host=host, port=port, nodes=nodes))
-        from ogbnlib.memory import find_cgroup
+        from ogbnlib.memory.cgroup import find_cgroup
 
         found = find_cgroup()
         assert found is not None

@@ -13,7 +13,7 @@ import pytest
 from conftest import MB, is_alive, tree, wait_until, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.memory import process_tree
+from ogbnlib.memory.reading import process_tree
 
 
 def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,9 @@ import pydantic
 import pytest
 from conftest import tree
 
-from ogbnlib.config import InputError, TrainConfig, format_bytes, parse_assignments, parse_bytes, write_atomically
+from ogbnlib.config import TrainConfig, parse_assignments
+from ogbnlib.errors import InputError, format_bytes, parse_bytes
+from ogbnlib.files import write_atomically
 
 
 def make(**values: Any) -> TrainConfig:

@@ -16,22 +16,23 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from ogbnlib.config import format_bytes, parse_bytes
-from ogbnlib.limits import make_limit
-from ogbnlib.ogb_raw import open_raw
-from ogbnlib.sandbox import Outcome, sampled_peaks, supervise
-from ogbnlib.store import Store, open_store, verify_store
-from ogbnlib.synth import synthesize
+from ogbnlib.errors import format_bytes, parse_bytes
+from ogbnlib.graph.store import Store, open_store
+from ogbnlib.graph.verify import verify_store
+from ogbnlib.memory.limits import make_limit
+from ogbnlib.runs.sandbox import Outcome, sampled_peaks, supervise
+from ogbnlib.sources.ogb import open_raw
+from ogbnlib.sources.synth import synthesize
 
 CONVERT = """
 import sys
-from ogbnlib.convert import convert
+from ogbnlib.sources.convert import convert
 convert(sys.argv[1], sys.argv[2], memory_limit=int(sys.argv[3]), undirected=sys.argv[4] == "True", progress=False)
 """
 OGB = """
 import sys
 from ogb.nodeproppred import NodePropPredDataset
-from ogbnlib.official import meta_dict
+from ogbnlib.sources.official import meta_dict
 meta = meta_dict(sys.argv[1])
 graph, labels = NodePropPredDataset(meta["download_name"], root=sys.argv[2], meta_dict=meta)[0]
 print(graph["node_feat"].shape, graph["edge_index"].shape, labels.shape)

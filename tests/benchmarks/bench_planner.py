@@ -1,7 +1,7 @@
 """Predicted against measured peak: `python tests/benchmarks/bench_planner.py [--scales 0.005 0.02] [--only 3 7]`.
 
 Policies x batch x fan-out x workers x dtype x hidden x model, at two scales, neither of which the constants of
-`ogbnlib.footprint` were fitted at (0.01). Prints both sides of each configuration and how many are within 8 % or 60 MB.
+`ogbnlib.forecast` were fitted at (0.01). Prints both sides of each configuration and how many are within 8 % or 60 MB.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ogbnlib.config import TrainConfig, parse_bytes
-from ogbnlib.forecast import predict
-from ogbnlib.planner import margin_bytes
-from ogbnlib.report import held_peak_bytes
-from ogbnlib.sandbox import run
-from ogbnlib.synth import prepare_dataset, synthesize_store
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import parse_bytes
+from ogbnlib.forecast.phases import predict
+from ogbnlib.forecast.planner import margin_bytes
+from ogbnlib.notebook.tables import held_peak_bytes
+from ogbnlib.runs.sandbox import run
+from ogbnlib.sources.catalog import prepare_dataset
+from ogbnlib.sources.synth import synthesize_store
 
 MIB = 2**20
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from ogbnlib.sampler import CSCSampler
+from ogbnlib.sampling.sampler import CSCSampler
 
 SETTINGS = (([3, 2], 128), ([15, 10, 5], 1024))
 

@@ -21,9 +21,9 @@ from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import SAGEConv
 
 from ogbnlib import TrainConfig
-from ogbnlib.store import Store, is_store, open_store
-from ogbnlib.synth import synthesize_store
-from ogbnlib.train import train
+from ogbnlib.graph.store import Store, is_store, open_store
+from ogbnlib.sources.synth import synthesize_store
+from ogbnlib.training.train import train
 
 SETTINGS = (
     {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16},

@@ -1,0 +1,66 @@
+"""What a run says about its forecast: predicted against measured peak, phases and parts, from the run's own files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import TrainConfig
+from ..errors import InputError
+from .phases import PhasePlan, Plan, predict
+from .sizes import size_of
+
+
+def kind_of(phase: str) -> str:
+    """The name under which forecast and timeline meet: epochs are one phase, and so are evaluations of a split.
+
+    `train epoch 3` -> `train`; `final valid` -> `eval valid`; `build valid loader (eval)` -> `build valid loader`.
+    """
+    if phase.startswith("train epoch"):
+        return "train"
+    return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
+
+
+def predicted_phases(plan: Plan) -> dict[str, PhasePlan]:
+    """The forecast's highest phase of each kind."""
+    peaks: dict[str, PhasePlan] = {}
+    for phase in plan.phases:
+        kind = kind_of(phase.name)
+        if kind not in peaks or phase.held_bytes > peaks[kind].held_bytes:
+            peaks[kind] = phase
+    return peaks
+
+
+def audit(
+    config: TrainConfig, memory_limit_bytes: int | None, measured: Mapping[str, int], marked: Mapping[str, int]
+) -> dict[str, Any]:
+    """The entry `forecast` of result.json.
+
+    `peak_bytes`, `phases` and `parts` each hold `predicted` and `measured`; what a run did not come to is None. Where
+    the data set's size is not to be had, `skipped` says why instead.
+
+    Args:
+        measured: The most held in each kind of phase (`kind_of`).
+        marked: The largest size of each named part.
+    """
+    try:
+        plan = predict(config, size_of(config.dataset), memory_limit_bytes=memory_limit_bytes)
+    except InputError as error:
+        return {"skipped": str(error)}
+    phases = {
+        kind: {"predicted": phase.held_bytes, "measured": measured.get(kind), "parts": dict(phase.parts)}
+        for kind, phase in predicted_phases(plan).items()
+    }
+    expected: dict[str, int] = {}
+    for phase in plan.phases:
+        for name, size in phase.parts.items():
+            expected[name] = max(expected.get(name, 0), size)
+    return {
+        "peak_phase": plan.peak.name,
+        "peak_bytes": {"predicted": plan.peak_bytes, "measured": max(measured.values(), default=None)},
+        "phases": phases,
+        "parts": {
+            name: {"predicted": expected[name], "measured": size} for name, size in marked.items() if name in expected
+        },
+    }

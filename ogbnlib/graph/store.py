@@ -1,0 +1,330 @@
+"""The on-disk graph: a folder of plain `.npy` files and a versioned `store.json`, opened memory-mapped.
+
+| file | dtype | shape | content |
+|---|---|---|---|
+| `colptr.npy` | int64 | [N + 1] | the in-edges of node v are `row[colptr[v]:colptr[v + 1]]` |
+| `row.npy` | int32 (int64 from 2**31 nodes on) | [E] | sources |
+| `x.npy` | float16 or float32 | [N, F] | features, C order |
+| `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 where there is none |
+| `train.npy`, `valid.npy`, `test.npy` | int64 | [n] | node ids of the splits, in their original order |
+| `year.npy`, optional | int16 (int64 where a year needs it) | [N] | |
+| `node_id.npy`, where nodes were dropped | as `row` | [N] | ids in the original data set, ascending |
+
+Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 KiB, so that data begin on a page.
+`store.json` tells each file's dtype, shape, size and CRC-32 of the data, and carries a CRC-32 of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+from tqdm import tqdm
+
+from ..errors import InputError
+from ..files import StrPath
+from . import npz
+from .npz import Array
+from .sort import csc_from_chunks, index_dtype
+
+SPLITS = ("train", "valid", "test")
+
+
+def label_dtype(num_classes: int) -> type[np.signedinteger[Any]]:
+    """The dtype of cleaned labels: int16, or int64 beyond 32,767 classes."""
+    return np.int16 if num_classes <= 32767 else np.int64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """What any data set answers, streamed from disk or held in RAM; every `read_*` gives the caller an array."""
+
+    path: Path
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+
+    def read_x(self, dtype: DTypeLike = "float32", progress: bool = False) -> Array:
+        """Features [N, F]."""
+        raise NotImplementedError
+
+    def read_edge_index(self) -> Array:
+        """Edges int64 [2, E], source above destination."""
+        raise NotImplementedError
+
+    def read_y(self) -> Array:
+        """Labels [N], int16 (int64 beyond 32,767 classes); -1 where there is none."""
+        raise NotImplementedError
+
+    def read_splits(self) -> dict[str, Array]:
+        """Node ids int64 of `train`, `valid` and `test`."""
+        raise NotImplementedError
+
+    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
+        """(src, dst) int64 pairs in file order, `chunk_edges` at a time; ids are checked."""
+        raise NotImplementedError
+
+    def read_csc(self, undirected: bool = False) -> tuple[Array, Array]:
+        """colptr int64 [N + 1] and row int32 [E] in RAM; see `csc_from_chunks` for order, peak and errors."""
+        return csc_from_chunks(self.num_nodes, self.num_edges, self.edge_chunks, undirected)
+
+    def release(self, *names: Literal["x", "edge_index", "y"]) -> None:
+        """Let go of the arrays that this object holds itself; without effect on a data set streamed from disk."""
+
+
+FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
+HEADER_BYTES = 4096  # a feature row of 256 bytes then never lies on two pages
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One array of a store: little-endian dtype, shape, size of the whole file and CRC-32 of the data in it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    crc32: int
+
+
+def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
+    """The 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with spaces."""
+    text = repr({"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape})
+    magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+    return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
+
+
+def _meta_crc32(meta: Mapping[str, Any]) -> int:
+    content = {key: value for key, value in meta.items() if key != "crc32"}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store(Dataset):
+    """An open store; `open_store` makes one. Pickled, it carries its path only, and is opened anew where it arrives.
+
+    `colptr`, `row`, `x`, `y`, `year` and `node_id` are read-only memory maps, made at first use (`year` and `node_id`
+    None where there is none); `splits` are int64 ids in RAM. As a `Dataset` it can also be read into RAM whole.
+    """
+
+    undirected: bool  # reverse edges added; columns then sorted and without repeats
+    keep_hops: int | None  # only nodes within so many in-hops of a labelled one are there
+    origin: Mapping[str, Any] = field(repr=False, compare=False)
+    files: Mapping[str, FileInfo] = field(repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Callable[[StrPath], Store], tuple[Path]]:
+        return open_store, (self.path,)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays on disk."""
+        return sum(info.bytes for info in self.files.values())
+
+    def file_bytes(self, name: str) -> int:
+        """Size of the file of array `name`, header included."""
+        return self.files[name].bytes
+
+    def file_path(self, name: str) -> Path:
+        return self.path / f"{name}.npy"
+
+    def data_offset(self, name: str) -> int:
+        """Where in the file of `name` its data begin, for pread; a multiple of the page size."""
+        return HEADER_BYTES
+
+    def _map(self, name: str) -> Array:
+        info = self.files[name]
+        return np.memmap(self.file_path(name), info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
+
+    @cached_property
+    def colptr(self) -> Array:
+        return self._map("colptr")
+
+    @cached_property
+    def row(self) -> Array:
+        return self._map("row")
+
+    @cached_property
+    def x(self) -> Array:
+        return self._map("x")
+
+    @cached_property
+    def y(self) -> Array:
+        return self._map("y")
+
+    @cached_property
+    def year(self) -> Array | None:
+        return self._map("year") if "year" in self.files else None
+
+    @cached_property
+    def node_id(self) -> Array | None:
+        return self._map("node_id") if "node_id" in self.files else None
+
+    @cached_property
+    def splits(self) -> dict[str, Array]:
+        return {name: np.array(self._map(name)) for name in SPLITS}
+
+    def advise_random(self) -> None:
+        """Tell the kernel not to read ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
+        for array in (self.colptr, self.row, self.x, self.y, *([] if self.node_id is None else [self.node_id])):
+            array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+
+    def read_x(self, dtype: DTypeLike = "float32", progress: bool = False) -> Array:
+        """Features [N, F] in RAM. Values that `dtype` can't hold are an `InputError`."""
+        out = np.empty((self.num_nodes, self.num_features), dtype)
+        step = max(1, npz.CHUNK_BYTES // (out.itemsize * self.num_features))
+        with tqdm(total=out.nbytes, unit="B", unit_scale=True, desc="x.npy", disable=not progress) as bar:
+            for begin in range(0, self.num_nodes, step):
+                block = out[begin : begin + step]
+                with np.errstate(over="ignore"):
+                    block[...] = self.x[begin : begin + step]
+                finite = np.isfinite(block).all(axis=1)
+                if not finite.all():
+                    row = begin + int(finite.argmin())
+                    raise InputError(f"{self.file_path('x')}: expected values finite as {out.dtype}, row {row} is not")
+                bar.update(block.nbytes)
+        return out
+
+    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
+        """(src, dst) int64 pairs, column by column, `chunk_edges` at a time."""
+        for begin in range(0, self.num_edges, chunk_edges):
+            end = min(begin + chunk_edges, self.num_edges)
+            first, last = np.searchsorted(self.colptr, [begin, end - 1], side="right") - 1
+            ends = np.clip(self.colptr[first : last + 2], begin, end)
+            yield self.row[begin:end].astype(np.int64), np.repeat(np.arange(first, last + 1), np.diff(ends))
+
+    def read_edge_index(self) -> Array:
+        """Edges int64 [2, E] in RAM, column by column; reverse edges are among them where the store has them."""
+        edge_index, at = np.empty((2, self.num_edges), np.int64), 0
+        for src, dst in self.edge_chunks():
+            edge_index[0, at : at + len(src)], edge_index[1, at : at + len(src)] = src, dst
+            at += len(src)
+        return edge_index
+
+    def read_csc(self, undirected: bool = False) -> tuple[Array, Array]:
+        """colptr and row in RAM; `undirected` must be the store's own."""
+        if undirected != self.undirected:
+            raise InputError(
+                f"undirected: {self.path} was converted with undirected={self.undirected}, asked for was {undirected}; "
+                f"use undirected={self.undirected} or convert it anew"
+            )
+        return np.array(self.colptr), np.array(self.row)
+
+    def read_y(self) -> Array:
+        """Labels [N] in RAM; -1 where there is none."""
+        return np.array(self.y)
+
+    def read_splits(self) -> dict[str, Array]:
+        return dict(self.splits)
+
+    def read_year(self) -> Array | None:
+        """Years int64 [N] in RAM, or None."""
+        return None if self.year is None else self.year.astype(np.int64)
+
+
+def _expected(meta: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]]:
+    """The dtypes and shapes (None: any length) that the arrays of a store of these sizes may have."""
+    nodes, ids = meta["num_nodes"], (_name(index_dtype(meta["num_nodes"])),)
+    return {
+        "colptr": (("<i8",), (nodes + 1,)),
+        "row": (ids, (meta["num_edges"],)),
+        "x": (("<f2", "<f4"), (nodes, meta["num_features"])),
+        "y": ((_name(label_dtype(meta["num_classes"])),), (nodes,)),
+        **dict.fromkeys(SPLITS, (("<i8",), (None,))),
+        "year": (("<i2", "<i8"), (nodes,)),
+        "node_id": (("<i4", "<i8"), (nodes,)),
+    }
+
+
+def _name(dtype: DTypeLike) -> str:
+    return np.dtype(dtype).newbyteorder("<").str
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    file = path / META
+    if path.name.endswith(".part"):
+        raise InputError(f"{path}: expected a finished store, found the work of a conversion; convert again")
+    if not file.is_file():
+        hint = ""
+        if (path / "raw" / "data.npz").is_file():
+            hint = "; this is a raw data set: convert it first"
+        elif _beside(path, "part").is_dir():
+            hint = f"; a conversion is running or was interrupted ({_beside(path, 'part')}): wait or convert again"
+        raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
+    text = file.read_bytes()
+    try:
+        meta = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{file}: expected JSON, found damage ({error}); convert again") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise InputError(f"{file}: expected format {FORMAT!r}, found another or none; this is not a store of ours")
+    if meta.get("version") != VERSION:
+        raise InputError(
+            f"{file}: expected version {VERSION}, found {meta.get('version')!r}; use a newer ogbnlib or convert again"
+        )
+    if meta.get("crc32") != _meta_crc32(meta) or text != (json.dumps(meta, indent=2) + "\n").encode():
+        raise InputError(f"{file}: its checksum is not that of its content: damaged or edited; convert again")
+    return meta
+
+
+def _check_file(file: Path, info: FileInfo) -> None:
+    """Size and header of one array's file against what store.json says."""
+    if not file.is_file():
+        raise InputError(f"{file}: expected this file of the store, found none; convert again")
+    if (found := file.stat().st_size) != info.bytes:
+        raise InputError(f"{file}: expected {info.bytes} bytes, found {found}; copy the store anew or convert again")
+    with open(file, "rb") as stream:
+        header = stream.read(HEADER_BYTES)
+    if header != npy_header(info.dtype, info.shape):
+        raise InputError(
+            f"{file}: expected the header of {info.dtype} {list(info.shape)}, found another; convert again"
+        )
+
+
+def open_store(path: StrPath) -> Store:
+    """Open a store without reading its arrays: every file's size, dtype and shape is checked, in milliseconds.
+
+    Raises:
+        InputError: naming the file that is missing, truncated, of another dtype or shape, or of a newer version.
+    """
+    path = Path(path).absolute()
+    meta = _read_meta(path)
+    files = {name: FileInfo(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in meta["files"].items()}
+    expected = _expected(meta)
+    for name in ("colptr", "row", "x", "y", *SPLITS):
+        if name not in files:
+            raise InputError(f"{path / META}: expected an entry for {name}, found none; convert again")
+    for name, info in files.items():
+        dtypes, shape = expected.get(name, ((info.dtype,), info.shape))
+        fits = len(info.shape) == len(shape) and all(b in (a, None) for a, b in zip(info.shape, shape, strict=True))
+        if info.dtype not in dtypes or not fits:
+            raise InputError(
+                f"{path / META}: expected {name} as {' or '.join(dtypes)} {list(shape)}, "
+                f"found {info.dtype} {list(info.shape)}; convert again"
+            )
+        _check_file(path / f"{name}.npy", info)
+    names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "keep_hops", "origin")
+    return Store(path=path, files=files, **{name: meta[name] for name in names})
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}.{suffix}")
+
+
+def is_store(path: StrPath) -> bool:
+    """Whether `path` is a store's folder, sound or not; nothing is read."""
+    return (Path(path) / "store.json").is_file()

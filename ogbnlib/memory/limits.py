@@ -1,0 +1,292 @@
+"""Four ways to hold a process tree under a real memory limit, the strictest available first.
+
+| engine | who kills | counts page cache | needs |
+|---|---|---|---|
+| `cgroup v2`, `cgroup v1` | the kernel | yes, and reclaims it first | a writable memory cgroup (root, or delegated) |
+| `systemd-run` | the kernel | yes | a systemd user session with the memory controller delegated |
+| `watchdog` | this library, SIGKILL | no: anonymous + shared only | nothing |
+
+RLIMIT_AS is not among them: it counts mappings instead of memory and answers with MemoryError instead of a kill.
+
+The kernel's out-of-memory killer picks one process. Where that is a DataLoader worker, its parent would go on to die of
+a confusing error, so the whole tree is ended with it, as `memory.oom.group` does under v2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ..errors import InputError, format_bytes
+from .cgroup import Cgroup, find_cgroup
+from .reading import Reading, process_tree, read_pss
+
+ENGINES = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
+_serial = itertools.count()
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL `pid`, its descendants, and what its process group still holds after losing its parent.
+
+    Descendants are found first: they lose their parent when it dies. `pid` must not have been waited for, or its number
+    might name another group by now.
+    """
+    for member in process_tree(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
+    if pid != os.getpgid(0):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+class Limit:
+    """A limit around one process tree. `limit_bytes=None` records without limiting.
+
+    Use: `argv = limit.command(argv)`, start it, `limit.attach(pid)`, give each reading to `limit.check`, and `close()`
+    when the tree is gone. `killed_by` is None, "kernel" or "watchdog".
+    """
+
+    name = "none"
+    cgroup: Cgroup | None = None
+    killed_by: str | None = None
+
+    def __init__(self, limit_bytes: int | None):
+        self.limit_bytes = limit_bytes
+        self.pid: int | None = None
+
+    def command(self, argv: list[str]) -> list[str]:
+        return argv
+
+    def attach(self, pid: int) -> None:
+        self.pid = pid
+
+    def check(self, reading: Reading) -> None:
+        """Look at one reading; ends the tree where a limit was passed or one of its members was killed."""
+
+    def oom_kills(self) -> int | None:
+        return self.cgroup.oom_kills() if self.cgroup else None
+
+    def close(self) -> None:
+        """Free what the limit holds; a cgroup ends whatever process is left in it."""
+
+
+class CgroupLimit(Limit):
+    """A child directory in a memory cgroup that is ours to write, with `limit_bytes` and no swap."""
+
+    def __init__(self, limit_bytes: int | None, parent: Cgroup):
+        super().__init__(limit_bytes)
+        self.name = f"cgroup v{parent.version}"
+        path = parent.path / f"ogbnlib-{os.getpid()}-{next(_serial)}"
+        path.mkdir()
+        self.cgroup = Cgroup(path, parent.version)
+        try:
+            self._set_limits(path, parent.version)
+        except OSError:
+            path.rmdir()
+            raise
+
+    def _set_limits(self, path: Path, version: int) -> None:
+        if self.limit_bytes is None:
+            return
+        if version == 1:
+            (path / "memory.limit_in_bytes").write_text(str(self.limit_bytes))
+            if (path / "memory.memsw.limit_in_bytes").exists():  # memory + swap: swap would only delay the kill
+                (path / "memory.memsw.limit_in_bytes").write_text(str(self.limit_bytes))
+        else:
+            (path / "memory.max").write_text(str(self.limit_bytes))
+            if (path / "memory.swap.max").exists():
+                (path / "memory.swap.max").write_text("0")
+            (path / "memory.oom.group").write_text("1")
+
+    def command(self, argv: list[str]) -> list[str]:
+        # The shell moves itself in before it becomes the program, so that every byte is charged here. A preexec_fn
+        # would do the same but is unsafe in a process with threads, which a Jupyter kernel is.
+        assert self.cgroup is not None
+        return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.cgroup.path / "cgroup.procs"), *argv]
+
+    def check(self, reading: Reading) -> None:
+        if self.killed_by is None and (self.oom_kills() or 0) > 0:
+            self.killed_by = "kernel"
+            if self.pid is not None:
+                kill_tree(self.pid)
+
+    def close(self) -> None:
+        assert self.cgroup is not None
+        for _ in range(100):  # a dying process leaves its cgroup within milliseconds; large ones take longer
+            for pid in self.cgroup.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                self.cgroup.path.rmdir()
+                return
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.05)
+        print(f"warning: {self.cgroup.path} still holds processes and stays behind", file=sys.stderr)
+
+
+class JobCgroup(Limit):
+    """No limit of its own inside a Slurm job: the cgroup that Slurm made for the job is watched, not added to.
+
+    A cgroup below it would hide an out-of-memory kill from Slurm, which under v1 counts those in its own cgroup only,
+    and the job would not be OUT_OF_MEMORY. Reading the kill counter of the job's cgroup needs no rights.
+    """
+
+    def __init__(self, cgroup: Cgroup):
+        super().__init__(None)
+        self.cgroup = cgroup
+        self._kills_before = cgroup.oom_kills() or 0
+
+    def oom_kills(self) -> int | None:
+        after = super().oom_kills()
+        return None if after is None else after - self._kills_before
+
+
+class SystemdLimit(Limit):
+    """`systemd-run --user --scope`: a cgroup made by the user's own systemd."""
+
+    name = "systemd-run"
+
+    def command(self, argv: list[str]) -> list[str]:
+        limits = []
+        if self.limit_bytes is not None:
+            limits = ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
+        return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--", *argv]
+
+    _seen_kills: int | None = None
+    _slice: Cgroup | None = None
+    _slice_kills_before = 0
+
+    def check(self, reading: Reading) -> None:
+        # The scope exists only once systemd-run has moved the process: look until its cgroup is not ours any more.
+        if self.cgroup is None and self.pid is not None and (found := find_cgroup(self.pid)):
+            own = find_cgroup()
+            if own is None or found[0] != own[0]:
+                self.cgroup = found[0]
+                self._slice = Cgroup(found[0].path.parent, found[0].version)
+                self._slice_kills_before = self._slice.oom_kills() or 0
+        if self.cgroup is not None and (kills := self.cgroup.oom_kills()) is not None:
+            self._seen_kills = kills  # the scope vanishes with its last process, so the count is kept as it is seen
+            if kills > 0 and self.killed_by is None and self.pid is not None:
+                self.killed_by = "kernel"
+                kill_tree(self.pid)
+
+    def oom_kills(self) -> int | None:
+        # The scope, and its counter, are gone with its last process; v2 counts a child's kills in its parent too.
+        after = self._slice.oom_kills() if self._slice else None
+        since = None if after is None else after - self._slice_kills_before
+        return max((count for count in (self._seen_kills, since) if count is not None), default=None)
+
+
+class Watchdog(Limit):
+    """SIGKILL from this process once the tree's anonymous + shared memory passes the limit.
+
+    RSS is compared first because it is cheap; as it counts pages shared by forked workers once per worker, PSS decides.
+    Between two samples (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time.
+    """
+
+    name = "watchdog"
+
+    def check(self, reading: Reading) -> None:
+        if self.limit_bytes is None or self.killed_by or self.pid is None:
+            return
+        if (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0) <= self.limit_bytes:
+            return
+        pids = process_tree(self.pid)
+        if len(pids) > 1:
+            _, anon, _, shmem = read_pss(pids)
+            if anon is not None and shmem is not None and anon + shmem <= self.limit_bytes:
+                return  # where the kernel gives no PSS (before Linux 5.2), RSS decides
+        self.killed_by = "watchdog"
+        kill_tree(self.pid)
+
+
+def _cgroup_parents(version: int) -> list[Cgroup]:
+    """Cgroups in which a child may be made without leaving a limit that holds this process, nearest first.
+
+    Under v2 a cgroup with processes of its own can't hand the memory controller to children, so its ancestors are
+    tried too, but never past one that has a limit: a job must not escape its own allocation.
+    """
+    found = find_cgroup()
+    if not found or found[0].version != version:
+        return []
+    cgroup, mount = found
+    if version == 1:
+        return [cgroup]
+    parents, path = [], cgroup.path
+    while True:
+        current = Cgroup(path, version)
+        parents.append(current)
+        if path in (mount, path.parent) or current.limit_bytes() is not None:
+            return parents
+        path = path.parent
+
+
+def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
+    """The limit, or why it can't be had."""
+    parents = _cgroup_parents(version)
+    if not parents:
+        return f"no memory controller under cgroup v{version}"
+    reasons = []
+    for parent in parents:
+        try:
+            if version == 2:
+                control = parent.path / "cgroup.subtree_control"
+                if "memory" not in control.read_text().split():
+                    control.write_text("+memory")
+            return CgroupLimit(limit_bytes, parent)
+        except OSError as error:
+            reasons.append(f"{parent.path}: {error.strerror}")
+    return "; ".join(reasons)
+
+
+def _try_systemd(limit_bytes: int | None) -> SystemdLimit | str:
+    if shutil.which("systemd-run") is None:
+        return "systemd-run is not installed"
+    probe = SystemdLimit(2**30).command(["true"])
+    try:
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        return "systemd-run did not answer within 10 s"
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or ["systemd-run failed"])[-1]
+    return SystemdLimit(limit_bytes)
+
+
+def make_limit(limit_bytes: int | None, engine: str = "auto") -> tuple[Limit, list[str]]:
+    """The strictest limit that can be had here, and why each stricter one could not.
+
+    Args:
+        limit_bytes: The limit, or None to record without one (a cgroup still gives the kernel's own peak).
+        engine: "auto" or one of `ENGINES`, which is then the only one tried.
+
+    Raises:
+        InputError: when the named engine is unknown or can't be used here, with the reason.
+    """
+    if engine != "auto" and engine not in ENGINES:
+        raise InputError(f"engine: expected auto or one of {', '.join(ENGINES)}, got {engine!r}")
+    refused: list[str] = []
+    if limit_bytes is None and engine == "auto" and "SLURM_JOB_ID" in os.environ and (found := find_cgroup()):
+        return JobCgroup(found[0]), refused
+    for name in ENGINES if engine == "auto" else (engine,):
+        answer: Limit | str
+        if name == "watchdog":
+            answer = Watchdog(limit_bytes)
+        elif name == "systemd-run":
+            answer = _try_systemd(limit_bytes)
+        else:
+            answer = _try_cgroup(limit_bytes, int(name[-1]))
+        if isinstance(answer, Limit):
+            return answer, refused
+        refused.append(f"{name}: {answer}")
+    raise InputError(
+        f"engine: {refused[0]}; a limit of {format_bytes(limit_bytes)} can't be set with it here, use engine='auto'"
+    )

@@ -1,0 +1,166 @@
+"""Pictures that compare runs: epochs, accuracies, peaks, forecasts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from ..errors import InputError
+from ..runs.diagnosis import read_result
+from ..runs.sandbox import Run
+from .plots import _KILLED, _LIMIT, GIB, PARTS, _folder, _grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: Axes | None = None) -> Axes:
+    """Seconds per epoch against the memory limit, one line per policy; a cross where the policy was killed.
+
+    Args:
+        runs: By (policy, limit).
+        limits: Their order on the axis.
+    """
+    if ax is None:
+        _, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
+    policies = list(dict.fromkeys(policy for policy, _ in runs))
+    highest = 0.0
+    for policy in policies:
+        points = [(i, runs[policy, limit]) for i, limit in enumerate(limits) if (policy, limit) in runs]
+        alive = [(i, float(run.metrics["time_s"].mean())) for i, run in points if run.exit_code == 0]
+        line = ax.plot([i for i, _ in alive], [time_s for _, time_s in alive], "o-", label=policy, zorder=3)[0]
+        highest = max([highest, *[time_s for _, time_s in alive]])
+        for i, run in points:
+            if run.exit_code != 0:
+                # Policies that die at the same limit stand beside each other.
+                shift = 0.12 * (policies.index(policy) - len(policies) / 2)
+                style = {"color": line.get_color(), "markersize": 11, "markeredgecolor": "white"}
+                ax.plot(i + shift, 0, "X", clip_on=False, zorder=5, **style)
+    ax.set_xticks(range(len(limits)), limits)
+    ax.set_ylim(0, 1.15 * highest or 1)
+    ax.set_xlabel("memory limit at full size (cross: killed)")
+    ax.set_ylabel("seconds per epoch")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(fontsize=8, frameon=False)
+    return ax
+
+
+def plot_accuracy(runs: Mapping[str, Run]) -> Figure:
+    """Loss, and accuracy on valid (full line) and test (dashed), over the epochs; a mark at the best valid accuracy."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name, run in runs.items():
+        metrics = run.metrics
+        (line,) = left.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
+        colour, best = line.get_color(), metrics.loc[metrics["valid"].idxmax()]
+        right.plot(metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid")
+        right.plot(metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test")
+        right.plot(best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black")
+    right.plot([], [], "o", color="white", markersize=9, markeredgecolor="black", label="best valid accuracy")
+    for ax, what in ((left, "loss on train"), (right, "accuracy")):
+        ax.set_xlabel("epoch")
+        ax.set_ylabel(what)
+        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.legend(fontsize=8, frameon=False)
+    right.set_ylim(bottom=0)
+    return figure
+
+
+def plot_peaks(peaks_bytes: Mapping[str, float], limit_bytes: float | None = None, ax: Axes | None = None) -> Axes:
+    """Horizontal bars of peak memory by name, with the limit they have to stay under."""
+    if ax is None:
+        _, ax = plt.subplots(figsize=(7, 0.5 * len(peaks_bytes) + 1.2), layout="constrained")
+    names = list(peaks_bytes)
+    values = [peaks_bytes[name] / GIB for name in names]
+    colours = [_KILLED if limit_bytes and peaks_bytes[name] >= 0.98 * limit_bytes else PARTS[0][2] for name in names]
+    bars = ax.barh(names, values, color=colours)
+    ax.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+    ax.invert_yaxis()
+    if limit_bytes:
+        ax.axvline(limit_bytes / GIB, color=_LIMIT, linestyle="--")
+    ax.set_xlim(0, 1.15 * max([*values, (limit_bytes or 0) / GIB]))
+    ax.set_xlabel("peak memory in GiB")
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def plot_forecast(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """A run's forecast beside what was measured: one bar a phase, its largest parts stacked, the measured peak a mark.
+
+    Raises:
+        InputError: when the run has no result yet, or no forecast in it.
+    """
+    folder = _folder(run)
+    forecast = (read_result(folder) or {}).get("forecast", {})
+    if "phases" not in forecast:
+        raise InputError(
+            f"{folder}: expected a result with a forecast, found {forecast.get('skipped', 'none')}; "
+            "only runs of `sandbox.run` have one"
+        )
+    phases = forecast["phases"]
+    if ax is None:
+        _, ax = plt.subplots(figsize=(9, 0.55 * len(phases) + 1.6), layout="constrained")
+    names = list(dict.fromkeys(name for phase in phases.values() for name in phase["parts"]))
+    top = sorted(names, key=lambda name: -max(phase["parts"].get(name, 0) for phase in phases.values()))[:7]
+    colours = plt.get_cmap("tab10")
+    rows = np.arange(len(phases))
+    left = np.zeros(len(phases))
+    for i, name in enumerate([*top, "other parts"]):
+        if name == "other parts":
+            sizes = np.array([phase["predicted"] for phase in phases.values()]) / GIB - left
+        else:
+            sizes = np.array([phase["parts"].get(name, 0) for phase in phases.values()]) / GIB
+        colour = "#cccccc" if name == "other parts" else colours(i)
+        ax.barh(rows, sizes, left=left, height=0.62, color=colour, label=name, alpha=0.85)
+        left += sizes
+    measured = [phase["measured"] for phase in phases.values()]
+    for row, value in zip(rows, measured, strict=True):
+        if value is not None:
+            ax.plot([value / GIB] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2.2, zorder=5)
+    ax.plot([], [], color="black", linewidth=2.2, label="measured peak")
+    ax.set_yticks(rows, list(phases))
+    ax.invert_yaxis()
+    ax.set_xlabel("anonymous + shared memory, GiB")
+    ax.set_title(title or f"{folder.name}: predicted parts, measured peaks", fontsize=10)
+    ax.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def plot_knobs(tables: Mapping[str, pd.DataFrame], *, columns: int = 4) -> Figure:
+    """One panel a knob, all on one scale from zero: predicted and measured peak of each of its settings.
+
+    Under each setting stands the forecast of the full data set.
+
+    Args:
+        tables: By knob, as `report.forecast_table` makes them.
+        columns: Panels in a row.
+    """
+    if not tables:
+        raise InputError("tables: expected at least one knob to draw, got none")
+    figure, axes = _grid(len(tables), columns, 3.6, 3.1)
+    top, full = 0.0, ""
+    for ax, (knob, table) in zip(axes.flat, tables.items(), strict=False):
+        (full,) = (name for name in table.columns if name.endswith(" GB"))
+        at = np.arange(len(table))
+        ax.bar(at, table["predicted MB"], width=0.62, color=PARTS[2][2], label="predicted")
+        ax.hlines(table["measured MB"], at - 0.38, at + 0.38, color="black", linewidth=2.2, label="measured")
+        ticks = [f"{name}\n{size:.1f} GB" for name, size in zip(table.index, table[full], strict=True)]
+        ax.set_xticks(at, ticks, fontsize=8)
+        ax.set_title(knob, fontsize=10)
+        ax.spines[["top", "right"]].set_visible(False)
+        top = max(top, float(table[["predicted MB", "measured MB"]].max().max()))
+    axes[0, 0].set_ylim(0, 1.12 * top)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("peak memory in MB")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=2, fontsize=8, frameon=False
+    )
+    figure.suptitle(f"below each setting: the forecast for {full.removesuffix(' GB')}", fontsize=10)
+    return figure

@@ -1,0 +1,177 @@
+"""Tables for people: runs side by side, what loaders cost, and beliefs beside measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..config import TrainConfig
+from ..forecast.phases import predict
+from ..forecast.sizes import RUNTIME_BYTES, size_of
+from ..runs import diagnosis
+from ..runs.folder import CONFIG
+from ..runs.sandbox import Run
+from ..runs.timeline import phase_memory, read_cuda, read_events, read_phases
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+GIB = 2**30
+
+
+def held_peak_bytes(run: Run) -> int:
+    """The most anonymous + shared memory in any sample: what can't be taken back, unlike the page cache."""
+    return diagnosis.held_peak_bytes(run.result)
+
+
+def rss_peak_bytes(run: Run) -> int:
+    """The most RSS in any sample, summed over the run's processes: what top and htop show as RES."""
+    return int(run.timeline[["rss_anon_bytes", "rss_file_bytes", "rss_shmem_bytes"]].sum(axis=1).max())
+
+
+def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """One row per run: how and where it ended, peak of anonymous + shared memory in GiB, times, last metrics."""
+    import pandas as pd
+
+    rows = []
+    for name, run in runs.items():
+        metrics = run.metrics
+        row: dict[str, object] = {
+            "run": name,
+            "ended": "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})",
+            "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
+            "peak GiB": round(held_peak_bytes(run) / GIB, 3),
+            "run s": round(run.result["duration_s"], 1),
+        }
+        if len(metrics):
+            row |= {
+                "epoch s": round(metrics["time_s"].mean(), 2),
+                "eval s": round(metrics["eval_time_s"].sum(), 2),
+                "loss": metrics["loss"].iloc[-1],
+                "valid": metrics["valid"].iloc[-1],
+                "test": metrics["test"].iloc[-1],
+            }
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("run")
+
+
+def forecast_table(
+    runs: Mapping[str, Run], full: str = "ogbn-papers100M", *, runtime_bytes: int = RUNTIME_BYTES
+) -> pd.DataFrame:
+    """One row per run: its predicted peak beside the measured one, and the forecast of the same settings on `full`.
+
+    Peaks are anonymous + shared memory; the columns that end in "MB" and "GB" are 2**20 and 2**30 bytes. The error is
+    that of the prediction, relative to the measurement; both are NaN where a run was killed, whose peak is the limit's.
+
+    Args:
+        full: A data set whose size is known, or a folder; nothing of it is loaded.
+        runtime_bytes: Of the process at rest; `sandbox.measure_runtime_bytes()` measures this machine's.
+
+    Raises:
+        InputError: when a size cannot be read.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, run in runs.items():
+        config = TrainConfig.load(run.run_dir / CONFIG)
+        limit = run.result["memory_limit_bytes"]
+        plan = predict(config, memory_limit_bytes=limit, runtime_bytes=runtime_bytes)
+        at_full = predict(config.replace(dataset=full), size_of(full), runtime_bytes=runtime_bytes)
+        measured = held_peak_bytes(run) if run.exit_code == 0 else float("nan")
+        metrics = run.metrics
+        rows.append(
+            {
+                "setting": name,
+                "predicted MB": round(plan.peak_bytes / 2**20),
+                "measured MB": round(measured / 2**20, 0),
+                "error %": round(100 * (plan.peak_bytes / measured - 1), 1),
+                "epoch s": round(metrics["time_s"].iloc[-1], 2) if len(metrics) else float("nan"),
+                f"{full} GB": round(at_full.peak_bytes / GIB, 2),
+                "its peak in": at_full.peak.name,
+            }
+        )
+    return pd.DataFrame(rows).set_index("setting")
+
+
+def loader_costs(run: Run, num_edges: int) -> pd.DataFrame:
+    """What building each loader took, kept, and needed on the way, in MiB and in bytes per edge.
+
+    One row for each `build ... loader` phase of the run, and for the shared CSC where there is one; from the kernel's
+    own counters (`timeline.phase_memory`), not from samples.
+    """
+    table = phase_memory(run.run_dir)
+    table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
+    for column in ("kept", "transient"):
+        size = table.pop(f"{column}_bytes")
+        table[f"{column} MiB"] = (size / 2**20).round(1)
+        table[f"{column} bytes per edge"] = (size / num_edges).round(2)
+    return table.rename(columns={"duration_s": "seconds"}).round({"seconds": 2}).set_index("phase")
+
+
+def released(run: Run) -> pd.DataFrame:
+    """What each call of `release_memory` in a run gave back, step by step in MiB (negative: the step cost memory).
+
+    NaN where a step is impossible, as CUDA's are on a CPU.
+    """
+    import pandas as pd
+
+    events = [event for event in read_events(run.run_dir) if event["event"] == "release"]
+    table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
+    for step in table.columns[1:]:
+        table[f"{step} MiB"] = (table.pop(step).astype(float) / 2**20).round(1)
+    return table
+
+
+def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """One row per run on a GPU: peaks of allocated and reserved memory in GiB, retried allocations, seconds an epoch.
+
+    The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GiB" is the most
+    that was reserved beyond what was allocated in any reading. NaN for a run that used no GPU. What each option should
+    take is `activations.compare_options`' part, which needs no GPU.
+    """
+    import pandas as pd
+
+    rows = {}
+    for name, run in runs.items():
+        table, metrics = read_cuda(run.run_dir), run.metrics
+        emptied = [event for event in read_events(run.run_dir) if event["event"] == "empty_cache"]
+        rows[name] = {
+            "ended": "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})",
+            "allocated GiB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GIB,
+            "reserved GiB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GIB,
+            "unallocated GiB": table["cuda_unallocated_bytes"].max() / GIB,
+            "retries": table["cuda_alloc_retries"].max(),
+            "empty_cache s": sum(event["took_s"] for event in emptied),
+            "epoch s": metrics["time_s"].mean() if len(metrics) else float("nan"),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").round(3)
+
+
+def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """Seconds that each run spent in each kind of phase, epochs summed, without the phases inside it."""
+    import pandas as pd
+
+    columns = {}
+    for name, run in runs.items():
+        phases = [phase for phase in read_phases(run.run_dir) if phase.end_s is not None]
+        own: dict[str, float] = {}
+        for phase in phases:
+            assert phase.end_s is not None
+            inside = [p for p in phases if p.depth == phase.depth + 1 and phase.start_s <= p.start_s < phase.end_s]
+            inner = sum(p.end_s - p.start_s for p in inside if p.end_s is not None)
+            own[phase.name] = own.get(phase.name, 0.0) + phase.end_s - phase.start_s - inner
+        columns[name] = own
+    return pd.DataFrame(columns).fillna(0.0).round(3)
+
+
+def ledger(rows: Sequence[tuple[str, str, bool | str]]) -> pd.DataFrame:
+    """Beliefs beside measurements. Each row: (belief, what was measured, whether it holds, or which half does)."""
+    import pandas as pd
+
+    table = []
+    for belief, measured, verdict in rows:
+        word = verdict if isinstance(verdict, str) else "holds" if verdict else "does not hold"
+        table.append((belief, measured, word))
+    return pd.DataFrame(table, columns=["believed", "measured", "verdict"])

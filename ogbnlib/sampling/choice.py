@@ -1,0 +1,204 @@
+"""Which neighbors and which order of seeds are drawn: pure functions of (seed, epoch, batch, hop, node)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from numba import njit, uint64
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from ..errors import InputError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compiled on first use and kept on disk. One thread, because forked DataLoader workers must not share a pool."""
+    return cast(Function, njit(nogil=True, cache=True)(function))
+
+
+# The choice of neighbors ---------------------------------------------------------------------------------------------
+
+# Every constant and shift below is a uint64: numba turns uint64 combined with int64 into float64.
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_U0, _U1, _U27, _U30, _U31, _U32, _U64 = (np.uint64(n) for n in (0, 1, 27, 30, 31, 32, 64))
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_INSERTION_MAX = 32  # up to this many neighbors, inserting into a sorted list beats a table
+
+
+@kernel
+def _mix(x: Any) -> Any:
+    """A bijection of 64 bits that spreads every input bit over the output.
+
+    The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+    2014), with the constants of David Stafford's variant 13 as in Sebastiano Vigna's public-domain splitmix64.c.
+    """
+    x = (x ^ (x >> _U30)) * _MIX_1
+    x = (x ^ (x >> _U27)) * _MIX_2
+    return x ^ (x >> _U31)
+
+
+@kernel
+def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
+    """uint64 that stands for one batch of one epoch; `first` is the position of its first seed. All integers."""
+    key = _mix(uint64(seed) + _GAMMA)
+    key = _mix((key ^ uint64(epoch)) + _GAMMA)
+    return _mix((key ^ uint64(first)) + _GAMMA)
+
+
+@kernel
+def node_state(key: Any, hop: Any, node: Any) -> Any:
+    """uint64 state of the random stream of global id `node` at `hop` (0 for the seeds) of the batch with this `key`."""
+    return _mix((_mix((uint64(key) ^ uint64(hop)) + _GAMMA) ^ uint64(node)) + _GAMMA)
+
+
+@kernel
+def _bounded(state: Any, n: Any) -> Any:
+    """`(new state, integer in [0, n))`, n >= 1, exactly uniform.
+
+    Below 2**32: the multiply-shift with rejection of Lemire ("Fast random integer generation in an interval", ACM
+    TOMACS 2019) on the upper half of each splitmix64 output. Above: as many bits as n has, until they are below n.
+    """
+    n = uint64(n)
+    if n <= _LOW_32:
+        state += _GAMMA
+        product = (_mix(state) >> _U32) * n
+        if product & _LOW_32 < n:
+            threshold = (_LOW_32 + _U1 - n) % n
+            while product & _LOW_32 < threshold:
+                state += _GAMMA
+                product = (_mix(state) >> _U32) * n
+        return state, product >> _U32
+    mask = n - _U1
+    for shift in (1, 2, 4, 8, 16, 32):
+        mask |= mask >> uint64(shift)
+    while True:
+        state += _GAMMA
+        draw = _mix(state) & mask
+        if draw < n:
+            return state, draw
+
+
+@kernel
+def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
+    """Write the chosen edge positions, in [0, degree) and ascending, to `out`; return how many there are.
+
+    All positions when `k` is -1 or at least `degree`, else a uniformly random k-subset. Ascending, so that a mapped
+    `row` is read forwards. `out` is an int64 array with room for min(k, degree); `state` comes from `node_state`.
+
+    Subsets are drawn by Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 1987): k draws, no memory
+    of size `degree`. Above 32 neighbors membership is looked up in a table in which position p starts its probing at
+    slot p * slots // degree, so reading the slots in order gives a nearly sorted list: O(k) expected in all.
+    """
+    if k < 0 or k >= degree:
+        for i in range(degree):
+            out[i] = i
+        return degree
+    state = uint64(state)
+    if k <= _INSERTION_MAX:
+        for i in range(k):
+            top = degree - k + i  # larger than anything chosen so far
+            state, draw = _bounded(state, top + 1)
+            position = np.int64(draw)
+            j = i
+            while j > 0 and out[j - 1] > position:
+                j -= 1
+            if j > 0 and out[j - 1] == position:
+                out[i] = top
+            else:
+                for moved in range(i, j, -1):
+                    out[moved] = out[moved - 1]
+                out[j] = position
+        return k
+    slots = 2 * k
+    table = np.full(slots + k, -1, np.int64)  # k more, so that probing never has to wrap around
+    for top in range(degree - k, degree):
+        state, draw = _bounded(state, top + 1)
+        position = np.int64(draw)
+        slot = np.int64(position * slots // degree)
+        while table[slot] >= 0 and table[slot] != position:
+            slot += 1
+        if table[slot] == position:
+            position = np.int64(top)
+            slot = np.int64(position * slots // degree)
+            while table[slot] >= 0:
+                slot += 1
+        table[slot] = position
+    filled = 0
+    for position in table:
+        if position >= 0:
+            j = filled
+            while j > 0 and out[j - 1] > position:
+                out[j] = out[j - 1]
+                j -= 1
+            out[j] = position
+            filled += 1
+    return k
+
+
+class EpochSampler(Sampler[int]):
+    """Positions 0..n-1 for a DataLoader, in an order that is a pure function of (seed, epoch).
+
+    Args:
+        n: number of positions.
+        seed: with the epoch it decides the order; any integer of 64 bits.
+        shuffle: False yields them in ascending order in every epoch.
+        start: positions to leave out at the beginning, to go on in the middle of an epoch; a multiple of the batch size
+            gives the same batches as the whole epoch has from there on.
+        rank, num_ranks, batch_size: from `start` on, batches of this size are dealt out to the ranks in turn, and this
+            one's are yielded. `start` counts positions of the whole order, whatever the number of ranks.
+
+    Raises:
+        InputError: for a negative `n` or a `start` outside 0..n.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        start: int = 0,
+        rank: int = 0,
+        num_ranks: int = 1,
+        batch_size: int = 1,
+    ) -> None:
+        if n < 0:
+            raise InputError(f"n: expected a number of positions, got {n}")
+        self.n, self.seed, self.shuffle = n, seed, shuffle
+        self.rank, self.num_ranks, self.batch_size = rank, num_ranks, batch_size
+        self.set_epoch(0, start)
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """The epoch to yield next, from position `start` of its order."""
+        if not 0 <= start <= self.n:
+            raise InputError(f"start: expected a position from 0 to {self.n}, got {start}")
+        self.epoch, self.start = epoch, start
+
+    def __len__(self) -> int:
+        rounds, rest = divmod(self.n - self.start, self.batch_size * self.num_ranks)
+        return rounds * self.batch_size + min(max(rest - self.rank * self.batch_size, 0), self.batch_size)
+
+    def order(self, epoch: int) -> Tensor:
+        """All positions, int64 [n] in RAM, in the order of `epoch`."""
+        if not self.shuffle:
+            return torch.arange(self.n)
+        mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
+        return torch.randperm(self.n, generator=torch.Generator().manual_seed(mixed & (2**63 - 1)))
+
+    def share(self, epoch: int, start: int = 0) -> Tensor:
+        """This rank's positions of the order of `epoch` from `start` on, int64 in RAM."""
+        order = self.order(epoch)[start:]
+        if self.num_ranks == 1:
+            return order
+        return order[torch.arange(len(order)) // self.batch_size % self.num_ranks == self.rank]
+
+    def __iter__(self) -> Iterator[int]:
+        share: Any = self.share(self.epoch, self.start)
+        for part in share.split(2**16):  # an int takes 40 bytes, so a part at a time
+            yield from part.tolist()

@@ -1,0 +1,297 @@
+"""A PyG `NodeLoader` over a store on disk: batches from the page cache where it holds the store, else from windows.
+
+`plan_windows` decides from the memory that is left which of the two it is, and how many batches a window has;
+`StoreLoader` hands the batches out in order. A thread prepares ahead while the model trains.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import NodeLoader
+from torch_geometric.sampler import NodeSamplerInput
+
+from ..graph.store import Store
+from ..memory.cgroup import effective_limit
+from ..memory.reading import malloc_trim, own_memory, read_rss
+from .budget import QUEUE_BATCHES, QUEUE_BYTES, Batch, WindowPlan, choose_windows
+from .choice import EpochSampler
+from .disk import CHUNK_BYTES, DiskArray
+from .sampler import CSCSampler
+from .window import Window, sample_window
+
+T = TypeVar("T")
+
+
+def _tensor_bytes(item: object) -> int:
+    values = item.to_dict().values() if isinstance(item, Data) else [item]
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
+
+
+def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int = QUEUE_BYTES) -> Iterator[T]:
+    """The items of `source`, produced by a thread up to `depth` ahead; its errors are raised here.
+
+    Fewer ahead where they are tensors, or `Data` of tensors, so large that `depth` of them pass `budget_bytes`.
+    """
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(item: tuple[str, Any]) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def produce() -> None:
+        try:
+            for item in source:
+                ready.maxsize = max(1, min(depth, budget_bytes // max(1, _tensor_bytes(item))))
+                put(("item", item))
+                del item
+                if stopped.is_set():
+                    return
+            put(("end", None))
+        except BaseException as error:
+            put(("error", error))
+
+    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+            del value
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def available_bytes() -> int:
+    """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared.
+
+    The ranks of a node share its limit with their launcher, and its memory.
+    """
+    ranks = local_ranks()
+    launcher = (read_rss([os.getppid()])[0] or 0) if ranks > 1 else 0
+    left = (int(0.95 * effective_limit()[0]) - launcher) // ranks - own_memory()[0]
+    return max(0, min(left, int(0.95 * psutil.virtual_memory().available) // ranks))
+
+
+def local_ranks() -> int:
+    """How many processes a launcher has started on this node to train together."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def fill_page_cache(store: Store) -> None:
+    """Read graph and features once from end to end: a tenth of the time that faulting them in row by row takes.
+
+    For a store that fits; what is cached already is read at memory speed.
+    """
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    for name in ("colptr", "row", "x"):
+        with open(store.file_path(name), "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def plan_windows(
+    store: Store,
+    sampler: CSCSampler,
+    seeds: Tensor,
+    batch_size: int,
+    available: int | None,
+    pair_share: float,
+    reserve: Callable[[Batch], int] = lambda batch: 0,
+) -> WindowPlan:
+    """`forecast.choose_windows` with one real batch, drawn through the maps, for what a batch holds.
+
+    Repeated nodes across batches only lower what the windows then take. `seeds` are as many of the ids that an epoch
+    starts from as this loader gets, `available` is for each rank of this node; `reserve` tells from that batch what a
+    step beside the windows takes. The other arguments are those of `choose_windows`.
+    """
+    files = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
+    batches = -(-len(seeds) // batch_size)
+    if available is None or not batches:
+        return WindowPlan(None, True, 0, available or 0)
+    probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
+    batch = Batch(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
+    row_bytes, sharers = store.num_features * store.x.itemsize, local_ranks()
+    return choose_windows(
+        files, store.num_nodes, row_bytes, batch, batches, available, pair_share, reserve(batch), sharers
+    )
+
+
+class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
+    """A `NodeLoader` whose features and graph stay on disk.
+
+    Batches have what any policy's have: `x` in the store's dtype, `edge_index`, `n_id`, `num_sampled_nodes`,
+    `num_sampled_edges`, `batch_size`, `input_id`; `y` holds the labels of the seeds only.
+
+    Args:
+        store: The open store.
+        node_sampler: Decides the neighbors.
+        input_nodes: int64 seeds, in RAM.
+        labels: int16 or int64, one per seed.
+        plan: From `plan_windows`.
+        arguments: As for `torch.utils.data.DataLoader`; `sampler` must be an `EpochSampler`.
+
+    Attributes:
+        on_window: Called with what each window took: seconds of sampling and of reading features, bytes read.
+        last_epoch: With overlapped windows, the first window of the next epoch is prepared during the last of this one,
+            unless this is the last; None prepares nothing beyond the epoch.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        node_sampler: CSCSampler,
+        input_nodes: Tensor,
+        labels: Tensor,
+        plan: WindowPlan,
+        **arguments: Any,
+    ):
+        self.store, self.plan, self.labels = store, plan, labels
+        self.last_epoch: int | None = None
+        self.on_window: Callable[..., None] = lambda **info: None
+        mapped = Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=store.num_nodes)
+        if plan.window_batches is None:
+            mapped.x = _mapped_tensor(store.x)
+        super().__init__(mapped, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
+        self._ahead: tuple[int, Future[Window]] | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        if plan.window_batches is not None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
+            self._arrays = {
+                "colptr": self._disk_array("colptr", 8, store.num_nodes + 1),
+                "row": self._disk_array("row", store.row.itemsize, store.num_edges),
+                "x": self._disk_array("x", store.num_features * store.x.itemsize, store.num_nodes),
+            }
+
+    def _disk_array(self, name: str, row_bytes: int, num_rows: int) -> DiskArray:
+        # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
+        chunk = min(CHUNK_BYTES, max(2**18, self.plan.available_bytes // 64 // 4096 * 4096))
+        return DiskArray(self.store.file_path(name), self.store.data_offset(name), row_bytes, num_rows, chunk)
+
+    def _with_labels(self, batch: Data) -> Data:
+        batch.y = self.labels[batch.input_id]
+        return batch
+
+    def __iter__(self) -> Iterator[Data]:
+        if self.plan.window_batches is not None:
+            return prefetch(self._window_batches())
+        if self.num_workers:
+            return cast("Iterator[Data]", super().__iter__())
+        return prefetch(super().__iter__())
+
+    # Windows --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, epoch: int, start: int, begin: int) -> Window:
+        """The window that starts at place `begin` of this loader's share of `epoch` from position `start` on."""
+        assert self.plan.window_batches is not None
+        size = self.batch_size
+        positions = self.sampler.share(epoch, start)[begin : begin + size * self.plan.window_batches]
+        parts = positions.split(size)
+        seeds = self.input_data.node
+        begun, read_before = time.monotonic(), self._bytes_read()
+        sampled = sample_window(
+            self.node_sampler,
+            [seeds[part].numpy() for part in parts],
+            [int(part[0]) for part in parts],
+            epoch,
+            self._arrays["colptr"],
+            self._arrays["row"],
+            self.store.row.dtype,
+        )
+        between = time.monotonic()
+        window = Window(sampled, parts, self._arrays["x"], self.store.num_features, self.store.x.dtype)
+        self.on_window(
+            epoch=epoch,
+            batches=len(parts),
+            distinct_nodes=len(window.features),
+            sample_s=round(between - begun, 3),
+            features_s=round(time.monotonic() - between, 3),
+            bytes_read=self._bytes_read() - read_before,
+        )
+        return window
+
+    def _bytes_read(self) -> int:
+        return sum(array.bytes_read for array in self._arrays.values())
+
+    def _submit(self, epoch: int, start: int, begin: int) -> Future[Window]:
+        assert self._executor is not None
+        return self._executor.submit(self._prepare, epoch, start, begin)
+
+    def _window_batches(self) -> Iterator[Data]:
+        assert self.plan.window_batches is not None
+        assert isinstance(self.sampler, EpochSampler)
+        epoch, start = self.sampler.epoch, self.sampler.start
+        step = self.batch_size * self.plan.window_batches
+        begins = list(range(0, len(self.sampler), step))
+        pending: Future[Window] | None = None
+        if self._ahead is not None:
+            ahead_epoch, pending = self._ahead
+            self._ahead = None
+            if ahead_epoch != epoch or start:
+                pending.result()  # it belongs to an epoch that is not wanted; wait, so that two are never prepared
+                pending = None
+        for i, begin in enumerate(begins):
+            window = (pending or self._submit(epoch, start, begin)).result()
+            pending = None
+            if self.plan.overlapped:
+                if i + 1 < len(begins):
+                    pending = self._submit(epoch, start, begins[i + 1])
+                elif self.last_epoch is not None and epoch < self.last_epoch:
+                    self._ahead = (epoch + 1, self._submit(epoch + 1, 0, 0))
+            yield from self._unpack(window)
+            del window
+            malloc_trim()  # a window is many small arrays; without this the memory held grew from window to window
+
+    def _unpack(self, window: Window) -> Iterator[Data]:
+        features = torch.from_numpy(window.features)
+        for (batch, slots), positions in zip(window, window.positions, strict=True):
+            data = Data(
+                x=features[torch.from_numpy(slots)],
+                edge_index=torch.from_numpy(np.stack([batch.row, batch.col]).astype(np.int64)),
+                n_id=torch.from_numpy(batch.node),
+                num_sampled_nodes=batch.num_sampled_nodes,
+                num_sampled_edges=batch.num_sampled_edges,
+                batch_size=len(positions),
+                input_id=positions,
+            )
+            data.y = self.labels[positions]
+            yield data
+            del data
+
+    def close(self) -> None:
+        """End the preparing thread and close the files."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._ahead = None
+            for array in self._arrays.values():
+                array.close()
+
+
+def _mapped_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor over a read-only map; nothing here writes to it, which is what torch warns of."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(array))

@@ -1,0 +1,367 @@
+"""The loading policies: the same batches, with the graph living in different places.
+
+| policy | graph in memory | loaders |
+|---|---|---|
+| `eager` | COO + one CSC per loader | three stock PyG NeighborLoaders, resident |
+| `lazy` | COO + one or two CSCs | train resident; valid and test made on demand, used, deleted, memory released |
+| `shared` | one CSC, int32 ids | views of it; building another costs nothing |
+| `store` | on disk, mapped or read ahead in windows | views of the files; building another costs nothing |
+
+`eager` and `lazy` let PyG's real `NeighborLoader` constructor build its own CSC, so what they cost is what the stock
+loader costs; only the sampling on that CSC is ours (`engine="numba"`), which makes the batches of all policies equal
+for the same seed. With `engine="pyg"` the stock sampling routine runs, and batches follow its own random numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.sampler import BaseSampler, NeighborSampler
+
+from ..config import TrainConfig
+from ..graph.sort import csc_from_chunks, restore_input_order
+from ..graph.store import Dataset, Store
+from ..memory import signals
+from ..memory.reading import release_memory
+from ..memory.recorder import EventLog
+from ..sources.catalog import check_store
+from .budget import Batch, WindowPlan
+from .choice import EpochSampler
+from .loader import StoreLoader, available_bytes, fill_page_cache, local_ranks, plan_windows
+from .sampler import CSCSampler
+from .window import compile_lookahead
+
+# Each split samples with its own stream of random numbers, so that none follows another's.
+_STREAM = {"train": 0, "valid": 1, "test": 2}
+
+
+Reserve = Callable[[Batch], int]
+
+
+class Loaders:
+    """Base of the policies. Build with `make_loaders`.
+
+    Attributes:
+        num_features, num_classes: Of the data set.
+        splits: int64 tensors of node ids in RAM under "train", "valid" and "test".
+        y: int16 or int64 [num_nodes] in RAM, -1 where unlabelled.
+    """
+
+    y: Tensor
+
+    def __init__(
+        self, dataset: Dataset, config: TrainConfig, log: EventLog, rank: int, num_ranks: int, reserve: Reserve
+    ):
+        self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
+        self._reserve = reserve
+        check_store(dataset, config)
+        # Neighbors are chosen by the ids that nodes had before others were dropped.
+        self._node_id = dataset.node_id if isinstance(dataset, Store) else None
+        self.num_features, self.num_classes = dataset.num_features, dataset.num_classes
+        with log.phase("load", policy=config.loading):
+            self.splits = {name: torch.from_numpy(ids) for name, ids in dataset.read_splits().items()}
+            self.data = self._load(dataset)
+        self._resident: dict[str, NodeLoader] = {}
+
+    def _load(self, dataset: Dataset) -> Data:
+        raise NotImplementedError
+
+    def _load_nodes(self, dataset: Dataset) -> Tensor:
+        """Read features and labels; returns the features [num_nodes, num_features] in RAM."""
+        x = torch.from_numpy(dataset.read_x(self.config.feature_dtype))
+        dataset.release("x")
+        self.log.part("features", _bytes(x))
+        self.y = torch.from_numpy(dataset.read_y())
+        dataset.release("y")
+        self.log.part("labels", _bytes(self.y))
+        return x
+
+    def _sampler(self, split: str) -> BaseSampler | None:
+        """The sampler that loaders of this policy share; None where each builds its own."""
+        return None
+
+    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
+        config = self.config
+        input_nodes = self.splits[split]
+        batch_size = config.batch_size if shuffle else config.eval_batch_size or config.batch_size
+        share = {"rank": self.rank, "num_ranks": self.num_ranks, "batch_size": batch_size}
+        return {
+            "input_nodes": input_nodes,
+            "batch_size": batch_size,
+            "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed, **share),
+            "num_workers": config.num_workers,
+            "persistent_workers": config.persistent_workers,
+            "worker_init_fn": signals.ignore,
+            "pin_memory": config.pin_memory and torch.cuda.is_available(),
+            # A generator of its own: DataLoader draws a worker seed per iteration, and taking that from torch's
+            # global state would make dropout depend on how many evaluations were run.
+            "generator": torch.Generator().manual_seed(config.seed),
+        }
+
+    def _view(self, sampler: BaseSampler, split: str, shuffle: bool) -> NodeLoader:
+        return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
+
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        num_neighbors = list(self.config.num_neighbors)
+        with self.log.phase(f"build {split} loader"):
+            if (sampler := self._sampler(split)) is not None:
+                return self._view(sampler, split, shuffle)
+            with warnings.catch_warnings():
+                # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
+                warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
+                loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
+            stock = loader.node_sampler
+            self.log.part(f"{split} loader's CSC", _bytes(stock.colptr, stock.row, stock.perm))
+            if self.config.engine == "numba":
+                restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
+                seed = self.config.seed + _STREAM[split]
+                loader.node_sampler = CSCSampler(
+                    stock.colptr,
+                    stock.row,
+                    num_neighbors,
+                    seed=seed,
+                    node_id=self._node_id,
+                    edge_permutation=stock.perm,
+                )
+            return loader
+
+    def labels(self, split: str) -> Tensor:
+        """The labels of a split's nodes, int16 or int64 [num_ids] in RAM."""
+        return self.y[self.splits[split]]
+
+    def train_loader(self) -> NodeLoader:
+        """The shuffling loader of the train split; made at the first call, resident until `drop_train_loader`."""
+        if "train" not in self._resident:
+            self._resident["train"] = self._build("train", shuffle=True)
+        return self._resident["train"]
+
+    def drop_train_loader(self) -> None:
+        """Delete the train loader with its CSC and workers and give the memory back."""
+        if (loader := self._resident.pop("train", None)) is not None:
+            _end_workers(loader)
+            del loader
+            self._released("train")
+
+    def _released(self, split: str) -> None:
+        with self.log.phase("release"):
+            self.log.mark("release", after=f"{split} loader", **release_memory())
+        self.log.part(f"{split} loader's CSC", 0)
+
+    def close(self) -> None:
+        """End the workers of resident loaders."""
+        for loader in self._resident.values():
+            _end_workers(loader)
+        self._resident.clear()
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        """A loader over `split` in order. It belongs to the caller: memory comes back when the last name of it goes."""
+        train = self._resident.get("train")
+        if split != "train" or train is None:
+            return self._build(split, shuffle=False)
+        # The resident train loader's CSC serves; only the order of the seeds differs.
+        return self._view(train.node_sampler, "train", shuffle=False)
+
+    def eval_batches(self, split: str) -> Iterator[Data]:
+        """The batches of `split` in order; a loader made for them is deleted after the last, its memory released."""
+        made_here = split not in self._resident
+        loader = self.eval_loader(split)
+        set_epoch(loader, 0)  # every evaluation samples the same neighbors, so epochs are compared on equal terms
+        try:
+            yield from loader
+        finally:
+            if loader is not self._resident.get(split):
+                _end_workers(loader)
+            del loader
+            if made_here:
+                self._released(split)
+
+
+class LazyLoaders(Loaders):
+    """The train loader resident; the others built when they are needed."""
+
+    def _load(self, dataset: Dataset) -> Data:
+        x = self._load_nodes(dataset)
+        edge_index = torch.from_numpy(dataset.read_edge_index())
+        dataset.release("edge_index")
+        if self.config.undirected:
+            from torch_geometric.utils import to_undirected
+
+            self.log.part("edge_index (COO)", _bytes(edge_index))
+            with self.log.phase("add reverse edges"):
+                edge_index = to_undirected(edge_index, num_nodes=dataset.num_nodes)
+        self.log.part("edge_index (COO)", _bytes(edge_index))
+        return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=dataset.num_nodes)
+
+
+class EagerLoaders(LazyLoaders):
+    """All three loaders, built before the first batch; valid and test are kept to the end."""
+
+    def train_loader(self) -> NodeLoader:
+        loader = super().train_loader()
+        for split in self.config.eval_splits:
+            if split not in self._resident:
+                self._resident[split] = self._build(split, shuffle=False)
+        return loader
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        if split != "train" and split in self._resident:
+            return self._resident[split]
+        return super().eval_loader(split)
+
+
+class StoreLoaders(Loaders):
+    """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
+
+    def _load(self, dataset: Dataset) -> Data:
+        assert isinstance(dataset, Store)  # check_store has seen to it
+        self.store = dataset
+        self._available = available_bytes()
+        self._train_plan: WindowPlan | None = None
+        self._labels = {split: torch.from_numpy(dataset.y[ids.numpy()]) for split, ids in self.splits.items()}
+        dataset.advise_random()
+        self.log.part("splits and their labels", sum(map(_bytes, [*self.splits.values(), *self._labels.values()])))
+        return Data()
+
+    def labels(self, split: str) -> Tensor:
+        return self._labels[split]
+
+    def drop_train_loader(self) -> None:
+        super().drop_train_loader()
+        self._train_plan = None
+
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        config, store = self.config, self.store
+        with self.log.phase(f"build {split} loader"):
+            sampler = CSCSampler(
+                store.colptr,
+                store.row,
+                list(config.num_neighbors),
+                seed=config.seed + _STREAM[split],
+                node_id=store.node_id,
+            )
+            arguments = self._arguments(split, shuffle)
+            seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
+            share = 0.5 - 0.05 * shuffle
+            plan = plan_windows(
+                store, sampler, seeds, arguments["batch_size"], self._budget(shuffle), share, self._reserve
+            )
+            self.log.mark("note", loader=split, plan=str(plan), window_batches=plan.window_batches)
+            loader = StoreLoader(store, sampler, labels=self._labels[split], plan=plan, **arguments)
+            loader.on_window = functools.partial(self.log.mark, "window", loader=split)
+        if shuffle:
+            self._train_plan, loader.last_epoch = plan, config.epochs
+            first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # one rank fills it for all of its node
+            if plan.window_batches is None and config.lookahead != "off" and first:
+                with self.log.phase("load into page cache"):
+                    fill_page_cache(store)
+        return loader
+
+    def _budget(self, training: bool) -> int | None:
+        """Bytes for the windows of a loader; None where they are switched off.
+
+        An evaluation gets what the training loader leaves: a tenth where that holds two windows, as the next one is
+        being prepared meanwhile, and everything where it holds one, which has been used up by then.
+        """
+        if self.config.lookahead == "off":
+            return None
+        budget = self._available if self.config.lookahead == "auto" else int(self.config.lookahead) // local_ranks()
+        plan = self._train_plan
+        pair = not training and plan is not None and plan.window_batches is not None and plan.overlapped
+        return budget - 2 * plan.window_bytes if pair and plan is not None else budget
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        return self._build(split, shuffle=False)
+
+
+class SharedLoaders(Loaders):
+    """One CSC for all loaders, built straight from the file before the features are read, so no COO ever exists."""
+
+    def _load(self, dataset: Dataset) -> Data:
+        with self.log.phase("build shared CSC"):
+            colptr, row = dataset.read_csc(self.config.undirected)
+            if self.config.engine == "pyg":
+                row = row.astype(np.int64)  # the stock routines take int64 only
+        dataset.release("edge_index")
+        self.colptr, self.row = colptr, row
+        self.log.part("shared CSC", colptr.nbytes + row.nbytes)
+        x = self._load_nodes(dataset)
+        # An empty edge_index makes NodeLoader fill in each batch's own.
+        empty = torch.empty((2, 0), dtype=torch.int64)
+        return Data(x=x, edge_index=empty, y=self.y, num_nodes=dataset.num_nodes)
+
+    def _sampler(self, split: str) -> BaseSampler:
+        num_neighbors = list(self.config.num_neighbors)
+        if self.config.engine == "numba":
+            seed = self.config.seed + _STREAM[split]
+            return CSCSampler(self.colptr, self.row, num_neighbors, seed=seed, node_id=self._node_id)
+        stock = NeighborSampler(Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=1), num_neighbors)
+        stock.num_nodes, stock.perm = self.data.num_nodes, None
+        stock.colptr, stock.row = torch.from_numpy(self.colptr), torch.from_numpy(self.row)
+        return stock
+
+
+def _bytes(*tensors: Tensor | None) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def compile_kernels(num_neighbors: list[int]) -> None:
+    """Compile, or load from disk, what the policies run: a few seconds once, 60 MB of LLVM in every process.
+
+    Done on an empty graph before the data comes, so that the figures of later phases are the data's alone.
+    """
+    empty = np.empty(0, dtype=np.int64)
+    csc_from_chunks(1, 0, lambda: [(empty, empty)])
+    restore_input_order(np.zeros(2, dtype=np.int64), empty, empty)
+    compile_lookahead()
+    for dtype in (np.int32, np.int64):
+        CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)
+
+
+def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
+    """Fix the order and the neighbors of the next pass over `loader`: both are functions of (seed, epoch) alone.
+
+    The pass begins at position `start` of the order, a multiple of the batch size.
+    """
+    if isinstance(loader.sampler, EpochSampler):
+        loader.sampler.set_epoch(epoch, start)
+    if isinstance(loader.node_sampler, CSCSampler):
+        loader.node_sampler.set_epoch(epoch)
+
+
+def _end_workers(loader: NodeLoader) -> None:
+    """End persistent workers now: left to the garbage collector, torch waits five seconds for each of them."""
+    if isinstance(loader, StoreLoader):
+        loader.close()
+    kept = loader._iterator
+    if kept is not None:
+        getattr(kept, "iterator", kept)._shutdown_workers()  # PyG wraps torch's iterator
+        loader._iterator = None
+
+
+def make_loaders(
+    dataset: Dataset,
+    config: TrainConfig,
+    log: EventLog,
+    rank: int = 0,
+    num_ranks: int = 1,
+    reserve: Reserve = lambda batch: 0,
+) -> Loaders:
+    """Load `dataset` the way `config.loading` says; the loaders hand out the batches of `rank`.
+
+    Args:
+        reserve: Bytes that a training step takes beside the windows of loading=store, from a batch's shape.
+
+    Raises:
+        InputError: when the data set is damaged or `engine` is not installed.
+    """
+    policies = {"eager": EagerLoaders, "lazy": LazyLoaders, "shared": SharedLoaders, "store": StoreLoaders}
+    return policies[config.loading](dataset, config, log, rank, num_ranks, reserve)

@@ -1,0 +1,355 @@
+"""Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
+
+`CSCSampler` reads `colptr` and `row` where they lie (RAM, shared memory or a mapped file) and never copies them, so any
+number of loaders can share one graph. Its memory beyond the graph is that of one batch.
+
+What it draws is part of its contract. The neighbors that node `v` gets at hop `h` are a pure function of
+`(seed, epoch, first, h, v)`, where `first` identifies the batch, so a batch is the same for any number of workers, any
+order of expansion, int32 or int64 `row`, and wherever the graph lies. `batch_key`, `node_state` and `choose` are that
+function; a kernel that expands nodes in another order gets the same neighbors by calling them. (From Python, wrap keys
+and states in `np.uint64`: numba takes a plain int for an int64.)
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numba import uint64
+from torch import Tensor
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+
+from ..errors import InputError
+from .choice import _GAMMA, _LOW_32, _U0, _U32, _U64, batch_key, choose, kernel, node_state
+
+# From global to local ids --------------------------------------------------------------------------------------------
+
+# An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for an empty slot. Its
+# size is a power of two, at least twice the entries, so it grows with the batch and not with the graph.
+
+_DONE, _FULL, _BAD_ID, _DUPLICATE, _BAD_COLUMN = range(5)
+
+
+@kernel
+def _new_table(entries: Any) -> Any:
+    bits = 6
+    while (1 << bits) < 2 * entries:
+        bits += 1
+    return np.zeros(1 << bits, np.uint64), _U64 - uint64(bits)
+
+
+@kernel
+def _regrown(nodes: Any, count: Any) -> Any:
+    table, shift = _new_table(2 * count)
+    mask = len(table) - 1
+    for i in range(count):
+        node = uint64(nodes[i])
+        slot = np.int64((node * _GAMMA) >> shift)  # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
+        while table[slot] != _U0:
+            slot = (slot + 1) & mask
+        table[slot] = (node << _U32) | uint64(i + 1)
+    return table, shift
+
+
+@kernel
+def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: Any, end: Any, num_nodes: Any) -> Any:
+    """Replace global by local ids in `ids[begin:end]`, appending ids not met before to `nodes[:count]`.
+
+    Returns `(status, where it stopped, new count)`; _FULL asks for a larger table.
+    """
+    mask, room = len(table) - 1, len(table) // 2
+    for e in range(begin, end):
+        if ids[e] < 0 or ids[e] >= num_nodes:
+            return _BAD_ID, e, count
+        node = uint64(ids[e])
+        slot = np.int64((node * _GAMMA) >> shift)
+        entry = table[slot]
+        while entry != _U0 and entry >> _U32 != node:
+            slot = (slot + 1) & mask
+            entry = table[slot]
+        if entry == _U0:
+            if count == room:
+                return _FULL, e, count
+            nodes[count] = ids[e]
+            count += 1
+            entry = uint64(count)
+            table[slot] = (node << _U32) | entry
+        ids[e] = np.int64(entry & _LOW_32) - 1
+    return _DONE, end, count
+
+
+@kernel
+def _extended(array: Any, used: Any, size: Any) -> Any:
+    larger = np.empty(size, np.int64)
+    larger[:used] = array[:used]
+    return larger
+
+
+@kernel
+def chosen_positions(key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any) -> Any:
+    """What one batch reads of `row` at one hop: `(positions, target)`, int64 [num_edges] each, ascending by target.
+
+    `ids` are the frontier's original node ids, `start` and `degree` where their columns lie; the frontier's first node
+    has local id `begin`.
+    """
+    total = 0
+    for i in range(len(ids)):
+        total += degree[i] if k < 0 else min(k, degree[i])
+    positions, target = np.empty(total, np.int64), np.empty(total, np.int64)
+    e = 0
+    for i in range(len(ids)):
+        taken = choose(node_state(key, hop, ids[i]), degree[i], k, positions[e:])
+        for j in range(e, e + taken):
+            positions[j] += start[i]
+            target[j] = begin + i
+        e += taken
+    return positions, target
+
+
+@kernel
+def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_nodes: Any) -> Any:
+    """Turn the sampled global ids `values` into local ids, in place, and append those not met before to the batch.
+
+    An empty `table` is built from `nodes[:count]`. Returns `(status, where it stopped, nodes, count, table, shift)`.
+    """
+    if len(table) == 0:
+        table, shift = _regrown(nodes, count)
+    nodes = _extended(nodes, count, min(count + len(values), num_nodes))
+    status, stop = _FULL, 0
+    while status == _FULL:
+        status, stop, count = _relabel(table, shift, nodes, count, values, stop, len(values), num_nodes)
+        if status == _FULL:
+            table, shift = _regrown(nodes, count)
+    return status, stop, nodes, count, table, shift
+
+
+@kernel
+def _sample(colptr: Any, row: Any, node_id: Any, seeds: Any, num_neighbors: Any, key: Any, expected: Any) -> Any:
+    """One batch: `(status, the id or column at fault, node, row, col, nodes per hop, edges per hop)`."""
+    num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
+    hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
+    local, target = seeds.copy(), np.empty(0, np.int64)
+    nodes = np.empty(len(seeds), np.int64)
+    table, shift = _new_table(max(expected, len(seeds)))
+
+    _, stop, count = _relabel(table, shift, nodes, 0, local, 0, len(seeds), num_nodes)
+    if stop < len(seeds):
+        return _BAD_ID, seeds[stop], nodes, local, target, hop_nodes, hop_edges
+    if count < len(seeds):
+        for i in range(len(seeds)):
+            if local[i] != i:
+                return _DUPLICATE, seeds[i], nodes, local, target, hop_nodes, hop_edges
+    hop_nodes[0] = count
+    local = np.empty(0, np.int64)
+
+    # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of one loop overlap.
+    begin, edges = 0, 0
+    for hop in range(hops):
+        end = count
+        start, degree = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
+        for i in range(begin, end):
+            left, right = colptr[nodes[i]], colptr[nodes[i] + 1]
+            if left < 0 or right < left or right > num_edges:
+                return _BAD_COLUMN, nodes[i], nodes, local, target, hop_nodes, hop_edges
+            start[i - begin], degree[i - begin] = left, right - left
+        ids = nodes[begin:end].copy()
+        if len(node_id) > 0:  # int32 or int64, so not by `ids = node_id[ids]`: a name has one type here
+            for i in range(len(ids)):
+                ids[i] = node_id[ids[i]]
+        sampled, into = chosen_positions(key, hop, ids, start, degree, num_neighbors[hop], begin)
+        for e in range(len(sampled)):
+            sampled[e] = row[sampled[e]]
+        status, stop, nodes, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
+        if status == _BAD_ID:
+            return _BAD_COLUMN, nodes[into[stop]], nodes, local, target, hop_nodes, hop_edges
+        total = edges + len(sampled)
+        local, target = _extended(local, edges, total), _extended(target, edges, total)
+        local[edges:], target[edges:] = sampled, into
+        hop_nodes[hop + 1], hop_edges[hop] = count - end, total - edges
+        begin, edges = end, total
+    return _DONE, 0, nodes[:count].copy(), local, target, hop_nodes, hop_edges
+
+
+# The samplers --------------------------------------------------------------------------------------------------------
+
+
+class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
+    """Uniform neighbor sampling without replacement from one homogeneous graph, for PyG's `NodeLoader`.
+
+    The output is that of PyG's own `NeighborSampler` with `replace=False, disjoint=False, subgraph_type="directional"`:
+    seeds first, each node expanded once, at the hop after its discovery, min(k, degree) distinct in-edges per node (a
+    duplicated edge counts as two edges). `edge` is None: the sampler is for graphs without edge attributes.
+
+    Safe to call from several threads at once, to fork and to pickle. A pickled sampler carries its graph by value,
+    except that a whole-file `np.memmap` is mapped anew and a tensor goes through shared memory where
+    `torch.multiprocessing` does the pickling. It holds no memory of the graph's size.
+
+    Args:
+        colptr: int64 [num_nodes + 1], ascending from 0 to num_edges: the in-edges of `v` lie at
+            `row[colptr[v]:colptr[v + 1]]`. A C-contiguous numpy array (`np.memmap` included) or CPU tensor; not copied.
+        row: int32 or int64 [num_edges], global ids of the edges' sources. As `colptr`; not copied.
+        num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
+        seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
+        node_id: int32 or int64 [num_nodes], the ids that the nodes had before others were dropped; choices are made by
+            them, so that a graph samples as it did before. Not copied; None where nothing was dropped.
+        edge_permutation: handed to PyG as `edge_permutation`, otherwise unused.
+
+    Raises:
+        InputError: for arrays or fan-outs that are not as described, or 2**32 nodes and more. The inside of the arrays
+            is checked where sampling reads it, because reading all of it may cost minutes.
+    """
+
+    def __init__(
+        self,
+        colptr: np.ndarray[Any, Any] | Tensor,
+        row: np.ndarray[Any, Any] | Tensor,
+        num_neighbors: Sequence[int],
+        *,
+        seed: int = 0,
+        node_id: np.ndarray[Any, Any] | Tensor | None = None,
+        edge_permutation: Any = None,
+    ) -> None:
+        fanouts = list(num_neighbors)
+        if not fanouts or not all(isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts):
+            raise InputError(f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}")
+        self.num_neighbors = [int(k) for k in fanouts]
+        self.seed = int(seed)
+        self._edge_permutation = edge_permutation
+        self._epoch: Any = torch.zeros(1, dtype=torch.int64)
+        no_ids = np.empty(0, np.int64)
+        self._given: tuple[Any, ...] = (colptr, row, no_ids if node_id is None else node_id)
+        self._expected = 0  # nodes of the last batch, to size the next one's table; affects speed only
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What both a new and an unpickled sampler need."""
+        self._colptr = _read_only(self._given[0], "colptr", ("int64",))
+        self._row = _read_only(self._given[1], "row", ("int32", "int64"))
+        self._node_id = _read_only(self._given[2], "node_id", ("int32", "int64"))
+        nodes, edges = len(self._colptr) - 1, len(self._row)
+        if len(self._node_id) not in (0, nodes):
+            raise InputError(f"node_id: expected one id for each of the {nodes} nodes, found {len(self._node_id)}")
+        if nodes < 0 or self._colptr[0] != 0 or self._colptr[-1] != edges:
+            ends = "nothing" if nodes < 0 else f"{self._colptr[0]} to {self._colptr[-1]}"
+            raise InputError(f"colptr: expected offsets from 0 to the {edges} entries of row, found {ends}")
+        if nodes >= 2**32:
+            raise InputError(f"colptr: expected fewer than 2**32 nodes, found {nodes}")
+        self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
+        self._seed = np.uint64(self.seed & (2**64 - 1))
+        if not self._epoch.is_shared():
+            self._epoch.share_memory_()
+        self._epoch_value = self._epoch.numpy()
+        self._draw(np.empty(0, np.int64), 0)  # compile here, once, and not in every forked worker
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("num_neighbors", "seed", "_edge_permutation", "_epoch", "_expected")
+        return {name: getattr(self, name) for name in names} | {"_given": tuple(_reference(g) for g in self._given)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._given = tuple(np.memmap(**g) if isinstance(g, dict) else g for g in state["_given"])
+        self._prepare()
+
+    def __repr__(self) -> str:
+        nodes, edges = len(self._colptr) - 1, len(self._row)
+        return f"CSCSampler(num_nodes={nodes}, num_edges={edges}, num_neighbors={self.num_neighbors}, seed={self.seed})"
+
+    @property
+    def edge_permutation(self) -> Any:
+        """What was given, None by default."""
+        return self._edge_permutation
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose anew from here on; call it before iterating over a loader.
+
+        The epoch lies in shared memory, so DataLoader workers that are already running see it too.
+        """
+        self._epoch_value[0] = epoch
+
+    def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
+        """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
+
+        The batch is told from others of its epoch by `inputs.input_id[0]`, or by `inputs.node[0]` where there is no
+        `input_id`. `inputs.time` is passed on and does not constrain the choice.
+
+        Returns:
+            A `SamplerOutput` of int64 tensors in RAM: `node` [num_sampled], global ids, the seeds in their order and
+            then nodes in order of discovery; `row`, `col` [num_sampled_edges], local ids of source and target, hop by
+            hop and ascending by `col`, the edges of one target in stored order; `num_sampled_nodes`, a list of one
+            count more than there are hops; `num_sampled_edges`, one per hop; `metadata`, `(input_id, time)`.
+
+        Raises:
+            InputError: for seeds that occur twice, are out of range or are not int64, and for a column of the graph
+                whose offsets or entries are out of range.
+        """
+        seeds, ids = inputs.node.numpy(), inputs.input_id
+        if seeds.dtype != np.int64 or seeds.ndim != 1:
+            raise InputError(f"inputs.node: expected int64 of one dimension, got {seeds.dtype} {list(seeds.shape)}")
+        seeds = np.ascontiguousarray(seeds)
+        positions = seeds if ids is None else ids.numpy()
+        node, row, col, hop_nodes, hop_edges = self._draw(seeds, int(positions[0]) if len(seeds) else 0)
+        return SamplerOutput(
+            node=torch.from_numpy(node),
+            row=torch.from_numpy(row),
+            col=torch.from_numpy(col),
+            edge=None,
+            num_sampled_nodes=hop_nodes.tolist(),
+            num_sampled_edges=hop_edges.tolist(),
+            metadata=(ids, inputs.time),
+        )
+
+    def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> Any:
+        """Not offered: link prediction needs edge seeds and negative samples, which this sampler does not draw."""
+        raise NotImplementedError("CSCSampler samples from nodes only; use PyG's NeighborSampler for LinkLoader")
+
+    def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
+        """The key of the batch whose first seed has position `first`, in `epoch` or else the one that is set."""
+        return np.uint64(batch_key(self._seed, int(self._epoch_value[0]) if epoch is None else epoch, first))
+
+    def original_ids(self, nodes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The ids by which choices are made: `nodes` themselves, or their `node_id`."""
+        return self._node_id[nodes].astype(np.int64) if len(self._node_id) else nodes
+
+    def _draw(self, seeds: np.ndarray[Any, Any], first: int) -> tuple[np.ndarray[Any, Any], ...]:
+        key = self.batch_key(first)
+        graph = self._colptr, self._row, self._node_id
+        status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self._expected)
+        if status == _DUPLICATE:
+            raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
+        if status == _BAD_ID:
+            raise InputError(f"inputs.node: expected seeds from 0 to {len(self._colptr) - 2}, found {culprit}")
+        if status == _BAD_COLUMN:
+            raise InputError(
+                f"colptr, row: expected ascending offsets and ids from 0 to {len(self._colptr) - 2}, "
+                f"found others in the column of node {culprit}; the graph is damaged, build it anew"
+            )
+        self._expected = len(arrays[0])
+        return tuple(arrays)
+
+
+def _read_only(array: Any, name: str, dtypes: tuple[str, ...]) -> np.ndarray[Any, Any]:
+    """A plain read-only view, whatever was given, so that numba compiles one variant per dtype of `row`."""
+    if isinstance(array, Tensor):
+        if array.device.type != "cpu" or array.layout != torch.strided:
+            raise InputError(f"{name}: expected a dense tensor on the CPU, got {array.layout} on {array.device}")
+        array = array.detach().numpy()
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{name}: expected a numpy array or a tensor, got {type(array).__name__}")
+    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or array.dtype not in dtypes:
+        shape = f"{array.dtype} {list(array.shape)}" + ("" if array.flags.c_contiguous else ", not contiguous")
+        raise InputError(f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got {shape}")
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+def _reference(given: Any) -> Any:
+    """How to map a whole file again, for a `np.memmap` that is not a slice (a slice's `offset` is not its own)."""
+    base: Any = getattr(given, "base", None)
+    if isinstance(given, np.memmap) and isinstance(base, mmap.mmap) and given.filename and given.mode != "c":
+        parts = {"dtype": given.dtype.str, "offset": given.offset, "shape": given.shape}
+        return {"filename": str(given.filename), "mode": "r", **parts}
+    return given

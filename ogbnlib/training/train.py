@@ -1,0 +1,176 @@
+"""Training, evaluation, checkpoints.
+
+`train(config)` runs in this process; `sandbox.run` starts a child for it (`child`).
+
+On the CPU a run is a pure function of its config: the order of the seeds, their neighbors and dropout are functions of
+(seed, epoch, batch). A run that was interrupted at any moment and resumed therefore ends with the same weights, bit for
+bit, as one that never was, whatever loading policy either used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ..config import TrainConfig
+from ..errors import InputError
+from ..forecast.phases import step_reserve_bytes
+from ..forecast.sizes import size_of_dataset
+from ..graph.store import Dataset
+from ..memory import cuda
+from ..memory.cuda import OUT_OF_CUDA_MEMORY
+from ..memory.recorder import EventLog, Recorder
+from ..memory.signals import Stopped, StopRequest, handled
+from ..runs.diagnosis import STOPPED
+from ..runs.folder import own_run_dir
+from ..runs.sandbox import check_inputs, start_attempt, write_result
+from ..sampling.policies import compile_kernels, make_loaders
+from ..sources.catalog import open_dataset
+from .checkpoint import Row
+from .distributed import Ranks, join
+from .models import GNN
+from .trainer import Progress, Trainer
+
+
+@dataclass
+class TrainResult:
+    """What `train` returns: one dict per epoch (keys `METRIC_COLUMNS`, None where not evaluated) and the model."""
+
+    history: list[Row]
+    model: GNN
+    run_dir: Path | None = None
+
+
+def warm_up() -> None:
+    """Import, compile and allocate what any run needs: kernels, a training step on 1,280 random nodes, the evaluator.
+
+    For measuring the memory that does not shrink with the data.
+    """
+    compile_kernels([3, 2])
+    evaluator = importlib.import_module("ogb.nodeproppred").Evaluator("ogbn-papers100M")
+    model = GNN("sage", 128, 16, 172, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    edges = torch.stack([torch.arange(1152), torch.arange(512).repeat_interleave(3)[:1152]])
+    scores = model(torch.randn(1280, 128), edges, [128, 384, 768], [384, 768])
+    F.cross_entropy(scores, torch.zeros(128, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    zeros = np.zeros((128, 1))
+    evaluator.eval({"y_true": zeros, "y_pred": zeros})
+
+
+def train(
+    config: TrainConfig,
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+) -> TrainResult:
+    """Train in this process.
+
+    Args:
+        config: What to train.
+        run_dir: Where config, timeline, events, metrics and checkpoints go; None keeps nothing on disk.
+        resume: Go on from the run's last checkpoint.
+
+    Raises:
+        InputError: for bad input, before anything is written; for a folder in which another process trains; for
+            `expandable_segments` in a process that has used CUDA already.
+        torch.OutOfMemoryError: when the GPU's memory ran out; the event `cuda_oom` is in the run's folder then.
+        Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
+            signals are handled here meanwhile, if this is the main thread.
+    """
+    cuda.prepare_allocator(config)
+    stop, folder = StopRequest(), None if run_dir is None else Path(run_dir)
+    with handled(stop), join(config.device) as ranks:
+
+        def check() -> Dataset:
+            check_inputs(config)
+            return open_dataset(config)
+
+        dataset = ranks.in_turn(check)
+        if folder is None or not ranks.first:
+            with ranks.together():  # the first rank is preparing the folder
+                pass
+            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
+        with contextlib.ExitStack() as stack:
+            with ranks.together():
+                stack.enter_context(own_run_dir(config, folder, resume=resume))
+            return _train_recorded(config, folder, stop, ranks, resume=resume, dataset=dataset)
+
+
+def _train_recorded(
+    config: TrainConfig, folder: Path, stop: StopRequest, ranks: Ranks, *, resume: bool, dataset: Dataset
+) -> TrainResult:
+    earlier, begin = start_attempt(folder), time.monotonic()
+    recorder = Recorder(folder, os.getpid()).start()
+    code = 1
+    try:
+        result = train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
+        code = 0
+        return result
+    except BaseException as error:
+        codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130, torch.OutOfMemoryError: OUT_OF_CUDA_MEMORY}
+        code = next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
+        raise
+    finally:
+        recorder.stop()
+        write_result(folder, code, time.monotonic() - begin, samples_from=earlier)
+
+
+def train_prepared(
+    config: TrainConfig,
+    run_dir: Path | None,
+    stop: StopRequest,
+    ranks: Ranks,
+    *,
+    resume: bool,
+    how: str,
+    dataset: Dataset | None = None,
+) -> TrainResult:
+    """Train in a folder that is prepared, locked and recorded by the caller; raises as `train`.
+
+    Args:
+        how: Progress as `config.progress` has it.
+        dataset: Open already, or None to open it here.
+    """
+    threads = torch.get_num_threads()
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    log = EventLog(run_dir if ranks.first else None)
+    try:
+        if dataset is None:
+            with log.phase("open"):
+                dataset = ranks.in_turn(lambda: open_dataset(config))
+        log.mark("note", reader=type(dataset).__name__, dataset=config.dataset, ranks=ranks.num_ranks)
+        if ranks.num_ranks > 1 and config.loading != "store":
+            text = f"each of the {ranks.num_ranks} ranks holds its own copy of the data; loading=store shares one"
+            log.mark("note", text=text)
+        with log.phase("compile kernels"):
+            compile_kernels(list(config.num_neighbors))
+        reserve = functools.partial(step_reserve_bytes, config, size=size_of_dataset(dataset))
+        loaders = make_loaders(dataset, config, log, ranks.rank, ranks.num_ranks, reserve)
+        del dataset
+        trainer = Trainer(config, loaders, run_dir, log, Progress(how if ranks.first else "none"), stop, ranks)
+        try:
+            if resume:
+                with ranks.together():
+                    trainer.restore()
+            trainer.run()
+        finally:
+            loaders.close()
+        return TrainResult(trainer.state.history, trainer.model, run_dir)
+    except torch.OutOfMemoryError as error:
+        cuda.record_oom(error, config, run_dir, log.mark)
+        raise
+    finally:
+        cuda.end(config)
+        log.close()
+        torch.set_num_threads(threads)

@@ -1,0 +1,292 @@
+"""The trainer: steps, evaluations, and the boundaries between batches at which a run is saved and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from ..config import TrainConfig
+from ..errors import InputError
+from ..memory import cuda
+from ..memory.cuda import resolve_device
+from ..memory.reading import release_memory
+from ..memory.recorder import EventLog
+from ..memory.signals import Stopped, StopRequest
+from ..runs.sandbox import is_interactive
+from ..sampling.choice import batch_key
+from ..sampling.policies import Loaders, set_epoch
+from .checkpoint import Row, State, append_metrics, cut_metrics, load_checkpoint, save_checkpoint
+from .distributed import Ranks, unsynchronized
+from .models import GNN, parameter_bytes
+
+_LINE_EVERY_S = 30.0
+
+
+class Progress:
+    """tqdm for a person, else a plain line every 30 s: bars flood the logs of papermill and Slurm."""
+
+    def __init__(self, how: str):
+        if how == "auto":
+            how = "bar" if is_interactive() else "lines"
+        self.how = how
+
+    def say(self, line: str) -> None:
+        if self.how != "none":
+            print(line, flush=True)
+
+    def over(self, batches: Iterable[Data], total: int, what: str) -> Generator[Data, None, None]:
+        """The batches, none of them held here while the next is made: `enumerate` and `tqdm(batches)` hold one."""
+        from tqdm import tqdm
+
+        begin = last = time.monotonic()
+        done = 0
+        hidden = self.how != "bar"
+        with tqdm(total=total, desc=what, unit="batch", leave=False, mininterval=0.5, disable=hidden) as bar:
+            for batch in batches:
+                yield batch
+                del batch
+                bar.update()
+                done, now = done + 1, time.monotonic()
+                if self.how == "lines" and now - last >= _LINE_EVERY_S:
+                    last, rate = now, done / (now - begin)
+                    left_s = (total - done) / rate
+                    self.say(f"  {what}: {done}/{total} batches, {rate:.1f} batches/s, {left_s:.0f} s left")
+
+
+def _forward(model: nn.Module, batch: Data, device: torch.device) -> Tensor:
+    # float16 features are widened after the copy, so that half the bytes cross to the GPU.
+    x = batch.x.to(device, non_blocking=True).float()
+    edge_index = batch.edge_index.to(device, non_blocking=True)
+    scores: Tensor = model(x, edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
+    return scores
+
+
+def _seed_labels(batch: Data, device: torch.device) -> Tensor:
+    return batch.y[: batch.batch_size].to(device, torch.int64)
+
+
+class Trainer:
+    """The state of one run: model, optimizer, loaders, and where its results go."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        loaders: Loaders,
+        run_dir: Path | None,
+        log: EventLog,
+        progress: Progress,
+        stop: StopRequest,
+        ranks: Ranks,
+    ):
+        self.config, self.loaders, self.run_dir, self.log, self.progress = config, loaders, run_dir, log, progress
+        self.stop, self.ranks = stop, ranks
+        self.device = resolve_device(config.device)
+        for note in cuda.begin(config, self.device.type):
+            log.mark("note", text=note)
+            progress.say(note)
+        torch.manual_seed(config.seed)
+        self.model = GNN.of(config, loaders.num_features, loaders.num_classes).to(self.device)
+        self.parallel = ranks.parallel(self.model, self.device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
+        log.part("model, gradients, Adam", 4 * parameter_bytes(self.model))
+        self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
+        self.state = State()
+        self._loss = torch.zeros(
+            (), dtype=torch.float64, device=self.device
+        )  # this rank's part of the state's loss_sum
+        self._saved_s = time.monotonic()
+        self._batches = 0  # of the running epoch, for release_every
+
+    # Checkpoint and resume ------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write checkpoint.pt, atomically. All ranks come here; the first one writes."""
+        self._saved_s = time.monotonic()
+        self.state.loss_sum = float(self.ranks.sum(self._loss.clone()))
+        if self.run_dir is not None and self.ranks.first:
+            with self.log.phase("checkpoint"):
+                save_checkpoint(self.run_dir, self.state, self.num_seeds, self.model, self.optimizer, self.scaler)
+        self.ranks.highest(0)  # nobody ends before it is written
+
+    def restore(self) -> None:
+        """Go back to the last checkpoint, and metrics.csv with it; to the start where there is none yet."""
+        assert self.run_dir is not None
+        state = load_checkpoint(self.run_dir, self.num_seeds, self.model, self.optimizer, self.scaler)
+        if state.epoch > self.config.epochs:
+            raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
+        if state.batches_per_step not in (0, self.batches_per_step):
+            text = f"a step has {self.batches_per_step} batches from here on, {state.batches_per_step} before"
+            self.log.mark("note", text=text)
+            self.progress.say(f"{text}; set accumulate to keep its size with another number of ranks")
+        self.state = state
+        if self.ranks.first:
+            self._loss.fill_(state.loss_sum)
+            cut_metrics(self.run_dir, state.epoch)
+
+    @property
+    def batches_per_step(self) -> int:
+        return self.config.accumulate * self.ranks.num_ranks
+
+    def _boundary(self, training: bool = False) -> None:
+        """Between two steps or two batches of an evaluation: the one place where a run stops on a signal."""
+        due = training and 0 < self.config.checkpoint_every_s <= time.monotonic() - self._saved_s
+        number, due_anywhere = self.ranks.highest(self.stop.number, int(due))
+        if number:
+            name, state = signal.Signals(number).name, self.state
+            self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
+            self.save()
+            self.ranks.note_memory(self.log)
+            where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
+            how = "go on with resume=True (--resume)" if self.run_dir else "without a run_dir nothing of it is kept"
+            raise Stopped(f"stopped by {name} {where}; {how}")
+        if due_anywhere:
+            self.save()
+
+    # One epoch ------------------------------------------------------------------------------------------------------
+
+    def train_epoch(self) -> None:
+        """The rest of the running epoch's pass over the train split."""
+        config, state = self.config, self.state
+        epoch, num_seeds = state.epoch + 1, self.num_seeds["train"]
+        loader = self.loaders.train_loader()
+        set_epoch(loader, epoch, state.position)
+        self.model.train()
+        self._batches = 0
+        begin = time.monotonic() - state.time_s
+        with (
+            self.log.phase("train epoch", epoch=epoch),
+            contextlib.closing(self.progress.over(loader, len(loader), f"epoch {epoch}")) as batches,
+        ):
+            self._boundary()
+            while state.position < num_seeds:
+                end = min(state.position + config.batch_size * self.batches_per_step, num_seeds)
+                self._step(batches, epoch, end)
+                state.position, state.time_s = end, time.monotonic() - begin
+                state.batches_per_step = self.batches_per_step
+                self._boundary(training=True)
+            assert next(batches, None) is None, "the loader has more batches than its share"
+
+    def _step(self, batches: Iterator[Data], epoch: int, end: int) -> None:
+        """One optimizer step with the mean gradient over all seeds from the state's position to `end` of the order."""
+        config, ranks, begin = self.config, self.ranks, self.state.position
+        self.optimizer.zero_grad(set_to_none=True)
+        size = config.batch_size
+        own = len(range(begin + ranks.rank * size, end, ranks.num_ranks * size))
+        scale = ranks.num_ranks / (end - begin)  # DistributedDataParallel divides by the number of ranks
+        for i in range(own):
+            with contextlib.nullcontext() if i == own - 1 else unsynchronized(self.parallel):
+                batch = next(batches)
+                self._seed_dropout(epoch, int(batch.input_id[0]))
+                labels = _seed_labels(batch, self.device)
+                loss = F.cross_entropy(_forward(self.parallel, batch, self.device), labels, reduction="sum")
+                self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
+            self._loss += loss.detach()
+            del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
+            self.log.cuda()
+            self._batches += 1
+            if config.release_every and self._batches % config.release_every == 0:
+                self.log.mark("release", after=f"batch {self._batches}", **release_memory())
+            if config.empty_cache_every and self._batches % config.empty_cache_every == 0:
+                cuda.empty_cache(self.log.mark, self._batches)
+        if not own:  # the order ends before this rank's turn, but the others wait for its gradients
+            self.scaler.scale(self._zero_loss()).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def _zero_loss(self) -> Tensor:
+        """A loss of nothing: one node without neighbors, its scores times zero."""
+        x = torch.zeros(1, self.loaders.num_features, device=self.device)
+        edge_index = torch.empty(2, 0, dtype=torch.int64, device=self.device)
+        hops = len(self.config.num_neighbors)
+        scores: Tensor = self.parallel(x, edge_index, [1] + [0] * hops, [0] * hops)
+        return 0.0 * scores.sum()
+
+    def _seed_dropout(self, epoch: int, first: int) -> None:
+        """Have dropout depend on (seed, epoch, batch) alone, as the choice of neighbors does."""
+        key = int(batch_key(np.uint64(self.config.seed), epoch, first))
+        torch.default_generator.manual_seed(key)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(key)
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> float:
+        """Accuracy on `split` as OGB's own Evaluator computes it."""
+        from ogb.nodeproppred import Evaluator
+
+        self.model.eval()
+        num_seeds, ranks = self.num_seeds[split], self.ranks
+        size = self.config.eval_batch_size or self.config.batch_size
+        predicted = torch.zeros(num_seeds, dtype=torch.int64)
+        rounds = range(0, num_seeds, size * ranks.num_ranks)
+        shown = self.progress.over(self.loaders.eval_batches(split), len(rounds), f"eval {split}")
+        with self.log.phase(f"eval {split}"), contextlib.closing(shown) as batches:
+            for begin in rounds:
+                self._boundary()
+                if begin + ranks.rank * size < num_seeds:
+                    batch = next(batches)
+                    predicted[batch.input_id] = _forward(self.model, batch, self.device).argmax(dim=-1).cpu()
+                    del batch
+            assert next(batches, None) is None, "the loader has more batches than its share"
+        ranks.sum(predicted)  # each place was filled by one rank
+        accuracy = torch.zeros((), dtype=torch.float64)
+        if ranks.first:
+            # Any data set with one label per node is scored by the rule of ogbn-papers100M: the share of right answers.
+            name = self.config.dataset if self.config.dataset.startswith("ogbn-") else "ogbn-papers100M"
+            y_true = self.loaders.labels(split).numpy().astype(np.int64)
+            scores = Evaluator(name).eval({"y_true": y_true[:, None], "y_pred": predicted.numpy()[:, None]})
+            accuracy.fill_(float(scores["acc"]))
+        return float(ranks.sum(accuracy))
+
+    def _splits_to_evaluate(self, epoch: int) -> list[str]:
+        config, final = self.config, epoch == self.config.epochs
+        splits: list[str] = list(config.eval_splits) if final or epoch % config.eval_every == 0 else []
+        if (config.train_eval == "every_epoch" and splits) or (config.train_eval == "final" and final):
+            splits.insert(0, "train")
+        return splits
+
+    def run(self) -> None:
+        """All epochs that are left, each with its evaluation, its line, its row and its checkpoint."""
+        config, num_seeds = self.config, self.num_seeds["train"]
+        while self.state.epoch < config.epochs:
+            epoch = self.state.epoch + 1
+            if self.state.position < num_seeds:  # else it was interrupted in its evaluation
+                self.train_epoch()
+            loss = float(self.ranks.sum(self._loss.clone())) / max(num_seeds, 1)
+            if epoch == config.epochs:
+                # The final evaluation needs no train loader: its CSC and workers make room for the eval loaders.
+                self.loaders.drop_train_loader()
+            begin = time.monotonic()
+            splits = self._splits_to_evaluate(epoch)
+            if splits:
+                self.save()  # a kill in an evaluation must not cost the epoch
+            scores = {split: self.evaluate(split) for split in splits}
+            row: Row = {"epoch": epoch, "loss": loss, "train": None, "valid": None, "test": None}
+            row |= {**scores, "time_s": self.state.time_s, "eval_time_s": time.monotonic() - begin}
+            steps = self.state.batches_per_step
+            self.state = State(epoch=epoch, history=[*self.state.history, row], batches_per_step=steps)
+            self._loss.zero_()
+            if self.run_dir is not None and self.ranks.first:
+                append_metrics(self.run_dir, row)
+            self.save()
+            self.progress.say(epoch_line(row))
+        self.ranks.note_memory(self.log)
+
+
+def epoch_line(row: Row) -> str:
+    """`Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s`; what was not evaluated is left out."""
+    parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]
+    for name, split in (("Train", "train"), ("Val", "valid"), ("Test", "test")):
+        if row[split] is not None:
+            parts.append(f"{name}: {row[split]:.4f}")
+    time_s = row["time_s"] or 0.0
+    return " | ".join([*parts, f"Time: {time_s:.0f}s" if time_s >= 10 else f"Time: {time_s:.1f}s"])

@@ -1,0 +1,256 @@
+"""Promises of `forecast`: the phases are those of a run and hold what it holds then, for any config and size."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.forecast.audit import kind_of
+from ogbnlib.forecast.phases import Plan, predict, step_reserve_bytes
+from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, GraphSize, labels_bytes
+from ogbnlib.runs.timeline import read_events
+from ogbnlib.sampling.budget import Batch, choose_windows
+
+MB, GB = 2**20, 10**9
+NODES, EDGES = 111_059_956, 1_615_685_872
+PAPERS = KNOWN["ogbn-papers100M"]
+POLICIES = ("eager", "lazy", "shared", "store")
+
+
+def config(**values: Any) -> TrainConfig:
+    return TrainConfig.create({"dataset": "ogbn-papers100M", **values})
+
+
+def forecast(size: GraphSize = PAPERS, limit: int | None = None, **values: Any) -> Plan:
+    return predict(config(**values), size, memory_limit_bytes=limit)
+
+
+# papers100M ----------------------------------------------------------------------------------------------------------
+
+FEATURES, COO, CSC = 128 * 4 * NODES, 16 * EDGES, 8 * (NODES + 1) + 16 * EDGES
+SORT = 32 * EDGES - CSC
+TABLE = [
+    ({"loading": "eager"}, 188, FEATURES + COO + 3 * CSC + SORT),
+    ({"loading": "lazy", "train_eval": "never"}, 161, FEATURES + COO + 2 * CSC + SORT),
+    ({"loading": "shared", "engine": "pyg"}, 71, FEATURES + 8 * (NODES + 1) + 8 * EDGES),
+    ({"loading": "shared", "feature_dtype": "float16"}, 36, FEATURES // 2 + 8 * (NODES + 1) + 4 * EDGES),
+]
+
+
+@pytest.mark.parametrize(("values", "decimal_gb", "graph_bytes"), TABLE, ids=lambda part: str(part)[:40])
+def test_papers100m_peaks_at_the_measured_table(values: dict[str, Any], decimal_gb: int, graph_bytes: int) -> None:
+    plan = forecast(**values)
+    assert plan.peak_bytes / GB == pytest.approx(decimal_gb, abs=1)
+    rest = plan.peak_bytes - graph_bytes - RUNTIME_BYTES - labels_bytes(PAPERS)
+    assert 0 <= rest < 10 * MB  # the batch, its step and the model
+
+
+def test_papers100m_from_disk_holds_under_2_gb_beside_its_windows() -> None:
+    plan = forecast(limit=4 * 2**30, loading="store")
+    assert max(phase.held_bytes - phase.parts.get("windows", 0) for phase in plan.phases) < 2 * GB
+    assert plan.window is not None
+    assert plan.window.window_batches
+    assert plan.peak_bytes < 4 * 2**30
+    assert plan.least_bytes < 2 * GB
+
+
+def test_papers100m_from_disk_wants_its_files_in_the_page_cache_where_they_fit() -> None:
+    plan = forecast(limit=64 * 2**30, loading="store")
+    assert plan.cache_bytes == 8 * (NODES + 1) + 4 * EDGES + 2 * 128 * NODES
+    assert plan.peak_bytes < 2 * GB
+
+
+# Phases as a run has them ---------------------------------------------------------------------------------------------
+
+
+def resident(run_dir: Path, epochs: int) -> dict[str, set[str]]:
+    """The CSCs that a run held in each kind of phase, from its events."""
+    held: dict[str, set[str]] = {}
+    parts: set[str] = set()
+    open_: list[str] = []
+    epoch = 0
+    for event in read_events(run_dir):
+        if event["event"] == "begin":
+            epoch = event.get("epoch", epoch)
+            name = "train" if event["phase"] == "train epoch" else event["phase"]
+            open_.append(name.replace("eval", "final") if epoch == epochs else name)
+        elif event["event"] == "end":
+            held.setdefault(open_.pop(), set()).update(parts)
+        elif event["event"] == "part" and event["name"].endswith("CSC"):
+            parts = parts | {event["name"]} if event["bytes"] else parts - {event["name"]}
+        for phase in open_:
+            held.setdefault(phase, set()).update(parts)
+    return {name: held[name] for name in held if name.startswith(("train", "eval", "final"))}
+
+
+EVALUATIONS = [
+    {"train_eval": "every_epoch", "epochs": 2},
+    {"train_eval": "final", "epochs": 2, "eval_splits": "valid"},
+    {"train_eval": "final", "epochs": 1, "eval_splits": ""},
+    {"train_eval": "every_epoch", "epochs": 2, "eval_splits": ""},
+    {"train_eval": "never", "epochs": 2, "eval_every": 2},
+    {"epochs": 0},
+]
+
+
+@pytest.mark.parametrize("values", EVALUATIONS, ids=str)
+@pytest.mark.parametrize("policy", ["eager", "lazy", "shared"])
+def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_it(
+    tiny_config: Callable[..., TrainConfig], tmp_path: Path, policy: str, values: dict[str, Any]
+) -> None:
+    from ogbnlib.training.train import train
+
+    run = tiny_config(loading=policy, **values)
+    train(run, tmp_path / "run")
+    plan = predict(run)
+    foreseen = {
+        phase.name: {part for part in phase.parts if part.endswith("CSC")}
+        for phase in plan.phases
+        if phase.name.startswith(("train", "eval", "final"))
+    }
+    assert resident(tmp_path / "run", run.epochs) == foreseen
+    begun = {event["phase"] for event in read_events(tmp_path / "run") if event["event"] == "begin"}
+    # What takes no memory worth a forecast; under `shared` a loader is a view.
+    own = {"checkpoint", "release", "compile kernels"}
+    own |= {f"build {split} loader" for split in ("train", "valid", "test")} if policy == "shared" else set()
+    assert {kind_of(phase.name) for phase in plan.phases} == {kind_of(phase) for phase in begun} - own
+
+
+# Any config and any size ----------------------------------------------------------------------------------------------
+
+EMPTY = replace(PAPERS, num_seeds={"train": 10, "valid": 0, "test": 0})
+VALUES: list[dict[str, Any]] = [
+    {},
+    {"epochs": 0},
+    {"eval_splits": "", "train_eval": "never"},
+    {"num_neighbors": [-1, -1]},
+    {"batch_size": 10**7, "eval_batch_size": 10**7},
+    {"num_workers": 4, "persistent_workers": True},
+    {"model": "gat", "undirected": True},
+    {"lookahead": "off"},
+    {"lookahead": "2 MB"},
+]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=str)
+@pytest.mark.parametrize("size", [*KNOWN.values(), EMPTY], ids=lambda size: size.name)
+def test_every_config_has_a_forecast_under_every_limit(size: GraphSize, values: dict[str, Any]) -> None:
+    for policy, limit in itertools.product(POLICIES, (None, MB, 400 * MB, 2**36)):
+        plan = forecast(size, limit, loading=policy, **values)
+        assert 0 < plan.least_bytes <= plan.peak_bytes
+        assert min(min(phase.parts.values()) for phase in plan.phases) >= 0
+        assert plan.epoch_s > 0
+
+
+def test_a_split_without_nodes_needs_no_window() -> None:
+    files = {"colptr": 100, "row": 100, "x": 100}
+    assert choose_windows(files, 10, 4, Batch((0, 0), (0,)), 0, 1, 0.5).window_batches is None
+
+
+def test_a_batch_is_no_larger_than_its_split() -> None:
+    size = replace(PAPERS, num_seeds={"train": 100, "valid": 10, "test": 10})
+    assert forecast(size, batch_size=100).batch == forecast(size, batch_size=4096).batch
+
+
+def test_only_a_store_takes_less_than_its_peak_and_only_with_lookahead_auto() -> None:
+    limit = 8 * 2**30
+    for values in ({"loading": "shared"}, {"lookahead": "2 GB"}, {"lookahead": "off"}):
+        plan = forecast(limit=limit, **{"loading": "store", **values})
+        assert plan.least_bytes == plan.peak_bytes
+    plan = forecast(limit=limit, loading="store")
+    assert plan.least_bytes < plan.peak_bytes / 2
+
+
+def test_a_large_evaluation_batch_counts_towards_the_least_memory() -> None:
+    small, large = (forecast(loading="store", eval_batch_size=seeds).least_bytes for seeds in (128, 65536))
+    assert large > small + 100 * MB
+
+
+def test_a_lookahead_of_a_size_is_for_windows_alone() -> None:
+    values = {"loading": "store", "num_neighbors": [15, 10, 5], "batch_size": 1024, "lookahead": "1 GB"}
+    assert step_reserve_bytes(config(**values), forecast(**values).batch, PAPERS) == 0
+    for limit in (None, 4 * 2**30):
+        window = forecast(limit=limit, **values).window
+        assert window is not None
+        assert window.window_batches
+        assert 0.3 * 2**30 < window.window_bytes < 2**30
+
+
+def test_the_window_that_waits_for_the_next_epoch_is_held_during_evaluations_between() -> None:
+    plan = forecast(limit=8 * 2**30, loading="store", epochs=2, num_neighbors=[15, 10, 5], batch_size=1024)
+    assert plan.window is not None
+    assert plan.window.overlapped
+    for phase in plan.phases:
+        assert ("next window to train on" in phase.parts) == phase.name.startswith("eval")
+
+
+def test_workers_are_not_asked_for_windows() -> None:
+    limit = 4 * 2**30
+    plain, forked = (forecast(limit=limit, loading="store", num_workers=workers) for workers in (0, 4))
+    assert [phase.parts for phase in plain.phases] == [phase.parts for phase in forked.phases]
+
+
+def test_workers_have_no_more_batches_ready_than_there_are() -> None:
+    size = replace(PAPERS, num_seeds={"train": 300, "valid": 10, "test": 10})
+    (train,) = (phase for phase in forecast(size, num_workers=4).phases if phase.name == "train")
+    assert train.parts["workers' batches (shared memory)"] == 2 * train.parts["batch in use"]
+
+
+def test_persistent_workers_of_the_other_loaders_stay() -> None:
+    def workers(policy: str, persistent: bool) -> dict[str, int]:
+        plan = forecast(loading=policy, num_workers=2, persistent_workers=persistent)
+        return {phase.name: phase.parts["workers"] for phase in plan.phases if "workers" in phase.parts}
+
+    for policy, others in (("eager", {"train": 2, "eval valid": 2, "final test": 1}), ("lazy", {"eval valid": 1})):
+        kept, ended = workers(policy, True), workers(policy, False)
+        for phase, count in others.items():
+            assert kept[phase] - ended[phase] == count * 2 * 8 * MB
+
+
+def test_more_of_anything_takes_no_less() -> None:
+    for policy in POLICIES:
+        for name, values in {
+            "batch_size": [64, 512, 4096],
+            "num_neighbors": [[3, 2], [10, 5], [20, 15]],
+            "hidden_channels": [16, 64, 256],
+            "num_workers": [1, 2, 4],
+            "epochs": [1, 2],
+        }.items():
+            peaks = [forecast(loading=policy, **{name: value}).peak_bytes for value in values]
+            assert peaks == sorted(peaks)
+
+
+def test_a_data_set_that_ogb_reads_is_whole_in_ram_while_the_shared_csc_is_built() -> None:
+    size = KNOWN["ogbn-products"]
+    build = forecast(size).phases[0]
+    assert build.name == "build shared CSC"
+    assert build.held_bytes > 16 * size.num_edges + 4 * 100 * size.num_nodes
+    assert forecast(PAPERS, reader="ogb").peak_bytes > forecast(PAPERS).peak_bytes + 16 * EDGES - FEATURES // 10
+
+
+def test_reverse_edges_are_added_by_pyg_even_where_they_are() -> None:
+    names = [phase.name for phase in forecast(KNOWN["ogbn-products"], loading="lazy", undirected=True).phases]
+    assert "add reverse edges" in names
+
+
+def test_a_store_that_cannot_do_what_is_asked_is_refused() -> None:
+    one_way = replace(PAPERS, stored="store")
+    with pytest.raises(InputError, match="undirected: "):
+        forecast(one_way, loading="store", undirected=True)
+    with pytest.raises(InputError, match="engine: "):
+        forecast(loading="store", engine="pyg")
+    forecast(replace(one_way, undirected=True), loading="store", undirected=True)
+
+
+def test_half_width_features_are_widened_on_the_gpu() -> None:
+    full, half = (forecast(feature_dtype=dtype).gpu for dtype in ("float32", "float16"))
+    assert half["batch"] > full["batch"]
+    assert half["activations"] == full["activations"]
+    assert forecast(loading="store").gpu == half

@@ -1,0 +1,269 @@
+"""Promises of `planner`: verdicts keep their margin, what it suggests fits and runs, and it needs sizes alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.forecast.phases import predict
+from ogbnlib.forecast.planner import (
+    ALLOCATIONS,
+    FITS,
+    RUNGS,
+    TIGHT,
+    WILL_NOT_FIT,
+    ladder,
+    margin_bytes,
+    plan,
+    recommend,
+    sbatch_mem,
+    verdict,
+)
+from ogbnlib.forecast.sizes import KNOWN
+from ogbnlib.memory.limits import Limit
+from ogbnlib.runs.sandbox import run
+from ogbnlib.sources.synth import synthesize
+
+MB, GB = 2**20, 2**30
+PAPERS = KNOWN["ogbn-papers100M"]
+STORE = replace(PAPERS, stored="store", feature_itemsize=2)
+
+
+def config(**values: Any) -> TrainConfig:
+    return TrainConfig.create({"dataset": "ogbn-papers100M", **values})
+
+
+@pytest.mark.parametrize("policy", ["eager", "lazy", "shared", "store"])
+def test_a_verdict_is_claimed_outside_the_margin_only(policy: str) -> None:
+    forecast = predict(config(loading=policy))
+    need = forecast.least_bytes
+    margin = margin_bytes(need)
+    assert margin == max(60 * MB, int(0.08 * need))
+    assert [verdict(forecast, need + d) for d in (margin, margin - 1, 0, -margin, -margin - 1)] == [
+        FITS, TIGHT, TIGHT, TIGHT, WILL_NOT_FIT,
+    ]  # fmt: skip
+
+
+def test_without_a_limit_there_is_neither_verdict_nor_advice() -> None:
+    advice = plan(config(loading="eager"))
+    assert (advice.verdict, advice.alternatives) == (None, ())
+    assert "would fit" not in str(advice)
+
+
+# What would fit -------------------------------------------------------------------------------------------------------
+
+KNOBS = ("loading", "feature_dtype", "num_workers", "batch_size", "num_neighbors")
+LARGE = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
+CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
+    ("64 GB", {"loading": "eager"}, [{"loading": "store"}]),
+    (
+        "48 GB",
+        {"loading": "lazy", "engine": "pyg"},
+        [{"loading": "shared", "feature_dtype": "float16"}],
+    ),
+    (
+        "62 GB",
+        {"loading": "shared", "num_workers": 8, "persistent_workers": True, "engine": "pyg", **LARGE},
+        [{"feature_dtype": "float16"}],
+    ),
+    (
+        "1400 MB",
+        {"loading": "store", "num_workers": 4, "persistent_workers": True, **LARGE},
+        [{"batch_size": 512}, {"num_neighbors": (8, 5, 3)}],
+    ),
+    (
+        "800 MB",
+        {"loading": "store", "model": "gat", "heads": 8, **LARGE},
+        [{"batch_size": 64}, {"num_neighbors": (2, 2, 2)}],
+    ),
+    (
+        "600 MB",
+        {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
+        [{"loading": "store", "batch_size": 250}, {"loading": "store", "num_neighbors": (8, 8)}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("limit", "values", "expected"), CASES, ids=str)
+def test_what_is_suggested_fits_with_the_fewest_and_smallest_changes_and_the_first_knobs_first(
+    limit: str, values: dict[str, Any], expected: list[dict[str, Any]]
+) -> None:
+    advice = plan(config(**values), limit)
+    assert advice.verdict != FITS
+    assert [dict(found.changes) for found in advice.alternatives] == expected
+    knobs = []
+    for found in advice.alternatives:
+        changed = config(**values).replace(**found.changes)
+        again = plan(changed, limit)
+        assert again.verdict == FITS
+        assert again.plan.peak_bytes == found.plan.peak_bytes
+        knobs.append([KNOBS.index(name) for name in found.changes if name in KNOBS])
+    assert len({len(turned) for turned in knobs}) == 1
+    assert knobs == sorted(knobs)
+
+
+def test_the_stock_sampler_is_never_sent_to_a_store() -> None:
+    for found in plan(config(loading="eager", engine="pyg"), "64 GB").alternatives:
+        assert found.changes.get("loading") != "store"
+    assert plan(config(loading="eager", engine="pyg"), "8 GB").alternatives == ()
+    assert "raise the limit" in str(plan(config(loading="eager", engine="pyg"), "8 GB"))
+
+
+def test_a_store_without_reverse_edges_is_not_suggested_for_an_undirected_run() -> None:
+    values = {"loading": "shared", "undirected": True}
+    found = plan(config(**values), "44 GB", size=STORE).alternatives
+    assert [dict(other.changes) for other in found] == [{"feature_dtype": "float16"}]
+
+
+def test_what_has_to_be_converted_first_says_so() -> None:
+    assert "convert`" in str(plan(config(loading="eager"), "64 GB").alternatives[0])
+    assert "convert --undirected`" in str(plan(config(loading="eager", undirected=True), "64 GB").alternatives[0])
+    assert "convert`" in str(plan(config(loading="store")))
+    both = plan(config(loading="eager"), "64 GB", size=STORE), plan(config(loading="store"), "64 GB", size=STORE)
+    assert "convert" not in str(both[0]) + str(both[1])
+
+
+# What people read -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_names_phases_parts_peak_verdict_and_the_memory_to_ask_for() -> None:
+    advice = plan(config(loading="eager"), "64 GB")
+    text = str(advice)
+    for phase in advice.plan.phases:
+        assert phase.name in text
+    for words in ("<- peak", "WILL NOT FIT", "what would fit", "#SBATCH --mem=190G", "test loader's CSC"):
+        assert words in text
+    table = advice.table()
+    assert list(table.columns) == [phase.name for phase in advice.plan.phases]
+    assert table.loc["held at once"].max() == pytest.approx(advice.plan.peak_bytes / GB, abs=0.001)
+
+
+def test_the_numbers_are_json_and_add_up() -> None:
+    for policy in ("eager", "store"):
+        facts = json.loads(json.dumps(plan(config(loading=policy, num_neighbors=[-1, 2]), "8 GB").to_dict()))
+        for phase in facts["phases"]:
+            assert sum(phase["parts"].values()) == phase["held_bytes"]
+        assert facts["peak_bytes"] == max(phase["held_bytes"] for phase in facts["phases"])
+        assert facts["limit_bytes"] == 8 * GB
+
+
+def test_the_memory_to_ask_for_holds_the_peak_and_its_margin_and_fits_the_limit() -> None:
+    shared = predict(config(loading="shared"))
+    assert int(sbatch_mem(shared).split("=")[1][:-1]) * GB >= shared.peak_bytes + margin_bytes(shared.peak_bytes)
+    for limit in ("4 GB", "8 GB", "16 GB", "32 GB"):
+        advice = plan(config(loading="store", **LARGE), limit)
+        assert advice.verdict == FITS
+        assert int(advice.to_dict()["sbatch"].split("=")[1][:-1]) <= int(limit.split()[0])
+
+
+# Recommendation and ladder --------------------------------------------------------------------------------------------
+
+
+def rung(best: TrainConfig) -> int:
+    return next(i for i, rung in enumerate(RUNGS) if all(getattr(best, name) == value for name, value in rung.items()))
+
+
+def test_more_memory_never_recommends_less() -> None:
+    found = [rung(recommend("ogbn-papers100M", f"{gb} GB").plan.config) for gb in (1, 2, 4, 8, 16, 32, 48, 64, 128)]
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) > 2
+
+
+def test_a_recommendation_fits_and_the_rung_above_it_does_not() -> None:
+    for allocation in ("1 GB", "8 GB", "48 GB"):
+        advice = recommend("ogbn-papers100M", allocation)
+        assert advice.verdict == FITS
+        above = config(**RUNGS[rung(advice.plan.config) - 1])
+        assert plan(above, allocation).verdict != FITS
+
+
+def test_settings_of_your_own_are_kept() -> None:
+    best = recommend("ogbn-papers100M", "64 GB", model="gat", heads=8, hidden_channels=64).plan.config
+    assert (best.model, best.heads, best.hidden_channels) == ("gat", 8, 64)
+
+
+def test_too_little_memory_is_told_how_much_is_enough() -> None:
+    with pytest.raises(InputError, match=r"memory_limit: expected at least \d+ MB for ogbn-papers100M") as error:
+        recommend("ogbn-papers100M", "200 MB")
+    enough = str(error.value).split("at least ")[1].split(" for")[0]
+    assert recommend("ogbn-papers100M", enough).verdict == FITS
+
+
+def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs() -> None:
+    best, hurried = ladder(), ladder(max_epoch_s=1800)
+    assert set(best["num_neighbors"]) == {"15 10 5"}
+    assert best["epoch min"].max() > 30 >= hurried["epoch min"].max()
+    assert len(set(hurried["num_neighbors"])) > 1
+    with pytest.raises(InputError, match="max_epoch_s: expected at least") as error:
+        recommend("ogbn-papers100M", "8 GB", max_epoch_s=1)
+    enough_s = int(str(error.value).split("at least ")[1].split(" for")[0])
+    assert recommend("ogbn-papers100M", "8 GB", max_epoch_s=enough_s).verdict == FITS
+    with pytest.raises(InputError):
+        recommend("ogbn-papers100M", "8 GB", max_epoch_s=enough_s - 1)
+
+
+def test_the_ladder_has_a_row_for_each_allocation() -> None:
+    table = ladder()
+    assert list(table.index) == list(ALLOCATIONS)
+    assert (table["loading"] != "nothing fits").all()
+    assert (table["peak GB"] <= [int(allocation.split()[0]) for allocation in ALLOCATIONS]).all()
+    assert (table["epoch min"] > 0).all()
+    assert set(ladder(loading="eager")["loading"]) == {"eager", "nothing fits"}
+
+
+def test_a_mistake_is_not_nothing_fits() -> None:
+    with pytest.raises(InputError, match="did you mean 'batch_size'"):
+        ladder(batchsize=3)
+    with pytest.raises(InputError, match="data set"):
+        ladder("ogbn-paper")
+
+
+def test_planning_imports_neither_torch_nor_numpy_for_a_known_data_set() -> None:
+    code = "import sys; from ogbnlib.forecast.planner import plan; from ogbnlib.config import TrainConfig\n"
+    code += "print(plan(TrainConfig.create(dataset='ogbn-papers100M', loading='eager'), '64 GB'))\n"
+    code += "print(sorted({'torch', 'torch_geometric', 'numba', 'numpy', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("stored", ["raw", "store"])
+def test_planning_a_folder_imports_no_torch(tiny_dir: Path, tmp_path: Path, stored: str) -> None:
+    folder = tiny_dir
+    if stored == "store":
+        from ogbnlib.sources.convert import convert
+
+        folder = convert(tiny_dir, tmp_path / "store", progress=False).path
+    code = "import sys; from ogbnlib.forecast.planner import plan; from ogbnlib.config import TrainConfig\n"
+    code += "plan(TrainConfig.create(dataset=sys.argv[1], loading=sys.argv[2]), '1 GB'); print('torch' in sys.modules)"
+    policy = "store" if stored == "store" else "shared"
+    done = subprocess.run([sys.executable, "-c", code, str(folder), policy], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# Under a real limit ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_recommended_runs_under_its_limit_where_eager_is_foretold_to_be_killed(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    kernel_limit(GB).close()  # skips where the kernel enforces none
+    data = tmp_path / "data"
+    synthesize(data, scale=0.005, progress=False)
+    fixed = {"num_neighbors": [3, 2], "batch_size": 128, "hidden_channels": 16, "epochs": 1, "train_eval": "never"}
+    values = {**fixed, "device": "cpu", "progress": "none"}
+    limit = 900 * MB
+    best = recommend(str(data), limit, **values).plan
+    assert best.config.loading == "shared"
+    eager = best.config.replace(loading="eager")
+    assert plan(eager, limit).verdict == WILL_NOT_FIT
+    assert run(best.config, limit, run_dir=tmp_path / "best", echo=False).exit_code == 0
+    assert run(eager, limit, run_dir=tmp_path / "eager", echo=False).exit_code == 137

@@ -1,0 +1,179 @@
+"""Promises of `footprint`: each part has the size of the tensors that it names."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.forecast.sizes import (
+    KNOWN,
+    GraphSize,
+    expected_batch,
+    feature_itemsize,
+    features_bytes,
+    label_itemsize,
+    mean_sampled,
+    shared_csc_bytes,
+    size_of,
+    stock_csc_bytes,
+    store_bytes,
+)
+from ogbnlib.forecast.step import model_state_bytes, parameter_count
+from ogbnlib.graph.store import label_dtype
+from ogbnlib.sampling.budget import Batch, batch_bytes
+from ogbnlib.sources.convert import convert
+from ogbnlib.sources.ogb import open_raw
+
+Config = Callable[..., TrainConfig]
+PAPERS = KNOWN["ogbn-papers100M"]
+
+
+@pytest.mark.parametrize("classes", [2, 172, 32_767, 32_768, 10**6])
+def test_a_label_takes_what_label_dtype_says(classes: int) -> None:
+    assert label_itemsize(classes) == np.dtype(label_dtype(classes)).itemsize
+
+
+def test_the_size_of_a_raw_folder_is_that_of_its_data(tiny_dir: Path) -> None:
+    seeds = {"train": 120, "valid": 40, "test": 50}
+    assert size_of(str(tiny_dir)) == GraphSize(open_raw(tiny_dir).name, 300, 3000, 8, 4, seeds)
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_the_size_of_a_store_is_that_of_its_arrays_and_files(tiny_dir: Path, tmp_path: Path, undirected: bool) -> None:
+    store = convert(tiny_dir, tmp_path / "store", undirected=undirected, feature_dtype="float16", progress=False)
+    size = size_of(str(tmp_path / "store"))
+    assert (size.num_nodes, size.num_edges, size.num_features, size.num_classes) == (300, len(store.row), 8, 4)
+    assert (size.stored, size.feature_itemsize, size.undirected) == ("store", 2, undirected)
+    assert dict(size.num_seeds) == {name: len(ids) for name, ids in store.read_splits().items()}
+    files = {name: getattr(store, name).nbytes for name in ("colptr", "row", "x")}
+    assert store_bytes(size, size.num_edges, size.feature_itemsize) == files
+
+
+def test_known_data_sets_agree_with_ogbs_own_list() -> None:
+    places = importlib.util.find_spec("ogb")
+    assert places is not None
+    assert places.submodule_search_locations is not None
+    with open(Path(places.submodule_search_locations[0]) / "nodeproppred" / "master.csv", newline="") as file:
+        head, *rows = csv.reader(file)
+    table = {name: {row[0]: row[i] for row in rows} for i, name in enumerate(head) if i}
+    assert set(KNOWN) == set(table)
+    for name, size in KNOWN.items():
+        tasks, classes = int(table[name]["num tasks"]), int(table[name]["num classes"])
+        assert size.num_classes == (classes if tasks == 1 else tasks)
+        assert bool(size.num_features) == (table[name]["has_node_attr"] == "True")
+        assert size.undirected == (table[name]["add_inverse_edge"] == "True")
+        assert (size.stored == "raw") == (table[name]["binary"] == "True")
+        assert 0 < sum(size.num_seeds.values()) <= size.num_nodes
+
+
+def test_an_unknown_name_gets_the_closest_known_one() -> None:
+    with pytest.raises(InputError, match="did you mean 'ogbn-arxiv'"):
+        size_of("ogbn-arxive")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere: expected a data set folder"):
+        size_of(str(tmp_path / "nowhere"))
+
+
+def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_dir: Path) -> None:
+    import torch
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NeighborLoader
+
+    edge_index = torch.from_numpy(open_raw(tiny_dir).read_edge_index())
+    stock = NeighborLoader(Data(edge_index=edge_index, num_nodes=300), [3], input_nodes=torch.arange(9)).node_sampler
+    kept = sum(tensor.nbytes for tensor in (stock.colptr, stock.row, stock.perm))
+    assert kept == stock_csc_bytes(size_of(str(tiny_dir)), 3000)
+
+
+def test_a_shared_csc_has_four_bytes_an_edge_and_eight_for_the_stock_sampler(tiny_dir: Path) -> None:
+    size = size_of(str(tiny_dir))
+    colptr, row = open_raw(tiny_dir).read_csc()
+    assert shared_csc_bytes(size, 3000) == colptr.nbytes + row.nbytes
+    assert shared_csc_bytes(size, 3000, "pyg") == colptr.nbytes + 2 * row.nbytes
+    assert shared_csc_bytes(replace(size, num_nodes=2**31), 1) == 8 * (2**31 + 1) + 8
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize(("fan_out", "hidden", "heads", "classes"), [([3], 8, 2, 5), ([3, 2, 2], 12, 3, 12)])
+def test_model_state_is_four_times_the_real_parameters(
+    model: str, fan_out: list[int], hidden: int, heads: int, classes: int
+) -> None:
+    from ogbnlib.training.models import GNN, parameter_bytes
+
+    config = TrainConfig.create(dataset="x", model=model, num_neighbors=fan_out, hidden_channels=hidden, heads=heads)
+    real = GNN(model, 7, hidden, classes, len(fan_out), heads=heads)
+    assert parameter_count(config, 7, classes) == sum(p.numel() for p in real.parameters())
+    assert model_state_bytes(config, 7, classes) == 4 * parameter_bytes(real)
+
+
+def test_a_batch_takes_what_its_tensors_take(tiny_config: Config, tiny_dir: Path) -> None:
+    from ogbnlib.memory.recorder import EventLog
+    from ogbnlib.sampling.policies import make_loaders
+
+    loader = make_loaders(open_raw(tiny_dir), tiny_config(feature_dtype="float16"), EventLog(None)).train_loader()
+    for real in loader:
+        batch = Batch(tuple(real.num_sampled_nodes), tuple(real.num_sampled_edges))
+        assert batch_bytes(batch, 8, 2) == real.x.nbytes + real.n_id.nbytes + real.edge_index.nbytes
+
+
+@pytest.mark.parametrize("k", [1, 3, 15, -1])
+def test_the_neighbors_of_a_node_are_the_mean_of_its_capped_degree(k: int) -> None:
+    degrees = np.random.default_rng(0).lognormal(np.log(14.5) - 0.92**2 / 2, 0.92, 10**6)
+    capped = degrees if k < 0 else np.minimum(degrees, k)
+    assert mean_sampled(14.5, k, 0.92) == pytest.approx(capped.mean(), rel=0.01)
+
+
+def test_a_node_without_neighbors_gets_none() -> None:
+    assert mean_sampled(0.0, 5, 0.92) == 0
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize(("fan_out", "batch_size"), [([3, 2], 128), ([10, 5], 512)])
+def test_the_expected_batch_is_close_to_a_drawn_one(
+    synth_dir: Path, undirected: bool, fan_out: list[int], batch_size: int
+) -> None:
+    import torch
+    from torch_geometric.sampler import NodeSamplerInput
+
+    from ogbnlib.sampling.sampler import CSCSampler
+
+    dataset = open_raw(synth_dir)
+    seeds = torch.from_numpy(np.random.default_rng(0).permutation(dataset.read_splits()["train"])[:batch_size])
+    sampler = CSCSampler(*dataset.read_csc(undirected), fan_out)
+    drawn = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds))
+    expected = expected_batch(size_of(str(synth_dir)), undirected, batch_size, fan_out)
+    assert expected.num_nodes == pytest.approx(len(drawn.node), rel=0.2)
+    assert expected.num_edges == pytest.approx(len(drawn.row), rel=0.2)
+
+
+@pytest.mark.parametrize("fan_out", [(1,), (20, 15, 10), (-1, -1, -1, -1)])
+def test_a_batch_has_no_more_nodes_than_the_graph(fan_out: tuple[int, ...]) -> None:
+    for size in KNOWN.values():
+        batch = expected_batch(size, False, size.num_nodes, fan_out)
+        assert 0 < batch.num_nodes <= size.num_nodes + len(fan_out)  # each hop is rounded
+        assert len(batch.hop_nodes) == len(fan_out) + 1
+        assert min(batch.hop_nodes) >= 0
+
+
+def test_a_batch_of_no_seeds_is_empty() -> None:
+    assert expected_batch(PAPERS, False, 0, (3, 2)) == Batch((0, 0, 0), (0, 0))
+
+
+def test_features_have_the_itemsize_of_where_they_are() -> None:
+    stored = replace(PAPERS, stored="store", feature_itemsize=4)
+    config = TrainConfig.create(dataset="x", feature_dtype="float16")
+    assert feature_itemsize(config, PAPERS) == 2
+    assert feature_itemsize(config.replace(feature_dtype="float32"), PAPERS) == 4
+    assert feature_itemsize(config.replace(loading="store"), PAPERS) == 2
+    assert feature_itemsize(config.replace(loading="store"), stored) == 4
+    assert features_bytes(PAPERS, 4) == 111_059_956 * 128 * 4

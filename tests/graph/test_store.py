@@ -1,0 +1,369 @@
+"""The promises of ogbnlib.graph.store: plain files, opened in milliseconds, every damage found and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import python_child
+
+from ogbnlib.errors import InputError
+from ogbnlib.graph import npz, store
+from ogbnlib.graph.sort import index_dtype
+from ogbnlib.graph.store import HEADER_BYTES, META, SPLITS, Store, npy_header, open_store
+from ogbnlib.graph.verify import verify_store
+from ogbnlib.graph.writer import StoreWriter
+from ogbnlib.sources.convert import convert
+from ogbnlib.sources.ogb import open_raw
+
+FILES = ("colptr", "row", "x", "y", "train", "valid", "test", "node_id")
+
+
+@pytest.fixture(scope="module")
+def made(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """With reverse edges and one hop kept, so that every file but year.npy is there."""
+    path = tmp_path_factory.mktemp("store") / "tiny"
+    return convert(tiny_dir, path, undirected=True, keep_hops=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return convert(
+        tiny_dir, tmp_path_factory.mktemp("store") / "plain", feature_dtype="float32", progress=False
+    )  # fmt: skip
+
+
+@pytest.fixture
+def copy(made: Store, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made.path, tmp_path / "copy"))
+
+
+def flip(file: Path, at: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+def rewritten(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:
+    """Change an array and its checksum: only a look at the values can find what is wrong."""
+    values = np.load(path / f"{name}.npy")
+    change(values)
+    with open(path / f"{name}.npy", "r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(values.tobytes())
+    meta = json.loads((path / META).read_text())
+    meta["files"][name]["crc32"] = store.zlib.crc32(values.tobytes())
+    change_meta(path, meta)
+
+
+def change_meta(path: Path, meta: dict[str, Any]) -> None:
+    meta.pop("crc32", None)
+    (path / META).write_text(json.dumps({**meta, "crc32": store._meta_crc32(meta)}, indent=2) + "\n")
+
+
+def test_a_broken_column_is_found_wherever_the_chunks_are_cut(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = int(np.load(copy / "colptr.npy")[-1]) - 1
+    rewritten(copy, "row", lambda v: v.__setitem__(last, v[last - 1]))
+    for chunk_bytes, block in ((16, 7), (1000, 300), (8 * 2**20, 2**20)):
+        monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr(store, "_BLOCK", block)
+        (problem,) = verify_store(copy)
+        assert f"edge {last} breaks it" in problem
+
+
+def test_importing_the_module_imports_no_torch() -> None:
+    code = "import sys, ogbnlib.graph.store, ogbnlib.sources.convert; assert not {'torch', 'ogb'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
+    for name in FILES:
+        array = np.load(made.path / f"{name}.npy", mmap_mode="r")
+        assert array.flags.c_contiguous
+        np.testing.assert_array_equal(array, getattr(made, name, None) if name not in SPLITS else made.splits[name])
+    assert made.colptr.dtype == np.int64
+    assert made.row.dtype == np.int32
+    assert made.x.dtype == np.float16
+    assert made.y.dtype == np.int16
+    assert all(isinstance(getattr(made, name), np.memmap) for name in ("colptr", "row", "x", "y", "node_id"))
+    assert not made.x.flags.writeable
+
+
+def test_data_begin_on_a_page_where_the_store_says(made: Store) -> None:
+    for name in FILES:
+        assert made.data_offset(name) % 4096 == 0
+        assert made.file_bytes(name) == made.file_path(name).stat().st_size
+    with open(made.file_path("x"), "rb") as file:
+        row = os.pread(file.fileno(), 2 * made.num_features, made.data_offset("x") + 7 * 2 * made.num_features)
+    np.testing.assert_array_equal(np.frombuffer(row, np.float16), made.x[7])
+    assert made.nbytes == sum(made.file_bytes(name) for name in made.files)
+
+
+def test_the_header_is_numpys_own_format_at_any_size() -> None:
+    for shape in ((0,), (3_231_371_744,), (111_059_956, 128)):
+        header = npy_header(np.float16, shape)
+        assert len(header) == HEADER_BYTES
+        import io
+
+        stream = io.BytesIO(header)
+        assert np.lib.format.read_magic(stream) == (1, 0)
+        assert np.lib.format.read_array_header_1_0(stream) == (shape, False, np.dtype("<f2"))
+        assert stream.tell() == HEADER_BYTES
+
+
+def test_it_is_pickled_by_path_and_opened_anew(made: Store) -> None:
+    _ = made.x, made.row
+    sent = pickle.dumps(made)
+    assert len(sent) < 1000
+    again = pickle.loads(sent)
+    assert again == made
+    assert "x" not in vars(again)
+    np.testing.assert_array_equal(again.x, made.x)
+
+
+def test_it_reads_into_ram_what_the_raw_data_set_does(plain: Store, tiny_dir: Path) -> None:
+    raw = open_raw(tiny_dir)
+    np.testing.assert_array_equal(plain.read_x(), raw.read_x())
+    np.testing.assert_array_equal(plain.read_x("float16"), raw.read_x("float16"))
+    np.testing.assert_array_equal(plain.read_y(), raw.read_y())
+    for mine, theirs in zip(plain.read_csc(), raw.read_csc(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert not isinstance(mine, np.memmap)
+    for name, ids in raw.read_splits().items():
+        np.testing.assert_array_equal(plain.read_splits()[name], ids)
+    assert plain.read_year() is None
+    by_column = raw.read_edge_index()[:, np.argsort(raw.read_edge_index()[1], kind="stable")]
+    np.testing.assert_array_equal(plain.read_edge_index(), by_column)
+    for size in (1, 7, 10_000):
+        chunks = list(plain.edge_chunks(size))
+        np.testing.assert_array_equal(np.concatenate([np.stack(pair) for pair in chunks], axis=1), by_column)
+        assert max(len(src) for src, _ in chunks) <= size
+    plain.release("x")
+
+
+def test_reading_a_csc_of_the_other_kind_is_refused(plain: Store, made: Store) -> None:
+    with pytest.raises(InputError, match="undirected"):
+        plain.read_csc(True)
+    with pytest.raises(InputError, match="undirected"):
+        made.read_csc(False)
+
+
+def test_random_access_can_be_advised(made: Store) -> None:
+    made.advise_random()
+    np.testing.assert_array_equal(made.x[::-1][:5], made.x[-5:][::-1])
+
+
+def test_index_types_change_at_two_to_the_31() -> None:
+    assert index_dtype(2**31 - 1) == np.int32
+    assert index_dtype(2**31) == np.int64
+    sizes = {"num_nodes": 111_059_956, "num_edges": 3_231_371_744, "num_features": 128, "num_classes": 172}
+    expected = store._expected(sizes)
+    assert expected["row"] == (("<i4",), (3_231_371_744,))
+    assert expected["colptr"] == (("<i8",), (111_059_957,))
+    assert store._expected({**sizes, "num_nodes": 2**31})["row"][0] == ("<i8",)
+    assert store._expected({**sizes, "num_classes": 40_000})["y"][0] == ("<i8",)
+
+
+def test_columns_beyond_two_to_the_31_edges_are_checked_where_they_are() -> None:
+    first = 2**31 - 2
+    colptr = np.array([0, first + 1, first + 4], np.int64)
+    sound = np.array([9, 3, 5, 7], np.int32)
+    assert store._check_columns(sound, first, colptr, 0, -1, 10, True) == (0, -1, 1, 7)
+    broken = np.array([9, 3, 5, 5], np.int32)
+    assert store._check_columns(broken, first, colptr, 0, -1, 10, True)[:2] == (0, first + 3)
+    assert store._check_columns(sound, first, colptr, 0, -1, 9, False)[0] == 1
+
+
+# Damage --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_store_verifies(made: Store, plain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for chunk_bytes, block in ((16, 7), (1000, 300), (8 * 2**20, 2**20)):
+        monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr(store, "_BLOCK", block)
+        assert verify_store(made.path) == []
+        assert verify_store(plain.path) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("where", ["header", "first", "middle", "last"])
+def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy: Path, name: str, where: str) -> None:
+    file = copy / f"{name}.npy"
+    size = file.stat().st_size
+    flip(file, {"header": 20, "first": HEADER_BYTES, "middle": (HEADER_BYTES + size) // 2, "last": size - 1}[where])
+    problems = verify_store(copy)
+    assert any(str(file) in problem for problem in problems), problems
+    assert all(f"{other}.npy: checksum" not in p for p in problems for other in FILES if other != name)
+
+
+def test_one_flipped_bit_at_any_place_of_the_description_is_found(copy: Path) -> None:
+    content = (copy / META).read_bytes()
+    for at in range(len(content)):
+        flip(copy / META, at)
+        (problem,) = verify_store(copy)
+        assert META in problem
+        (copy / META).write_bytes(content)
+    assert verify_store(copy) == []
+
+
+@pytest.mark.parametrize("name", [*FILES, "store.json"])
+@pytest.mark.parametrize("left", ["none", "nothing", "half", "all but a byte"])
+def test_a_missing_or_truncated_file_is_named_on_opening(copy: Path, name: str, left: str) -> None:
+    file = copy / (name if name == META else f"{name}.npy")
+    size = file.stat().st_size
+    if left == "none":
+        file.unlink()
+    else:
+        os.truncate(file, {"nothing": 0, "half": size // 2, "all but a byte": size - 1}[left])
+    with pytest.raises(InputError) as error:
+        open_store(copy)
+    assert file.name in str(error.value)
+    assert verify_store(copy) == [str(error.value)]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("colptr", lambda v: v.__setitem__(0, 1), "begin with 0"),
+        ("colptr", lambda v: v.__setitem__(5, v[-1] + 1), "ascending offsets, found 1"),
+        ("colptr", lambda v: v.__setitem__(-1, v[-1] + 1), "to end with"),
+        ("row", lambda v: v.__setitem__(3, 10**6), "node ids from 0 .* found 1 other"),
+        ("row", lambda v: v.__setitem__(3, -1), "node ids from 0 .* found 1 other"),
+        ("row", lambda v: v.__setitem__(slice(0, 2), v[1::-1].copy()), "sorted columns"),
+        ("row", lambda v: v.__setitem__(1, v[0]), "edge 1 breaks it"),
+        ("x", lambda v: v.__setitem__((4, 2), np.nan), "1 NaN or Inf, the first in row 4"),
+        ("x", lambda v: v.__setitem__((slice(6, 8), 0), np.inf), "2 NaN or Inf, the first in row 6"),
+        ("y", lambda v: v.__setitem__(0, 4), "labels from -1 to 3, found 1"),
+        ("train", lambda v: v.__setitem__(0, 10**6), "node ids from 0"),
+        ("train", lambda v: v.__setitem__(0, v[1]), "1 repeats"),
+        ("node_id", lambda v: v.__setitem__(0, v[1]), "ascending ids"),
+    ],
+)
+def test_values_that_cannot_be_are_found_even_under_a_right_checksum(
+    copy: Path, name: str, change: Callable[[np.ndarray], object], match: str
+) -> None:
+    rewritten(copy, name, change)
+    problems = verify_store(copy)
+    import re
+
+    assert any(f"{name}.npy" in problem and re.search(match, problem) for problem in problems), problems
+
+
+def test_splits_that_overlap_or_have_no_label_are_found(copy: Path) -> None:
+    valid = np.load(copy / "valid.npy")
+    rewritten(copy, "test", lambda v: v.__setitem__(0, valid[0]))
+    assert any("test.npy" in problem and "no node of valid" in problem for problem in verify_store(copy))
+    rewritten(copy, "y", lambda v: v.__setitem__(valid[0], -1))
+    assert any("valid.npy" in problem and "without a label" in problem for problem in verify_store(copy))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"version": 2}, "version 1, found 2; use a newer"),
+        ({"format": "other"}, "not a store of ours"),
+        ({"num_nodes": 5}, "expected"),
+        ({"num_edges": 5}, "row"),
+        ({"num_features": 5}, "x as <f2 or <f4"),
+        ({"num_classes": 40_000}, "y as <i8"),
+        ({"files": {}}, "entry for colptr"),
+    ],
+)
+def test_another_format_version_dtype_or_shape_is_refused(copy: Path, change: dict[str, Any], match: str) -> None:
+    change_meta(copy, {**json.loads((copy / META).read_text()), **change})
+    with pytest.raises(InputError, match=match):
+        open_store(copy)
+
+
+def test_an_edited_description_is_refused(copy: Path) -> None:
+    meta = (copy / META).read_text()
+    (copy / META).write_text(meta.replace('"name": "tiny"', '"name": "mine"'))
+    with pytest.raises(InputError, match="damaged or edited"):
+        open_store(copy)
+
+
+def test_what_is_no_store_is_refused_with_the_next_step(tmp_path: Path, tiny_dir: Path) -> None:
+    with pytest.raises(InputError, match="found none"):
+        open_store(tmp_path / "nothing")
+    with pytest.raises(InputError, match="convert it first"):
+        open_store(tiny_dir)
+    (tmp_path / ".half.part").mkdir()
+    with pytest.raises(InputError, match="a conversion is running or was interrupted"):
+        open_store(tmp_path / "half")
+    with pytest.raises(InputError, match="the work of a conversion"):
+        open_store(tmp_path / ".half.part")
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_writer_is_told_who_holds_the_target(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ogbnlib.graph.writer import StoreWriter\n"
+        "with StoreWriter(sys.argv[1]):\n    print('ready', flush=True); sys.stdin.readline()"
+    )
+    with python_child(code, str(tmp_path / "target")) as holder:
+        with pytest.raises(InputError, match=rf"pid {holder.pid} on {socket.gethostname()}"):
+            StoreWriter(tmp_path / "target")
+        assert (tmp_path / ".target.part").is_dir()
+    # The holder was killed: what it left is cleared.
+    (tmp_path / ".target.part" / "old").touch()
+    with StoreWriter(tmp_path / "target") as writer:
+        assert list(writer.folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_file_removed_by_its_holder_locks_nobody_out(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "target"):
+        pass
+    with StoreWriter(tmp_path / "target"):
+        (tmp_path / ".target.lock").unlink()
+        with StoreWriter(tmp_path / "other"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        with StoreWriter(tmp_path / "target") as writer:
+            writer.create("x", np.float16, (3,)).write(np.zeros((2, 3)))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_in_use_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "mine").write_text("keep")
+    (tmp_path / "file").write_text("keep")
+    for name in ("target", "file"):
+        with pytest.raises(InputError, match="expected a new or empty folder"):
+            StoreWriter(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "mine", "target"]
+
+
+def test_written_pages_are_sent_to_the_disk_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "DROP_BYTES", 1000)
+    values = np.arange(5000, dtype=np.int64)
+    with StoreWriter(tmp_path / "target") as writer:
+        out = writer.create("row", np.int64)
+        for begin in range(0, 5000, 100):
+            out.write(values[begin : begin + 100])
+        writer.close("row")
+        np.testing.assert_array_equal(np.load(writer.folder / "row.npy"), values)
+        assert writer._files["row"].crc32 == store.zlib.crc32(values.tobytes())

@@ -1,0 +1,399 @@
+"""Promises on a GPU's memory that need no GPU: torch.cuda is replaced where its answers matter."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MB, tree, write_run
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.forecast.cures import cuda_cures
+from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
+from ogbnlib.memory.reading import cuda
+from ogbnlib.memory.recorder import EventLog
+from ogbnlib.runs.diagnosis import diagnose, explain_exit_code, read_result
+from ogbnlib.runs.sandbox import run
+from ogbnlib.runs.timeline import read_events, read_timeline
+from ogbnlib.training.child import main
+from ogbnlib.training.train import Trainer, train
+
+Config = Callable[..., TrainConfig]
+GB = 2**30
+# As torch 2.13 writes it (c10/cuda/CUDACachingAllocator.cpp).
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.15 GiB of which 70.00 GiB is "
+    "free. Including non-PyTorch memory, this process has 4.40 GiB memory in use. 4.00 GiB allowed; Of the allocated "
+    "memory 2.00 GiB is allocated by PyTorch, and 1.75 GiB is reserved by PyTorch but unallocated. If reserved but "
+    "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+class FakeGPU:
+    """A card of 80 GB on which this process holds 3 GB in 4, in two segments."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.fraction, self.reserved, self.backend = 1.0, 4 * GB, "native"
+        self.calls: list[dict[str, Any]] = []
+        answers: dict[str, Any] = {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "current_device": lambda: 0,
+            "memory_reserved": lambda: self.reserved,
+            "memory_stats_as_nested_dict": self.stats,
+            "mem_get_info": lambda: (76 * GB, 80 * GB),
+            "memory_snapshot": self.snapshot,
+            "empty_cache": self.empty_cache,
+            "synchronize": lambda: None,
+            "init": lambda: None,
+            "reset_peak_memory_stats": lambda: None,
+            "get_allocator_backend": lambda: self.backend,
+            "set_per_process_memory_fraction": self.cap,
+        }
+        for name, answer in answers.items():
+            patch.setattr(torch.cuda, name, answer)
+        patch.setattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda: self.fraction)
+        patch.setattr(torch.cuda.memory, "_record_memory_history", lambda **how: self.calls.append(how))
+        patch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": self.snapshot(False)})
+
+    def stats(self) -> dict[str, Any]:
+        bytes_ = {"reserved_bytes": self.reserved, "allocated_bytes": 3 * GB}
+        return {k: {"all": {"current": v, "peak": 2 * v}} for k, v in bytes_.items()} | {
+            "num_alloc_retries": 2,
+            "num_ooms": 1,
+        }
+
+    def snapshot(self, include_traces: bool) -> list[dict[str, Any]]:
+        assert not include_traces  # the whole trace would take seconds
+        block = {"active_allocated": GB, "inactive": 300 * MB, "active_awaiting_free": 2 * GB}
+        other = {"device": 1, "blocks": [{"state": "inactive", "size": 9 * GB}]}
+        return [{"device": 0, "blocks": [{"state": k, "size": v} for k, v in block.items()]}, other]
+
+    def empty_cache(self) -> None:
+        self.reserved -= GB
+
+    def cap(self, fraction: float) -> None:
+        assert isinstance(fraction, float)
+        self.fraction = fraction
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGPU:
+    return FakeGPU(monkeypatch)
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"}, "max_split_size_mb:128,expandable_segments:True"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "expandable_segments:True"),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[256:1,512:2], expandable_segments : true"},
+            "roundup_power2_divisions:[256:1,512:2],expandable_segments:True",
+        ),
+    ],
+    ids=str,
+)
+def test_expandable_segments_join_what_the_user_set_under_both_names(
+    tiny_config: Config, before: dict[str, str], after: str
+) -> None:
+    config = tiny_config(expandable_segments=True)
+    merged = allocator_environment(config, before)
+    assert merged == dict.fromkeys(ALLOCATOR_VARIABLES, after)
+    assert allocator_environment(config, merged) == merged
+    assert allocator_environment(tiny_config(), before) == {}
+
+
+def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
+    tiny_config: Config, tmp_path: Path, clean: pytest.MonkeyPatch
+) -> None:
+    from ogbnlib.runs import sandbox
+
+    seen: dict[str, str] = {}
+
+    def popen(*args: Any, env: dict[str, str], **more: Any) -> Any:
+        seen.update(env)
+        raise OSError("not started")
+
+    clean.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    clean.setattr(sandbox.subprocess, "Popen", popen)
+    with pytest.raises(OSError, match="not started"):
+        run(tiny_config(expandable_segments=True), run_dir=tmp_path / "run", echo=False)
+    assert {seen[name] for name in ALLOCATOR_VARIABLES} == {"max_split_size_mb:64,expandable_segments:True"}
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+
+
+def test_expandable_segments_come_too_late_once_cuda_was_used(
+    tiny_config: Config, tmp_path: Path, gpu: FakeGPU, clean: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(expandable_segments=True, device="auto")
+    with pytest.raises(InputError, match=r"^expandable_segments: expected a process that has not used CUDA yet"):
+        train(config, tmp_path / "run")
+    assert tree(tmp_path) == {}
+    clean.setattr(torch.cuda, "is_initialized", lambda: False)
+    cuda.prepare_allocator(config)
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    clean.setattr(torch.cuda, "is_initialized", lambda: True)
+    cuda.prepare_allocator(config)  # it was in time
+
+
+def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(tiny_config: Config, tmp_path: Path) -> None:
+    options = {"max_cuda_memory": "4 GB", "empty_cache_every": 2, "expandable_segments": True, "cuda_snapshot": "true"}
+    result = train(tiny_config(epochs=1, **options), tmp_path / "run")
+    assert result.history[0]["loss"] == train(tiny_config(epochs=1)).history[0]["loss"]
+    notes = [event["text"] for event in read_events(tmp_path / "run") if "text" in event]
+    assert notes == [
+        "empty_cache_every, expandable_segments, max_cuda_memory, cuda_snapshot: without effect on the CPU"
+    ]
+
+
+def test_a_cap_is_a_share_of_the_card_and_is_taken_back(tiny_config: Config, gpu: FakeGPU) -> None:
+    config = tiny_config(max_cuda_memory="20 GB", cuda_snapshot=True)
+    assert cuda.begin(config, "cuda") == []
+    assert gpu.fraction == 0.25
+    assert gpu.calls[-1]["max_entries"] == 100_000
+    cuda.end(config)
+    assert gpu.fraction == 1.0
+    assert gpu.calls[-1] == {"enabled": None}
+    (note,) = cuda.begin(tiny_config(max_cuda_memory="90 GB"), "cuda")
+    assert note == "max_cuda_memory: without effect, the GPU has 80.00 GB"
+
+
+@pytest.mark.parametrize("value", ["lots", "0", "-1 GB", 4, True])
+def test_a_cap_that_is_no_size_is_refused(tiny_config: Config, value: object) -> None:
+    with pytest.raises(InputError, match=r"^max_cuda_memory: expected a size such as"):
+        tiny_config(max_cuda_memory=value)
+
+
+def test_a_config_with_a_cap_is_read_back_as_it_was(tiny_config: Config, tmp_path: Path) -> None:
+    config = tiny_config(max_cuda_memory="4 GB", precision="bf16")
+    config.save(tmp_path / "config.json")
+    assert TrainConfig.load(tmp_path / "config.json") == config
+    assert config.max_cuda_memory == 4 * GB
+    assert tiny_config(max_cuda_memory="none").max_cuda_memory is None
+
+
+# Readings -------------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_reading_where_cuda_was_not_used() -> None:
+    if torch.cuda.is_initialized():
+        pytest.skip("this process has used CUDA")
+    assert cuda_reading() is None
+
+
+def test_a_reading_has_the_allocators_counts_and_what_a_cap_leaves_free(gpu: FakeGPU) -> None:
+    reading = {"allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "alloc_retries": 2, "ooms": 1}
+    reading |= {"peak_allocated_bytes": 6 * GB, "peak_reserved_bytes": 8 * GB}
+    assert cuda_reading() == {**reading, "free_bytes": 76 * GB}
+    gpu.fraction = 0.0625  # 5 of 80 GB
+    largest = cuda_reading(largest=True)
+    assert largest is not None
+    assert largest.pop("took_s") >= 0
+    assert largest == {**reading, "free_bytes": GB, "largest_free_bytes": 300 * MB}
+    gpu.backend = "cudaMallocAsync"  # which refuses to list its blocks
+    assert cuda_reading(largest=True) == {**reading, "free_bytes": GB}
+
+
+def test_the_timeline_has_the_layers_of_gpu_memory_and_the_largest_free_block(gpu: FakeGPU, tmp_path: Path) -> None:
+    write_run(tmp_path, events=[])
+    log = EventLog(tmp_path)
+    with log.phase("train epoch", epoch=1):
+        log.cuda(force=True)
+    log.close()
+    marked = [event for event in read_events(tmp_path) if event["event"] == "cuda"]
+    # Looking for the largest block is costly: once a second, here at the beginning, and at a phase's end.
+    assert ["largest_free_bytes" in event for event in marked] == [True, False, True]
+    path = tmp_path / "timeline.csv"
+    path.write_text(path.read_text().replace("104.5", f"{marked[-1]['time_s'] + 1}"))
+    last = read_timeline(tmp_path).iloc[-1]
+    names = ("allocated", "reserved", "unallocated", "free", "largest_free")
+    sizes = [last[f"cuda_{name}_bytes"] for name in names]
+    assert sizes == [3 * GB, 4 * GB, GB, 76 * GB, 300 * MB]
+    assert (last["cuda_alloc_retries"], last["cuda_ooms"]) == (2, 1)
+
+
+def test_emptying_the_cache_says_what_it_gave_back_and_how_long_it_took(gpu: FakeGPU, tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    cuda.empty_cache(log.mark, 7)
+    log.close()
+    (event,) = read_events(tmp_path)
+    assert (event["event"], event["after"], event["bytes"]) == ("empty_cache", "batch 7", GB)
+    assert event["took_s"] >= 0
+
+
+def test_the_cache_is_emptied_every_k_batches(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(cuda, "empty_cache", lambda mark, batch: seen.append(batch))
+    train(tiny_config(epochs=1, empty_cache_every=3))
+    assert seen == [3, 6]  # 8 batches
+    train(tiny_config(epochs=1))
+    assert seen == [3, 6]
+
+
+# Out of memory --------------------------------------------------------------------------------------------------------
+
+
+def test_the_sizes_in_torchs_message_are_read() -> None:
+    assert oom_sizes(MESSAGE) == {
+        "requested_bytes": int(1.5 * GB),
+        "free_bytes": int(0.25 * GB),  # what the cap leaves, not the card
+        "allowed_bytes": 4 * GB,
+        "allocated_bytes": 2 * GB,
+        "unallocated_bytes": int(1.75 * GB),
+        "reserved_bytes": int(3.75 * GB),
+    }
+    assert oom_sizes("CUDA out of memory. Tried to allocate 512 bytes.") == {"requested_bytes": 512}
+    assert oom_sizes("CUDA error: out of memory") == {}
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third step's allocation fails."""
+    steps: list[int] = []
+    real = Trainer._step
+
+    def step(self: Trainer, *args: Any) -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            raise torch.OutOfMemoryError(MESSAGE)
+        real(self, *args)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+
+
+def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options(
+    tiny_config: Config, tmp_path: Path, failing: None
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        train(tiny_config(), tmp_path / "run")
+    result = read_result(tmp_path / "run")
+    assert result is not None
+    assert result["exit_code"] == OUT_OF_CUDA_MEMORY == 76
+    found = diagnose(tmp_path / "run")
+    assert (found.cause, found.phase) == ("out of GPU memory", "train epoch 1")
+    assert "model, gradients, Adam" in found.parts
+    assert result["diagnosis"]["text"] == found.text
+    for words in ("exit code 76", "1.50 GB asked for", "2.00 GB allocated", "3.75 GB reserved", "train epoch 1"):
+        assert words in found.text.replace("Exit code 76", "exit code 76")
+    assert "_memory_viz" not in found.text
+    assert found.remedy.startswith("expandable_segments=True")
+    assert [event["event"] for event in read_events(tmp_path / "run")].count("cuda_oom") == 1
+
+
+def test_a_child_that_runs_out_of_gpu_memory_ends_with_its_own_code(
+    tiny_config: Config, tmp_path: Path, failing: None, capfd: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    for name in ("signals.take_over", "signals.ignore", "signals.die_with_parent", "ranks.end_here"):
+        monkeypatch.setattr(f"ogbnlib.{name}", lambda *args: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    (tmp_path / "run").mkdir()
+    tiny_config().save(tmp_path / "run" / "config.json")
+    assert main([str(tmp_path / "run")]) == OUT_OF_CUDA_MEMORY
+    assert "error: CUDA out of memory" in capfd.readouterr().err
+    assert explain_exit_code(76)[0].startswith("out of GPU memory")
+
+
+def test_a_snapshot_is_written_when_asked_for_and_the_diagnosis_says_how_to_open_it(
+    tiny_config: Config, tmp_path: Path, gpu: FakeGPU
+) -> None:
+    log = EventLog(write_run(tmp_path, exit_code=76, config={"cuda_snapshot": True}))
+    error = torch.OutOfMemoryError(MESSAGE)
+    cuda.record_oom(error, tiny_config(), tmp_path, log.mark)
+    assert not (tmp_path / cuda.SNAPSHOT).exists()
+    cuda.record_oom(error, tiny_config(cuda_snapshot=True), tmp_path, log.mark)
+    log.close()
+    assert len(pickle.loads((tmp_path / cuda.SNAPSHOT).read_bytes())["segments"]) == 2
+    event = read_events(tmp_path)[-1]
+    assert (event["largest_free_bytes"], event["alloc_retries"]) == (300 * MB, 2)
+    text = diagnose(tmp_path).text
+    command = re.search(r"`python -m (torch\.cuda\._memory_viz) (trace_plot) (\S+) -o (\S+)`", text)
+    assert command is not None
+    assert Path(command[3]) == tmp_path / cuda.SNAPSHOT
+    assert "2 allocations had needed a second try" in text
+    assert "300 MB the largest free block" in text
+
+
+def test_torchs_viewer_takes_the_command_that_the_diagnosis_gives(tmp_path: Path) -> None:
+    events = [{"time_s": 100.0, "event": "start"}, {"time_s": 101.0, "event": "cuda_oom", "message": MESSAGE}]
+    folder = write_run(tmp_path / "run", exit_code=76, events=events)
+    (folder / cuda.SNAPSHOT).write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
+    given = re.search(r"`python (.+?)`", diagnose(folder).text)
+    assert given is not None
+    subprocess.run([sys.executable, *shlex.split(given[1])], cwd=tmp_path, check=True)
+    assert (tmp_path / "cuda.html").stat().st_size > 0
+
+
+def test_an_earlier_attempts_failed_allocation_is_not_the_last_ones(tmp_path: Path) -> None:
+    events = [
+        {"time_s": 100.0, "event": "start"},
+        {"time_s": 101.0, "event": "cuda_oom", "message": "CUDA out of memory.", "requested_bytes": GB},
+        {"time_s": 102.0, "event": "start"},
+    ]
+    assert "asked for" not in diagnose(write_run(tmp_path, exit_code=76, events=events)).text
+
+
+OOM = {"requested_bytes": GB, "allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "free_bytes": 0}
+
+
+def names(cures: list[str]) -> list[str]:
+    return [re.split(r"[= ]", cure)[0] for cure in cures]
+
+
+def test_the_options_come_in_the_order_of_what_they_cost() -> None:
+    config = TrainConfig.create(
+        dataset="ogbn-papers100M", num_neighbors=[15, 10, 5], batch_size=1024, hidden_channels=256, loading="store"
+    )
+    cures = cuda_cures(config, OOM)
+    assert names(cures) == [
+        "expandable_segments",
+        "empty_cache_every",
+        "batch_size",
+        "precision",
+        "num_neighbors",
+    ]  # not checkpointing: a layer of sage is at its widest while it is computed again
+    assert cures[0].endswith("1.00 GB was reserved but unallocated, more than was asked for, but not in one piece")
+    assert cures[2].startswith("batch_size=256 accumulate=4 trains the same seeds a step in smaller batches: a step of")
+    taken = config.replace(expandable_segments=True, empty_cache_every=10, precision="bf16", num_neighbors=[2, 2, 2])
+    assert names(cuda_cures(taken, OOM)) == ["batch_size", "activation_checkpointing"]
+
+
+def test_an_option_says_whether_it_would_have_been_enough() -> None:
+    config = TrainConfig.create(
+        dataset="ogbn-papers100M", num_neighbors=[15, 10, 5], batch_size=1024, hidden_channels=256
+    )
+    little = {**OOM, "requested_bytes": 2 * GB, "free_bytes": GB - 20 * MB}
+    smaller = cuda_cures(config, little)[2]
+    assert smaller.endswith("which would have been enough")
+    much = {**OOM, "requested_bytes": 50 * GB}
+    assert cuda_cures(config, much)[2].endswith("not enough by itself")
+    assert "enough" not in "".join(cuda_cures(config, OOM))  # all that was asked for was there, in pieces
+
+
+def test_without_the_data_set_the_options_are_named_without_sizes() -> None:
+    config = TrainConfig.create(dataset="/nowhere", batch_size=1024)
+    cures = cuda_cures(config, {})
+    assert "batch_size=256 accumulate=4 trains the same seeds a step in smaller batches" in cures
+    assert "expandable_segments=True costs nothing" in cures

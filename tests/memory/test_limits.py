@@ -1,0 +1,365 @@
+"""Promises of `limits`: what passes the limit really dies, the whole tree with it, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import MB, is_alive, tree, wait_until
+
+from ogbnlib.errors import InputError
+from ogbnlib.memory.cgroup import Cgroup, find_cgroup
+from ogbnlib.memory.limits import ENGINES, Limit, make_limit
+from ogbnlib.memory.reading import Reading, limits, read_pss
+from ogbnlib.runs import sandbox
+from ogbnlib.runs.sandbox import Outcome, supervise
+from ogbnlib.runs.timeline import read_timeline
+
+HOG = "held = []\nwhile True: held.append(b'x' * (1 << 20))"
+# The worker is the larger of the two, so the kernel picks it.
+WORKER = (
+    "import os, sys, time\npid = os.fork()\n"
+    "if pid == 0:\n    held = []\n    while True: held.append(b'x' * (1 << 20))\n"
+)
+
+
+def start(code: str, folder: Path, limit: Limit, *arguments: str) -> Outcome:
+    return supervise([sys.executable, "-c", code, *arguments], folder, limit, echo=False)
+
+
+def test_a_process_past_the_limit_is_killed_by_the_kernel(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
+    limit = kernel_limit(80 * MB)
+    outcome = start(HOG, tmp_path, limit)
+    assert (outcome.exit_code, outcome.killed_by) == (137, "kernel")
+    assert (outcome.oom_kills or 0) >= 1
+    assert 0 < (outcome.peak_bytes or 0) <= 80 * MB
+    assert limit.cgroup is not None
+    assert not limit.cgroup.path.exists()
+
+
+def test_the_cgroup_is_gone_after_an_ordinary_end_too(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
+    limit = kernel_limit(200 * MB)
+    outcome = start("print('done')", tmp_path, limit)
+    assert (outcome.exit_code, outcome.killed_by, outcome.oom_kills) == (0, None, 0)
+    assert limit.cgroup is not None
+    assert not limit.cgroup.path.exists()
+
+
+def test_every_byte_of_the_child_is_charged_to_its_cgroup(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
+    outcome = start("b'x' * (50 << 20); import time; time.sleep(0.3)", tmp_path, kernel_limit(200 * MB))
+    assert (outcome.peak_bytes or 0) >= 50 * MB
+    assert read_timeline(tmp_path)["cgroup_limit_bytes"].dropna().eq(200 * MB).all()
+
+
+def test_a_worker_that_the_kernel_kills_takes_the_whole_tree_with_it(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    outcome = start(WORKER + "time.sleep(60)", tmp_path, kernel_limit(80 * MB))
+    assert (outcome.exit_code, outcome.killed_by) == (137, "kernel")
+
+
+def test_a_parent_that_ends_at_once_after_its_worker_was_killed_ends_in_137_too(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    # The parent is gone before the next sample, so only the counter that is read at the end can tell.
+    for number in range(5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        outcome = start(WORKER + "os.waitpid(pid, 0); os._exit(1)", folder, kernel_limit(80 * MB))
+        assert (outcome.oom_kills or 0) >= 1
+        assert (outcome.exit_code, outcome.killed_by) == (137, "kernel")
+
+
+def test_page_cache_does_not_kill_under_a_cgroup(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
+    path = tmp_path / "large"
+    with open(path, "wb") as file:
+        for _ in range(200):
+            file.write(os.urandom(MB))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it is cached on another's account
+    code = "import sys\nwith open(sys.argv[1], 'rb') as f:\n    while f.read(1 << 20): pass"
+    outcome = start(code, tmp_path, kernel_limit(80 * MB), str(path))
+    assert (outcome.exit_code, outcome.killed_by, outcome.oom_kills) == (0, None, 0)
+
+
+@pytest.mark.parametrize("code", [HOG, WORKER + "time.sleep(60)"], ids=["the process itself", "its worker"])
+def test_the_watchdog_kills_what_passes_the_limit(tmp_path: Path, code: str) -> None:
+    slow = code.replace("(1 << 20))", "(1 << 20)); time.sleep(0.001)").replace("held = []", "import time; held = []")
+    outcome = start(slow, tmp_path, make_limit(80 * MB, "watchdog")[0])
+    assert (outcome.exit_code, outcome.killed_by) == (137, "watchdog")
+    assert outcome.oom_kills is None
+
+
+@pytest.mark.skipif(not read_pss([os.getpid()])[1], reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon")
+def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Path) -> None:
+    code = (
+        "import os, time\nblock = b'x' * (60 << 20)\n"
+        "for _ in range(2):\n    if os.fork() == 0: time.sleep(1); os._exit(0)\n"
+        "time.sleep(1.2)"
+    )
+    outcome = start(code, tmp_path, make_limit(120 * MB, "watchdog")[0])
+    assert read_timeline(tmp_path)["rss_anon_bytes"].max() > 180 * MB
+    assert (outcome.exit_code, outcome.killed_by) == (0, None)
+
+
+def test_the_watchdog_goes_by_rss_where_the_kernel_gives_no_pss(monkeypatch: pytest.MonkeyPatch) -> None:
+    # smaps_rollup has Pss_Anon since Linux 5.2: without it a tree of several processes must not go unwatched.
+    killed: list[int] = []
+    monkeypatch.setattr(limits, "process_tree", lambda pid: [1, 2])
+    monkeypatch.setattr(limits, "read_pss", lambda pids: (None, None, None, None))
+    monkeypatch.setattr(limits, "kill_tree", killed.append)
+    watchdog, _ = make_limit(MB, "watchdog")
+    watchdog.attach(42)
+    watchdog.check(Reading(rss_anon_bytes=2 * MB, rss_shmem_bytes=0))
+    assert (watchdog.killed_by, killed) == ("watchdog", [42])
+
+
+@pytest.mark.parametrize("engine", ["auto", "watchdog"])
+def test_no_process_of_the_tree_outlives_the_run(tmp_path: Path, engine: str) -> None:
+    # The parent has ended and been reaped: its child belongs to init, and only session or cgroup still name it.
+    code = "import subprocess; print(subprocess.Popen(['sleep', '300']).pid, flush=True)"
+    outcome = start(code, tmp_path, make_limit(200 * MB, engine)[0])
+    orphan = int(outcome.tail)
+    try:
+        assert outcome.exit_code == 0
+        wait_until(lambda: not is_alive(orphan), "the orphan's end", 5)
+    finally:
+        if is_alive(orphan):
+            os.kill(orphan, 9)
+
+
+def test_a_second_interrupt_leaves_neither_process_nor_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def interrupted_twice(process: subprocess.Popen[bytes], *rest: object) -> str:
+        started.append(process.pid)
+        monkeypatch.setattr(process, "wait", first_wait(process))
+        raise KeyboardInterrupt
+
+    def first_wait(process: subprocess.Popen[bytes]) -> Callable[..., int]:
+        ordinary = process.wait
+
+        def wait(timeout: float | None = None) -> int:
+            monkeypatch.setattr(process, "wait", ordinary)
+            raise KeyboardInterrupt
+
+        return wait
+
+    monkeypatch.setattr(sandbox, "_relay", interrupted_twice)
+    with pytest.raises(KeyboardInterrupt):
+        start("import time; time.sleep(300)", tmp_path, make_limit(200 * MB)[0])
+    assert not is_alive(started[0])
+    time.sleep(0.2)
+    assert [thread.name for thread in threading.enumerate() if thread.name == "memory-recorder"] == []
+
+
+def test_a_limit_that_is_no_longer_watched_ends_the_run(tmp_path: Path) -> None:
+    limit, _ = make_limit(200 * MB, "watchdog")
+
+    def full_disk(reading: Reading) -> None:
+        raise OSError(28, "No space left on device")
+
+    limit.check = full_disk  # type: ignore[method-assign]
+    code = "import sys, time; time.sleep(4); open(sys.argv[1], 'w')"
+    with pytest.raises(OSError, match="No space left"):
+        start(code, tmp_path, limit, str(tmp_path / "went-on"))
+    assert not (tmp_path / "went-on").exists()
+
+
+@pytest.mark.parametrize(("signal", "code"), [(15, 143), (11, 139), (7, 135)])
+def test_death_by_a_signal_is_128_plus_its_number(tmp_path: Path, signal: int, code: int) -> None:
+    outcome = start(f"import os; os.kill(os.getpid(), {signal})", tmp_path, make_limit(None)[0])
+    assert (outcome.exit_code, outcome.killed_by) == (code, None)
+
+
+def test_a_kill_from_elsewhere_is_not_blamed_on_the_limit(tmp_path: Path) -> None:
+    outcome = start("import os; os.kill(os.getpid(), 9)", tmp_path, make_limit(200 * MB)[0])
+    assert (outcome.exit_code, outcome.killed_by) == (137, None)
+
+
+# systemd-run, played by a script -------------------------------------------------------------------------------------
+
+
+def fake_systemd(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
+    (folder / "bin").mkdir()
+    script = folder / "bin" / "systemd-run"
+    script.write_text("#!/bin/sh\n" + body)
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    return folder / "arguments"
+
+
+def test_systemd_run_gets_the_limit_and_runs_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = fake_systemd(
+        tmp_path,
+        monkeypatch,
+        f'printf "%s\\n" "$@" > {tmp_path}/arguments\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n',
+    )
+    limit, refused = make_limit(300 * MB, "systemd-run")
+    assert (limit.name, refused) == ("systemd-run", [])
+    outcome = start("print('hello'); raise SystemExit(7)", tmp_path, limit)
+    assert (outcome.exit_code, outcome.tail, outcome.killed_by) == (7, "hello\n", None)
+    given = log.read_text().splitlines()
+    assert given[:2] == ["--user", "--scope"]
+    assert {f"MemoryMax={300 * MB}", "MemorySwapMax=0"} <= set(given)
+    assert given[given.index("--") + 1] == sys.executable
+
+
+def test_systemd_run_without_a_limit_sets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_systemd(tmp_path, monkeypatch, "exit 0\n")
+    limit, _ = make_limit(None, "systemd-run")
+    assert not [word for word in limit.command(["true"]) if word.startswith("Memory")]
+
+
+def test_a_named_systemd_run_that_fails_is_refused_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_systemd(tmp_path, monkeypatch, "echo 'Failed to connect to bus: No medium found' >&2; exit 1\n")
+    with pytest.raises(InputError, match=r"engine: systemd-run: Failed to connect to bus.*engine='auto'"):
+        make_limit(300 * MB, "systemd-run")
+
+
+def test_a_named_systemd_run_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match="systemd-run is not installed"):
+        make_limit(300 * MB, "systemd-run")
+
+
+# cgroup v2, played by files ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cgroup_v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """mount/job/step with this process in `step`, where new folders come with the kernel's files and go with them."""
+    mount = tmp_path / "cgroup"
+    make, remove = Path.mkdir, Path.rmdir
+
+    def mkdir(path: Path, *args: object, **kwargs: object) -> None:
+        make(path, *args, **kwargs)  # type: ignore[arg-type]
+        if path.is_relative_to(mount):
+            for name, text in (("memory.max", "max"), ("memory.swap.max", "max"), ("memory.oom.group", "0")):
+                (path / name).write_text(text)
+            (path / "cgroup.procs").touch()
+            (path / "cgroup.subtree_control").write_text("cpu")
+
+    def rmdir(path: Path) -> None:
+        if path.is_relative_to(mount):
+            for file in path.iterdir():
+                file.unlink()
+        remove(path)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    for folder in (mount, mount / "job", mount / "job" / "step"):
+        folder.mkdir()
+    monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": (Cgroup(mount / "job" / "step", 2), mount))
+    return mount
+
+
+def occupied(cgroup: Path) -> None:
+    """Have `cgroup` refuse to hand controllers to children, as the kernel does while it holds processes."""
+    (cgroup / "cgroup.subtree_control").unlink()
+    os.mkdir(cgroup / "cgroup.subtree_control")
+
+
+def test_a_v2_cgroup_gets_limit_no_swap_and_a_common_end(cgroup_v2: Path) -> None:
+    limit, refused = make_limit(300 * MB)
+    assert (limit.name, refused) == ("cgroup v2", [])
+    assert limit.cgroup is not None
+    path = limit.cgroup.path
+    assert path.parent == cgroup_v2 / "job" / "step"
+    assert (path / "memory.max").read_text() == str(300 * MB)
+    assert (path / "memory.swap.max").read_text() == "0"
+    assert (path / "memory.oom.group").read_text() == "1"
+    assert "+memory" in (path.parent / "cgroup.subtree_control").read_text()
+    limit.close()
+    assert not path.exists()
+
+
+def test_a_v2_cgroup_with_processes_is_left_for_its_parent(cgroup_v2: Path) -> None:
+    occupied(cgroup_v2 / "job" / "step")
+    (cgroup_v2 / "job" / "memory.max").write_text(str(2**40))
+    limit, _ = make_limit(300 * MB, "cgroup v2")
+    assert limit.cgroup is not None
+    assert limit.cgroup.path.parent == cgroup_v2 / "job"
+    limit.close()
+
+
+def test_a_job_never_escapes_an_ancestor_that_has_a_limit(cgroup_v2: Path) -> None:
+    occupied(cgroup_v2 / "job" / "step")
+    occupied(cgroup_v2 / "job")
+    (cgroup_v2 / "job" / "memory.max").write_text(str(2**30))
+    before = tree(cgroup_v2)
+    with pytest.raises(InputError, match=r"engine: cgroup v2: .*job/step: .*; .*job: ") as caught:
+        make_limit(300 * MB, "cgroup v2")
+    assert f"{cgroup_v2}:" not in str(caught.value)
+    assert tree(cgroup_v2) == before
+
+
+def test_what_could_not_be_had_is_said_beside_what_is_used(cgroup_v2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (cgroup_v2, cgroup_v2 / "job", cgroup_v2 / "job" / "step"):
+        occupied(folder)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    limit, refused = make_limit(300 * MB)
+    assert limit.name == "watchdog"
+    assert [reason.split(":")[0] for reason in refused] == ["cgroup v2", "cgroup v1", "systemd-run"]
+
+
+def test_a_cgroup_whose_limit_is_refused_is_taken_away_again(cgroup_v2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, path: Path, version: int) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(limits.CgroupLimit, "_set_limits", refuse)
+    with pytest.raises(InputError, match="Permission denied"):
+        make_limit(300 * MB, "cgroup v2")
+    assert not list(cgroup_v2.rglob("ogbnlib-*"))
+
+
+@pytest.mark.parametrize("engine", ["cgroup", "docker", "", "Watchdog"])
+def test_an_unknown_engine_is_refused_with_those_known(engine: str) -> None:
+    with pytest.raises(InputError, match=r"^engine: expected auto or one of cgroup v2, cgroup v1") as caught:
+        make_limit(2**30, engine)
+    assert repr(engine) in str(caught.value)
+
+
+def test_a_named_cgroup_version_that_is_not_mounted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": None)
+    for engine in ENGINES[:2]:
+        with pytest.raises(InputError, match=f"engine: {engine}: no memory controller"):
+            make_limit(2**30, engine)
+
+
+def test_kill_tree_ends_children_and_their_children() -> None:
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", "/bin/sh -c 'sleep 300 & echo $!; wait' & wait"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    grandchild = int(process.stdout.readline())
+    limits.kill_tree(process.pid)
+    assert process.wait(10) == -9
+    wait_until(lambda: not is_alive(grandchild), "the grandchild's end", 10)
+    process.stdout.close()
+
+
+def test_a_slurm_job_without_a_limit_is_watched_in_its_own_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_cgroup()
+    if found is None:
+        pytest.skip("no memory cgroup is mounted here")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    limit, _ = make_limit(None)
+    try:
+        assert limit.cgroup == found[0]
+        assert limit.oom_kills() in (0, None)
+        assert limit.command(["true"]) == ["true"]
+    finally:
+        limit.close()
+    assert found[0].path.is_dir()

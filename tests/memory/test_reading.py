@@ -1,0 +1,247 @@
+"""Promises of `memory`: every kind of byte under its own name, and limits named with their source."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import MB, python_child
+
+from ogbnlib.memory.cgroup import Cgroup, effective_limit, find_cgroup
+from ogbnlib.memory.reading import process_tree, read_memory, read_pss, release_memory
+from ogbnlib.memory.reading import reading as memory
+
+READY = "import sys; print('ready', flush=True); sys.stdin.read()"
+FORKED = (
+    "import os, sys; block = b'x' * (100 << 20)\nif os.fork() == 0:\n    print('ready', flush=True)\nsys.stdin.read()"
+)
+MAPPED = (
+    "import mmap, sys; file = open(sys.argv[1], 'r+b'); block = mmap.mmap(file.fileno(), 0)\n"
+    "sum(block[i] for i in range(0, len(block), 4096))\n" + READY
+)
+needs_pss = pytest.mark.skipif(
+    not read_pss([os.getpid()])[1], reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon"
+)
+
+
+def test_a_childs_anonymous_memory_is_seen_as_anonymous() -> None:
+    with python_child(READY) as idle, python_child(f"block = b'x' * (200 << 20); {READY}") as child:
+        empty, full = read_memory(idle.pid), read_memory(child.pid)
+    assert full.num_processes == 1
+    grown = {
+        part: getattr(full, f"rss_{part}_bytes") - getattr(empty, f"rss_{part}_bytes") for part in ("anon", "file")
+    }
+    assert 195 * MB <= grown["anon"] < 205 * MB
+    assert abs(grown["file"]) < 5 * MB
+    assert full.rss_shmem_bytes == 0
+
+
+def test_a_mapped_file_is_seen_as_file_memory_and_not_as_anonymous(tmp_path: Path) -> None:
+    path = tmp_path / "mapped"
+    path.write_bytes(os.urandom(MB) * 100)
+    with python_child(READY) as idle, python_child(MAPPED, str(path)) as child:
+        empty, full = read_memory(idle.pid), read_memory(child.pid)
+    assert (full.rss_file_bytes or 0) - (empty.rss_file_bytes or 0) >= 95 * MB
+    assert (full.rss_anon_bytes or 0) - (empty.rss_anon_bytes or 0) < 5 * MB
+
+
+@needs_pss
+def test_shared_memory_is_seen_as_shared() -> None:
+    if not os.access("/dev/shm", os.W_OK) or psutil.disk_usage("/dev/shm").free < 60 * MB:
+        pytest.skip("no 60 MB of writable /dev/shm")
+    path = Path(f"/dev/shm/ogbnlib-test-{os.getpid()}")
+    try:
+        path.write_bytes(b"x" * 50 * MB)
+        with python_child(MAPPED, str(path)) as child:
+            reading = read_memory(child.pid, pss=True)
+    finally:
+        path.unlink()
+    assert (reading.rss_shmem_bytes or 0) >= 50 * MB
+    assert (reading.pss_shmem_bytes or 0) >= 50 * MB
+    assert (reading.rss_anon_bytes or 0) < 50 * MB
+
+
+@needs_pss
+def test_rss_counts_pages_of_forked_workers_twice_and_pss_once() -> None:
+    with python_child(FORKED) as child:
+        reading = read_memory(child.pid, pss=True)
+    assert reading.num_processes == 2
+    assert (reading.rss_anon_bytes or 0) >= 200 * MB
+    assert 100 * MB <= (reading.pss_anon_bytes or 0) < 120 * MB
+
+
+def test_pss_is_read_only_when_asked_for() -> None:
+    reading = read_memory(os.getpid())
+    assert (reading.pss_bytes, reading.pss_anon_bytes, reading.pss_file_bytes, reading.pss_shmem_bytes) == (None,) * 4
+    assert (reading.cgroup_usage_bytes, reading.cgroup_limit_bytes) == (None, None)
+
+
+def test_the_tree_of_a_process_holds_its_children_and_theirs() -> None:
+    code = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['/bin/sh', '-c', 'sleep 60 & echo started; wait'], stdout=subprocess.PIPE)\n"
+        f"child.stdout.readline(); {READY}"
+    )
+    with python_child(code) as child:
+        assert len(process_tree(child.pid)) == 3
+        assert process_tree(child.pid)[0] == child.pid
+
+
+def test_a_process_that_is_gone_reads_as_unknown_and_not_as_zero() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    reading = read_memory(gone.pid, pss=True)
+    assert reading.num_processes == 0
+    assert (reading.rss_anon_bytes, reading.pss_bytes) == (None, None)
+
+
+def test_a_field_that_the_kernel_does_not_give_reads_as_unknown_and_not_as_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Linux before 5.2 writes Pss to smaps_rollup, but not its parts.
+    monkeypatch.setattr(memory, "_fields", lambda path, names, unit=1: {b"Pss": 7 * unit})
+    assert read_pss([1]) == (7 * 1024, None, None, None)
+
+
+V1 = {
+    "memory.usage_in_bytes": "5000\n",
+    "memory.limit_in_bytes": "9000\n",
+    "memory.max_usage_in_bytes": "7000\n",
+    "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+    "memory.stat": "cache 1\nrss 1\ntotal_cache 900\ntotal_rss 4000\ntotal_shmem 300\n",
+    "cgroup.procs": "11\n12\n",
+}
+V2 = {
+    "memory.current": "5000\n",
+    "memory.max": "9000\n",
+    "memory.peak": "7000\n",
+    "memory.events": "low 0\nhigh 0\nmax 5\noom 1\noom_kill 3\noom_group_kill 0\n",
+    "memory.stat": "anon 4000\nfile 900\nkernel 1\nshmem 300\n",
+    "cgroup.procs": "11\n12\n",
+}
+
+
+def cgroup(folder: Path, version: int, **changes: str) -> Cgroup:
+    for name, text in ((V1 if version == 1 else V2) | changes).items():
+        (folder / name).write_text(text)
+    return Cgroup(folder, version)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version: int) -> None:
+    group = cgroup(tmp_path, version)
+    assert (group.usage_bytes(), group.limit_bytes(), group.peak_bytes()) == (5000, 9000, 7000)
+    assert (group.oom_kills(), group.pids()) == (3, [11, 12])
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_file_memory_of_a_cgroup_excludes_shared_memory(tmp_path: Path, version: int) -> None:
+    assert cgroup(tmp_path, version).parts() == (4000, 600, 300)
+
+
+@pytest.mark.parametrize(
+    ("version", "file", "unlimited"),
+    [(1, "memory.limit_in_bytes", "9223372036854771712"), (2, "memory.max", "max")],
+)
+def test_no_limit_reads_as_none(tmp_path: Path, version: int, file: str, unlimited: str) -> None:
+    assert cgroup(tmp_path, version, **{file: unlimited + "\n"}).limit_bytes() is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_missing_cgroup_files_read_as_none(tmp_path: Path, version: int) -> None:
+    group = Cgroup(tmp_path / "none", version)
+    assert (group.usage_bytes(), group.limit_bytes(), group.peak_bytes(), group.oom_kills()) == (None,) * 4
+    assert (group.parts(), group.pids()) == ((None, None, None), [])
+
+
+def test_a_reading_carries_the_cgroups_figures(tmp_path: Path) -> None:
+    reading = read_memory(os.getpid(), cgroup=cgroup(tmp_path, 2))
+    assert (reading.cgroup_usage_bytes, reading.cgroup_peak_bytes, reading.cgroup_limit_bytes) == (5000, 7000, 9000)
+    assert (reading.cgroup_anon_bytes, reading.cgroup_file_bytes, reading.cgroup_shmem_bytes) == (4000, 600, 300)
+
+
+def test_the_cgroup_of_this_process_is_found_and_counts_something() -> None:
+    if (found := find_cgroup()) is None:
+        pytest.skip("no memory controller is mounted here")
+    assert (found[0].usage_bytes() or 0) > 0 or found[0].path == found[1]
+    assert found[0].path.is_relative_to(found[1])
+
+
+@pytest.fixture
+def no_slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_the_effective_limit_names_slurms_variable_where_that_is_lowest(no_slurm: pytest.MonkeyPatch) -> None:
+    no_slurm.setenv("SLURM_MEM_PER_NODE", "100")
+    assert effective_limit()[0] == 100 * MB
+    assert "SLURM_MEM_PER_NODE" in effective_limit()[1]
+
+
+def test_slurms_memory_per_cpu_is_multiplied_by_the_cpus(no_slurm: pytest.MonkeyPatch) -> None:
+    no_slurm.setenv("SLURM_MEM_PER_CPU", "50")
+    no_slurm.setenv("SLURM_CPUS_ON_NODE", "4")
+    assert effective_limit()[0] == 200 * MB
+    assert "SLURM_MEM_PER_CPU" in effective_limit()[1]
+
+
+def test_slurms_zero_means_all_memory_and_not_none(no_slurm: pytest.MonkeyPatch) -> None:
+    before = effective_limit()
+    no_slurm.setenv("SLURM_MEM_PER_NODE", "0")
+    assert effective_limit() == before
+
+
+def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, no_slurm: pytest.MonkeyPatch) -> None:
+    job, step = tmp_path / "job", tmp_path / "job" / "step"
+    step.mkdir(parents=True)
+    cgroup(job, 2, **{"memory.max": f"{64 * MB}\n"})
+    no_slurm.setattr(memory, "find_cgroup", lambda: (cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path))
+    assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
+
+
+def test_without_cgroup_and_slurm_the_host_is_the_limit(no_slurm: pytest.MonkeyPatch) -> None:
+    no_slurm.setattr(memory, "find_cgroup", lambda: None)
+    assert effective_limit() == (psutil.virtual_memory().total, "the host's RAM")
+
+
+def test_release_memory_reports_its_four_steps() -> None:
+    given = release_memory()
+    assert list(given) == ["gc", "malloc_trim", "synchronize", "empty_cache"]
+    assert isinstance(given["gc"], int)
+    if memory.cuda_memory() is None:
+        assert (given["synchronize"], given["empty_cache"]) == (None, None)
+
+
+def test_malloc_trim_gives_back_a_heap_freed_in_small_blocks() -> None:
+    # The last block keeps the top of the heap in use, so that free() alone can't shrink it.
+    code = """
+import ctypes, json
+from ogbnlib.memory.reading import read_memory, release_memory
+import os
+libc = ctypes.CDLL(None)
+if not hasattr(libc, "malloc_trim"):
+    print("null"); raise SystemExit
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = []
+for _ in range(100_000):
+    blocks.append(libc.malloc(1000)); ctypes.memset(blocks[-1], 1, 1000)
+for block in blocks[:-1]:
+    libc.free(block)
+before = read_memory(os.getpid()).rss_anon_bytes
+given = release_memory()
+print(json.dumps([given["malloc_trim"], before - read_memory(os.getpid()).rss_anon_bytes]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    if answer is None:
+        pytest.skip("this C library has no malloc_trim")
+    claimed, seen = answer
+    assert claimed > 80 * MB
+    assert seen > 80 * MB

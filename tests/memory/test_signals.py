@@ -1,0 +1,342 @@
+"""Promises of `signals`: SIGUSR1 and SIGTERM end a run at a batch boundary with a checkpoint, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import is_alive, wait_until
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.memory.limits import make_limit
+from ogbnlib.memory.reading import process_tree
+from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, StopRequest, handled, held_back
+from ogbnlib.runs.diagnosis import STOPPED, diagnose
+from ogbnlib.runs.sandbox import supervise
+from ogbnlib.runs.timeline import read_events, read_metrics, read_phases
+from ogbnlib.training.train import TrainResult, train
+from ogbnlib.training.trainer import Trainer
+
+Config = Callable[..., TrainConfig]
+BATCHES = 8  # of an epoch of 120 seeds in batches of 16
+
+
+@pytest.fixture(scope="module")
+def policies(tiny_store: Path) -> list[dict[str, Any]]:
+    """Every place where the graph can lie, the store both page by page and in windows of some batches."""
+    on_disk = {"dataset": str(tiny_store), "loading": "store"}
+    memory = [{"loading": policy} for policy in ("shared", "lazy", "eager")]
+    return [*memory, {**on_disk, "lookahead": "off"}, {**on_disk, "lookahead": "9 kB"}, {**on_disk, "lookahead": 5000}]
+
+
+@pytest.fixture
+def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sends this process a signal from within its n-th batch, training and evaluation counted together."""
+    left = {"count": 0, "number": 0}
+    forward = sys.modules["ogbnlib.training.trainer"]._forward
+
+    def counted(model: Any, batch: Any, device: Any) -> Any:
+        left["count"] -= 1
+        if left["count"] == 0:
+            os.kill(os.getpid(), left["number"])
+        return forward(model, batch, device)
+
+    def at(count: int, number: int = signal.SIGUSR1) -> None:
+        left.update(count=count, number=number)
+
+    monkeypatch.setattr("ogbnlib.training.trainer._forward", counted)
+    return at
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+    return model
+
+
+def position(folder: Path) -> tuple[int, int]:
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    return state["epoch"], state["position"]
+
+
+def scores(result: TrainResult) -> list[dict[str, float | None]]:
+    return [{name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in result.history]
+
+
+# At a boundary -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_in_an_epoch_stops_after_the_running_batch_with_a_checkpoint_of_it(
+    tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None], number: signal.Signals
+) -> None:
+    before = [signal.getsignal(n) for n in STOP_SIGNALS]
+    signal_at(3, number)
+    with pytest.raises(Stopped, match=rf"stopped by {number.name} in epoch 1, 48 of 120 seeds trained; go on with"):
+        train(tiny_config(), tmp_path / "run")
+    assert position(tmp_path / "run") == (0, 48)
+    assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["exit_code"], result["diagnosis"]["cause"]) == (STOPPED, "stopped, checkpoint written")
+    assert "--resume" in diagnose(tmp_path / "run").remedy
+
+
+def test_a_signal_before_the_first_batch_stops_before_it(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ogbnlib.training.train as module
+
+    def make_loaders(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return made(*arguments)
+
+    made = module.make_loaders
+    monkeypatch.setattr(module, "make_loaders", make_loaders)
+    with pytest.raises(Stopped, match="in epoch 1, 0 of 120 seeds"):
+        train(tiny_config(), tmp_path / "run")
+    assert position(tmp_path / "run") == (0, 0)
+
+
+def test_a_signal_in_an_evaluation_costs_neither_training_nor_the_evaluations_result(
+    tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None]
+) -> None:
+    config = tiny_config(dropout=0.5, epochs=1, train_eval="never")
+    straight = train(config)
+    signal_at(BATCHES + 2)
+    with pytest.raises(Stopped, match="120 of 120 seeds trained"):
+        train(config, tmp_path / "run")
+    assert position(tmp_path / "run") == (0, 120)
+    assert not len(read_metrics(tmp_path / "run"))
+    assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
+    again = [phase.name for phase in read_phases(tmp_path / "run") if phase.attempt == 2]
+    assert "eval valid" in again
+    assert not {"train epoch", "build train loader"} & set(again)
+
+
+def test_a_run_that_accumulates_stops_between_two_steps_and_goes_on(
+    tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None]
+) -> None:
+    config = tiny_config(accumulate=3, dropout=0.5)
+    straight = train(config)
+    signal_at(4)
+    with pytest.raises(Stopped, match="96 of 120 seeds"):
+        train(config, tmp_path / "run")
+    assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
+
+
+@pytest.mark.parametrize("every", [1, 3, 5, 11])
+def test_a_run_stopped_every_few_batches_ends_with_the_weights_of_a_straight_one_whatever_policy_goes_on(
+    tiny_config: Config,
+    tmp_path: Path,
+    policies: list[dict[str, Any]],
+    signal_at: Callable[..., None],
+    every: int,
+) -> None:
+    same: dict[str, Any] = {"dropout": 0.5, "epochs": 2, "eval_splits": "", "train_eval": "never"}
+    straight = train(tiny_config(**same), tmp_path / "straight")
+    for attempt in range(20):
+        changes = policies[attempt % len(policies)]
+        signal_at(every)
+        try:
+            resumed = train(tiny_config(**{**same, **changes}), tmp_path / "run", resume=attempt > 0)
+            break
+        except Stopped:
+            continue
+    assert attempt == 16 // every
+    assert scores(resumed) == scores(straight)
+    assert read_metrics(tmp_path / "run")["epoch"].tolist() == [1, 2]
+    expected = weights(tmp_path / "straight")
+    assert all(torch.equal(value, expected[name]) for name, value in weights(tmp_path / "run").items())
+
+
+@pytest.mark.parametrize("policy", range(6))
+def test_every_policy_goes_on_from_a_checkpoint_within_an_epoch(
+    tiny_config: Config, tmp_path: Path, policies: list[dict[str, Any]], signal_at: Callable[..., None], policy: int
+) -> None:
+    same: dict[str, Any] = {"dropout": 0.5, "epochs": 2, "eval_splits": "valid", **policies[policy]}
+    straight = train(tiny_config(**same))
+    signal_at(5)
+    with pytest.raises(Stopped):
+        train(tiny_config(**same), tmp_path / "run")
+    assert scores(train(tiny_config(**same), tmp_path / "run", resume=True)) == scores(straight)
+    if policies[policy].get("lookahead") == 5000:
+        plans = [
+            e["window_batches"] for e in read_events(tmp_path / "run") if e.get("loader") == "train" and "plan" in e
+        ]
+        assert len(plans) == 3  # for each attempt, and for the last evaluation of the train split
+        assert all(1 <= plan < BATCHES for plan in plans)
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_workers_outlive_a_signal_to_their_group_until_the_trainer_stops(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any]
+) -> None:
+    step, seen = Trainer._step, []
+
+    def signalled(self: Trainer, *arguments: Any) -> None:
+        if self.state.position:  # the workers begin with the first batch
+            seen.extend(process_tree(os.getpid()))
+            for pid in seen:
+                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGUSR1)
+        step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", signalled)
+    with pytest.raises(Stopped, match="32 of 120 seeds"):
+        train(tiny_config(**workers), tmp_path / "run")
+    assert len(seen) >= 3
+    wait_until(lambda: not any(is_alive(pid) for pid in seen[1:]), "the workers' end")
+
+
+def test_without_a_folder_a_stop_says_that_nothing_is_kept(tiny_config: Config, signal_at: Callable[..., None]) -> None:
+    signal_at(3)
+    with pytest.raises(Stopped, match="nothing of it is kept"):
+        train(tiny_config())
+
+
+def test_off_the_main_thread_training_leaves_the_handlers_alone(tiny_config: Config) -> None:
+    before, results = [signal.getsignal(n) for n in STOP_SIGNALS], []
+    thread = threading.Thread(target=lambda: results.append(train(tiny_config(epochs=1))))
+    thread.start()
+    thread.join()
+    assert len(results) == 1
+    assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
+
+
+# Checkpoints within an epoch -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("every_s", "expected"), [(0.0, 2), (1e-9, BATCHES + 2), (600.0, 2)])
+def test_within_an_epoch_a_checkpoint_is_written_whenever_one_is_due(
+    tiny_config: Config, tmp_path: Path, every_s: float, expected: int
+) -> None:
+    train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=every_s), tmp_path / "run")
+    begun = [event for event in read_events(tmp_path / "run") if event["event"] == "begin"]
+    assert sum(event["phase"] == "checkpoint" for event in begun) == expected  # one before, one after the evaluation
+
+
+def test_the_next_checkpoint_is_due_an_interval_after_the_last(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, step = [0.0], Trainer._step
+
+    def ticking(self: Trainer, *arguments: Any) -> None:
+        clock[0] += 1
+        step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", ticking)
+    monkeypatch.setattr("ogbnlib.training.trainer.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=3), tmp_path / "run")
+    begun = [event for event in read_events(tmp_path / "run") if event["event"] == "begin"]
+    assert sum(event["phase"] == "checkpoint" for event in begun) == 2 + 2  # after batches 3 and 6
+
+
+def test_what_is_lost_to_an_error_within_an_epoch_is_at_most_what_came_after_its_last_checkpoint(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = train(tiny_config(dropout=0.5))
+    step, steps = Trainer._step, []
+
+    def failing(self: Trainer, *arguments: Any) -> None:
+        steps.append(self.state.position)
+        if len(steps) == 6:
+            raise OSError("the cable was pulled")
+        step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", failing)
+    config = tiny_config(dropout=0.5, checkpoint_every_s=1e-9)
+    with pytest.raises(OSError, match="cable"):
+        train(config, tmp_path / "run")
+    assert position(tmp_path / "run") == (0, 5 * 16)
+    assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
+    assert steps[6] == 5 * 16
+
+
+# Between processes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_handler_only_remembers(tmp_path: Path) -> None:
+    stop = StopRequest()
+    with handled(stop):
+        assert stop.number == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert stop.number == signal.SIGUSR1
+
+
+def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
+    code = (
+        "import signal, sys, time\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+        "from ogbnlib.memory.signals import StopRequest, take_over\n"
+        "stop = StopRequest()\ntake_over(stop)\nprint(stop.number)"
+    )
+    with held_back():
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(signal.SIGUSR1)
+    said, _ = child.communicate("\n", timeout=60)
+    assert (child.returncode, said) == (0, f"{int(signal.SIGUSR1)}\n")
+
+
+def test_what_is_passed_on_waits_for_its_process_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Forward()
+    forward(signal.SIGTERM)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    forward.begin(child.pid)
+    assert child.wait(60) == -signal.SIGTERM
+    forward.end()
+    sent: list[Any] = []
+    monkeypatch.setattr("ogbnlib.memory.signals.os.kill", lambda *given: sent.append(given))
+    forward(signal.SIGTERM)
+    assert not sent
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_supervised_child_gets_the_signals_of_its_parent_which_goes_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    code = (
+        "import os, signal, time\ngot = []\n"
+        f"signal.signal({int(number)}, lambda n, f: got.append(n))\n"
+        f"os.kill(os.getppid(), {int(number)})\n"
+        "while not got: time.sleep(0.01)\nprint('got', got)"
+    )
+    before = [signal.getsignal(n) for n in STOP_SIGNALS]
+    outcome = supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False)
+    assert (outcome.exit_code, outcome.tail) == (0, f"got [{int(number)}]\n")
+    assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
+
+
+def test_the_command_line_ends_with_75_and_goes_on_with_resume(tiny_dir: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    values = ["--set", f"dataset={tiny_dir}", "--set", "batch_size=16", "--set", "epochs=100000", "--set", "device=cpu"]
+    command = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(run)]
+    process = subprocess.Popen([*command, *values], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: (run / "checkpoint.pt").exists(), "the first checkpoint")
+        children = process_tree(process.pid)[1:]
+        for pid in (process.pid, process.pid, *children):  # as Slurm sends it, to every process of the job step
+            os.kill(pid, signal.SIGUSR1)
+        said, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == STOPPED, said + errors
+    assert "stopped by SIGUSR1 in epoch" in said
+    assert "Traceback" not in errors
+    assert json.loads((run / "result.json").read_text())["diagnosis"]["cause"] == "stopped, checkpoint written"
+    assert not any(is_alive(pid) for pid in children)
+    done = position(run)[0]
+    again = subprocess.run([*command, "--resume", "--set", f"epochs={done + 1}"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert read_metrics(run)["epoch"].tolist() == list(range(1, done + 2))

@@ -1,0 +1,188 @@
+"""Promises of `diagnosis`: every ending is explained, and out of memory is claimed on evidence only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MB, tree, write_run
+
+from ogbnlib.errors import InputError
+from ogbnlib.runs.diagnosis import EXIT_CODES, diagnose, explain_exit_code
+
+CODES = [0, 1, 130, 135, 137, 139, 141, 143, 255, "0:125", "0:53"]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_ending_that_occurs_has_a_meaning_and_a_remedy(code: int | str) -> None:
+    meaning, remedy = explain_exit_code(code)
+    assert (meaning, remedy) == EXIT_CODES[str(code)]
+    assert len(meaning) > 20
+    assert len(remedy) > 10
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [(1, "exception"), (130, "SIGINT"), (135, "/dev/shm"), (137, "SIGKILL"), (139, "SIGSEGV"), (141, "SIGPIPE")]
+    + [(143, "SIGTERM"), (255, "launcher"), ("0:125", "OUT_OF_MEMORY"), ("0:53", "never started")],
+)
+def test_the_meaning_names_what_happened(code: int | str, word: str) -> None:
+    assert word in explain_exit_code(code)[0]
+
+
+def test_another_signal_is_named_by_its_number_and_another_code_not_guessed() -> None:
+    assert "signal 24" in explain_exit_code(152)[0]
+    assert "no fixed meaning" in explain_exit_code(7)[0]
+
+
+def test_a_kill_without_evidence_is_of_unknown_cause(tmp_path: Path) -> None:
+    found = diagnose(write_run(tmp_path, exit_code=137))
+    assert found.cause == "SIGKILL, cause unknown"
+    assert "SIGKILL, cause unknown" in found.text
+    assert "scancel" in found.text
+
+
+def test_a_kill_under_a_limit_that_saw_none_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path, exit_code=137, memory_limit_bytes=500 * MB, limit_engine="cgroup v2", oom_kills=0)
+    found = diagnose(run)
+    assert found.cause == "SIGKILL, cause unknown"
+    assert "shows no out-of-memory kill" in found.text
+
+
+def test_an_out_of_memory_kill_names_phase_limit_engine_parts_counter_and_remedy(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path, exit_code=137, memory_limit_bytes=256 * MB, limit_engine="cgroup v1", killed_by="kernel", oom_kills=2
+    )
+    found = diagnose(run)
+    assert (found.cause, found.exit_code, found.phase) == ("out of memory", 137, "build valid loader")
+    assert found.parts == {"edge_index (COO)": 160 * MB}
+    for words in ("kernel", "137", "oom_kill counter 2", "256 MB (cgroup v1)", "build valid loader", "160 MB", "40 MB"):
+        assert words in found.text
+    assert "loading=shared" in found.remedy
+    assert found.remedy in found.text
+
+
+def test_the_last_sample_and_its_growth_since_the_phase_began_are_told(tmp_path: Path) -> None:
+    found = diagnose(write_run(tmp_path, killed_by="watchdog", memory_limit_bytes=220 * MB, limit_engine="watchdog"))
+    assert found.last_sample == {"anon": 210.0 * MB, "shmem": 0.0, "file": 30.0 * MB}
+    assert "210 MB anonymous" in found.text
+    assert "40 MB of it came since the phase began" in found.text
+    assert "this library's watchdog" in found.text
+
+
+def test_the_cgroups_count_goes_before_the_sum_over_processes(tmp_path: Path) -> None:
+    cgroup = {"cgroup_anon_bytes": 70 * MB, "cgroup_shmem_bytes": 5 * MB, "cgroup_file_bytes": 9 * MB}
+    samples = [{"time_s": 100.5, "rss_anon_bytes": 90 * MB, **cgroup}]
+    assert diagnose(write_run(tmp_path, samples=samples)).last_sample["anon"] == 70 * MB
+
+
+@pytest.mark.parametrize(
+    ("config", "phase", "remedy"),
+    [
+        ({"loading": "lazy"}, "build train loader", "loading=shared"),
+        ({"loading": "shared"}, "load", "feature_dtype=float16"),
+        ({"loading": "shared", "num_workers": 2}, "train epoch", "num_workers=0"),
+        ({"loading": "shared"}, "train epoch", "batch_size below 128"),
+        ({"loading": "shared", "feature_dtype": "float16"}, "load", "raise memory_limit"),
+    ],
+)
+def test_the_remedy_fits_the_config_and_the_phase(
+    tmp_path: Path, config: dict[str, object], phase: str, remedy: str
+) -> None:
+    events = [{"time_s": 100.0, "event": "start"}, {"time_s": 101.0, "event": "begin", "phase": phase}]
+    run = write_run(tmp_path, events=events, config=config, killed_by="kernel", oom_kills=1, memory_limit_bytes=MB)
+    assert remedy in diagnose(run).remedy
+
+
+def test_a_phase_that_failed_is_where_it_ended(tmp_path: Path) -> None:
+    events = [
+        {"time_s": 100.0, "event": "start"},
+        {"time_s": 101.0, "event": "begin", "phase": "train epoch", "epoch": 4},
+        {"time_s": 102.0, "event": "end", "phase": "train epoch", "failed": "RuntimeError"},
+    ]
+    found = diagnose(write_run(tmp_path, exit_code=1, events=events, last_output="RuntimeError: boom"))
+    assert (found.cause, found.phase) == ("error", "train epoch 4")
+    assert "RuntimeError: boom" in found.text
+
+
+def test_phases_of_an_earlier_attempt_are_not_where_the_last_one_ended(tmp_path: Path) -> None:
+    events = [
+        {"time_s": 100.0, "event": "start"},
+        {"time_s": 101.0, "event": "begin", "phase": "eval valid"},
+        {"time_s": 110.0, "event": "start"},
+        {"time_s": 111.0, "event": "begin", "phase": "load"},
+    ]
+    assert diagnose(write_run(tmp_path, events=events)).phase == "load"
+
+
+def test_an_attempt_killed_before_its_first_phase_is_not_blamed_on_an_earlier_ones_phase(tmp_path: Path) -> None:
+    events = [
+        {"time_s": 100.0, "event": "start"},
+        {"time_s": 101.0, "event": "begin", "phase": "eval valid"},
+        {"time_s": 110.0, "event": "start"},
+    ]
+    found = diagnose(write_run(tmp_path, events=events))
+    assert found.phase is None
+    assert "before its first phase" in found.text
+
+
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        ({"peak_bytes": 300 * MB, "peak_source": "samples"}, "; it held 300 MB at most."),
+        (
+            {"peak_bytes": 500 * MB, "peak_source": "kernel counter"},
+            "; it held 300 MB at most, 500 MB with page cache.",
+        ),
+    ],
+    ids=["samples", "cgroup"],
+)
+def test_a_finished_run_says_so_with_its_peak(tmp_path: Path, evidence: dict[str, Any], said: str) -> None:
+    peaks = {"anon_shmem_bytes": 300 * MB}
+    found = diagnose(write_run(tmp_path, exit_code=0, sampled_peaks_bytes=peaks, **evidence))
+    assert (found.cause, found.exit_code) == ("finished", 0)
+    assert found.text.startswith("Finished without an error in ")
+    assert found.text.endswith(said)
+
+
+def test_without_a_result_it_says_that_none_was_written(tmp_path: Path) -> None:
+    found = diagnose(write_run(tmp_path, exit_code=None))
+    assert (found.cause, found.exit_code, found.phase) == ("no result", None, "build valid loader")
+    assert "No result was written" in found.text
+    assert "resume=True" in found.text
+
+
+@pytest.mark.parametrize("code", [2, 130, 143])
+def test_what_was_no_kill_is_not_called_one(tmp_path: Path, code: int) -> None:
+    found = diagnose(write_run(tmp_path, exit_code=code))
+    assert found.cause in ("bad input", "interrupted", "SIGTERM")
+    assert explain_exit_code(code)[1] in found.text
+
+
+def test_a_folder_without_a_timeline_is_still_diagnosed(tmp_path: Path) -> None:
+    write_run(tmp_path, exit_code=1)
+    (tmp_path / "timeline.csv").unlink()
+    (tmp_path / "events.jsonl").unlink()
+    assert diagnose(tmp_path).exit_code == 1
+
+
+def test_what_is_no_run_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(InputError, match=f"{path}: expected the folder of a run"):
+            diagnose(path)
+    assert tree(tmp_path) == {"note.txt": b"mine"}
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    (tmp_path / "result.json").write_text('{"exit_code": 1')
+    with pytest.raises(InputError, match=r"result\.json: expected JSON"):
+        diagnose(tmp_path)
+
+
+def test_a_diagnosis_is_plain_json(tmp_path: Path) -> None:
+    found = diagnose(write_run(tmp_path, killed_by="kernel", oom_kills=1))
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["text"] == str(found)

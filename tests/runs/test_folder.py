@@ -1,0 +1,96 @@
+"""Promises of `run_dir`: one process at a time trains in a folder, and the kernel tells when it has ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import python_child, tree, wait_until
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.memory.reading import process_tree
+from ogbnlib.runs.folder import locked, own_run_dir
+from ogbnlib.runs.sandbox import run
+from ogbnlib.training.train import train
+
+Config = Callable[..., TrainConfig]
+HOLD = (
+    "import sys, time\nfrom pathlib import Path\nfrom ogbnlib.runs.folder import locked\n"
+    "with locked(Path(sys.argv[1])):\n    print('ready', flush=True)\n    time.sleep(600)\n"
+)
+
+
+def refusal(folder: Path, pid: int) -> str:
+    return re.escape(f"{folder}: expected no other process to train in it, found process {pid} on ")
+
+
+def test_a_second_trainer_is_refused_by_folder_and_process_and_changes_nothing(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    train(tiny_config(epochs=1), folder)
+    with python_child(HOLD, str(folder)) as holder:
+        before = tree(folder)
+        for start in (train, run):
+            with pytest.raises(InputError, match=refusal(folder, holder.pid)):
+                start(tiny_config(epochs=2), run_dir=folder, resume=True)
+        assert tree(folder) == before
+    train(tiny_config(epochs=2), folder, resume=True)  # it was killed, so nothing holds the folder any more
+
+
+def test_one_process_does_not_train_twice_in_a_folder(tiny_config: Config, tmp_path: Path) -> None:
+    with (
+        own_run_dir(tiny_config(), tmp_path / "run", resume=False),
+        pytest.raises(InputError, match=refusal(tmp_path / "run", os.getpid())),
+    ):
+        train(tiny_config(), tmp_path / "run", resume=True)
+
+
+def test_a_folder_with_nothing_but_a_lock_is_as_good_as_new(tiny_config: Config, tmp_path: Path) -> None:
+    with locked(tmp_path):
+        pass
+    train(tiny_config(epochs=1), tmp_path)
+
+
+def test_a_child_started_by_hand_locks_its_folder_too(tiny_config: Config, tmp_path: Path) -> None:
+    with own_run_dir(tiny_config(epochs=1), tmp_path / "run", resume=False):
+        command = [sys.executable, "-m", "ogbnlib.training.child", str(tmp_path / "run")]
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.match("error: " + refusal(tmp_path / "run", os.getpid()), done.stderr)
+
+
+def test_a_child_holds_the_folder_for_as_long_as_it_lives_without_its_parent(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    tiny_config(epochs=100_000).save(tmp_path / "wanted.json")
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
+        "folder = Path(sys.argv[1])\nprint('ready', flush=True)\n"
+        "run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', engine='watchdog', echo=False)\n"
+    )
+    folder = tmp_path / "run"
+    with python_child(code, str(tmp_path)) as parent:
+        wait_until(lambda: (folder / "checkpoint.pt").exists(), "the first checkpoint")
+        child = process_tree(parent.pid)[1]
+        os.kill(child, 19)  # SIGSTOP: it can't react to its parent's end
+        parent.kill()
+        parent.wait()
+        with pytest.raises(InputError, match="expected no other process to train in it"), locked(folder):
+            pass
+        os.kill(child, 18)
+
+    def free() -> bool:
+        try:
+            with locked(folder):
+                return True
+        except InputError:
+            return False
+
+    wait_until(free, "the child to end with a checkpoint")

@@ -1,0 +1,433 @@
+"""Promises of `sandbox`: `run` comes back with what happened, and nothing that was computed is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MB, is_alive, tree, wait_until
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.memory.limits import ENGINES, make_limit
+from ogbnlib.memory.reading import process_tree
+from ogbnlib.runs.folder import prepare_run_dir
+from ogbnlib.runs.sandbox import Run, RunEnded, next_run_dir, run, supervise, watch
+from ogbnlib.runs.timeline import read_phases, read_timeline
+from ogbnlib.sources.synth import synthesize
+
+Config = Callable[..., TrainConfig]
+FILES = {
+    "config.json",
+    "timeline.csv",
+    "events.jsonl",
+    "metrics.csv",
+    "checkpoint.pt",
+    "result.json",
+    "output.log",
+    ".lock",
+}
+KILLS = int(os.environ.get("OGBNLIB_KILLS", "1"))
+
+
+# Under a limit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainConfig]:
+    """One epoch on 444,000 nodes and 6.5 M edges, where the policies differ by hundreds of MB."""
+    path = tmp_path_factory.mktemp("data") / "large"
+    synthesize(path, scale=0.004, progress=False)
+
+    def config(policy: str) -> TrainConfig:
+        values = {"dataset": str(path), "loading": policy, "epochs": 1, "device": "cpu", "train_eval": "never"}
+        return TrainConfig.create({**values, "progress": "lines"})
+
+    return config
+
+
+@pytest.fixture(scope="module")
+def unlimited(large: Callable[[str], TrainConfig], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("unlimited")
+    return {policy: run(large(policy), run_dir=folder / policy, echo=False) for policy in ("eager", "shared")}
+
+
+def held(result: Run) -> int:
+    """The most anonymous and shared memory that was seen at once."""
+    peaks = result.result["sampled_peaks_bytes"]
+    return int(peaks.get("cgroup_anon_shmem_bytes") or peaks["anon_shmem_bytes"])
+
+
+@pytest.fixture(scope="module")
+def limited(
+    large: Callable[[str], TrainConfig], unlimited: dict[str, Run], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Run]:
+    """Both policies under one limit, halfway between what they need."""
+    between = (held(unlimited["eager"]) + held(unlimited["shared"])) // 2
+    assert held(unlimited["eager"]) - held(unlimited["shared"]) > 200 * MB
+    folder = tmp_path_factory.mktemp("limited")
+    return {policy: run(large(policy), between, run_dir=folder / policy, echo=False) for policy in ("eager", "shared")}
+
+
+def test_under_one_limit_eager_is_killed_and_shared_finishes(limited: dict[str, Run]) -> None:
+    assert (limited["eager"].exit_code, limited["shared"].exit_code) == (137, 0)
+    assert limited["shared"].metrics["epoch"].tolist() == [1]
+
+
+def test_a_limit_changes_no_result(limited: dict[str, Run], unlimited: dict[str, Run]) -> None:
+    losses = [r.metrics["loss"].tolist() for r in (limited["shared"], unlimited["shared"], unlimited["eager"])]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_kill_is_a_result_with_cause_phase_parts_and_remedy(limited: dict[str, Run]) -> None:
+    found = limited["eager"].diagnosis
+    assert found.cause == "out of memory"
+    assert found.phase in [phase.label for phase in read_phases(limited["eager"].run_dir)]
+    assert "features" in found.parts
+    assert "loading=shared" in found.remedy
+    assert limited["eager"].result["diagnosis"]["text"] == str(found)
+
+
+def test_a_result_states_limit_engine_peak_and_time(limited: dict[str, Run]) -> None:
+    for result in limited.values():
+        stored = json.loads((result.run_dir / "result.json").read_text())
+        assert stored == result.result
+        assert stored["limit_engine"] in ENGINES
+        assert stored["memory_limit_bytes"] > 0
+        assert stored["duration_s"] > 0
+        assert result.peak_bytes > 0
+        if stored["limit_engine"].startswith("cgroup"):
+            assert stored["peak_source"] == "kernel counter"
+            assert stored["peak_bytes"] <= stored["memory_limit_bytes"]
+
+
+def test_a_kill_by_the_kernel_is_proven_by_its_counter(limited: dict[str, Run]) -> None:
+    result = limited["eager"].result
+    if not result["limit_engine"].startswith("cgroup"):
+        pytest.skip(f"the limit here is a {result['limit_engine']}: {'; '.join(result['limit_engines_refused'])}")
+    assert result["killed_by"] == "kernel"
+    assert result["oom_kills"] >= 1
+
+
+def test_a_finished_run_leaves_all_its_files_whole(unlimited: dict[str, Run]) -> None:
+    for result in unlimited.values():
+        assert {path.name for path in result.run_dir.iterdir()} == FILES
+        assert result.exit_code == 0
+        assert result.result["memory_limit_bytes"] is None
+        assert result.result["last_metrics"]["epoch"] == 1
+        assert len(result.timeline) > 10
+        assert "Epoch 001 | Loss: " in (result.run_dir / "output.log").read_text()
+        assert all(phase.end_s is not None for phase in read_phases(result.run_dir))
+
+
+def test_samples_fall_into_the_phases_they_were_taken_in(unlimited: dict[str, Run]) -> None:
+    assert {"", "train epoch 1"} <= set(unlimited["eager"].timeline["phase"])
+    assert "build train loader" in set(unlimited["eager"].timeline["phase"])
+
+
+def test_a_run_folder_is_never_overwritten(unlimited: dict[str, Run], large: Callable[[str], TrainConfig]) -> None:
+    folder = unlimited["shared"].run_dir
+    before = tree(folder)
+    with pytest.raises(InputError, match=re.escape(f"{folder}: expected a new or empty folder, found a run")):
+        run(large("shared"), run_dir=folder, echo=False)
+    assert tree(folder) == before
+
+
+def test_resuming_with_other_values_is_refused_and_names_them(
+    unlimited: dict[str, Run], large: Callable[[str], TrainConfig]
+) -> None:
+    folder = unlimited["shared"].run_dir
+    before = tree(folder)
+    with pytest.raises(InputError, match="can't resume with other values") as caught:
+        run(large("shared").replace(lr=0.5, seed=3), run_dir=folder, resume=True, echo=False)
+    assert "lr was 0.01, now 0.5" in str(caught.value)
+    assert "seed was 0, now 3" in str(caught.value)
+    assert tree(folder) == before
+
+
+def test_thirty_epochs_hold_no_more_after_release_than_the_first(tiny_config: Config, tmp_path: Path) -> None:
+    result = run(tiny_config(epochs=30, dropout=0.5, loading="lazy"), run_dir=tmp_path / "run", echo=False)
+    assert result.exit_code == 0
+    phases = read_phases(result.run_dir)
+    held = [phase.info["end_held_bytes"] for phase in phases if phase.name == "release"]
+    assert len(held) >= 30
+    # The evaluation loaders of one epoch take 100 kB: kept, they would be 3 MB by now.
+    assert max(held) <= held[1] + MB
+
+
+def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_config: Config, tmp_path: Path) -> None:
+    first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
+    before = tree(tmp_path)
+    again = run(tiny_config(epochs=1), run_dir=tmp_path / "run", resume=True, echo=False)
+    assert tree(tmp_path) == before
+    assert (again.result, again.diagnosis) == (first.result, first.diagnosis)
+    assert list(run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).metrics["epoch"]) == [1, 2]
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"dataset": "{tmp}/none"}, {}, "{tmp}/none"),
+    ({"dataset": "{tmp}/file"}, {}, "{tmp}/file"),
+    ({"dataset": "{tmp}/empty"}, {}, "{tmp}/empty"),
+    ({"dataset": "{tmp}/damaged"}, {}, "{tmp}/damaged/raw/data.npz"),
+    ({"dataset": "ogbn-papers10M"}, {}, "did you mean 'ogbn-papers100M'"),
+    ({"dataset": "ogbn-papers100M", "root": "{tmp}/none"}, {}, "{tmp}/none/ogbn_papers100M"),
+    ({}, {"memory_limit": 8}, "memory_limit: "),
+    ({}, {"memory_limit": "lots"}, "memory_limit: "),
+    ({}, {"memory_limit": "-1 GB"}, "memory_limit: "),
+    ({}, {"memory_limit": "2 GB", "engine": "docker"}, "engine: "),
+    ({}, {"resume": True}, "{tmp}/run"),
+    ({}, {"run_dir": "{tmp}/file"}, "{tmp}/file"),
+    ({}, {"run_dir": "{tmp}/occupied"}, "{tmp}/occupied"),
+    ({}, {"run_dir": "{tmp}/occupied", "resume": True}, "{tmp}/occupied"),
+]
+
+
+@pytest.mark.parametrize(("changes", "arguments", "named"), BAD_RUNS, ids=lambda part: str(part)[:40])
+def test_bad_input_is_named_and_nothing_is_written(
+    tiny_config: Config, tmp_path: Path, changes: dict[str, Any], arguments: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged" / "raw").mkdir(parents=True)
+    (tmp_path / "damaged" / "raw" / "data.npz").write_bytes(b"PK\x03\x04 torn")
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "mine.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*")), tree(tmp_path)
+
+    def here(values: dict[str, Any]) -> dict[str, Any]:
+        return {k: v.replace("{tmp}", str(tmp_path)) if isinstance(v, str) else v for k, v in values.items()}
+
+    with pytest.raises(InputError, match=re.escape(named.replace("{tmp}", str(tmp_path)))):
+        run(tiny_config(**here(changes)), **{"run_dir": tmp_path / "run", "echo": False, **here(arguments)})
+    assert (sorted(tmp_path.rglob("*")), tree(tmp_path)) == before
+
+
+def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, tmp_path: Path) -> None:
+    prepare_run_dir(tiny_config(), tmp_path / "run", resume=False)
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(b"torn")
+    result = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
+    assert (result.exit_code, result.diagnosis.cause) == (2, "bad input")
+    assert "checkpoint.pt: expected a checkpoint of this run" in result.diagnosis.text
+    assert result.result["last_output"].startswith("error: ")
+    assert "Traceback" not in (result.run_dir / "output.log").read_text()
+    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == b"torn"
+
+
+def test_a_repeated_name_gets_the_next_free_folder(tmp_path: Path) -> None:
+    for expected in ("lazy", "lazy-2", "lazy-3"):
+        folder = next_run_dir(tmp_path, "lazy")
+        assert folder == tmp_path / expected
+        folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": 9},
+        {"loading": "lazy"},
+        {"num_workers": 2},
+        {"eval_splits": ()},
+        {"activation_checkpointing": True, "empty_cache_every": 5, "max_cuda_memory": "4 GB"},
+        {"expandable_segments": True, "cuda_snapshot": True},
+    ],
+    ids=str,
+)
+def test_what_changes_no_weight_may_change_on_resumption(
+    tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    prepare_run_dir(tiny_config(), tmp_path / "run", resume=False)
+    changed = tiny_config(**changes)
+    prepare_run_dir(changed, tmp_path / "run", resume=True)
+    assert TrainConfig.load(tmp_path / "run" / "config.json") == changed
+
+
+def test_another_precision_is_refused_on_resumption(tiny_config: Config, tmp_path: Path) -> None:
+    prepare_run_dir(tiny_config(), tmp_path / "run", resume=False)
+    with pytest.raises(InputError, match="precision was 'fp32', now 'bf16'"):
+        prepare_run_dir(tiny_config(precision="bf16"), tmp_path / "run", resume=True)
+
+
+def test_another_data_set_is_refused_on_resumption(tiny_config: Config, tmp_path: Path, synth_dir: Path) -> None:
+    first = tiny_config(epochs=1)
+    from ogbnlib.training.train import train
+
+    train(first, tmp_path / "run")
+    with pytest.raises(InputError):
+        train(first.replace(dataset=str(synth_dir), epochs=2), tmp_path / "run", resume=True)
+
+
+# Output --------------------------------------------------------------------------------------------------------------
+
+
+def test_output_is_relayed_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import sys; print('out', flush=True); print('err', file=sys.stderr)"
+    for echo in (True, False):
+        supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=echo)
+        assert capsys.readouterr().out == ("out\nerr\n" if echo else "")
+    assert (tmp_path / "output.log").read_text() == "out\nerr\n" * 2
+
+
+def test_a_child_has_no_standard_input_to_wait_for(tmp_path: Path) -> None:
+    outcome = supervise([sys.executable, "-c", "input()"], tmp_path, make_limit(None)[0], echo=False)
+    assert outcome.exit_code == 1
+    assert "EOFError" in outcome.tail
+
+
+# Interruption --------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_ends_the_child_and_is_a_result(tiny_config: Config, tmp_path: Path) -> None:
+    tiny_config(epochs=100_000).save(tmp_path / "wanted.json")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
+        "folder = Path(sys.argv[1])\n"
+        "try:\n    run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', echo=False)\n"
+        "except KeyboardInterrupt as stop:\n    print('stopped:', stop)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: (tmp_path / "run" / "checkpoint.pt").exists(), "the first checkpoint")
+        children = process_tree(process.pid)[1:]
+        assert children
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert said.startswith(f"stopped: {tmp_path}/run: interrupted; go on with resume=True")
+    assert [pid for pid in children if is_alive(pid)] == []
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["exit_code"], result["diagnosis"]["cause"]) == (130, "interrupted")
+
+
+def test_a_child_ends_when_the_process_that_watches_it_is_killed(tiny_config: Config, tmp_path: Path) -> None:
+    tiny_config(epochs=100_000).save(tmp_path / "wanted.json")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom ogbnlib import TrainConfig, run\nfolder = Path(sys.argv[1])\n"
+        "run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', engine='watchdog', echo=False)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    try:
+        wait_until(lambda: (tmp_path / "run" / "checkpoint.pt").exists(), "the first checkpoint")
+        children = process_tree(process.pid)[1:]
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in children), "the child's end", 30)
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert len(read_timeline(tmp_path / "run")) > 0
+
+
+class _Killer(threading.Thread):
+    """Signals the child of `run` some seconds after it has begun a phase of this name."""
+
+    def __init__(self, folder: Path, attempt: int, phase: str, delay_s: float, number: int):
+        super().__init__(daemon=True)
+        self.folder, self.attempt, self.phase, self.delay_s, self.number = folder, attempt, phase, delay_s, number
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self._began():
+            if self.over.wait(0.005):
+                return
+        if not self.over.wait(self.delay_s):
+            for pid in process_tree(os.getpid())[1:]:
+                if b"ogbnlib.training.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, self.number)
+
+    def _began(self) -> bool:
+        path = self.folder / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        starts = [i for i, line in enumerate(lines) if '"event": "start"' in line]
+        return len(starts) >= self.attempt and any(f'"phase": "{self.phase}"' in line for line in lines[starts[-1] :])
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+    return model
+
+
+def _results(folder: Path) -> list[str]:
+    """metrics.csv as text, without the two columns of times."""
+    return [line.rsplit(",", 2)[0] for line in (folder / "metrics.csv").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
+def test_a_run_ended_at_any_moment_stays_readable_and_goes_on_as_if_it_never_was(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """OGBNLIB_KILLS sets the number of signals; each attempt costs the child's imports, 5 s and more."""
+    config = tiny_config(
+        epochs=40, dropout=0.5, num_neighbors="5 5", eval_every=8, train_eval="every_epoch", checkpoint_every_s=0.02
+    )
+    in_windows = config.replace(dataset=str(tiny_store), loading="store", lookahead=5000)
+    whole = run(config, run_dir=tmp_path / "whole", echo=False)
+    assert whole.exit_code == 0
+    phases = read_phases(whole.run_dir)
+    first = {phase.name: phase.start_s for phase in reversed(phases)}
+    end_s = max(phase.end_s or 0.0 for phase in phases)
+    ended = 137 if number == signal.SIGKILL else 75
+    moments, kills, folders, attempt = random.Random(int(number)), 0, 0, 0
+    while kills < KILLS or attempt:
+        folder = tmp_path / f"ended-{folders}"
+        attempt += 1
+        # One signal in four anywhere in the run, the others in its epochs, evaluations and checkpoints. An attempt
+        # that goes on has less left, and the last one is left in peace.
+        phase = moments.choice([phases[0].name, *["train epoch"] * 3])
+        killer = _Killer(folder, attempt, phase, moments.uniform(0, 0.7 * (end_s - first[phase])), number)
+        if kills < KILLS:
+            killer.start()
+        now = config if attempt % 2 else in_windows
+        result = run(now, run_dir=folder, resume=attempt > 1, echo=False)
+        killer.over.set()
+        assert result.exit_code in (0, ended), result.diagnosis
+        assert len(result.timeline) > 0
+        finished = result.metrics["epoch"].tolist() if len(result.metrics) else []
+        assert finished == list(range(1, len(finished) + 1))
+        if result.exit_code:
+            kills += 1
+            causes = {137: "SIGKILL, cause unknown", 75: "stopped, checkpoint written"}
+            assert result.diagnosis.cause == causes[ended]
+            continue
+        assert all(torch.equal(value, _weights(whole.run_dir)[name]) for name, value in _weights(folder).items())
+        assert _results(folder) == _results(whole.run_dir)
+        folders, attempt = folders + 1, 0
+    assert kills >= KILLS
+
+
+def test_no_cgroup_of_this_process_is_left_behind(limited: dict[str, Run], unlimited: dict[str, Run]) -> None:
+    limit, _ = make_limit(None)
+    parent = limit.cgroup.path.parent if limit.cgroup else None
+    limit.close()
+    if parent is None:
+        pytest.skip("no memory cgroup can be made here")
+    wait_until(lambda: not list(parent.glob(f"ogbnlib-{os.getpid()}-*")), "the cgroups' end", 5)
+
+
+def test_time_passes_in_the_timeline_even_before_the_first_phase(unlimited: dict[str, Run]) -> None:
+    table = unlimited["shared"].timeline
+    assert table["time_s"].is_monotonic_increasing
+    assert table["time_s"].iloc[0] < read_phases(unlimited["shared"].run_dir)[0].start_s
+    assert time.time() > table["time_s"].max()
+
+
+def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(tmp_path: Path) -> None:
+    done = watch(["-c", ""], name="done", runs_dir=tmp_path)
+    assert done.require_finished() is done
+    failed = watch(["-c", "exit(7)"], name="failed", runs_dir=tmp_path)
+    with pytest.raises(RunEnded) as caught:
+        failed.require_finished()
+    assert str(caught.value) == f"7: {failed.diagnosis}"

@@ -1,0 +1,317 @@
+"""Promises of `jobs`: each way a Slurm job ends is told apart, with whatever is left to read. The tables are recordings
+of Slurm 22.05 with slurmdbd; PREEMPTED and NODE_FAIL, which one machine can't produce, follow sacct's manual page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import MB, write_run
+
+from ogbnlib.errors import InputError
+from ogbnlib.runs.slurm import JobDiagnosis, diagnose_job, parse_sacct, parse_scontrol
+
+FIELDS = "JobID|JobIDRaw|State|ExitCode|DerivedExitCode|ReqMem|MaxRSS|Elapsed|Timelimit|NodeList|Reason|WorkDir"
+UNKNOWN = "slurm_load_jobs error: Invalid job id specified"
+DISABLED = "Slurm accounting storage is disabled"
+
+Says = Callable[..., None]
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Puts a sacct and a scontrol first on PATH that print a recording, or fail with a message ("!...")."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def install(*, sacct: str = f"!{DISABLED}", scontrol: str = f"!{UNKNOWN}") -> None:
+        for name, text in (("sacct", sacct), ("scontrol", scontrol)):
+            failing = text.startswith("!")
+            (folder / f"{name}.txt").write_text(text.removeprefix("!") + "\n")
+            fields = f'[ "$1" = --helpformat ] && {{ echo "{FIELDS.replace("|", " ")}"; exit 0; }}\n'
+            lines = f'#!/bin/sh\necho "$@" >> "{folder}/{name}.args"\n' + (
+                fields if name == "sacct" and not failing else ""
+            )
+            lines += f'cat "{folder}/{name}.txt"' + (" >&2; exit 1\n" if failing else "\n")
+            (folder / name).write_text(lines)
+            (folder / name).chmod(0o755)
+
+    return install
+
+
+def table(*rows: str) -> str:
+    """Recorded rows under the header; WORK stands for the present directory."""
+    return "\n".join([FIELDS, *rows]).replace("WORK", os.getcwd())
+
+
+OOM = (
+    "2|2|OUT_OF_MEMORY|0:125|0:0|300M||00:00:07|01:00:00|n0|None|WORK",
+    "2.batch|2.batch|OUT_OF_MEMORY|0:125|||281080K|00:00:07||n0||",
+)
+ENDINGS = {
+    "finished": (["2|2|COMPLETED|0:0|0:0|1000M||00:00:02|01:00:00|n0|None|WORK"], "finished", ["00:00:02"]),
+    "out of memory": (OOM, "out of memory", ["--mem of 300M", "274 MB"]),
+    "out of memory in a step of srun": (
+        [
+            "2|2|FAILED|3:0|0:125|300M||00:00:00|01:00:00|n0|None|WORK",
+            "2.batch|2.batch|FAILED|3:0|||1080K|00:00:00||n0||",
+            "2.0|2.0|OUT_OF_MEMORY|0:125|||816K|00:00:00||n0||",
+        ],
+        "out of memory",
+        ["in step 2.0", "srun"],
+    ),
+    "an exit code": (
+        ["2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK"],
+        "error",
+        ["traceback", "(exit code 1)"],
+    ),
+    "SIGPIPE": (
+        [
+            "2|2|FAILED|13:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
+            "2.batch|2.batch|FAILED|13:0|||2712K|00:00:00||n1||",
+        ],
+        "error",
+        ["SIGPIPE", "exit code 141", "shows as 13:0"],
+    ),
+    "a signal": (["2|2|FAILED|0:11|0:0|1000M||00:00:00|01:00:00|n1|None|WORK"], "error", ["SIGSEGV", "139"]),
+    "never started": (
+        [
+            "2|2|FAILED|0:53|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
+            "2.batch|2.batch|CANCELLED|0:53||||00:00:00||n1||",
+        ],
+        "never started",
+        ["output file", "--output"],
+    ),
+    "held": (
+        ["2|2|PENDING|0:0|0:0|10000M||00:00:00|Partition_Limit|None assigned|JobHeldUser|WORK"],
+        "pending",
+        ["JobHeldUser", "scontrol release"],
+    ),
+    "an unknown reason": (
+        ["2|2|PENDING|0:0|0:0|10000M||00:00:00|Partition_Limit|None assigned|NewReason|WORK"],
+        "pending",
+        ["NewReason", "squeue --start"],
+    ),
+    "running": (
+        ["2|2|RUNNING|0:0|0:0|1000M||00:01:27|01:00:00|n1|None|WORK", "2.batch|2.batch|RUNNING|0:0||||00:01:27||n1||"],
+        "running",
+        ["00:01:27 of 01:00:00"],
+    ),
+    "time limit": (
+        [
+            "2|2|TIMEOUT|0:0|0:0|1000M||00:01:28|00:01:00|n0|None|WORK",
+            "2.batch|2.batch|FAILED|15:0|||12420K|00:01:28||n0||",
+            "2.0|2.0|CANCELLED|0:15|||2456K|00:01:28||n0||",
+        ],
+        "time limit",
+        ["00:01:00", "--time"],
+    ),
+    "cancelled": (
+        [
+            "2|2|CANCELLED by 0|0:0|0:0|1000M||00:00:02|01:00:00|n0|None|WORK",
+            "2.batch|2.batch|CANCELLED|0:15|||12184K|00:00:03||n0||",
+        ],
+        "cancelled",
+        ["by user root (uid 0)", "scancel"],
+    ),
+    "preempted": (["2|2|PREEMPTED|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"], "preempted", ["another job"]),
+    "node failure": (["2|2|NODE_FAIL|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"], "node failure", ["n0", "--exclude"]),
+    "stopped": (
+        ["2|2|FAILED|75:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"],
+        "stopped at a checkpoint",
+        ["OGBNLIB_MAX_RESTARTS"],
+    ),
+    "requeued, then finished": (
+        [
+            "2|2|REQUEUED|0:0|0:0|1000M||00:00:00|Partition_Limit|n0|None|WORK",
+            "2.batch|2.batch|FAILED|75:0|||1080K|00:00:00||n0||",
+            "2|2|COMPLETED|0:0|0:0|1000M||00:00:01|01:00:00|n0|BeginTime|WORK",
+            "2.batch|2.batch|COMPLETED|0:0|||4876K|00:00:01||n0||",
+        ],
+        "finished",
+        ["00:00:01"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_each_ending_that_accounting_shows_is_told_apart(says: Says, tmp_path: Path, name: str) -> None:
+    rows, cause, words = ENDINGS[name]
+    says(sacct=table(*rows))
+    found = diagnose_job(2)
+    assert found.cause == cause
+    for word in words:
+        assert word in found.text
+    assert "sacct" in found.sources
+    assert cause == "finished" or f"Next: {found.remedy}." in found.text
+    asked = (tmp_path / "bin" / "sacct.args").read_text().splitlines()[-1]
+    assert asked == "-j 2 --parsable2 --duplicates --format=" + FIELDS.replace("|", ",")
+
+
+def shown(**values: str) -> str:
+    """A line of `scontrol --oneliner show job` with the recorded names."""
+    known = {"JobId": "2", "JobName": "train", "JobState": "COMPLETED", "Reason": "None", "Restarts": "0"}
+    known |= {"ExitCode": "0:0", "RunTime": "00:00:07", "TimeLimit": "01:00:00", "NodeList": "n0", "CPUs/Task": "1"}
+    known |= {"MinMemoryNode": "300M", "Command": "/a path/x.sbatch a=b", "WorkDir": os.getcwd()}
+    return " ".join(f"{name}={value}" for name, value in (known | values).items())
+
+
+@pytest.mark.parametrize(
+    ("values", "cause", "word"),
+    [
+        ({"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, "out of memory", "--mem of 300M"),
+        ({"JobState": "FAILED", "ExitCode": "141:0"}, "error", "SIGPIPE"),
+        ({"JobState": "FAILED", "ExitCode": "13:0"}, "error", "exit code 13"),
+        ({"JobState": "PENDING", "Reason": "BeginTime", "Restarts": "2"}, "pending", "after 2 restarts"),
+        ({"JobState": "CANCELLED", "ExitCode": "0:15"}, "cancelled", "scancel"),
+    ],
+)
+def test_without_accounting_the_controller_is_asked(says: Says, values: dict[str, str], cause: str, word: str) -> None:
+    says(scontrol=shown(**values))
+    found = diagnose_job("2")
+    assert (found.cause, found.sources) == (cause, ["scontrol"])
+    assert word in found.text
+
+
+def test_the_controllers_exit_code_goes_before_the_one_that_accounting_cuts(says: Says) -> None:
+    says(
+        sacct=table("2|2|FAILED|13:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK"),
+        scontrol=shown(JobState="FAILED", ExitCode="13:0"),
+    )
+    assert "exit code 13" in diagnose_job("2").text
+
+
+def test_the_runs_own_evidence_and_remedy_are_part_of_the_answer(says: Says) -> None:
+    write_run(Path("runs/train-2"), exit_code=137, killed_by="kernel", oom_kills=1)
+    says(sacct=table(*OOM))
+    found = diagnose_job("2")
+    assert found.run_dir is not None
+    assert Path(found.run_dir) == Path("runs/train-2").resolve()
+    assert "in phase 'build valid loader'" in found.text
+    assert "loading=shared" in found.remedy
+    assert found.text.count("loading=shared") == 1
+
+
+def test_a_run_killed_by_its_own_limit_is_out_of_memory_though_slurm_knows_only_a_failure(says: Says) -> None:
+    write_run(Path("runs/train-2"), exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB)
+    says(scontrol=shown(JobState="FAILED", ExitCode="137:0"))
+    found = diagnose_job("2")
+    assert (found.cause, found.state) == ("out of memory", "FAILED")
+    assert "own limit of 256 MB" in found.text
+
+
+def test_the_last_run_of_a_notebook_is_the_one_that_is_read(says: Says) -> None:
+    write_run(Path("runs/00_quickstart-2/runs/first"), exit_code=0)
+    last = write_run(Path("runs/00_quickstart-2/runs/last"), exit_code=1)
+    for path in last.iterdir():
+        os.utime(path, (2e9, 2e9))
+    says(scontrol=shown(JobState="FAILED", ExitCode="1:0"))
+    assert str(diagnose_job("2").run_dir).endswith("runs/00_quickstart-2/runs/last")
+
+
+def test_a_run_elsewhere_can_be_named(says: Says, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "elsewhere", exit_code=1)
+    says(scontrol=shown(JobState="FAILED", ExitCode="1:0"))
+    assert diagnose_job("2", run_dir=run).run_dir == str(run)
+
+
+def test_an_array_is_told_task_by_task(says: Says) -> None:
+    says(
+        sacct=table(
+            "9_0|13|COMPLETED|0:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
+            "9_0.batch|13.batch|COMPLETED|0:0|||3300K|00:00:00||n1||",
+            "9_1|9|FAILED|1:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
+            "9_1.batch|9.batch|FAILED|1:0|||3296K|00:00:00||n1||",
+        )
+    )
+    found = diagnose_job("9")
+    assert [(task.job_id, task.cause) for task in found.tasks] == [("9_0", "finished"), ("9_1", "error")]
+    assert "of 2 tasks: 1 finished, 1 error" in found.text
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["tasks"][1]["steps"][0]["JobID"] == "9_1.batch"
+
+
+STEPD = "slurmstepd-n0: error: *** JOB 2 ON n0 CANCELLED AT 2026-11-21T11:23:02 "
+OUTPUTS = [
+    (STEPD + "DUE TO TIME LIMIT ***", "time limit"),
+    (STEPD + "DUE TO PREEMPTION ***", "preempted"),
+    (STEPD + "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "node failure"),
+    (STEPD + "DUE TO JOB REQUEUE ***", "pending"),
+    (STEPD + "***", "cancelled"),
+    ("slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=2.batch. Some of your processes", "out of memory"),
+    ("slurmstepd: error: Detected 1 oom_kill event in StepId=2.batch. Some of the step tasks", "out of memory"),
+]
+
+
+@pytest.mark.parametrize(("line", "cause"), OUTPUTS, ids=[cause + str(i) for i, (_, cause) in enumerate(OUTPUTS)])
+def test_files_alone_are_enough_where_slurm_has_forgotten_the_job(says: Says, line: str, cause: str) -> None:
+    Path("slurm-train-2.out").write_text(f"ogbnlib: job 2, restart 0, on n0, in /x\nEpoch 001\n{line}\n")
+    says()
+    found = diagnose_job("2")
+    assert (found.cause, found.state) == (cause, None)
+    assert "from files alone" in found.text
+    assert DISABLED in found.text
+
+
+def test_an_earlier_attempts_end_is_not_taken_for_the_last_ones(says: Says) -> None:
+    begins = "ogbnlib: job 2, restart {}, on n0, in /x\n"
+    Path("slurm-train-2.out").write_text(f"{begins.format(0)}{OUTPUTS[0][0]}\n{begins.format(1)}Epoch 002\n")
+    write_run(Path("runs/train-2"), exit_code=0)
+    says()
+    assert diagnose_job("2").cause == "finished"
+
+
+def test_without_slurm_the_runs_files_are_read_and_that_is_said(
+    says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    write_run(Path("runs/sweep-2_7"), exit_code=137)
+    found = diagnose_job("2")
+    assert (found.job_id, found.cause) == ("2_7", "SIGKILL, cause unknown")
+    assert "sacct is not installed here" in found.text
+
+
+def test_a_job_of_which_nothing_is_left_is_refused_with_the_reasons(says: Says) -> None:
+    says()
+    with pytest.raises(InputError, match=f"nothing is left of job 2: sacct: {DISABLED}; scontrol: {UNKNOWN}"):
+        diagnose_job("2")
+
+
+@pytest.mark.parametrize("job_id", ["", "x", "2.batch", "../2", "2_", "*"])
+def test_what_is_no_job_id_is_refused(job_id: str) -> None:
+    with pytest.raises(InputError, match="--job: expected a Slurm job id"):
+        diagnose_job(job_id)
+
+
+def test_values_with_separators_in_them_are_kept_whole() -> None:
+    (row,) = parse_sacct(f"{FIELDS}\n2|2|FAILED|1:0|0:0|1G||0|0|n0|None|/odd|folder")
+    assert row["WorkDir"] == "/odd|folder"
+    (job,) = parse_scontrol("JobId=2 Command=/a path/x.sbatch a=b Reason=None WorkDir=/with blank StdOut=/o")
+    assert (job["Command"], job["WorkDir"]) == ("/a path/x.sbatch a=b", "/with blank")
+
+
+def test_the_command_takes_a_run_or_a_job_and_not_both(says: Says) -> None:
+    says(sacct=table(*OOM))
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "ogbnlib", "diagnose", *arguments]
+        return subprocess.run(argv, capture_output=True, text=True)
+
+    text, found = call("--job", "2"), call("--job", "2", "--json")
+    assert (text.returncode, found.returncode) == (0, 0), text.stderr
+    assert json.loads(found.stdout)["text"] == text.stdout.strip()
+    for arguments in ([], ["runs/a", "--job", "2"]):
+        done = call(*arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: diagnose: expected either the folder of a run or --job JOBID")
+
+
+def test_a_diagnosis_prints_as_its_text() -> None:
+    assert str(JobDiagnosis("1", "words", "error", None, None, "")) == "words"

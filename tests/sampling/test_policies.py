@@ -1,0 +1,227 @@
+"""Promises of `loaders`: every policy hands out the same batches; only where the graph lives differs."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.typing
+from torch_geometric.loader import NeighborLoader, NodeLoader
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.memory.recorder import EventLog
+from ogbnlib.runs.timeline import read_events, read_parts
+from ogbnlib.sampling.policies import Loaders, make_loaders, set_epoch
+from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sources.ogb import open_raw
+
+Make = Callable[..., Loaders]
+POLICIES = ("eager", "lazy", "shared")
+
+
+@pytest.fixture
+def make(tiny_dir: Path, tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Make]:
+    made = []
+
+    def build(**changes: object) -> Loaders:
+        made.append(make_loaders(open_raw(tiny_dir), tiny_config(**changes), EventLog(tmp_path)))
+        return made[-1]
+
+    yield build
+    for loaders in made:
+        loaders.close()
+        loaders.log.close()
+
+
+def contents(loader: NodeLoader) -> list[tuple[list[int], list[list[int]], list[float], list[int]]]:
+    return [
+        (batch.n_id.tolist(), batch.edge_index.tolist(), batch.x.flatten().tolist(), batch.y.tolist())
+        for batch in loader
+    ]
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, split: str) -> None:
+    seen = []
+    for policy in POLICIES:
+        loaders = make(loading=policy, undirected=undirected)
+        loader = loaders.train_loader() if split == "train" else loaders.eval_loader(split)
+        set_epoch(loader, 3)
+        seen.append(contents(loader))
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0]) > 2
+
+
+def test_an_epoch_has_its_own_order_and_gives_it_again(make: Make) -> None:
+    loader = make().train_loader()
+    runs = []
+    for epoch in (1, 2, 1):
+        set_epoch(loader, epoch)
+        runs.append(contents(loader))
+    assert runs[0] == runs[2]
+    assert runs[0] != runs[1]
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_workers_change_no_batch(make: Make, workers: dict[str, object]) -> None:
+    plain, forked = make().train_loader(), make(**workers).train_loader()
+    for epoch in (1, 2):
+        set_epoch(plain, epoch)
+        set_epoch(forked, epoch)
+        assert contents(forked) == contents(plain)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_seed_comes_once_and_evaluation_in_order(make: Make, policy: str) -> None:
+    loaders = make(loading=policy, eval_batch_size=9)
+    seeds = [int(i) for batch in loaders.train_loader() for i in batch.n_id[: batch.batch_size]]
+    assert sorted(seeds) == loaders.splits["train"].tolist()
+    batches = list(loaders.eval_batches("valid"))
+    assert [int(i) for batch in batches for i in batch.n_id[: batch.batch_size]] == loaders.splits["valid"].tolist()
+    assert [batch.batch_size for batch in batches] == [9, 9, 9, 9, 4]
+
+
+def test_features_and_labels_are_those_of_the_data_set(make: Make, tiny_dir: Path) -> None:
+    dataset = open_raw(tiny_dir)
+    x, y = dataset.read_x(), dataset.read_y()
+    for batch in make().train_loader():
+        assert np.array_equal(batch.x.numpy(), x[batch.n_id.numpy()])
+        assert np.array_equal(batch.y.numpy(), y[batch.n_id.numpy()])
+
+
+def test_shared_loaders_hold_no_coo_and_share_one_csc(make: Make, tmp_path: Path) -> None:
+    loaders = make(loading="shared")
+    loaders_made = [loaders.train_loader(), loaders.eval_loader("valid"), loaders.eval_loader("test")]
+    for loader in loaders_made:
+        sampler = loader.node_sampler
+        assert isinstance(sampler, CSCSampler)
+        assert np.shares_memory(sampler._colptr, loaders.colptr)  # type: ignore[attr-defined]
+        assert np.shares_memory(sampler._row, loaders.row)  # type: ignore[attr-defined]
+        assert loader.data.edge_index.numel() == 0
+        assert loader.data.x.data_ptr() == loaders.data.x.data_ptr()
+    assert loaders.row.dtype == np.int32  # type: ignore[attr-defined]
+    assert not [name for name in read_parts(tmp_path) if "COO" in name or "loader" in name]
+
+
+def test_eager_builds_all_stock_loaders_before_the_first_batch(make: Make, tmp_path: Path) -> None:
+    loaders = make(loading="eager")
+    assert isinstance(loaders.train_loader(), NeighborLoader)
+    csc = {f"{split} loader's CSC" for split in ("train", "valid", "test")}
+    assert csc <= set(read_parts(tmp_path))
+    assert loaders.eval_loader("valid") is loaders.eval_loader("valid")
+    list(loaders.eval_batches("valid"))
+    assert csc <= set(read_parts(tmp_path))
+
+
+def test_lazy_deletes_the_evaluation_loader_and_its_csc(make: Make, tmp_path: Path) -> None:
+    loaders = make(loading="lazy")
+    made: list[weakref.ref[object]] = []
+    ordinary = loaders.eval_loader
+
+    def watched(split: str) -> NodeLoader:
+        loader = ordinary(split)
+        made.extend([weakref.ref(loader), weakref.ref(loader.node_sampler)])
+        return loader
+
+    loaders.eval_loader = watched  # type: ignore[method-assign]
+    batches = loaders.eval_batches("valid")
+    next(batches)
+    assert made[0]() is not None
+    assert "valid loader's CSC" in read_parts(tmp_path)
+    for _ in batches:
+        pass
+    assert [reference() for reference in made] == [None, None]
+    assert "valid loader's CSC" not in read_parts(tmp_path)
+
+
+def test_an_evaluation_cut_short_gives_its_memory_back_too(make: Make, tmp_path: Path) -> None:
+    batches = make(loading="lazy").eval_batches("valid")
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert "valid loader's CSC" not in read_parts(tmp_path)
+
+
+def test_a_release_reports_its_steps(make: Make, tmp_path: Path) -> None:
+    for _ in make(loading="lazy").eval_batches("test"):
+        pass
+    (release,) = [event for event in read_events(tmp_path) if event["event"] == "release"]
+    assert {"gc", "malloc_trim", "synchronize", "empty_cache"} <= set(release)
+
+
+def test_dropping_the_train_loader_frees_it(make: Make, tmp_path: Path) -> None:
+    loaders = make(loading="lazy")
+    reference = weakref.ref(loaders.train_loader())
+    loaders.drop_train_loader()
+    gc.collect()
+    assert reference() is None
+    assert "train loader's CSC" not in read_parts(tmp_path)
+    loaders.drop_train_loader()
+
+
+def test_evaluating_the_train_split_uses_the_resident_csc(make: Make, tmp_path: Path) -> None:
+    loaders = make(loading="lazy")
+    train = loaders.train_loader()
+    assert loaders.eval_loader("train").node_sampler is train.node_sampler
+    before = len([e for e in read_events(tmp_path) if e["event"] == "begin" and e["phase"] == "build train loader"])
+    assert before == 1
+
+
+def test_evaluating_the_train_split_does_not_disturb_the_next_epoch(make: Make) -> None:
+    loaders, others = make(), make()
+    loader = loaders.train_loader()
+    set_epoch(loader, 1)
+    first = contents(loader)
+    list(loaders.eval_batches("train"))
+    set_epoch(loader, 2)
+    other = others.train_loader()
+    set_epoch(other, 1)
+    assert contents(other) == first
+    set_epoch(other, 2)
+    assert contents(other) == contents(loader)
+
+
+def test_iterating_takes_nothing_from_torchs_random_numbers(make: Make) -> None:
+    loaders = make()
+    state = torch.get_rng_state()
+    list(loaders.train_loader())
+    list(loaders.eval_batches("valid"))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_float16_features_stay_half_as_large_in_memory(make: Make, tmp_path: Path, policy: str) -> None:
+    loaders = make(loading=policy, feature_dtype="float16")
+    assert loaders.data.x.dtype == torch.float16
+    assert read_parts(tmp_path)["features"] == 300 * 8 * 2
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, policy: str, split: str) -> None:
+    loaders = make(loading=policy, num_workers=1, persistent_workers=True)
+    if split == "train":
+        loaders.train_loader()  # resident: evaluating the split makes another loader on its CSC
+    before = set(multiprocessing.active_children())
+    batches = loaders.eval_batches(split)
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    for _ in batches:
+        pass
+    worker.join(2)
+    assert worker.exitcode == 0  # DataLoader sends SIGTERM to a worker that did not hear of its end for 5 s
+
+
+@pytest.mark.parametrize("policy", ["lazy", "shared"])
+def test_the_stock_sampler_trains_where_it_is_installed(make: Make, policy: str) -> None:
+    if not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE):
+        pytest.skip("neither pyg-lib nor torch-sparse is installed")
+    loaders = make(loading=policy, engine="pyg")
+    seeds = [int(i) for batch in loaders.train_loader() for i in batch.n_id[: batch.batch_size]]
+    assert sorted(seeds) == loaders.splits["train"].tolist()

@@ -1,0 +1,572 @@
+"""What `CSCSampler` and `EpochSampler` promise, against brute force on small random multigraphs."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, product
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.typing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2, chisquare
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
+from torch_geometric.utils import k_hop_subgraph
+
+from ogbnlib.errors import InputError
+from ogbnlib.sampling.choice import EpochSampler, _bounded, batch_key, choose, node_state
+from ogbnlib.sampling.sampler import CSCSampler
+
+Csc = tuple[np.ndarray, np.ndarray]
+
+# A statistical test here fails by chance once in a million runs; its seeds are fixed, so it passes always or never.
+P_VALUE = 1e-6
+
+
+def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any = np.int64) -> Csc:
+    """`edges` as (source, target), kept in order within a target."""
+    edges = sorted(edges, key=lambda edge: edge[1])
+    degree = np.bincount([target for _, target in edges], minlength=num_nodes)
+    colptr = np.concatenate([[0], np.cumsum(degree)]).astype(np.int64)
+    return colptr, np.array([source for source, _ in edges], dtype=dtype)
+
+
+def random_graph(num_nodes: int = 300, num_edges: int = 4000, seed: int = 0, dtype: Any = np.int64) -> Csc:
+    rng = np.random.default_rng(seed)
+    return csc(num_nodes, list(map(tuple, rng.integers(0, num_nodes, (num_edges, 2)))), dtype)
+
+
+def seeds_of(*nodes: int, position: int | None = 0) -> NodeSamplerInput:
+    ids = None if position is None else torch.arange(position, position + len(nodes))
+    return NodeSamplerInput(input_id=ids, node=torch.tensor(nodes, dtype=torch.long))
+
+
+def flat(out: SamplerOutput) -> tuple[list[int], ...]:
+    return (
+        out.node.tolist(),
+        out.row.tolist(),
+        out.col.tolist(),
+        list(out.num_sampled_nodes),
+        list(out.num_sampled_edges),
+    )
+
+
+def chosen(degree: int, k: int, key: int, hop: int = 0, node: int = 0) -> list[int]:
+    out = np.full(max(degree, 1), -7, np.int64)
+    count = choose(np.uint64(node_state(np.uint64(key), hop, node)), degree, k, out)
+    assert (out[count:] == -7).all()
+    return out[:count].tolist()
+
+
+@st.composite
+def problems(draw: Any, simple: bool = False) -> tuple[int, list[tuple[int, int]], list[int], list[int], int]:
+    num_nodes = draw(st.integers(1, 12))
+    node = st.integers(0, num_nodes - 1)
+    edges = draw(st.lists(st.tuples(node, node), max_size=60, unique=simple))
+    seeds = draw(st.lists(node, min_size=1, max_size=num_nodes, unique=True))
+    fanouts = draw(st.lists(st.sampled_from([-1, 1, 2, 3, 5, 40]), min_size=1, max_size=4))
+    return num_nodes, edges, seeds, fanouts, draw(st.integers(0, 2**63 - 1))
+
+
+# The shape of a batch ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_a_batch_has_the_structure_that_pyg_defines(problem: Any) -> None:
+    num_nodes, edges, seeds, fanouts, seed = problem
+    colptr, row = csc(num_nodes, edges)
+    out = CSCSampler(colptr, row, fanouts, seed=seed).sample_from_nodes(seeds_of(*seeds))
+    node, source, target, hop_nodes, hop_edges = flat(out)
+
+    assert all(t.dtype == torch.int64 and t.is_contiguous() for t in (out.node, out.row, out.col))
+    assert node[: len(seeds)] == seeds
+    assert len(set(node)) == len(node)
+    assert len(hop_nodes) == len(fanouts) + 1
+    assert len(hop_edges) == len(fanouts)
+    assert hop_nodes[0] == len(seeds)
+    assert sum(hop_nodes) == len(node)
+    assert sum(hop_edges) == len(source) == len(target)
+    assert out.edge is None
+    assert out.batch is None
+
+    # Walk the edges in order: who is expanded when, and in which order nodes are discovered.
+    known, edge, expanded = len(seeds), 0, 0
+    for hop, k in enumerate(fanouts):
+        frontier = range(expanded, known)
+        for col in frontier:
+            stored = [int(s) for s in row[colptr[node[col]] : colptr[node[col] + 1]]]
+            count = len(stored) if k < 0 else min(k, len(stored))
+            mine = slice(edge, edge + count)
+            assert target[mine] == [col] * count
+            taken = [node[s] for s in source[mine]]
+            assert Counter(taken) <= Counter(stored)  # every edge exists, none more often than it is stored
+            if count == len(stored):
+                assert taken == stored
+            for s in source[mine]:
+                assert s <= known
+                known += s == known
+            edge += count
+        assert hop_edges[hop] == edge - sum(hop_edges[:hop])
+        expanded = frontier.stop
+        assert hop_nodes[hop + 1] == known - expanded
+    assert edge == len(source)
+    assert known == len(node)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(simple=True))
+def test_on_a_simple_graph_no_neighbor_is_sampled_twice(problem: Any) -> None:
+    num_nodes, edges, seeds, fanouts, seed = problem
+    out = CSCSampler(*csc(num_nodes, edges), fanouts, seed=seed).sample_from_nodes(seeds_of(*seeds))
+    assert len(set(zip(out.row.tolist(), out.col.tolist(), strict=True))) == len(out.row)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.integers(1, 4))
+def test_with_all_neighbors_the_nodes_are_those_of_k_hop_subgraph(problem: Any, hops: int) -> None:
+    num_nodes, edges, seeds, _, _ = problem
+    out = CSCSampler(*csc(num_nodes, edges), [-1] * hops).sample_from_nodes(seeds_of(*seeds))
+    edge_index = torch.tensor(edges, dtype=torch.long).reshape(-1, 2).T
+    expected, *_ = k_hop_subgraph(seeds, hops, edge_index, num_nodes=num_nodes)
+    assert sorted(out.node.tolist()) == sorted(expected.tolist())
+
+
+def test_a_dried_out_frontier_is_reported_as_zeros() -> None:
+    out = CSCSampler(*csc(3, [(1, 0)]), [2, 2, 2]).sample_from_nodes(seeds_of(0))
+    assert flat(out) == ([0, 1], [1], [0], [1, 1, 0, 0], [1, 0, 0])
+
+
+def test_an_edgeless_graph_and_an_empty_batch_give_empty_results() -> None:
+    sampler = CSCSampler(np.zeros(4, np.int64), np.empty(0, np.int32), [3])
+    assert flat(sampler.sample_from_nodes(seeds_of(2, 1))) == ([2, 1], [], [], [2, 0], [0])
+    assert flat(sampler.sample_from_nodes(seeds_of())) == ([], [], [], [0, 0], [0])
+
+
+def test_a_batch_far_larger_than_the_last_one_is_sampled_right() -> None:
+    colptr, row = random_graph(5000, 60_000)
+    sampler = CSCSampler(colptr, row, [-1, -1])
+    sampler.sample_from_nodes(seeds_of(0))  # leaves a table far too small as its guess
+    out = sampler.sample_from_nodes(seeds_of(*range(400)))
+    fresh = CSCSampler(colptr, row, [-1, -1]).sample_from_nodes(seeds_of(*range(400)))
+    assert flat(out) == flat(fresh)
+    expanded = out.node[: sum(out.num_sampled_nodes[:2])].tolist()
+    assert out.node[out.row].tolist() == [s for v in expanded for s in row[colptr[v] : colptr[v + 1]].tolist()]
+
+
+def test_metadata_and_edge_permutation_are_passed_on() -> None:
+    sampler = CSCSampler(*csc(2, [(1, 0)]), [1], edge_permutation="perm")
+    inputs = NodeSamplerInput(input_id=torch.tensor([7]), node=torch.tensor([0]), time=torch.tensor([3]))
+    out = sampler.sample_from_nodes(inputs)
+    assert out.metadata[0] is inputs.input_id
+    assert out.metadata[1] is inputs.time
+    assert sampler.edge_permutation == "perm"
+    assert CSCSampler(*csc(1, []), [1]).edge_permutation is None
+
+
+# Randomness ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("degree", "k"), [(5, 1), (2, 1), (5, 2), (6, 5), (9, 4), (40, 39), (50, 20), (60, 33), (80, 79), (500, 40)]
+)
+def test_every_position_is_equally_likely(degree: int, k: int) -> None:
+    draws = 4000
+    counts = np.zeros(degree)
+    for first in range(draws):
+        counts[chosen(degree, k, batch_key(0, 0, first))] += 1
+    # The counts' covariance is draws * p * (1 - p) * d / (d - 1) * (I - 1/d), because each draw's counts sum to k; so
+    # this is chi-square with d - 1 degrees of freedom. Too small a statistic is as suspect as too large a one.
+    p = k / degree
+    statistic = ((counts - draws * p) ** 2).sum() / (draws * p * (1 - p)) * (degree - 1) / degree
+    assert P_VALUE < chi2.sf(statistic, degree - 1) < 1 - P_VALUE
+
+
+@pytest.mark.parametrize(("degree", "k"), [(5, 2), (6, 3), (5, 4), (7, 1), (7, 2)])
+def test_every_subset_is_equally_likely(degree: int, k: int) -> None:
+    subsets = {subset: i for i, subset in enumerate(combinations(range(degree), k))}
+    counts = np.zeros(comb(degree, k))
+    for first in range(400 * len(subsets)):
+        counts[subsets[tuple(chosen(degree, k, batch_key(3, 1, first)))]] += 1
+    assert chisquare(counts).pvalue > P_VALUE
+
+
+@pytest.mark.parametrize(("degree", "k"), [(50, 20), (60, 40), (45, 44)])
+def test_every_pair_of_positions_is_included_equally_often(degree: int, k: int) -> None:
+    draws = 6000
+    included = np.zeros((draws, degree))
+    for first in range(draws):
+        included[first, chosen(degree, k, batch_key(5, 0, first))] = 1
+    pairs = (included.T @ included)[np.triu_indices(degree, 1)]
+    p = k * (k - 1) / (degree * (degree - 1))
+    z = (pairs - draws * p) / np.sqrt(draws * p * (1 - p))
+    assert abs(z).max() < 6
+    assert 0.7 < z.std() < 1.3
+
+
+@pytest.mark.parametrize("vary", ["seed", "epoch", "first", "hop", "node"])
+def test_streams_that_differ_in_one_number_are_uniform_and_independent(vary: str) -> None:
+    cells = np.zeros((8, 8))
+    last = 0
+    for i in range(6400):
+        given = {"seed": 0, "epoch": 0, "first": 0, "hop": 0, "node": 0} | {vary: i}
+        key = np.uint64(batch_key(given["seed"], given["epoch"], given["first"]))
+        value = int(_bounded(np.uint64(node_state(key, given["hop"], given["node"])), 8)[1])
+        cells[last, value] += 1
+        last = value
+    assert chisquare(cells.ravel()).pvalue > P_VALUE
+
+
+@pytest.mark.parametrize("n", [1, 3, 2**31 + 2**30, 2**32 - 1, 2**32, 2**33 + 2**32, 2**62 + 1])
+def test_bounded_integers_are_uniform_for_small_and_huge_ranges(n: int) -> None:
+    cells = min(n, 12)
+    high, low = np.zeros(cells), np.zeros(cells)
+    state = node_state(1, 2, 3)
+    for _ in range(12_000):
+        state, value = _bounded(np.uint64(state), n)
+        assert 0 <= value < n
+        high[value * cells // n] += 1
+        low[value % cells] += 1  # a multiply-shift that forgot to reject would favor some residues
+    assert n == 1 or min(chisquare(high).pvalue, chisquare(low).pvalue) > P_VALUE
+
+
+def test_no_two_streams_share_a_draw() -> None:
+    draws = []
+    for epoch, first, hop, node in product(range(2), range(5), range(3), range(40)):
+        state = node_state(np.uint64(batch_key(0, epoch, first)), hop, node)
+        for _ in range(8):
+            state, value = _bounded(np.uint64(state), 2**62)
+            draws.append(value)
+    assert len(set(draws)) == len(draws)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 300), st.integers(-1, 320), st.integers(0, 2**64 - 1))
+def test_chosen_positions_are_distinct_ascending_and_as_many_as_asked(degree: int, k: int, key: int) -> None:
+    k = k or 1
+    positions = chosen(degree, k, key)
+    assert len(positions) == (degree if k < 0 else min(k, degree))
+    assert positions == sorted(set(positions))
+    assert all(0 <= p < degree for p in positions)
+
+
+def test_a_degree_of_which_no_array_could_be_held_is_sampled() -> None:
+    out = np.empty(100, np.int64)
+    assert choose(np.uint64(node_state(0, 0, 0)), 2**40, 100, out) == 100
+    assert len(set(out.tolist())) == 100
+    assert out.max() < 2**40
+
+
+def test_the_batch_is_what_the_public_kernels_say() -> None:
+    colptr, row = random_graph()
+    sampler = CSCSampler(colptr, row, [4, 40, 3], seed=11)
+    sampler.set_epoch(5)
+    out = sampler.sample_from_nodes(seeds_of(9, 4, 7, position=600))
+    key, edge, expanded = batch_key(11, 5, 600), 0, 0
+    for hop, k in enumerate([4, 40, 3]):
+        end = sum(out.num_sampled_nodes[: hop + 1])
+        for col in range(expanded, end):
+            v = int(out.node[col])
+            positions = chosen(int(colptr[v + 1] - colptr[v]), k, key, hop, v)
+            sources = row[colptr[v] + np.array(positions, np.int64)].tolist()
+            assert out.node[out.row[edge : edge + len(positions)]].tolist() == sources
+            edge += len(positions)
+        expanded = end
+    assert edge == len(out.row)
+
+
+def test_the_choice_of_a_node_does_not_depend_on_its_place_in_the_batch() -> None:
+    sampler = CSCSampler(*random_graph(), [3])
+
+    def neighbors(nodes: list[int]) -> dict[int, list[int]]:
+        inputs = NodeSamplerInput(input_id=torch.zeros(len(nodes), dtype=torch.long), node=torch.tensor(nodes))
+        out = sampler.sample_from_nodes(inputs)
+        return {v: out.node[out.row[out.col == i]].tolist() for i, v in enumerate(nodes)}
+
+    assert neighbors([5, 6, 7]) == neighbors([7, 5, 6])
+
+
+def test_the_same_call_gives_the_same_batch() -> None:
+    sampler = CSCSampler(*random_graph(), [3, 2])
+    assert flat(sampler.sample_from_nodes(seeds_of(1, 2))) == flat(sampler.sample_from_nodes(seeds_of(1, 2)))
+
+
+@pytest.mark.parametrize("change", ["seed", "epoch", "first"])
+def test_another_seed_epoch_or_first_position_gives_other_neighbors(change: str) -> None:
+    graph = random_graph()
+    base = CSCSampler(*graph, [3, 2]).sample_from_nodes(seeds_of(1, 2))
+    other = CSCSampler(*graph, [3, 2], seed=int(change == "seed"))
+    other.set_epoch(int(change == "epoch"))
+    assert flat(base) != flat(other.sample_from_nodes(seeds_of(1, 2, position=int(change == "first"))))
+
+
+def test_without_input_ids_the_first_seed_identifies_the_batch() -> None:
+    sampler = CSCSampler(*random_graph(), [3, 2])
+    assert flat(sampler.sample_from_nodes(seeds_of(8, 3, position=None))) == flat(
+        sampler.sample_from_nodes(seeds_of(8, 3, position=8))
+    )
+
+
+def test_a_negative_or_huge_seed_is_taken() -> None:
+    graph = random_graph()
+    batches = [CSCSampler(*graph, [3], seed=s).sample_from_nodes(seeds_of(1, 2)) for s in (-1, 2**64 - 1, 2**63, 0)]
+    assert flat(batches[0]) == flat(batches[1]) != flat(batches[3])
+
+
+# Where the graph lies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("place", ["array", "read_only", "tensor", "shared", "memmap"])
+def test_the_batch_does_not_depend_on_where_the_graph_lies_or_on_the_dtype_of_row(
+    place: str, dtype: Any, tmp_path: Path
+) -> None:
+    arrays: list[Any] = list(random_graph(dtype=dtype))
+    if place == "read_only":
+        for array in arrays:
+            array.flags.writeable = False
+    elif place in {"tensor", "shared"}:
+        arrays = [torch.from_numpy(array) for array in arrays]
+        if place == "shared":
+            arrays = [tensor.share_memory_() for tensor in arrays]
+    elif place == "memmap":
+        for i, array in enumerate(arrays):
+            np.save(tmp_path / f"{i}.npy", array)
+        arrays = [np.load(tmp_path / f"{i}.npy", mmap_mode="r", allow_pickle=False) for i in range(2)]
+    out = CSCSampler(*arrays, [3, -1, 2]).sample_from_nodes(seeds_of(5, 1, 9))
+    assert flat(out) == flat(CSCSampler(*random_graph(), [3, -1, 2]).sample_from_nodes(seeds_of(5, 1, 9)))
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_graph_is_not_copied_and_stays_writeable_for_its_owner(as_tensor: bool) -> None:
+    colptr, row = csc(3, [(1, 0)])
+    sampler = CSCSampler(colptr, torch.from_numpy(row) if as_tensor else row, [1])
+    row[0] = 2
+    assert sampler.sample_from_nodes(seeds_of(0)).node.tolist() == [0, 2]
+
+
+def test_a_pickled_sampler_gives_the_same_batches() -> None:
+    sampler = CSCSampler(*random_graph(), [3, 2], seed=4)
+    sampler.set_epoch(2)
+    again = pickle.loads(pickle.dumps(sampler))
+    assert flat(again.sample_from_nodes(seeds_of(1, 2))) == flat(sampler.sample_from_nodes(seeds_of(1, 2)))
+    again.set_epoch(3)
+    assert flat(again.sample_from_nodes(seeds_of(1, 2))) != flat(sampler.sample_from_nodes(seeds_of(1, 2)))
+
+
+def test_pickling_refers_to_a_mapped_file_and_carries_a_slice_of_one_by_value(tmp_path: Path) -> None:
+    colptr, row = random_graph(num_edges=50_000)
+    np.save(tmp_path / "row.npy", row)
+    np.save(tmp_path / "padded.npy", np.concatenate([row[:10], row]))
+    mapped = np.load(tmp_path / "row.npy", mmap_mode="r", allow_pickle=False)
+    part = np.load(tmp_path / "padded.npy", mmap_mode="r", allow_pickle=False)[10:]
+    small, large = (pickle.dumps(CSCSampler(colptr, r, [3, 2])) for r in (mapped, part))
+    assert len(small) < 10_000 < row.nbytes < len(large)
+    expected = flat(CSCSampler(colptr, row, [3, 2]).sample_from_nodes(seeds_of(1, 2)))
+    assert flat(pickle.loads(small).sample_from_nodes(seeds_of(1, 2))) == expected
+    assert flat(pickle.loads(large).sample_from_nodes(seeds_of(1, 2))) == expected
+
+
+# Threads, workers and PyG's loader -----------------------------------------------------------------------------------
+
+
+def loader(csc_sampler: CSCSampler, num_nodes: int, **options: Any) -> NodeLoader:
+    """Features equal the node ids, so gathering is checked by equality."""
+    data = Data(x=torch.arange(num_nodes).view(-1, 1), edge_index=torch.empty(2, 0, dtype=torch.long))
+    data.num_nodes = num_nodes
+    nodes = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(1))
+    return NodeLoader(data, csc_sampler, input_nodes=nodes, batch_size=32, **options)
+
+
+def batches_of(loader: NodeLoader) -> list[Any]:
+    return [
+        (b.n_id.tolist(), b.edge_index.tolist(), b.num_sampled_nodes, b.num_sampled_edges, b.input_id.tolist())
+        for b in loader
+    ]
+
+
+def test_four_threads_at_once_get_what_one_thread_gets() -> None:
+    colptr, row = random_graph(20_000, 200_000)
+    sampler = CSCSampler(colptr, row, [10, 10])
+    inputs = [seeds_of(*range(i * 50, i * 50 + 50), position=i * 50) for i in range(60)]
+    expected = [flat(CSCSampler(colptr, row, [10, 10]).sample_from_nodes(batch)) for batch in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda batch: flat(sampler.sample_from_nodes(batch)), inputs)) == expected
+
+
+def test_node_loader_hands_out_features_edges_and_seeds_that_belong_together() -> None:
+    colptr, row = random_graph()
+    seen = []
+    for batch in loader(CSCSampler(colptr, row, [3, 2]), 300):
+        assert torch.equal(batch.x.view(-1), batch.n_id)
+        assert batch.batch_size == len(batch.input_id)
+        assert batch.num_nodes == len(batch.n_id) == sum(batch.num_sampled_nodes)
+        source, target = batch.n_id[batch.edge_index]
+        for s, t in zip(source.tolist(), target.tolist(), strict=True):
+            assert s in row[colptr[t] : colptr[t + 1]]
+        seen += batch.n_id[: batch.batch_size].tolist()
+    assert sorted(seen) == list(range(300))
+
+
+def test_worker_processes_change_nothing() -> None:
+    sampler = CSCSampler(*random_graph(dtype=np.int32), [3, 2])
+    alone = batches_of(loader(sampler, 300))
+    assert batches_of(loader(sampler, 300, num_workers=2, multiprocessing_context="fork")) == alone
+
+
+def test_persistent_workers_see_the_epoch_that_is_set_later() -> None:
+    sampler = CSCSampler(*random_graph(), [3, 2])
+    workers = loader(sampler, 300, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+    epochs = []
+    try:
+        for epoch in (0, 1, 0):
+            sampler.set_epoch(epoch)
+            epochs.append(batches_of(workers))
+            assert epochs[-1] == batches_of(loader(sampler, 300))
+    finally:
+        workers._iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each worker
+    assert epochs[0] != epochs[1]
+    assert epochs[0] == epochs[2]
+
+
+def test_all_neighbors_are_the_same_as_from_pygs_own_loader() -> None:
+    if not (torch_geometric.typing.WITH_TORCH_SPARSE or torch_geometric.typing.WITH_PYG_LIB):
+        pytest.skip("PyG's NeighborLoader needs torch-sparse or pyg-lib, and neither is installed")
+    colptr, row = random_graph(seed=2)
+    edge_index = torch.stack([torch.from_numpy(row), torch.from_numpy(np.repeat(np.arange(300), np.diff(colptr)))])
+    data = Data(x=torch.arange(300).view(-1, 1), edge_index=edge_index)
+    nodes = torch.arange(0, 300, 7)
+    theirs = NeighborLoader(data, [-1, -1], input_nodes=nodes, batch_size=8)
+    ours = NodeLoader(data, CSCSampler(colptr, row, [-1, -1]), input_nodes=nodes, batch_size=8)
+    for a, b in zip(ours, theirs, strict=True):
+        assert set(a.n_id.tolist()) == set(b.n_id.tolist())
+        assert a.n_id[: a.batch_size].tolist() == b.n_id[: b.batch_size].tolist()
+        edges = [Counter(map(tuple, batch.n_id[batch.edge_index].T.tolist())) for batch in (a, b)]
+        assert edges[0] == edges[1]
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_duplicate_seed_is_refused_by_name() -> None:
+    sampler = CSCSampler(*random_graph(), [2])
+    with pytest.raises(InputError, match="found 17 twice"):
+        sampler.sample_from_nodes(seeds_of(3, 17, 5, 17))
+
+
+@pytest.mark.parametrize("bad", [-1, 300, 2**40, -(2**62)])
+def test_a_seed_out_of_range_is_refused_by_name(bad: int) -> None:
+    sampler = CSCSampler(*random_graph(), [2])
+    with pytest.raises(InputError, match=f"from 0 to 299, found {bad}$"):
+        sampler.sample_from_nodes(seeds_of(3, bad))
+
+
+@pytest.mark.parametrize("node", [torch.tensor([1, 2], dtype=torch.int32), torch.tensor([[1], [2]])])
+def test_seeds_that_are_not_int64_of_one_dimension_are_refused(node: torch.Tensor) -> None:
+    with pytest.raises(InputError, match=r"inputs\.node"):
+        CSCSampler(*random_graph(), [2]).sample_from_nodes(NodeSamplerInput(None, node))
+
+
+@pytest.mark.parametrize("num_neighbors", [[], [0], [3, -2], [2.5], ["3"]])
+def test_bad_fanouts_are_refused(num_neighbors: Any) -> None:
+    with pytest.raises(InputError, match="num_neighbors"):
+        CSCSampler(*random_graph(), num_neighbors)
+
+
+@pytest.mark.parametrize(
+    ("colptr", "row", "message"),
+    [
+        (np.array([0, 1], np.int32), np.zeros(1, np.int64), "colptr: expected contiguous int64"),
+        (np.array([0, 1]), np.zeros(1, np.float32), "row: expected contiguous int32 or int64"),
+        (np.array([0, 2]), np.zeros(4, np.int64)[::2], "row: .*not contiguous"),
+        (np.array([0, 1]), np.zeros((1, 1), np.int64), "row: .*one dimension"),
+        (np.array([0, 1]), [0], "row: expected a numpy array or a tensor, got list"),
+        (np.array([0, 2]), np.zeros(1, np.int64), "colptr: expected offsets from 0 to the 1 entries of row"),
+        (np.array([1, 1]), np.zeros(1, np.int64), "colptr: expected offsets from 0"),
+        (np.empty(0, np.int64), np.zeros(0, np.int64), "colptr: .*found nothing"),
+        (np.array([0, 1]), torch.zeros(1, dtype=torch.int16), "row: expected contiguous int32 or int64"),
+    ],
+)
+def test_arrays_that_are_no_csc_graph_are_refused(colptr: Any, row: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CSCSampler(colptr, row, [1])
+
+
+@pytest.mark.parametrize(
+    ("colptr", "row"),
+    [
+        ([0, 2, 1, 2], [1, 1]),
+        ([0, -1, 1, 2], [1, 1]),
+        ([0, 9, 9, 2], [1, 1]),
+        ([0, 1, 2, 2], [3, 1]),
+        ([0, 1, 2, 2], [-1, 1]),
+    ],
+)
+def test_a_damaged_column_is_refused_when_sampling_meets_it(colptr: list[int], row: list[int]) -> None:
+    sampler = CSCSampler(np.array(colptr), np.array(row), [-1, -1])
+    with pytest.raises(InputError, match=r"column of node [01]; the graph is damaged"):
+        sampler.sample_from_nodes(seeds_of(0, 1))
+
+
+def test_edge_seeds_are_refused() -> None:
+    with pytest.raises(NotImplementedError, match="nodes only"):
+        CSCSampler(*random_graph(), [2]).sample_from_edges(None)
+
+
+# EpochSampler --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 200), st.integers(-(2**63), 2**64 - 1), st.integers(0, 1000), st.booleans(), st.data())
+def test_an_epoch_holds_every_position_once_and_resumes_where_it_was(
+    n: int, seed: int, epoch: int, shuffle: bool, data: Any
+) -> None:
+    start = data.draw(st.integers(0, n))
+    whole, rest = EpochSampler(n, seed=seed, shuffle=shuffle), EpochSampler(n, seed=seed, shuffle=shuffle)
+    whole.set_epoch(epoch)
+    rest.set_epoch(epoch, start)
+    order = list(whole)
+    assert sorted(order) == list(range(n))
+    assert shuffle or order == list(range(n))
+    assert list(rest) == order[start:] == list(rest)
+    assert len(rest) == n - start
+    rest.set_epoch(epoch)
+    assert list(rest) == order
+
+
+def test_orders_differ_between_seeds_and_epochs_and_not_within_one() -> None:
+    def order(seed: int, epoch: int) -> tuple[int, ...]:
+        sampler = EpochSampler(100, seed=seed)
+        sampler.set_epoch(epoch)
+        torch.manual_seed(len(seen))
+        return tuple(sampler)
+
+    seen: set[tuple[int, ...]] = set()
+    for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0)]:
+        seen.add(order(seed, epoch))
+    assert len(seen) == 4
+
+
+def test_a_large_epoch_is_complete_across_its_parts() -> None:
+    assert sorted(EpochSampler(150_000, seed=3)) == list(range(150_000))
+
+
+def test_the_loader_of_a_resumed_epoch_gives_the_remaining_batches() -> None:
+    sampler = CSCSampler(*random_graph(), [3, 2])
+    whole = batches_of(loader(sampler, 300, sampler=EpochSampler(300, seed=2)))
+    assert batches_of(loader(sampler, 300, sampler=EpochSampler(300, seed=2, start=96))) == whole[3:]
+
+
+@pytest.mark.parametrize(("n", "start"), [(-1, 0), (5, 6), (5, -1)])
+def test_positions_that_do_not_exist_are_refused(n: int, start: int) -> None:
+    with pytest.raises(InputError, match="expected a"):
+        EpochSampler(n, start=start)

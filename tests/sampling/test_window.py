@@ -1,0 +1,450 @@
+"""Promises of `lookahead`: reading rows in passes is indexing, and a window's batches are those drawn one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch_geometric.sampler import NodeSamplerInput
+
+from ogbnlib.errors import InputError
+from ogbnlib.graph.store import Store
+from ogbnlib.sampling.disk import CHUNK_BYTES, DiskArray
+from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sampling.window import SampledBatch, Window, compile_lookahead, sample_window
+from ogbnlib.sources.convert import convert
+from ogbnlib.sources.ogb_write import write_raw
+
+BLOCK = 4096
+
+
+@contextlib.contextmanager
+def on_disk(
+    folder: Path, *arrays: np.ndarray, offset: int = 0, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[list[DiskArray]]:
+    """Each array in a file of its own, `offset` bytes in, as a `DiskArray` that is closed at the end."""
+    opened = []
+    try:
+        for number, array in enumerate(arrays):
+            path = folder / f"{number}.bin"
+            path.write_bytes(os.urandom(offset) + array.tobytes())
+            opened.append(DiskArray(path, offset, array.strides[0], len(array), chunk_bytes))
+        yield opened
+    finally:
+        for disk in opened:
+            disk.close()
+
+
+def random_rows(num_rows: int, width: int, dtype: Any) -> np.ndarray:
+    """Any bytes make a float16; they are compared as bytes."""
+    data = np.random.default_rng(num_rows + width).bytes(num_rows * width * np.dtype(dtype).itemsize)
+    return np.frombuffer(data, dtype).reshape(num_rows, width)
+
+
+def fetched(disk: DiskArray, index: Any, like: np.ndarray) -> np.ndarray:
+    index = np.asarray(index, np.int64)
+    out = np.empty((len(index), *like.shape[1:]), like.dtype)
+    disk.fetch(index, out)
+    return out
+
+
+def assert_fetches(disk: DiskArray, rows: np.ndarray, index: Any) -> None:
+    assert fetched(disk, index, rows).tobytes() == rows[np.asarray(index, np.int64)].tobytes()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(params=[BLOCK, 4 * BLOCK, CHUNK_BYTES], ids="chunks of {}".format)
+def chunk_bytes(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+# Fetching rows -------------------------------------------------------------------------------------------------------
+
+ROWS = [
+    (4000, 1, "int32"),
+    (4000, 1, "int64"),
+    (4000, 3, "int8"),  # units of one byte
+    (3000, 1, "float16"),
+    (3000, 7, "float16"),  # units of two bytes
+    (3000, 127, "float16"),
+    (1000, 128, "float16"),
+    (1000, 129, "float32"),
+    (60, 6501, "float16"),  # 13 kB a row: three blocks and a part
+    (20, 3300, "float32"),
+    (700, 5, "float64"),
+]
+
+
+@pytest.mark.parametrize("offset", [0, BLOCK, 128])
+@pytest.mark.parametrize(("num_rows", "width", "dtype"), ROWS)
+def test_fetching_rows_is_indexing(
+    chunk_bytes: int, tmp_path: Path, num_rows: int, width: int, dtype: str, offset: int
+) -> None:
+    rows = random_rows(num_rows, width, dtype)
+    rng = np.random.default_rng(0)
+    with on_disk(tmp_path, rows, offset=offset, chunk_bytes=chunk_bytes) as (disk,):
+        for index in (
+            rng.integers(num_rows, size=500),  # any order, repeats
+            np.arange(num_rows),
+            np.arange(num_rows)[::-1],
+            np.full(50, num_rows - 1),
+            [num_rows - 1],
+            [0],
+            [num_rows - 1, 0, num_rows - 1],
+            [],
+        ):
+            assert_fetches(disk, rows, index)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    width=st.integers(1, 6000),
+    num_rows=st.integers(1, 60),
+    offset=st.integers(0, 3 * BLOCK),
+    chunks=st.integers(1, 3),
+    data=st.data(),
+)
+def test_fetching_is_indexing_for_any_width_offset_and_chunk(
+    tmp_path: Path, width: int, num_rows: int, offset: int, chunks: int, data: st.DataObject
+) -> None:
+    rows = random_rows(num_rows, width, np.uint8)
+    index = data.draw(st.lists(st.integers(0, num_rows - 1), max_size=80))
+    with on_disk(tmp_path, rows, offset=offset, chunk_bytes=chunks * BLOCK) as (disk,):
+        assert_fetches(disk, rows, index)
+
+
+def test_two_offsets_that_overlap_are_fetched_as_a_pair(chunk_bytes: int, tmp_path: Path) -> None:
+    colptr = np.random.default_rng(0).integers(0, 2**60, 5001)
+    nodes = np.random.default_rng(1).permutation(np.r_[np.arange(5000), 4999, 0, 511, 511])  # 511: across a block
+    for offset in (0, BLOCK):
+        with on_disk(tmp_path, colptr, offset=offset, chunk_bytes=chunk_bytes) as (disk,):
+            pairs = np.empty((len(nodes), 2), np.int64)
+            disk.fetch(nodes, pairs)
+        np.testing.assert_array_equal(pairs, np.stack([colptr[nodes], colptr[nodes + 1]], axis=1))
+
+
+def test_no_index_touches_nothing(tmp_path: Path) -> None:
+    rows = random_rows(10, 4, "float32")
+    with on_disk(tmp_path, rows, rows[:0]) as (disk, empty):
+        for array in (disk, empty):
+            assert fetched(array, [], rows).shape == (0, 4)
+            assert array.bytes_read == 0
+
+
+def test_only_chunks_that_hold_a_wanted_row_are_read(tmp_path: Path) -> None:
+    rows = random_rows(100 * BLOCK // 64, 16, "float32")  # 100 blocks
+    with on_disk(tmp_path, rows, chunk_bytes=4 * BLOCK) as (disk,):
+        assert_fetches(disk, rows, [0, len(rows) - 1])
+        assert disk.bytes_read == 2 * BLOCK
+        assert_fetches(disk, rows, np.arange(len(rows)))
+        assert disk.bytes_read == 102 * BLOCK
+
+
+# A file that is shorter than it should be, within the same block, by blocks, and by many chunks
+LOST = [1, 300, BLOCK, 3 * BLOCK + 1, 40 * BLOCK, 64 * BLOCK]
+
+
+@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize("when", ["before it is opened", "after"])
+def test_a_truncated_file_is_named(tmp_path: Path, lost: int, when: str) -> None:
+    rows = random_rows(1024, 64, "float32")  # 64 blocks
+    path = tmp_path / "x.npy"
+    path.write_bytes(rows.tobytes())
+    if when == "before it is opened":
+        os.truncate(path, rows.nbytes - lost)
+    disk = DiskArray(path, 0, 256, 1024, BLOCK)
+    try:
+        os.truncate(path, rows.nbytes - lost)
+        with pytest.raises(InputError, match=r"x\.npy: expected .*, found the file's end"):
+            fetched(disk, np.arange(1024), rows)
+        left = (rows.nbytes - lost) // 256
+        assert_fetches(disk, rows, np.arange(left)[::-1])
+    finally:
+        disk.close()
+
+
+@pytest.mark.parametrize("index", [-1, -1000, 1024, 10**6, 2**40])
+def test_an_index_out_of_range_is_refused(tmp_path: Path, index: int) -> None:
+    rows = random_rows(1024, 64, "float32")
+    with on_disk(tmp_path, rows) as (disk,), pytest.raises(InputError, match=r"0\.bin: expected "):
+        fetched(disk, [0, index], rows)
+
+
+@pytest.mark.parametrize("refused", ["open", "read"])
+def test_without_o_direct_the_same_rows_come_through_the_page_cache(
+    chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    real_open, real_preadv, direct = os.open, os.preadv, set()
+
+    def fake_open(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_DIRECT and refused == "open":
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        fd = real_open(path, flags, *more, **named)
+        (direct.add if flags & os.O_DIRECT else direct.discard)(fd)
+        return fd
+
+    def fake_preadv(fd: int, *more: Any) -> int:
+        if fd in direct:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return real_preadv(fd, *more)
+
+    before = open_files()
+    monkeypatch.setattr(os, "open", fake_open)
+    monkeypatch.setattr(os, "preadv", fake_preadv)
+    rows = random_rows(3000, 127, "float16")
+    with on_disk(tmp_path, rows, offset=BLOCK, chunk_bytes=chunk_bytes) as (disk,):
+        assert not disk.direct
+        assert_fetches(disk, rows, np.random.default_rng(0).integers(3000, size=2000))
+        assert_fetches(disk, rows, [2999])
+        os.truncate(disk.path, BLOCK + 1000)
+        with pytest.raises(InputError, match=r"0\.bin: expected"):
+            fetched(disk, [2999], rows)
+    assert open_files() == before
+
+
+def test_threads_may_fetch_at_once(tmp_path: Path) -> None:
+    rows = random_rows(2000, 65, "float32")
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(10):
+            assert_fetches(disk, rows, rng.integers(2000, size=800))
+
+    with on_disk(tmp_path, rows, chunk_bytes=2 * BLOCK) as (disk,), ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(4)))
+
+
+def test_closing_gives_the_file_back_and_may_be_repeated(tmp_path: Path) -> None:
+    before = open_files()
+    with on_disk(tmp_path, random_rows(10, 4, "float32")) as (disk,):
+        assert open_files() == before + 1
+        disk.close()
+        disk.close()
+    assert open_files() == before
+
+
+# Sampling a window ---------------------------------------------------------------------------------------------------
+
+
+def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    edges = sorted(edges, key=lambda edge: edge[1])
+    degree = np.bincount(np.array([target for _, target in edges], np.int64), minlength=num_nodes)
+    return np.r_[0, np.cumsum(degree)].astype(np.int64), np.array([source for source, _ in edges], dtype)
+
+
+def one_by_one(sampler: CSCSampler, seeds: np.ndarray, positions: np.ndarray) -> Any:
+    ids = torch.from_numpy(positions)
+    return sampler.sample_from_nodes(NodeSamplerInput(input_id=ids, node=torch.from_numpy(seeds)))
+
+
+def assert_same_batch(batch: SampledBatch, expected: Any, first: int) -> None:
+    assert batch.first == first
+    np.testing.assert_array_equal(batch.node, expected.node.numpy())
+    np.testing.assert_array_equal(batch.row, expected.row.numpy())
+    np.testing.assert_array_equal(batch.col, expected.col.numpy())
+    assert batch.num_sampled_nodes == list(expected.num_sampled_nodes)
+    assert batch.num_sampled_edges == list(expected.num_sampled_edges)
+    assert (batch.node.dtype, batch.row.dtype, batch.col.dtype) == (np.int64, np.int32, np.int32)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> dict[str, Any]:
+    """Multigraphs with self-loops, isolated nodes and now and then a hub; an order of some seeds, cut into batches."""
+    num_nodes = draw(st.integers(1, 40))
+    node = st.integers(0, num_nodes - 1)
+    edges = draw(st.lists(st.tuples(node, st.one_of(node, st.just(draw(node)))), max_size=150))
+    return {
+        "num_nodes": num_nodes,
+        "edges": edges,
+        "seeds": draw(st.lists(node, min_size=1, max_size=num_nodes, unique=True)),
+        "fanouts": draw(st.lists(st.sampled_from([-1, 1, 2, 3, 40]), min_size=1, max_size=3)),
+        "dtype": draw(st.sampled_from([np.int32, np.int64])),
+        "batch_size": draw(st.integers(1, 12)),
+        "window_batches": draw(st.integers(1, 5)),
+        "epoch": draw(st.integers(0, 10)),
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(problem=problems())
+def test_a_windows_batches_are_those_that_are_drawn_one_by_one(tmp_path: Path, problem: dict[str, Any]) -> None:
+    colptr, row = csc(problem["num_nodes"], problem["edges"], problem["dtype"])
+    sampler = CSCSampler(colptr, row, problem["fanouts"], seed=problem["seed"])
+    seeds, size = np.array(problem["seeds"], np.int64), problem["batch_size"]
+    firsts = list(range(0, len(seeds), size))
+    sampled: list[SampledBatch] = []
+    with on_disk(tmp_path, colptr, row) as (disk_colptr, disk_row):
+        for begin in range(0, len(firsts), problem["window_batches"]):
+            part = firsts[begin : begin + problem["window_batches"]]
+            cut = [seeds[first : first + size] for first in part]
+            sampled += sample_window(sampler, cut, part, problem["epoch"], disk_colptr, disk_row, row.dtype)
+    sampler.set_epoch(problem["epoch"])
+    assert len(sampled) == len(firsts)
+    for batch, first in zip(sampled, firsts, strict=True):
+        positions = np.arange(first, min(first + size, len(seeds)))
+        assert_same_batch(batch, one_by_one(sampler, seeds[positions], positions), first)
+
+
+def test_the_windows_epoch_counts_and_not_the_one_that_is_set(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    colptr, row = csc(50, list(map(tuple, rng.integers(0, 50, (600, 2)))), np.int32)
+    sampler = CSCSampler(colptr, row, [3, 2], seed=1)
+    seeds = np.arange(10)
+    sampler.set_epoch(7)
+    expected = one_by_one(sampler, seeds, seeds)
+    sampler.set_epoch(3)
+    with on_disk(tmp_path, colptr, row) as disks:
+        (batch,) = sample_window(sampler, [seeds], [0], 7, *disks, row.dtype)
+        (other,) = sample_window(sampler, [seeds], [0], 8, *disks, row.dtype)
+    assert_same_batch(batch, expected, 0)
+    assert other.node.tolist() != batch.node.tolist()
+
+
+def drawn(store: Store, fanouts: list[int], split: str, batch_size: int) -> list[SampledBatch]:
+    """A split's batches from windows of three."""
+    sampler = CSCSampler(store.colptr, store.row, fanouts, seed=5, node_id=store.node_id)
+    ids = store.splits[split]
+    colptr = DiskArray(store.file_path("colptr"), store.data_offset("colptr"), 8, store.num_nodes + 1)
+    row = DiskArray(store.file_path("row"), store.data_offset("row"), store.row.itemsize, store.num_edges)
+    firsts, batches = list(range(0, len(ids), batch_size)), []
+    try:
+        for begin in range(0, len(firsts), 3):
+            part = firsts[begin : begin + 3]
+            cut = [np.array(ids[first : first + batch_size]) for first in part]
+            batches += sample_window(sampler, cut, part, 2, colptr, row, store.row.dtype)
+    finally:
+        colptr.close()
+        row.close()
+    sampler.set_epoch(2)
+    for batch, first in zip(batches, firsts, strict=True):
+        positions = np.arange(first, min(first + batch_size, len(ids)))
+        assert_same_batch(batch, one_by_one(sampler, np.array(ids[positions]), positions), first)
+    return batches
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("fanouts", [[3], [3, 2], [2, -1, 2]], ids=str)
+def test_a_store_of_the_nodes_within_reach_samples_the_nodes_that_the_whole_one_does(
+    tmp_path: Path, undirected: bool, fanouts: list[int]
+) -> None:
+    rng = np.random.default_rng(len(fanouts))
+    n = 600
+    order = rng.permutation(n)
+    splits = {"train": order[:25], "valid": order[25:30], "test": order[30:36]}
+    y = np.full(n, -1)
+    y[order[:36]] = rng.integers(0, 3, 36)
+    edge_index = rng.integers(0, n, (2, 700))
+    edge_index[:, :80] = edge_index[:, 80:160]  # repeats
+    raw = write_raw(tmp_path / "raw", edge_index=edge_index, x=rng.normal(size=(n, 2)), y=y, splits=splits)
+    changes: Any = {"undirected": undirected, "progress": False}
+    full = convert(raw.path, tmp_path / "full", **changes)
+    kept = convert(raw.path, tmp_path / "kept", keep_hops=len(fanouts), **changes)
+    assert kept.num_nodes < full.num_nodes
+    node_id = kept.node_id
+    assert node_id is not None
+    for split in splits:
+        some, whole = drawn(kept, fanouts, split, 4), drawn(full, fanouts, split, 4)
+        for small, large in zip(some, whole, strict=True):
+            np.testing.assert_array_equal(node_id[small.node], large.node)
+            np.testing.assert_array_equal(small.row, large.row)
+            np.testing.assert_array_equal(small.col, large.col)
+            assert small.num_sampled_nodes == large.num_sampled_nodes
+            np.testing.assert_array_equal(kept.x[small.node], full.x[large.node])
+
+
+# Damage --------------------------------------------------------------------------------------------------------------
+
+SOUND_COLPTR, SOUND_ROW = np.array([0, 2, 3, 5]), np.array([1, 2, 0, 0, 1], np.int32)
+
+
+def sample_damaged(folder: Path, colptr: np.ndarray, row: np.ndarray, seeds: list[Any]) -> None:
+    sampler = CSCSampler(SOUND_COLPTR, SOUND_ROW, [-1, -1])
+    with on_disk(folder, colptr, row) as disks:
+        sample_window(sampler, [np.array(ids) for ids in seeds], list(range(len(seeds))), 0, *disks, row.dtype)
+
+
+@pytest.mark.parametrize("colptr", [[0, 2, 1, 5], [-1, 2, 3, 5], [0, 2, 3, 6], [0, 2, 2**62, 5]], ids=str)
+def test_offsets_that_are_damaged_are_refused_by_file(tmp_path: Path, colptr: list[int]) -> None:
+    with pytest.raises(InputError, match=r"0\.bin: expected ascending offsets up to 5"):
+        sample_damaged(tmp_path, np.array(colptr), SOUND_ROW, [[0], [1, 2]])
+
+
+@pytest.mark.parametrize("value", [3, -1, 2**31 - 1, -(2**31)])
+def test_ids_that_are_damaged_are_refused_by_file(tmp_path: Path, value: int) -> None:
+    for at in range(5):
+        row = SOUND_ROW.copy()
+        row[at] = value
+        with pytest.raises(InputError, match=r"1\.bin: expected ids from 0 to 2, found others"):
+            sample_damaged(tmp_path, SOUND_COLPTR, row, [[0], [1, 2]])
+
+
+def test_seeds_out_of_range_or_twice_in_a_batch_are_refused(tmp_path: Path) -> None:
+    sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0, 1], [0, 2]])
+    for seeds in ([0, 3], [-1]):
+        with pytest.raises(InputError, match=r"input_nodes: expected seeds from 0 to 2, found (3|-1)"):
+            sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0], seeds])
+    with pytest.raises(InputError, match=r"input_nodes: expected each seed once per batch"):
+        sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0], [1, 2, 1]])
+
+
+# The features of a window --------------------------------------------------------------------------------------------
+
+
+def batch_of(*nodes: int) -> SampledBatch:
+    none = np.empty(0, np.int32)
+    return SampledBatch(0, np.array(nodes, np.int64), none, none, [len(nodes)], [])
+
+
+@pytest.mark.parametrize("num_nodes", [1, 63, 64, 65, 128, 129, 1000])
+@pytest.mark.parametrize(("dtype", "width"), [("float16", 3), ("float16", 128), ("float32", 5)])
+def test_a_batch_gets_its_nodes_features_and_a_window_holds_each_row_once(
+    tmp_path: Path, num_nodes: int, dtype: str, width: int
+) -> None:
+    x = (np.arange(num_nodes * width) % 2039).astype(dtype).reshape(num_nodes, width)
+    edges = [i for i in (0, 1, 62, 63, 64, 65, 127, 128, num_nodes - 1) if i < num_nodes]
+    rng = np.random.default_rng(0)
+    batches = [
+        batch_of(*edges[::-1]),
+        batch_of(num_nodes - 1),
+        batch_of(*rng.permutation(num_nodes)[: num_nodes // 3 + 1]),
+        batch_of(0),
+    ]
+    with on_disk(tmp_path, x, offset=BLOCK) as (disk,):
+        window = Window(batches, [None] * 4, disk, width, np.dtype(dtype))
+        distinct = np.unique(np.concatenate([batch.node for batch in batches]))
+        np.testing.assert_array_equal(window.features, x[distinct])
+        assert window.features.dtype == dtype
+        given_back = list(window)
+    assert [batch for batch, _ in given_back] == batches
+    for batch, slots in given_back:
+        np.testing.assert_array_equal(window.features[slots], x[batch.node])
+
+
+def test_a_window_of_every_node_holds_the_whole_matrix(tmp_path: Path) -> None:
+    x = random_rows(200, 3, "float32")
+    with on_disk(tmp_path, x) as (disk,):
+        window = Window([batch_of(*range(199, -1, -1)), batch_of(*range(200))], [None] * 2, disk, 3, x.dtype)
+    assert window.features.tobytes() == x.tobytes()
+    assert [slots[0] for _, slots in window] == [199, 0]
+
+
+def test_compiling_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = open_files()
+    compile_lookahead()
+    assert open_files() == before
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,441 @@
+"""Promises of the job scripts, on a real cluster: what is submitted runs, is killed, requeued and explained.
+
+Where only the script itself is in question, OGBNLIB_ACTIVATE names a file that puts a stand-in for python or papermill
+in place of the real one; that is what the variable is for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from conftest import wait_until
+from slurm_cluster import Cluster
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.runs.sandbox import run as run_alone
+from ogbnlib.runs.timeline import read_events, read_metrics
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
+SMALL = ("--mem=1500", "--cpus-per-task=1", "--time=5")
+LONG = ("device=cpu", "batch_size=16", "epochs=60")  # 9 s, in which a signal must find it at work
+KILLS = int(os.environ.get("OGBNLIB_KILLS", "1"))
+QUICK = ("device=cpu", "epochs=1", "batch_size=16")
+
+
+@pytest.fixture
+def site(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh folder to submit from, with the job scripts and an environment to activate."""
+    shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("data", "runs"))
+    activate(tmp_path, f'export PATH="{Path(sys.executable).parent}:$PATH"')
+    monkeypatch.setitem(slurm.env, "OGBNLIB_ACTIVATE", str(tmp_path / "activate"))
+    monkeypatch.setitem(slurm.env, "PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def activate(site: Path, text: str) -> None:
+    (site / "activate").write_text(text + "\n")
+
+
+def attempts(run: Path) -> int:
+    """How many attempts a run has begun."""
+    return sum(event["event"] == "start" for event in read_events(run)) if (run / "events.jsonl").is_file() else 0
+
+
+@pytest.fixture(scope="module")
+def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """papers100M at four thousandths: 0.23 GB of features and 0.1 GB of edges, beyond any doubt at the limit below."""
+    from ogbnlib.sources.synth import synthesize
+
+    path = tmp_path_factory.mktemp("data") / "large"
+    synthesize(path, scale=0.004, progress=False)
+    return path
+
+
+@pytest.fixture
+def diagnose(slurm: Cluster, site: Path) -> Callable[[str], dict[str, object]]:
+    def call(job_id: str) -> dict[str, object]:
+        done = slurm.call(sys.executable, "-m", "ogbnlib", "diagnose", "--job", job_id, "--json", cwd=site)
+        return json.loads(done.stdout)
+
+    return call
+
+
+def output(site: Path, job_id: str) -> str:
+    (path,) = site.glob(f"slurm-*-{job_id}*.out")
+    return path.read_text()
+
+
+def test_a_first_submission_trains_with_the_resources_named_to_sbatch(
+    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *QUICK, cwd=site)
+    (job,) = slurm.wait(job_id)
+    assert job["JobState"] == "COMPLETED", output(site, job_id)
+    assert (job["MinMemoryNode"], job["NumCPUs"], job["TimeLimit"]) == ("1500M", "1", "00:05:00")
+    run = site / "runs" / f"train-{job_id}"
+    assert json.loads((run / "result.json").read_text())["exit_code"] == 0
+    assert TrainConfig.load(run / "config.json").batch_size == 16
+    assert "Epoch 001 | Loss: " in output(site, job_id)
+    found = diagnose(job_id)
+    assert (found["cause"], found["state"], found["run_dir"]) == ("finished", "COMPLETED", str(run))
+
+
+def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_and_remedy(
+    slurm: Cluster, site: Path, large_dir: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    job_id = slurm.sbatch(
+        "--mem=640", "slurm/train.sbatch", f"dataset={large_dir}", "loading=eager", "device=cpu", cwd=site
+    )
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["ExitCode"]) == ("OUT_OF_MEMORY", "0:125"), output(site, job_id)
+    said = output(site, job_id)
+    assert "exit code 137" in said
+    assert f"python -m ogbnlib diagnose runs/train-{job_id}" in said
+    found = diagnose(job_id)
+    assert found["cause"] == "out of memory"
+    assert "--mem of 640M" in str(found["text"])
+    assert "loading=shared" in str(found["remedy"])
+    assert "in phase '" in str(found["text"])
+
+
+def test_an_array_trains_one_run_for_each_line_of_the_file(
+    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    (site / "params.txt").write_text('# two tasks\nlr=0.1 num_neighbors="2 1"\n\nlr=0.01')
+    job_id = slurm.sbatch(
+        *SMALL, "--array=1-3", "slurm/sweep.sbatch", "params.txt", f"dataset={tiny_dir}", *QUICK, cwd=site
+    )
+    states = {job["ArrayTaskId"]: job["JobState"] for job in slurm.wait(job_id)}
+    assert states == {"1": "COMPLETED", "2": "COMPLETED", "3": "FAILED"}
+    configs = [TrainConfig.load(site / "runs" / f"sweep-{job_id}_{task}" / "config.json") for task in (1, 2)]
+    assert [config.lr for config in configs] == [0.1, 0.01]
+    assert [config.num_neighbors for config in configs] == [(2, 1), (3, 2)]
+    assert "submit with --array=1-2" in output(site, f"{job_id}_3")
+    found = diagnose(job_id)
+    assert {task["job_id"]: task["cause"] for task in found["tasks"]} == {  # type: ignore[attr-defined]
+        f"{job_id}_1": "finished", f"{job_id}_2": "finished", f"{job_id}_3": "bad input",
+    }  # fmt: skip
+    assert diagnose(f"{job_id}_2")["run_dir"] == str(site / "runs" / f"sweep-{job_id}_2")
+
+
+def test_convert_takes_the_options_of_the_command(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
+    from ogbnlib.graph.store import open_store
+
+    job_id = slurm.sbatch(
+        *SMALL, "slurm/convert.sbatch", str(tiny_dir), "a store", "--undirected", "--feature-dtype", "float32", cwd=site
+    )
+    (job,) = slurm.wait(job_id)
+    assert job["JobState"] == "COMPLETED", output(site, job_id)
+    assert open_store(site / "a store").undirected
+
+
+def test_a_misspelt_parameter_fails_with_the_one_that_was_meant(
+    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", "epoch=1", cwd=site)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "2:0")
+    assert "did you mean 'epochs'" in output(site, job_id)
+    found = diagnose(job_id)
+    assert found["cause"] == "bad input"
+    assert "epochs" in str(found["text"])
+
+
+def test_a_requeued_job_resumes_its_run_and_keeps_both_attempts_output(
+    slurm: Cluster, site: Path, tiny_dir: Path
+) -> None:
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site)
+    log = site / f"slurm-train-{job_id}.out"
+    wait_until(lambda: log.exists() and "Epoch 001" in log.read_text(), "the first epoch")
+    slurm.call("scontrol", "requeue", job_id)
+    (job,) = slurm.wait(job_id)
+    said = output(site, job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
+    first, second = said.split(f"ogbnlib: job {job_id}, restart 1")
+    assert f"ogbnlib: job {job_id}, restart 0" in first
+    assert "Epoch 001 | Loss: " in first
+    assert "Epoch 001 | Loss: " not in second
+    assert "Epoch 060 | Loss: " in second
+
+
+def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activate(site, 'python() { echo "$*" >> calls; [[ $1 == -c ]] || return 75; }')
+    monkeypatch.setitem(slurm.env, "OGBNLIB_MAX_RESTARTS", "1")
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", cwd=site)
+    (job,) = slurm.wait(job_id)
+    said = output(site, job_id)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "75:0", "1"), said
+    assert "back in the queue for restart 1 of at most 1" in said
+    assert "not requeued after 1 restarts" in said
+    assert diagnose(job_id)["cause"] == "stopped at a checkpoint"
+
+
+def test_a_notebook_takes_papermills_parameters_and_a_requeue_overwrites_no_executed_copy(
+    slurm: Cluster, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activate(site, 'papermill() { printf "%s\\n" "$@" > arguments; echo "attempt $restart" > "$2"; return 75; }')
+    monkeypatch.setitem(slurm.env, "OGBNLIB_MAX_RESTARTS", "1")
+    monkeypatch.setitem(slurm.env, "PATH", f"{Path(sys.executable).parent}:{slurm.env['PATH']}")
+    job_id = slurm.sbatch(*SMALL, "slurm/notebook.sbatch", "00_quickstart", "-p", "dataset", "a folder", cwd=site)
+    (job,) = slurm.wait(job_id)
+    folder = f"runs/00_quickstart-{job_id}"
+    assert job["Restarts"] == "1", output(site, job_id)
+    assert (site / folder / "00_quickstart.ipynb").read_text() == "attempt 0\n"
+    assert (site / folder / "00_quickstart.restart1.ipynb").read_text() == "attempt 1\n"
+    given = (site / "arguments").read_text().splitlines()
+    assert given[0] == str(site / "notebooks" / "00_quickstart.ipynb")
+    assert given[-3:] == ["-p", "dataset", "a folder"]
+    assert f"{folder}/runs" in given
+
+
+MEETING = """
+import os, pathlib, signal, sys, time
+import torch, torch.distributed as dist
+folder = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+rank = dist.get_rank()
+def stop(*_):
+    if rank == 0:
+        (folder / "result.json").write_text('{"exit_code": 75}')
+    os._exit(75)
+if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+    signal.signal(signal.SIGUSR1, stop)
+    (folder / f"waiting{rank}").touch()
+    while True:
+        time.sleep(0.1)
+(folder / f"rank{rank}").write_text(f"{int(total)} on {os.environ['SLURMD_NODENAME']}: {' '.join(sys.argv[1:])}")
+os._exit(0)  # past gloo's end, which may abort or block, as ranks.end does
+"""
+
+
+def test_processes_on_two_nodes_meet_are_told_of_the_time_limit_and_requeued(slurm: Cluster, site: Path) -> None:
+    # The trainer is a stand-in: in question is that torchrun's processes find each other, hear USR1 and that their 75,
+    # which torchrun and srun turn into 1, is still a stop at a checkpoint.
+    (site / "ogbnlib").mkdir()
+    (site / "ogbnlib" / "__init__.py").touch()
+    (site / "ogbnlib" / "__main__.py").write_text(MEETING)
+    job_id = slurm.sbatch(*SMALL, "--nodes=2", "slurm/train_ddp.sbatch", "dataset=d", cwd=site)
+    folder = site / "runs" / f"train_ddp-{job_id}"
+    wait_until(lambda: len(list(folder.glob("waiting*"))) == 2, "both processes")
+    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
+    arguments = f"train --run-dir runs/train_ddp-{job_id} --set dataset=d"
+    said = sorted((folder / f"rank{rank}").read_text() for rank in (0, 1))
+    assert said == [f"2 on {node}: {arguments}" for node in slurm.nodes]
+
+
+MISTAKES = [
+    (["slurm/notebook.sbatch", "99_nothing"], "got '99_nothing'"),
+    (["slurm/sweep.sbatch", "nowhere.txt"], "got 'nowhere.txt'"),
+]
+
+
+def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site: Path) -> None:
+    jobs = [(slurm.sbatch(*SMALL, *arguments, cwd=site), words) for arguments, words in MISTAKES]
+    (site / "elsewhere").mkdir()
+    elsewhere = slurm.sbatch(*SMALL, "../slurm/train.sbatch", cwd=site / "elsewhere")
+    (site / "activate").unlink()
+    jobs.append((slurm.sbatch(*SMALL, "slurm/train.sbatch", cwd=site), "OGBNLIB_ACTIVATE: expected a file"))
+    for job_id, words in jobs:
+        (job,) = slurm.wait(job_id)
+        assert job["ExitCode"] == "2:0"
+        assert words in output(site, job_id)
+    (job,) = slurm.wait(elsewhere)
+    assert job["ExitCode"] == "2:0"
+    assert "submit from the folder that holds slurm/" in output(site / "elsewhere", elsewhere)
+
+
+def test_what_waits_and_what_could_not_start_is_told_apart(
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    held = slurm.sbatch(*SMALL, "--hold", "slurm/train.sbatch", cwd=site)
+    lost = slurm.sbatch(*SMALL, "--output=nowhere/%j.out", "slurm/train.sbatch", cwd=site)
+    slurm.wait(lost)
+    waiting, never = diagnose(held), diagnose(lost)
+    slurm.call("scancel", held)
+    assert (waiting["cause"], waiting["state"]) == ("pending", "PENDING")
+    assert "it is held" in str(waiting["text"])
+    assert (never["cause"], never["exit_code"]) == ("never started", "0:53")
+
+
+@pytest.mark.parametrize("path", [*SCRIPTS, ROOT / "slurm" / "common.sh", ROOT / ".ci" / "run"], ids=lambda p: p.name)
+def test_a_script_passes_shellcheck(path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed (Debian: apt-get install shellcheck)")
+    done = subprocess.run(["shellcheck", str(path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_job_script_names_no_cluster_and_leaves_resources_to_sbatch(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+    assert not [option for option in options if option.startswith(("--partition", "--account", "--qos", "--chdir"))]
+    assert {"--open-mode=append", "--requeue"} <= set(options)
+    assert "set -euo pipefail" in lines
+    assert not [line for line in lines if "--mem" in line and not line.startswith("#")]
+
+
+def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_left_alone(
+    slurm: Cluster, site: Path, tiny_dir: Path
+) -> None:
+    """OGBNLIB_KILLS is how often each of three ends comes: the time limit's signal, a requeue, a kill; 15 s each."""
+    moments, ended = random.Random(0), 0
+    values = (f"dataset={tiny_dir}", "device=cpu", "batch_size=16", "dropout=0.5", f"epochs={60 * KILLS}")
+    job_id = slurm.sbatch(*SMALL[:2], "--time=60", "slurm/train.sbatch", *values, cwd=site)
+    run = site / "runs" / f"train-{job_id}"
+    for how in ("time limit", "requeue", "kill") * KILLS:
+        wait_until(lambda before=ended: attempts(run) > before, "the next attempt")
+        time.sleep(moments.uniform(0, 5))  # the imports take 3 s of it
+        if slurm.jobs(job_id)[0]["JobState"] == "COMPLETED":
+            break
+        ended += 1
+        if how == "time limit":  # what --signal=B:USR1@120 sends, where waiting for the limit would take minutes
+            slurm.call("scancel", "--batch", "--signal=USR1", job_id)
+        elif how == "requeue":  # as preemption does: SIGTERM, and SIGKILL a little later
+            slurm.call("scontrol", "requeue", job_id)
+        else:
+            slurm.call("scancel", "--full", "--signal=KILL", job_id)
+            slurm.wait(job_id)
+            slurm.call("scontrol", "requeue", job_id)
+    (job,) = slurm.wait(job_id)
+    said = output(site, job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", str(ended)), said
+    assert ended >= 2 * KILLS
+    assert "stopped at a checkpoint; back in the queue for restart 1" in said
+    assert read_metrics(run)["epoch"].tolist() == list(range(1, 60 * KILLS + 1))
+    config = TrainConfig.load(run / "config.json")
+    run_alone(config.replace(progress="none"), run_dir=site / "alone", echo=False)
+    one, other = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (run, site / "alone"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
+    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site)
+    run = site / "runs" / f"train-{job_id}"
+    wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
+    slurm.call("scancel", job_id)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")
+    wait_until(lambda: "ended by Slurm" in output(site, job_id), "the script's last word")
+    found = diagnose(job_id)
+    assert found["cause"] == "cancelled"
+    assert "--resume" in str(found["remedy"])
+    assert json.loads((run / "result.json").read_text())["exit_code"] == 75
+
+
+def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    job_id = slurm.sbatch(
+        "--mem=4000", *SMALL[1:], "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005",
+        "-p", "epochs", "1", cwd=site,
+    )  # fmt: skip
+    (job,) = slurm.wait(job_id)
+    folder = site / "runs" / f"00_quickstart-{job_id}"
+    assert job["JobState"] == "COMPLETED", output(site, job_id)
+    book = nbformat.read(folder / "00_quickstart.ipynb", as_version=4)
+    assert any(cell.get("outputs") for cell in book.cells)
+    assert (folder / "runs" / "00-shared" / "result.json").is_file()
+    assert diagnose(job_id)["cause"] == "finished"
+
+
+def test_a_parameter_that_a_notebook_has_not_is_refused(slurm: Cluster, site: Path) -> None:
+    job_id = slurm.sbatch(*SMALL, "slurm/notebook.sbatch", "00_quickstart", "-p", "batchsize", "1", cwd=site)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "2:0")
+    assert "batch_size" in output(site, job_id)
+
+
+def test_a_notebook_whose_kernel_is_killed_for_memory_is_out_of_memory(
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
+) -> None:
+    cells = [nbformat.v4.new_code_cell("x = [bytearray(50 * 2**20) for _ in range(40)]")]
+    meta = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=meta), site / "eater.ipynb")
+    job_id = slurm.sbatch(
+        "--mem=500", "--cpus-per-task=1", "--time=5", "slurm/notebook.sbatch", "eater.ipynb", cwd=site
+    )
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["ExitCode"]) == ("OUT_OF_MEMORY", "0:125"), output(site, job_id)
+    assert "exit code 137" in output(site, job_id)
+    assert diagnose(job_id)["cause"] == "out of memory"
+
+
+def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
+    # A cell without a training run is not stopped by USR1; it goes on until the time limit.
+    code = "from pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
+    code += f"config = TrainConfig.create(dataset={str(tiny_dir)!r}, epochs=60, batch_size=16, device='cpu')\n"
+    code += "folder = Path('kept')\nresume = (folder / 'config.json').is_file()\n"
+    code += "run(config, run_dir=folder, resume=resume).require_finished()"
+    cells = [nbformat.v4.new_code_cell(code)]
+    meta = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=meta), site / "trainer.ipynb")
+    job_id = slurm.sbatch(*SMALL, "slurm/notebook.sbatch", "trainer.ipynb", cwd=site)
+    wait_until((site / "kept" / "checkpoint.pt").exists, "the first checkpoint")
+    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
+    (job,) = slurm.wait(job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
+
+
+@pytest.mark.parametrize(("nodes", "processes"), [(1, 2), (2, 1)])
+def test_several_processes_train_one_run(
+    slurm: Cluster, site: Path, tiny_dir: Path, nodes: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(slurm.env, "OGBNLIB_PROCESSES_PER_NODE", str(processes))
+    job_id = slurm.sbatch(
+        "--mem=2500", "--cpus-per-task=2", "--time=5", f"--nodes={nodes}", "slurm/train_ddp.sbatch",
+        f"dataset={tiny_dir}", *QUICK, cwd=site,
+    )  # fmt: skip
+    (job,) = slurm.wait(job_id)
+    said = output(site, job_id)
+    assert job["JobState"] == "COMPLETED", said
+    assert said.count("Epoch 001 | Loss: ") == 1
+    run = site / "runs" / f"train_ddp-{job_id}"
+    assert json.loads((run / "result.json").read_text())["exit_code"] == 0
+    assert [event["ranks"] for event in read_events(run) if "ranks" in event] == [nodes * processes]
+
+
+def test_several_processes_stop_at_a_checkpoint_and_resume(
+    slurm: Cluster, site: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(slurm.env, "OGBNLIB_PROCESSES_PER_NODE", "2")
+    job_id = slurm.sbatch(
+        "--mem=2500",
+        "--cpus-per-task=2",
+        "--time=5",
+        "slurm/train_ddp.sbatch",
+        f"dataset={tiny_dir}",
+        *LONG[:-1],
+        "epochs=25",
+        cwd=site,
+    )
+    run = site / "runs" / f"train_ddp-{job_id}"
+    wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
+    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
+    (job,) = slurm.wait(job_id)
+    said = output(site, job_id)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
+    assert "Epoch 025 | Loss: " in said
+    assert [event["ranks"] for event in read_events(run) if "ranks" in event] == [2, 2]

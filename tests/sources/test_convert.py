@@ -1,0 +1,608 @@
+"""The promises of ogbnlib.sources.convert: the same arrays as in RAM, within any limit, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from conftest import tree
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ogbnlib.errors import InputError, parse_bytes
+from ogbnlib.graph import npz, store
+from ogbnlib.graph.npz import MemberInfo
+from ogbnlib.graph.sort import csc_from_chunks, plan_shift
+from ogbnlib.graph.store import Store, open_store
+from ogbnlib.graph.verify import verify_store
+from ogbnlib.memory.limits import Limit
+from ogbnlib.runs.sandbox import supervise
+from ogbnlib.sources import convert as module
+from ogbnlib.sources.convert import convert, write_store
+from ogbnlib.sources.ogb import open_raw
+from ogbnlib.sources.ogb_write import write_raw
+
+N, E, F, C = 200, 1500, 5, 4
+
+
+@dataclass
+class Held:
+    """A `Source` in RAM."""
+
+    edge_index: np.ndarray
+    num_nodes: int
+    labelled: list[int] = field(default_factory=lambda: [0])
+    name: str = "held"
+    num_features: int = 2
+    num_classes: int = 3
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for begin in range(0, self.num_edges, chunk_edges):
+            src, dst = self.edge_index[:, begin : begin + chunk_edges]
+            yield src, dst
+
+    def x(self) -> np.ndarray:
+        return np.arange(2 * self.num_nodes, dtype=np.float32).reshape(-1, 2)
+
+    def x_info(self) -> MemberInfo:
+        return MemberInfo((self.num_nodes, 2), np.dtype(np.float32), False, 8 * self.num_nodes)
+
+    def x_chunks(self) -> Iterator[np.ndarray]:
+        for begin in range(0, self.num_nodes, 3):
+            yield self.x()[begin : begin + 3]
+
+    def y(self) -> np.ndarray:
+        y = np.full(self.num_nodes, -1, np.int16)
+        y[self.labelled] = 1
+        return y
+
+    def label_chunks(self) -> Iterator[np.ndarray]:
+        yield self.y()
+
+    def has_year(self) -> bool:
+        return False
+
+    def year_chunks(self) -> Iterator[np.ndarray]:
+        raise NotImplementedError
+
+    def read_splits(self) -> dict[str, np.ndarray]:
+        none = np.empty(0, np.int64)
+        return {"train": np.array(self.labelled[:1]), "valid": none, "test": none}
+
+
+def write(source: Any, path: Path, **changes: Any) -> Store:
+    values: dict[str, Any] = {"undirected": False, "feature_dtype": "float32", "memory_limit": None, "keep_hops": None}
+    origin = {"num_nodes": source.num_nodes}
+    return write_store(source, path, **{**values, "progress": False, "origin": origin, **changes})
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Held:
+    """Duplicates, self-loops, isolated nodes and hubs; often none or one node with all edges."""
+    num_nodes = draw(st.integers(1, 150))
+    node = st.integers(0, num_nodes - 1)
+    dst = st.one_of(node, st.just(draw(node)))
+    edges = draw(st.lists(st.tuples(node, dst), max_size=120))
+    labelled = draw(st.lists(node, min_size=1, max_size=3, unique=True))
+    return Held(np.array(edges, np.int64).reshape(-1, 2).T, num_nodes, labelled)
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    y = np.full(N, -1)
+    y[:60] = rng.integers(0, C, 60)
+    y[0] = C - 1
+    return {
+        "edge_index": rng.integers(0, N, (2, E)),
+        "x": rng.standard_normal((N, F)).astype(np.float32),
+        "y": y,
+        "splits": {"train": np.arange(20), "valid": np.array([25, 21]), "test": np.arange(30, 40)},
+        "year": rng.integers(1990, 2020, N),
+    }
+
+
+@pytest.fixture
+def raw(tmp_path: Path, graph: dict[str, Any]) -> Path:
+    (tmp_path / "in").mkdir()
+    return write_raw(tmp_path / "in" / "raw", **graph).path
+
+
+@pytest.fixture
+def tiny_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a few edges, and ranges of a few nodes that are split again and again."""
+    monkeypatch.setattr(module, "_workspace", lambda *_: 400)
+    monkeypatch.setattr(module, "_MAX_BUCKETS", 8)
+    monkeypatch.setattr(npz, "CHUNK_BYTES", 256)
+
+
+def rewrite(file: Path, compression: int = zipfile.ZIP_DEFLATED, **members: np.ndarray) -> None:
+    with np.load(file) as archive:
+        content = {**archive, **members}
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, value in content.items():
+            buffer = io.BytesIO()
+            np.save(buffer, value)
+            archive.writestr(f"{name}.npy", buffer.getvalue())
+
+
+def assert_same(made: Store, raw: Path, undirected: bool = False) -> None:
+    dataset = open_raw(raw)
+    colptr, row = dataset.read_csc(undirected)
+    np.testing.assert_array_equal(made.colptr, colptr)
+    np.testing.assert_array_equal(made.row, row)
+    assert made.row.dtype == row.dtype
+    np.testing.assert_array_equal(made.x, dataset.read_x(made.x.dtype))
+    np.testing.assert_array_equal(made.y, dataset.read_y())
+    if (year := dataset.read_year()) is not None:
+        np.testing.assert_array_equal(made.year, year)
+    for name, ids in dataset.read_splits().items():
+        np.testing.assert_array_equal(made.splits[name], ids)
+    assert verify_store(made.path) == []
+
+
+def nothing_left(folder: Path) -> bool:
+    return [path.name for path in folder.iterdir() if path.name != "in"] == []
+
+
+# The same arrays -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("feature_dtype", ["float16", "float32"])
+def test_a_store_equals_what_the_raw_data_set_reads(
+    raw: Path, tmp_path: Path, undirected: bool, feature_dtype: Any
+) -> None:
+    made = convert(raw, tmp_path / "s", undirected=undirected, feature_dtype=feature_dtype, progress=False)
+    assert (made.x.dtype, made.undirected, made.keep_hops) == (feature_dtype, undirected, None)
+    assert made.name == "raw"
+    assert made.origin["raw"] == str(raw)
+    assert_same(made, raw, undirected)
+
+
+@pytest.mark.usefixtures("tiny_budget")
+@pytest.mark.parametrize("undirected", [False, True])
+def test_many_ranges_and_tiny_chunks_change_nothing(raw: Path, tmp_path: Path, undirected: bool) -> None:
+    assert_same(convert(raw, tmp_path / "s", undirected=undirected, progress=False), raw, undirected)
+
+
+def test_the_csc_is_that_of_scipy(raw: Path, tmp_path: Path, graph: dict[str, Any]) -> None:
+    made = convert(raw, tmp_path / "s", undirected=True, progress=False)
+    src, dst = graph["edge_index"]
+    both = sp.coo_matrix((np.ones(2 * E), (np.r_[src, dst], np.r_[dst, src])), (N, N)).tocsc()
+    both.sum_duplicates()
+    np.testing.assert_array_equal(made.colptr, both.indptr)
+    np.testing.assert_array_equal(made.row, both.indices)
+
+
+@pytest.mark.parametrize("workspace", [48, 400, 10**6])
+@pytest.mark.parametrize("undirected", [False, True])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(source=graphs())
+def test_any_graph_gives_the_csc_of_the_sort_in_ram(
+    source: Held, workspace: int, undirected: bool, tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module, "_workspace", lambda *_: workspace)
+    made = write(source, tmp_path_factory.mktemp("any") / "s", undirected=undirected)
+    colptr, row = csc_from_chunks(source.num_nodes, source.num_edges, source.edge_chunks, undirected)
+    np.testing.assert_array_equal(made.colptr, colptr)
+    np.testing.assert_array_equal(made.row, row)
+    assert verify_store(made.path) == []
+
+
+@pytest.mark.usefixtures("tiny_budget")
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+@pytest.mark.parametrize(
+    ("x", "edges"),
+    [
+        (lambda a: np.asfortranarray(a), lambda a: a),
+        (lambda a: np.asfortranarray(a.astype(">f4")), lambda a: np.asfortranarray(a)),
+        (lambda a: a.astype(">f8"), lambda a: a.astype(">i4")),
+        (lambda a: a.astype("<f2"), lambda a: a.astype("<u4")),
+    ],
+)
+def test_any_order_endianness_and_width_gives_the_same_store(
+    raw: Path, tmp_path: Path, graph: dict[str, Any], compression: int, x: Callable[..., Any], edges: Callable[..., Any]
+) -> None:
+    rewrite(raw / "raw" / "data.npz", compression, node_feat=x(graph["x"]), edge_index=edges(graph["edge_index"]))
+    assert_same(convert(raw, tmp_path / "s", feature_dtype="float16", progress=False), raw)
+
+
+def test_a_data_set_without_years_and_one_with_large_years(
+    tmp_path: Path, tiny_dir: Path, raw: Path, graph: dict[str, Any]
+) -> None:
+    assert convert(tiny_dir, tmp_path / "none", progress=False).year is None
+    rewrite(raw / "raw" / "data.npz", node_year=graph["year"] * 10_000)
+    made = convert(raw, tmp_path / "large", progress=False)
+    assert made.year is not None
+    np.testing.assert_array_equal(made.year, graph["year"] * 10_000)
+    assert made.year.dtype == np.int64
+
+
+def test_an_empty_folder_is_a_target(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    assert_same(convert(raw, tmp_path / "s", progress=False), raw)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "s"]
+
+
+def test_a_link_to_an_empty_folder_stays_a_link(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "s").symlink_to(tmp_path / "disk")
+    assert_same(convert(raw, tmp_path / "s", progress=False), raw)
+    assert (tmp_path / "s").is_symlink()
+
+
+# Kept hops -----------------------------------------------------------------------------------------------------------
+
+
+def by_hand(source: Held, hops: int, undirected: bool) -> tuple[list[int], list[list[int]]]:
+    """Original ids of the kept nodes, and for each its in-neighbors, as original ids."""
+    colptr, row = csc_from_chunks(source.num_nodes, source.num_edges, source.edge_chunks, undirected)
+    distance = dict.fromkeys(source.labelled, 0)
+    frontier = list(source.labelled)
+    for hop in range(1, hops + 1):
+        frontier = [u for v in frontier for u in row[colptr[v] : colptr[v + 1]].tolist() if u not in distance]
+        distance.update(dict.fromkeys(frontier, hop))
+        frontier = list(dict.fromkeys(frontier))
+    kept = sorted(distance)
+    return kept, [row[colptr[v] : colptr[v + 1]].tolist() if distance[v] < hops else [] for v in kept]
+
+
+@pytest.mark.parametrize("workspace", [48, 10**6])
+@pytest.mark.parametrize("undirected", [False, True])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(source=graphs(), hops=st.integers(1, 4))
+def test_exactly_the_reachable_nodes_and_the_edges_that_can_be_followed_are_kept(
+    source: Held, hops: int, workspace: int, undirected: bool, tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module, "_workspace", lambda *_: workspace)
+    made = write(source, tmp_path_factory.mktemp("kept") / "s", undirected=undirected, keep_hops=hops)
+    kept, neighbors = by_hand(source, hops, undirected)
+    assert made.node_id is not None
+    assert made.node_id.tolist() == kept
+    columns = [made.node_id[made.row[a:b]].tolist() for a, b in zip(made.colptr[:-1], made.colptr[1:], strict=True)]
+    assert columns == neighbors
+    np.testing.assert_array_equal(made.x, source.x()[kept])
+    np.testing.assert_array_equal(made.y, source.y()[kept])
+    assert made.node_id[made.splits["train"]].tolist() == source.read_splits()["train"].tolist()
+    assert verify_store(made.path) == []
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_a_model_of_that_many_layers_sees_the_same_batches(synth_dir: Path, tmp_path: Path, undirected: bool) -> None:
+    import torch
+    from torch_geometric.sampler import NodeSamplerInput
+
+    from ogbnlib.sampling.sampler import CSCSampler
+
+    whole = convert(synth_dir, tmp_path / "whole", undirected=undirected, progress=False)
+    kept = convert(synth_dir, tmp_path / "kept", undirected=undirected, keep_hops=2, progress=False)
+    assert kept.num_nodes < whole.num_nodes
+    assert kept.node_id is not None
+    for split in ("train", "valid", "test"):
+        outputs = []
+        for made in (whole, kept):
+            seeds = torch.from_numpy(made.splits[split][:40])
+            sampler = CSCSampler(made.colptr, made.row, [-1, -1])
+            outputs.append(sampler.sample_from_nodes(NodeSamplerInput(None, seeds)))
+        a, b = outputs
+        nodes = kept.node_id[b.node.numpy()]
+        np.testing.assert_array_equal(nodes, a.node.numpy())
+        np.testing.assert_array_equal(b.row, a.row)
+        np.testing.assert_array_equal(b.col, a.col)
+        np.testing.assert_array_equal(kept.x[b.node.numpy()], whole.x[nodes])
+
+
+# Beyond 2**31 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_nodes", [1, 7, 111_059_956, 2**31 - 1, 2**33])
+@pytest.mark.parametrize("num_pairs", [0, 10**4, 3_231_371_744, 2**36])
+@pytest.mark.parametrize("workspace", [2**25, 2**29, 2**33])
+def test_ranges_cover_all_nodes_and_fit_the_workspace(num_nodes: int, num_pairs: int, workspace: int) -> None:
+    shift = plan_shift(num_nodes, num_pairs, 12, workspace)
+    ranges = -(-num_nodes >> shift)
+    assert 1 <= ranges <= module._MAX_BUCKETS
+    needed = num_pairs * 12 + num_nodes * 8
+    if needed / workspace < module._MAX_BUCKETS / 3 and needed > workspace and num_nodes > 1000:
+        assert needed / ranges <= workspace
+
+
+def test_ids_beyond_two_to_the_31_go_through_the_pairs_unharmed(tmp_path: Path) -> None:
+    high = 3_000_000_000
+    pairs = module._Pairs(tmp_path / "pairs", high, 30, np.int64)
+    src, dst = np.array([high - 1, 5, high - 2]), np.array([7, high - 1, high - 3])
+    pairs.append(src, dst)
+    assert [pairs.count(number) for number in range(pairs.num_ranges)] == [1, 0, 2]
+    assert pairs.read(0).tolist() == [[7, high - 1]]
+    assert (pairs.read(2) + [2 << 30, 0]).tolist() == [[high - 1, 5], [high - 3, high - 2]]
+    pairs.delete()
+
+
+def test_offsets_beyond_two_to_the_31_edges_stay_whole() -> None:
+    class Out:
+        length = 3_000_000_000
+        written: list[np.ndarray] = []  # noqa: RUF012
+
+        def write(self, values: np.ndarray) -> None:
+            self.written.append(values)
+
+    conversion: Any = module._Conversion.__new__(module._Conversion)
+    conversion.kept, conversion.undirected, conversion._row, conversion._colptr = None, False, Out(), Out()
+    conversion._sort_in_ram(np.array([[0, 4], [1, 5], [1, 6]], np.int32), 0, 2)
+    assert conversion._colptr.written[0].tolist() == [3_000_000_001, 3_000_000_003]
+
+
+def test_disk_space_is_counted_for_the_whole_size() -> None:
+    class Papers:
+        num_nodes, num_edges, num_features, num_classes = 111_059_956, 1_615_685_872, 128, 172
+
+        def has_year(self) -> bool:
+            return True
+
+        def x_info(self) -> MemberInfo:
+            return MemberInfo((111_059_956, 128), np.dtype(np.float32), False, 56_862_697_472)
+
+    source: Any = Papers()
+    final, temporary = module._disk_bytes(source, False, "float16")
+    assert final == pytest.approx(28.43e9 + 6.46e9 + 0.89e9 + 0.44e9, rel=0.01)
+    assert temporary == 8 * 1_615_685_872
+    assert module._disk_bytes(source, True, "float16")[1] == 16 * 1_615_685_872
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"feature_dtype": "float64"}, "feature_dtype: expected float16 or float32"),
+        ({"keep_hops": 0}, "keep_hops"),
+        ({"keep_hops": True}, "keep_hops"),
+        ({"memory_limit": "100 MB"}, "memory_limit: expected at least [0-9.]+ [MG]B .* got 100 MB"),
+        ({"memory_limit": "8"}, "ambiguous"),
+    ],
+)
+def test_a_bad_parameter_is_named_and_nothing_is_written(
+    raw: Path, tmp_path: Path, arguments: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        convert(raw, tmp_path / "s", **{"progress": False, **arguments})
+    assert nothing_left(tmp_path)
+
+
+def test_the_smallest_limit_that_is_asked_for_is_enough(raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least") as error:
+        convert(raw, tmp_path / "s", memory_limit="100 MB", progress=False)
+    least = parse_bytes(str(error.value).split("at least ")[1].split(" for")[0])
+    assert_same(convert(raw, tmp_path / "s", memory_limit=least + 20 * 2**20, progress=False), raw)
+
+
+def test_a_target_in_use_is_refused_and_untouched(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "mine").write_text("keep")
+    with pytest.raises(InputError, match="expected a new or empty folder"):
+        convert(raw, tmp_path / "s", progress=False)
+    before = tree(raw)
+    with pytest.raises(InputError, match="another folder than raw_dir"):
+        convert(raw, raw / ".." / "raw", progress=False)
+    assert tree(raw) == before
+    assert tree(tmp_path / "s") == {"mine": b"keep"}
+
+
+def test_too_little_disk_space_is_refused_before_anything_is_written(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: Usage)
+    with pytest.raises(InputError, match=r"expected .* of free disk space .* found 1 kB"):
+        convert(raw, tmp_path / "s", progress=False)
+    assert nothing_left(tmp_path)
+
+
+def test_a_disk_that_fills_up_is_one_clear_error(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fdatasync", full)
+    with pytest.raises(InputError, match="the disk is full"):
+        convert(raw, tmp_path / "s", progress=False)
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.usefixtures("tiny_budget")
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("value", "dtype", "match"),
+    [
+        (np.nan, "float16", "2 NaN or Inf, the first in row 7"),
+        (-np.inf, "float32", "2 NaN or Inf, the first in row 7"),
+        (70_000, "float16", "2 values beyond 65504.* the first in row 7; use feature_dtype='float32'"),
+    ],
+)
+def test_features_that_cannot_be_held_are_counted(
+    raw: Path, tmp_path: Path, graph: dict[str, Any], order: Any, value: float, dtype: Any, match: str
+) -> None:
+    x = graph["x"].copy(order=order)
+    x[90, 0] = x[7, 3] = value
+    rewrite(raw / "raw" / "data.npz", node_feat=x)
+    with pytest.raises(InputError, match=f"node_feat: .*{match}"):
+        convert(raw, tmp_path / "s", feature_dtype=dtype, progress=False)
+    assert nothing_left(tmp_path)
+
+
+def test_large_features_are_fine_as_float32(raw: Path, tmp_path: Path, graph: dict[str, Any]) -> None:
+    rewrite(raw / "raw" / "data.npz", node_feat=graph["x"] * 1e6)
+    assert_same(convert(raw, tmp_path / "s", feature_dtype="float32", progress=False), raw)
+
+
+@pytest.mark.parametrize("wrong", [-1, N])
+def test_ids_out_of_range_are_named_with_their_edge(
+    raw: Path, tmp_path: Path, graph: dict[str, Any], wrong: int
+) -> None:
+    edges = graph["edge_index"].copy()
+    edges[1, 1234] = wrong
+    rewrite(raw / "raw" / "data.npz", edge_index=edges)
+    with pytest.raises(InputError, match=r"data\.npz, member edge_index: .* edge 1234"):
+        convert(raw, tmp_path / "s", progress=False)
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("member", ["edge_index", "node_feat", "node_year"])
+def test_a_flipped_byte_in_the_raw_file_is_one_clear_error(raw: Path, tmp_path: Path, member: str) -> None:
+    file = raw / "raw" / "data.npz"
+    rewrite(file, zipfile.ZIP_STORED)
+    with zipfile.ZipFile(file) as archive:
+        info = archive.getinfo(f"{member}.npy")
+    content = bytearray(file.read_bytes())
+    content[info.header_offset + 400 + info.file_size // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=rf"data\.npz, member {member}"):
+        convert(raw, tmp_path / "s", progress=False)
+    assert nothing_left(tmp_path)
+
+
+def test_a_truncated_raw_file_is_one_clear_error(raw: Path, tmp_path: Path) -> None:
+    os.truncate(raw / "raw" / "data.npz", (raw / "raw" / "data.npz").stat().st_size // 2)
+    with pytest.raises(InputError, match=r"data\.npz"):
+        convert(raw, tmp_path / "s", progress=False)
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ids", "match"),
+    [
+        ("21\n150\n", "split valid: expected labelled nodes, but node 150"),
+        ("21\n5\n", "split valid: expected no node of train, found 1"),
+        ("21\n21\n", "split valid: expected each node once"),
+    ],
+)
+def test_splits_that_cannot_be_trained_on_are_refused(raw: Path, tmp_path: Path, ids: str, match: str) -> None:
+    import gzip
+
+    (raw / "split" / "time" / "valid.csv.gz").write_bytes(gzip.compress(ids.encode()))
+    with pytest.raises(InputError, match=match):
+        convert(raw, tmp_path / "s", progress=False)
+    assert nothing_left(tmp_path)
+
+
+def test_an_interrupt_leaves_nothing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "csc_from_pairs", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        convert(raw, tmp_path / "s", progress=False)
+    assert nothing_left(tmp_path)
+
+
+def test_progress_can_be_silenced(raw: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    convert(raw, tmp_path / "quiet", progress=False)
+    assert capfd.readouterr() == ("", "")
+    convert(raw, tmp_path / "loud")
+    assert "convert" in capfd.readouterr().err
+
+
+# Kills and limits ----------------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys
+from ogbnlib.sources.convert import convert
+print("ready", flush=True)
+convert(sys.argv[1], sys.argv[2], undirected=True, progress=False)
+"""
+
+
+def test_a_kill_at_any_moment_leaves_no_store_or_a_whole_one(synth_dir: Path, tmp_path: Path) -> None:
+    target, reference = tmp_path / "s", convert(synth_dir, tmp_path / "r", undirected=True, progress=False)
+    seconds = None
+    moments = random.Random(0)
+    for _ in range(1 + int(os.environ.get("OGBNLIB_KILLS", "3"))):  # the first is timed
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(synth_dir), str(target)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        if seconds is None:
+            begin = time.monotonic()
+            assert process.wait() == 0
+            seconds = time.monotonic() - begin
+        else:
+            time.sleep(moments.random() * seconds * 1.1)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        process.stdout.close()
+        if target.exists():
+            assert verify_store(target) == []
+            assert open_store(target).files == reference.files
+            target.rename(tmp_path / "done")
+            for file in sorted((tmp_path / "done").iterdir()):
+                file.unlink()
+            (tmp_path / "done").rmdir()
+        else:
+            with pytest.raises(InputError):
+                open_store(target)
+    assert convert(synth_dir, target, undirected=True, progress=False).files == reference.files
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r", "s"]
+
+
+def test_a_second_converter_is_told_who_holds_the_target(raw: Path, tmp_path: Path) -> None:
+    from conftest import python_child
+
+    code = (
+        "import sys; from ogbnlib.graph.writer import StoreWriter\n"
+        "with StoreWriter(sys.argv[1]):\n    print('ready', flush=True); sys.stdin.readline()"
+    )
+    with (
+        python_child(code, str(tmp_path / "s")) as holder,
+        pytest.raises(InputError, match=f"pid {holder.pid} on .* is writing this store"),
+    ):
+        convert(raw, tmp_path / "s", progress=False)
+    assert_same(convert(raw, tmp_path / "s", progress=False), raw)
+
+
+def test_it_lives_in_a_cgroup_that_the_raw_file_does_not_fit_in(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    from ogbnlib.sources.synth import synthesize
+
+    limit = kernel_limit(340 * 2**20)
+    dataset = synthesize(tmp_path / "raw", 0.005, progress=False)
+    assert sum(info.nbytes for info in dataset.members().values()) > 400 * 2**20 * 0.97
+    call = "convert(*sys.argv[1:], memory_limit='340 MB', undirected=True)"
+    code = f"import sys; from ogbnlib.sources.convert import convert; {call}"
+    (tmp_path / "run").mkdir()
+    argv = [sys.executable, "-c", code, str(dataset.path), str(tmp_path / "s")]
+    outcome = supervise(argv, tmp_path / "run", limit, echo=False)
+    assert outcome.exit_code == 0, outcome.tail
+    made = open_store(tmp_path / "s")
+    colptr, row = dataset.read_csc(True)
+    np.testing.assert_array_equal(made.colptr, colptr)
+    np.testing.assert_array_equal(made.row, row)
+    np.testing.assert_array_equal(made.x, dataset.read_x("float16"))

@@ -1,0 +1,602 @@
+"""The promises of ogbnlib.sources.ogb: OGB's layout both ways, equal to what OGB, numpy and PyG make of it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch_geometric.data import Data
+from torch_geometric.sampler.utils import to_csc
+from torch_geometric.utils import to_undirected
+
+from ogbnlib.errors import InputError
+from ogbnlib.graph import npz
+from ogbnlib.graph.npz import NpzWriter
+from ogbnlib.graph.sort import csc_from_chunks
+from ogbnlib.sources.official import meta_dict, read_official, read_with_ogb
+from ogbnlib.sources.ogb import RawDataset, open_raw
+from ogbnlib.sources.ogb_write import write_raw
+
+N, E, F, C = 40, 300, 5, 4
+
+
+@pytest.fixture(autouse=True)
+def _no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise AssertionError("input() was called")
+
+    monkeypatch.setattr("builtins.input", refuse)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "CHUNK_BYTES", 256)
+
+
+@pytest.fixture
+def graph() -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    y = random.integers(0, C, N)
+    y[30:] = -1
+    y[0] = C - 1
+    return {
+        "edge_index": random.integers(0, N, (2, E)),
+        "x": random.standard_normal((N, F)).astype(np.float32),
+        "y": y,
+        "splits": {"train": np.arange(20), "valid": np.array([25, 21]), "test": np.arange(26, 30)},
+        "year": random.integers(1990, 2020, N),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, graph: dict[str, Any]) -> Path:
+    return write_raw(tmp_path / "data", **graph).path
+
+
+def rewrite(file: Path, compression: int = zipfile.ZIP_DEFLATED, **members: np.ndarray | bytes | None) -> None:
+    """Replace, add or (None) drop members of an .npz file."""
+    with zipfile.ZipFile(file) as archive:
+        content: dict[str, Any] = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+    content.update(members)
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, value in content.items():
+            if isinstance(value, np.ndarray):
+                buffer = io.BytesIO()
+                np.save(buffer, value)
+                value = buffer.getvalue()
+            if value is not None:
+                archive.writestr(f"{name}.npy", value)
+
+
+def assert_equals(dataset: Any, graph: dict[str, Any]) -> None:
+    np.testing.assert_array_equal(dataset.read_x(), graph["x"])
+    np.testing.assert_array_equal(dataset.read_edge_index(), graph["edge_index"])
+    np.testing.assert_array_equal(dataset.read_y(), graph["y"])
+    np.testing.assert_array_equal(dataset.read_year(), graph["year"])
+    for name, ids in graph["splits"].items():
+        np.testing.assert_array_equal(dataset.read_splits()[name], ids)
+    assert (dataset.num_nodes, dataset.num_edges) == (N, E)
+    assert (dataset.num_features, dataset.num_classes) == (F, C)
+
+
+def test_importing_the_module_imports_neither_torch_nor_ogb() -> None:
+    code = "import sys, ogbnlib.sources.ogb; assert not {'torch', 'ogb'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+# ------------------------------------------------------------------------------------------------ both ways, and OGB
+
+
+def test_what_is_written_is_read_back(folder: Path, graph: dict[str, Any]) -> None:
+    dataset = open_raw(folder)
+    assert_equals(dataset, graph)
+    assert dataset.read_y().dtype == np.int16
+    assert dataset.read_edge_index().dtype == np.int64
+    assert dataset.members()["node_feat"].shape == (N, F)
+    assert dataset.members()["node_label"].dtype == np.float32
+
+
+def test_torch_tensors_masks_and_float_labels_write_the_same_folder(
+    tmp_path: Path, folder: Path, graph: dict[str, Any]
+) -> None:
+    masks = {name: torch.zeros(N, dtype=torch.bool) for name in graph["splits"]}
+    for name, mask in masks.items():
+        mask[torch.from_numpy(np.asarray(graph["splits"][name]))] = True
+    y = torch.from_numpy(graph["y"]).float().view(-1, 1)
+    y[y < 0] = torch.nan
+    tensors = {name: torch.from_numpy(graph[name]) for name in ("edge_index", "x", "year")}
+    dataset = write_raw(tmp_path / "tensors", **tensors, y=y, splits=masks)
+    graph["splits"]["valid"] = np.sort(graph["splits"]["valid"])
+    assert_equals(dataset, graph)
+    assert (dataset.path / "raw" / "data.npz").read_bytes() == (folder / "raw" / "data.npz").read_bytes()
+
+
+def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) -> None:
+    from ogb.nodeproppred import NodePropPredDataset
+
+    dataset = NodePropPredDataset("mine", meta_dict=meta_dict(folder))
+    opened, labels = dataset[0]
+    np.testing.assert_array_equal(opened["edge_index"], graph["edge_index"])
+    np.testing.assert_array_equal(opened["node_feat"], graph["x"])
+    np.testing.assert_array_equal(opened["node_year"].ravel(), graph["year"])
+    np.testing.assert_array_equal(labels.ravel(), np.where(graph["y"] < 0, np.nan, graph["y"]))
+    for name, ids in dataset.get_idx_split().items():
+        np.testing.assert_array_equal(ids, graph["splits"][name])
+    assert dataset.num_classes == C
+
+
+def test_pygs_ogb_class_opens_the_folder(folder: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from ogb.nodeproppred import PygNodePropPredDataset
+
+    # ogb 1.3.6 reads its own cache with torch.load, whose default has been weights_only=True since torch 2.6
+    # (snap-stanford/ogb#497). The cache that this test reads was written by this test.
+    load = torch.load
+    monkeypatch.setattr(torch, "load", lambda file: load(file, weights_only=False))
+    dataset = PygNodePropPredDataset("mine", meta_dict=meta_dict(folder))
+    data = dataset[0]
+    np.testing.assert_array_equal(data.edge_index.numpy(), graph["edge_index"])
+    np.testing.assert_array_equal(data.x.numpy(), graph["x"])
+    np.testing.assert_array_equal(data.y.numpy().ravel(), np.where(graph["y"] < 0, np.nan, graph["y"]))
+    for name, ids in dataset.get_idx_split().items():
+        np.testing.assert_array_equal(ids.numpy(), graph["splits"][name])
+    assert dataset.num_classes == C
+
+
+def test_reading_through_ogb_gives_the_same_arrays_past_an_old_cache(folder: Path, graph: dict[str, Any]) -> None:
+    from ogb.nodeproppred import NodePropPredDataset
+
+    NodePropPredDataset("mine", meta_dict=meta_dict(folder))
+    assert (folder / "processed" / "data_processed").is_file()
+    assert_equals(read_with_ogb(folder), graph)
+
+
+def test_reading_through_ogb_leaves_standard_output_and_the_folder_alone(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    read_with_ogb(folder)
+    assert capfd.readouterr().out == ""
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_released_array_belongs_to_the_reader_alone(folder: Path) -> None:
+    dataset = read_with_ogb(folder)
+    x = dataset.read_x()
+    assert x is dataset.read_x()
+    dataset.release("x")
+    with pytest.raises(InputError, match="x was released"):
+        dataset.read_x()
+    open_raw(folder).release("x")
+
+
+def test_the_class_count_comes_from_the_labels_without_a_meta_file(folder: Path) -> None:
+    (folder / "meta.json").unlink()
+    assert open_raw(folder).num_classes == C
+
+
+# ------------------------------------------------------------------------------------------------ streaming
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", "<f8", ">f8"])
+def test_features_of_any_float_type_and_order_are_read(
+    folder: Path, graph: dict[str, Any], dtype: str, order: Any, compression: int
+) -> None:
+    x = graph["x"].astype(dtype, order=order)
+    rewrite(folder / "raw" / "data.npz", compression, node_feat=x)
+    read = open_raw(folder).read_x()
+    assert read.dtype == np.float32
+    assert read.flags.c_contiguous
+    np.testing.assert_array_equal(read, x.astype(np.float32))
+    np.testing.assert_array_equal(open_raw(folder).read_x("float16"), x.astype(np.float16))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<i8", ">i8", "<i4", "<u4", "<u8", "<i2"])
+def test_edges_of_any_whole_type_and_order_are_read(
+    folder: Path, graph: dict[str, Any], dtype: str, order: Any
+) -> None:
+    rewrite(folder / "raw" / "data.npz", edge_index=graph["edge_index"].astype(dtype, order=order))
+    dataset = open_raw(folder)
+    np.testing.assert_array_equal(dataset.read_edge_index(), graph["edge_index"])
+    chunks = list(dataset.edge_chunks(7))
+    assert all(len(src) == 7 for src, _ in chunks[:-1])
+    np.testing.assert_array_equal(np.hstack([np.stack(pair) for pair in chunks]), graph["edge_index"])
+
+
+@pytest.mark.parametrize("labels", [np.float64, np.int64])
+def test_labels_of_other_types_and_shapes_are_read(folder: Path, graph: dict[str, Any], labels: type) -> None:
+    y = graph["y"].astype(labels)
+    if labels is np.float64:
+        y[graph["y"] < 0] = np.nan
+    rewrite(folder / "raw" / "node-label.npz", node_label=y)
+    np.testing.assert_array_equal(open_raw(folder).read_y(), graph["y"])
+
+
+def test_more_classes_than_int16_holds_make_int64_labels(tmp_path: Path, graph: dict[str, Any]) -> None:
+    graph["y"][0] = 40_000
+    dataset = write_raw(tmp_path / "many", **graph)
+    assert dataset.num_classes == 40_001
+    assert dataset.read_y().dtype == np.int64
+    np.testing.assert_array_equal(dataset.read_y(), graph["y"])
+
+
+def test_a_graph_without_edges_is_written_and_read(tmp_path: Path, graph: dict[str, Any]) -> None:
+    graph["edge_index"] = np.zeros((2, 0), np.int64)
+    dataset = write_raw(tmp_path / "bare", **graph)
+    assert dataset.read_edge_index().shape == (2, 0)
+    for undirected in (False, True):
+        colptr, row = dataset.read_csc(undirected)
+        assert not colptr.any()
+        assert row.size == 0
+
+
+# ------------------------------------------------------------------------------------------------ CSC
+
+
+def pyg_csc(edge_index: np.ndarray, num_nodes: int, undirected: bool) -> tuple[np.ndarray, np.ndarray]:
+    """PyG's colptr and row. Without pyg-lib its sort by column is not stable; edges that arrive sorted by column
+    need none, so a stable sort beforehand makes the order within a column the order of arrival."""
+    edges = torch.from_numpy(np.ascontiguousarray(edge_index))
+    if undirected:
+        edges = to_undirected(edges, num_nodes=num_nodes)
+    edges = edges[:, edges[1].sort(stable=True).indices]
+    colptr, row, _ = to_csc(Data(edge_index=edges, num_nodes=num_nodes), is_sorted=True)
+    return colptr.numpy(), row.numpy()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 12), st.integers(0, 60), st.booleans())
+def test_csc_equals_pygs_with_repeats_loops_and_isolated_nodes(
+    data: st.DataObject, num_nodes: int, num_edges: int, undirected: bool
+) -> None:
+    node = st.integers(0, num_nodes - 1)
+    pairs = data.draw(st.lists(st.tuples(node, node), min_size=num_edges, max_size=num_edges))
+    edge_index = np.array(pairs, np.int64).reshape(-1, 2).T
+    step = data.draw(st.integers(1, 20))
+
+    def chunks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for begin in range(0, num_edges, step):
+            yield edge_index[0, begin : begin + step], edge_index[1, begin : begin + step]
+
+    colptr, row = csc_from_chunks(num_nodes, num_edges, chunks, undirected)
+    expected_colptr, expected_row = pyg_csc(edge_index, num_nodes, undirected)
+    np.testing.assert_array_equal(colptr, expected_colptr)
+    np.testing.assert_array_equal(row, expected_row)
+    assert (colptr.dtype, row.dtype) == (np.int64, np.int32)
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_csc_from_disk_equals_pygs(folder: Path, graph: dict[str, Any], undirected: bool) -> None:
+    expected_colptr, expected_row = pyg_csc(graph["edge_index"], N, undirected)
+    for dataset in (open_raw(folder), read_with_ogb(folder)):
+        colptr, row = dataset.read_csc(undirected)
+        np.testing.assert_array_equal(colptr, expected_colptr)
+        np.testing.assert_array_equal(row, expected_row)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "num_edges"), [([0, 1], [1, 3], 2), ([-1], [0], 1), ([0], [1], 2), ([0, 1], [1, 0], 1), ([0], [], 1)]
+)
+def test_csc_refuses_chunks_that_do_not_fit(src: list[int], dst: list[int], num_edges: int) -> None:
+    with pytest.raises(InputError, match="edge_index"):
+        csc_from_chunks(3, num_edges, lambda: [(np.array(src, np.int64), np.array(dst, np.int64))])
+
+
+def test_csc_refuses_a_second_pass_with_other_edges() -> None:
+    turns = iter([np.array([0, 0, 1]), np.array([2, 2, 2])])
+    with pytest.raises(InputError, match="second"):
+        csc_from_chunks(3, 3, lambda: [(np.array([0, 1, 2]), next(turns))])
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def changed(graph: dict[str, Any], name: str, index: Any, value: Any) -> dict[str, Any]:
+    array = graph[name].astype(float) if value != value or value == 0.5 else graph[name].copy()
+    array[index] = value
+    return {**graph, name: array}
+
+
+def split(graph: dict[str, Any], **ids: Any) -> dict[str, Any]:
+    return {**graph, "splits": {**graph["splits"], **ids}}
+
+
+BAD_ARGUMENTS = {
+    "edge_index shape": (lambda g: {**g, "edge_index": g["edge_index"].T}, "edge_index"),
+    "edge_index floats": (lambda g: {**g, "edge_index": g["edge_index"] * 1.0}, "edge_index"),
+    "edge_index too large": (lambda g: changed(g, "edge_index", (1, 7), N), "edge_index"),
+    "edge_index negative": (lambda g: changed(g, "edge_index", (0, 7), -1), "edge_index"),
+    "edge_index of text": (lambda g: {**g, "edge_index": np.array([["a"], ["b"]])}, "edge_index"),
+    "x flat": (lambda g: {**g, "x": g["x"].ravel()}, "x: "),
+    "x empty": (lambda g: {**g, "x": g["x"][:0]}, "x: "),
+    "x NaN": (lambda g: changed(g, "x", (3, 1), np.nan), "x: .*row 3"),
+    "x beyond float32": (lambda g: {**g, "x": g["x"].astype(np.float64) * 1e300}, "x: .*row 0"),
+    "y length": (lambda g: {**g, "y": g["y"][:-1]}, "y: "),
+    "y fraction": (lambda g: changed(g, "y", 2, 0.5), "y: .*node 2"),
+    "y below -1": (lambda g: changed(g, "y", 2, -2), "y: .*node 2"),
+    "y none labelled": (lambda g: {**g, "y": np.full(N, -1)}, "y: "),
+    "y beyond num_classes": (lambda g: {**g, "num_classes": 2}, "y: "),
+    "num_classes": (lambda g: {**g, "num_classes": 0}, "num_classes"),
+    "split missing": (lambda g: {**g, "splits": {"train": [1]}}, "splits"),
+    "split empty": (lambda g: split(g, valid=np.array([], np.int64)), r"splits\['valid'\]"),
+    "split too large": (lambda g: split(g, test=np.array([N])), r"splits\['test'\]"),
+    "split overlap": (lambda g: split(g, test=np.array([26, 3])), r"splits\['test'\]: .*node 3 .*train"),
+    "split repeats": (lambda g: split(g, test=np.array([26, 26])), r"splits\['test'\]"),
+    "split unlabelled": (lambda g: split(g, test=np.array([35])), r"splits\['test'\]: .*node 35"),
+    "year length": (lambda g: {**g, "year": g["year"][1:]}, "year"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_a_bad_argument_is_named_and_nothing_is_written(tmp_path: Path, graph: dict[str, Any], case: str) -> None:
+    spoil, match = BAD_ARGUMENTS[case]
+    with pytest.raises(InputError, match=match):
+        write_raw(tmp_path / "parent" / "data", **spoil(graph))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_other_content_is_never_replaced(tmp_path: Path, graph: dict[str, Any]) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=str(tmp_path)):
+            write_raw(tmp_path, **graph, overwrite=overwrite)
+    with pytest.raises(InputError, match="a file"):
+        write_raw(tmp_path / "thesis.txt", **graph, overwrite=True)
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_a_data_set_is_replaced_only_on_request(folder: Path, graph: dict[str, Any]) -> None:
+    graph["x"] = graph["x"] + 1
+    with pytest.raises(InputError, match=str(folder)):
+        write_raw(folder, **graph)
+    assert_equals(write_raw(folder, **graph, overwrite=True), graph)
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_write_that_fails_leaves_the_old_data_set_and_nothing_else(
+    folder: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(NpzWriter, "write", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_raw(folder, **graph, overwrite=True)
+    assert list(folder.parent.iterdir()) == [folder]
+    assert_equals(open_raw(folder), graph)
+
+
+def read_all(path: Path) -> None:
+    dataset = open_raw(path)
+    dataset.read_x()
+    dataset.read_edge_index()
+    dataset.read_y()
+    dataset.read_splits()
+
+
+def far(graph: dict[str, Any]) -> np.ndarray:
+    edge_index = graph["edge_index"].copy()
+    edge_index[1, 123] = N
+    return edge_index
+
+
+BAD_MEMBERS = {
+    "no node_feat": ("data", lambda g: {"node_feat": None}, "node_feat"),
+    "no edge_index": ("data", lambda g: {"edge_index": None}, "edge_index"),
+    "no num_nodes_list": ("data", lambda g: {"num_nodes_list": None}, "num_nodes_list"),
+    "two graphs": ("data", lambda g: {"num_nodes_list": np.array([20, 20])}, "num_nodes_list"),
+    "no node_label": ("node-label", lambda g: {"node_label": None}, "node_label"),
+    "edge_index of other length": ("data", lambda g: {"edge_index": g["edge_index"][:, 1:]}, "edge_index"),
+    "edge_index of floats": ("data", lambda g: {"edge_index": g["edge_index"] * 1.0}, "edge_index"),
+    "edge beyond the last node": ("data", lambda g: {"edge_index": far(g)}, "edge_index: .*edge 123"),
+    "node_feat of other length": ("data", lambda g: {"node_feat": g["x"][1:]}, "node_feat"),
+    "node_feat flat": ("data", lambda g: {"node_feat": g["x"][:, 0].copy()}, "node_feat"),
+    "node_feat of whole numbers": ("data", lambda g: {"node_feat": g["x"].astype(int)}, "node_feat"),
+    "node_feat with NaN": ("data", lambda g: {"node_feat": changed(g, "x", ([4, 9], 1), np.nan)["x"]}, "2 NaN.*row 4"),
+    "node_feat pickled": ("data", lambda g: {"node_feat": np.array([None])}, "node_feat: .*pickled"),
+    "node_feat not an array": ("data", lambda g: {"node_feat": b"hello"}, "node_feat"),
+    "label too large": ("node-label", lambda g: {"node_label": g["y"] + 1.0}, "node_label: .*node 0"),
+    "label of half": ("node-label", lambda g: {"node_label": g["y"] * 0.5}, "node_label"),
+    "label of other length": ("node-label", lambda g: {"node_label": g["y"][1:]}, "node_label"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MEMBERS)
+def test_a_bad_member_is_named_with_its_file(folder: Path, graph: dict[str, Any], case: str) -> None:
+    which, spoil, match = BAD_MEMBERS[case]
+    file = folder / "raw" / f"{which}.npz"
+    rewrite(file, **spoil(graph))
+    with pytest.raises(InputError, match=match) as error:
+        read_all(folder)
+    assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["raw/data.npz", "raw/node-label.npz"])
+@pytest.mark.parametrize("content", ["truncated", "not a zip", "missing"])
+def test_a_truncated_or_missing_file_is_named(folder: Path, file: str, content: str) -> None:
+    whole = (folder / file).read_bytes()
+    if content == "missing":
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes(whole[: len(whole) // 2] if content == "truncated" else b"hello " * 100)
+    with pytest.raises(InputError, match=r"data\.npz" if "data" in file else r"node-label\.npz"):
+        open_raw(folder)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("member", ["edge_index", "node_feat"])
+def test_a_flipped_bit_is_found_while_streaming(folder: Path, member: str, compression: int) -> None:
+    file = folder / "raw" / "data.npz"
+    rewrite(file, compression)
+    with zipfile.ZipFile(file) as archive:
+        entry = archive.getinfo(f"{member}.npy")
+    content = bytearray(file.read_bytes())
+    # Low bits near the end of the member: still a plausible value, in an array of plausible shape.
+    content[entry.header_offset + 30 + len(entry.filename) + len(entry.extra) + entry.compress_size - 8] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=member) as error:
+        read_all(folder)
+    assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"1\nx\n", b"1\n99\n", b"-1\n"])
+def test_a_bad_split_file_is_named(folder: Path, content: bytes) -> None:
+    file = folder / "split" / "time" / "valid.csv.gz"
+    file.write_bytes(gzip.compress(content))
+    with pytest.raises(InputError, match=str(file)):
+        open_raw(folder).read_splits()
+
+
+def test_a_missing_split_file_is_named(folder: Path) -> None:
+    (folder / "split" / "time" / "test.csv.gz").unlink()
+    with pytest.raises(InputError, match=r"split/time: .*test\.csv\.gz"):
+        open_raw(folder)
+    shutil.rmtree(folder / "split")
+    with pytest.raises(InputError, match="split: expected"):
+        open_raw(folder)
+
+
+def test_a_wrong_folder_is_answered_with_the_right_one(folder: Path, tmp_path: Path) -> None:
+    for wrong in (folder / "raw", tmp_path):
+        with pytest.raises(InputError, match=f"pass {folder}"):
+            open_raw(wrong)
+    with pytest.raises(InputError, match="no such folder"):
+        open_raw(tmp_path / "nowhere")
+
+
+def test_an_unfit_meta_file_is_named(folder: Path) -> None:
+    for content in ("{", '{"num_classes": 0}', '{"num_nodes": 3}'):
+        (folder / "meta.json").write_text(content)
+        with pytest.raises(InputError, match=r"meta\.json"):
+            open_raw(folder)
+
+
+# ------------------------------------------------------------------------------------------------ official names
+
+
+def official_csv(root: Path, graph: dict[str, Any]) -> Path:
+    """ogbn-arxiv's layout, as its download has it."""
+    folder = root / "ogbn_arxiv"
+    (folder / "split" / "time").mkdir(parents=True)
+    (folder / "raw").mkdir()
+    (folder / "processed").mkdir()
+    (folder / "RELEASE_v1.txt").touch()
+    arrays = {
+        "edge": graph["edge_index"].T,
+        "node-feat": graph["x"].astype(np.float64).round(3),
+        "node-label": np.abs(graph["y"]).reshape(-1, 1),
+        "node_year": graph["year"].reshape(-1, 1),
+        "num-node-list": [[N]],
+        "num-edge-list": [[E]],
+    }
+    files = {f"raw/{name}": array for name, array in arrays.items()}
+    files |= {f"split/time/{name}": np.reshape(ids, (-1, 1)) for name, ids in graph["splits"].items()}
+    for name, array in files.items():
+        text = "".join(",".join(map(str, line)) + "\n" for line in np.asarray(array).tolist())
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    return folder
+
+
+def test_an_official_csv_data_set_is_read_through_ogb(tmp_path: Path, graph: dict[str, Any]) -> None:
+    folder = official_csv(tmp_path, graph)
+    (folder / "processed" / "data_processed").write_bytes(b"an old pickle, never to be loaded")
+    dataset = read_official("ogbn-arxiv", tmp_path)
+    np.testing.assert_array_equal(dataset.read_x(), graph["x"].astype(np.float64).round(3).astype(np.float32))
+    np.testing.assert_array_equal(dataset.read_edge_index(), graph["edge_index"])
+    np.testing.assert_array_equal(dataset.read_y(), np.abs(graph["y"]))
+    np.testing.assert_array_equal(dataset.read_splits()["valid"], graph["splits"]["valid"])
+    assert dataset.num_classes == 40
+
+
+def test_official_papers100m_is_streamed_or_read_through_ogb(
+    tmp_path: Path, folder: Path, graph: dict[str, Any]
+) -> None:
+    folder = folder.rename(tmp_path / "ogbn_papers100M")
+    (folder / "meta.json").unlink()
+    streamed = read_official("ogbn-papers100M", tmp_path)
+    assert isinstance(streamed, RawDataset)
+    assert streamed.num_classes == 172
+    whole = read_official("ogbn-papers100M", tmp_path, reader="ogb")
+    assert not isinstance(whole, RawDataset)
+    np.testing.assert_array_equal(whole.read_x(), streamed.read_x())
+    np.testing.assert_array_equal(whole.read_y(), streamed.read_y())
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "match"),
+    [
+        ("ogbn-arxiv", "auto", "download=True"),
+        ("ogbn-papers100M", "stream", "download=True"),
+        ("ogbn-arxiv", "stream", "csv"),
+        ("ogbn-arxiv", "fast", "reader"),
+        ("ogbn-arxvi", "auto", "did you mean 'ogbn-arxiv'"),
+        ("ogbn-mag", "auto", "ogbn-mag"),
+        ("ogbn-proteins", "auto", "ogbn-proteins"),
+    ],
+)
+def test_an_official_name_that_cannot_be_read_is_an_error_and_no_prompt(
+    tmp_path: Path, name: str, reader: Any, match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        read_official(name, tmp_path, reader=reader)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_release_file_is_an_error_and_no_prompt(tmp_path: Path, folder: Path, graph: dict[str, Any]) -> None:
+    (official_csv(tmp_path, graph) / "RELEASE_v1.txt").unlink()
+    with pytest.raises(InputError, match="RELEASE_v1"):
+        read_official("ogbn-arxiv", tmp_path)
+    (folder / "RELEASE_v1.txt").unlink()
+    with pytest.raises(InputError, match="RELEASE_v1"):
+        meta_dict(folder)
+
+
+def test_an_incomplete_official_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "ogbn_arxiv").mkdir()
+    with pytest.raises(InputError, match=r"edge\.csv\.gz"):
+        read_official("ogbn-arxiv", tmp_path, download=True)
+    assert (tmp_path / "ogbn_arxiv").is_dir()
+
+
+def test_a_download_with_consent_is_never_asked_about(
+    tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ogb.utils.url
+
+    official_csv(tmp_path / "remote", graph).rename(tmp_path / "remote" / "arxiv")
+
+    def fetch(url: str, folder: str) -> str:
+        assert url.endswith("arxiv.zip")
+        return shutil.make_archive(f"{folder}/arxiv", "zip", tmp_path / "remote", "arxiv")
+
+    monkeypatch.setattr(ogb.utils.url, "download_url", fetch)
+    dataset = read_official("ogbn-arxiv", tmp_path / "root", download=True)
+    np.testing.assert_array_equal(dataset.read_edge_index(), graph["edge_index"])
+    assert [entry.name for entry in (tmp_path / "root").iterdir()] == ["ogbn_arxiv"]
+
+
+def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ogb.utils.url
+
+    def fail(url: str, folder: str) -> str:
+        Path(folder, "arxiv.zip").write_bytes(b"half")
+        raise RuntimeError("Stopped downloading due to interruption.")
+
+    monkeypatch.setattr(ogb.utils.url, "download_url", fail)
+    with pytest.raises(InputError, match=r"arxiv\.zip"):
+        read_official("ogbn-arxiv", tmp_path, download=True)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,265 @@
+"""Promises of `ranks` and `launch`: W processes make the steps of one that accumulates W batches, and end together."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import is_alive, wait_until
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.memory.reading import process_tree
+from ogbnlib.runs.sandbox import run
+from ogbnlib.runs.timeline import read_events, read_metrics
+from ogbnlib.sampling.choice import EpochSampler
+from ogbnlib.training.train import train
+
+Config = Callable[..., TrainConfig]
+COLUMNS = ("epoch", "loss", "train", "valid", "test")
+
+# Trains what each line of standard input asks for, in one launch: starting two processes takes ten seconds.
+SCRIPT = """
+import gc, json, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from ogbnlib.errors import InputError
+from ogbnlib.config import TrainConfig
+from ogbnlib.training.train import train
+dist.init_process_group("gloo")
+gc.collect()
+gc.freeze()  # as the trainer's own process does
+for i, job in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+    out = Path(sys.argv[1]).with_name(f"result-{i}-{dist.get_rank()}.pt")
+    try:
+        result = train(TrainConfig.create(job["config"]), job.get("run_dir"), resume=job.get("resume", False))
+        torch.save({"history": result.history, "model": result.model.state_dict()}, out)
+    except InputError as error:
+        torch.save({"error": str(error)}, out)
+dist.destroy_process_group()
+"""
+
+
+def torchrun(*arguments: str, ranks: int = 2, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, **more)
+
+
+def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: row[name] for name in COLUMNS} for row in history]
+
+
+# Dealing out ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize(("n", "size", "start"), [(120, 16, 0), (120, 16, 48), (7, 16, 0), (0, 4, 0), (64, 16, 64)])
+def test_ranks_together_get_every_position_once_in_the_batches_of_one(
+    num_ranks: int, n: int, size: int, start: int
+) -> None:
+    whole = EpochSampler(n, seed=3)
+    dealt: list[list[int]] = []
+    for rank in range(num_ranks):
+        sampler = EpochSampler(n, seed=3, rank=rank, num_ranks=num_ranks, batch_size=size)
+        sampler.set_epoch(2, start)
+        positions = list(sampler)
+        assert len(sampler) == len(positions)
+        dealt.append(positions)
+    batches = [part.tolist() for part in whole.order(2)[start:].split(size) if len(part)]
+    for number, batch in enumerate(batches):
+        at = number // num_ranks * size
+        assert dealt[number % num_ranks][at : at + size] == batch
+    assert sorted(itertools.chain(*dealt)) == sorted(itertools.chain(*batches))
+
+
+# Two ranks against one -----------------------------------------------------------------------------------------------
+
+# Adam alone divides a wrong factor of the gradient out again; weight decay shows it.
+BASE: dict[str, Any] = {"dropout": 0.5, "train_eval": "every_epoch", "weight_decay": 0.1}
+# 120 seeds: 8 batches of 16 are dealt out evenly; 7 of 18 leave the second rank without one at the end; 1 of 200 from
+# the beginning; 3 batches to a step leave a short last group.
+CASES: dict[str, dict[str, Any]] = {
+    "even": {},
+    "odd": {"batch_size": 18},
+    "one": {"batch_size": 200, "eval_batch_size": 300},
+    "groups": {"accumulate": 3, "batch_size": 9},
+    "gcn": {"model": "gcn", "batch_size": 18},
+    "gat": {"model": "gat", "batch_size": 18, "epochs": 1},
+    "workers": {"num_workers": 1},
+    "store": {"loading": "store"},
+    "windows": {"loading": "store", "lookahead": 10_000, "batch_size": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(tiny_config: Config, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every case by two ranks, and runs whose number of ranks changes on the way."""
+    folder = tmp_path_factory.mktemp("ddp")
+
+    def config(**changes: Any) -> TrainConfig:
+        on_disk = {"dataset": str(tiny_store)} if changes.get("loading") == "store" else {}
+        return tiny_config(**{**BASE, **on_disk, **changes})
+
+    train(config(epochs=1, accumulate=2), folder / "grown")
+    wanted = [{"config": config(**case)} for case in CASES.values()]
+    wanted += [
+        {"config": config(epochs=2), "run_dir": str(folder / "grown"), "resume": True},
+        {"config": config(epochs=1), "run_dir": str(folder / "shrunk")},
+        {"config": config(), "run_dir": str(folder / "grown")},
+    ]
+    path = folder / "jobs.json"
+    path.write_text(json.dumps([{**job, "config": job["config"].model_dump(mode="json")} for job in wanted]))
+    (folder / "script.py").write_text(SCRIPT)
+    done = torchrun(str(folder / "script.py"), str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [*CASES, "grown", "shrunk", "refused"]
+    results = {
+        name: [torch.load(folder / f"result-{i}-{rank}.pt", weights_only=True) for rank in range(2)]
+        for i, name in enumerate(names)
+    }
+    return {"results": results, "folder": folder, "config": config}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_make_the_steps_of_one_that_accumulates_twice_as_much(jobs: dict[str, Any], case: str) -> None:
+    changes = CASES[case]
+    alone = train(jobs["config"](**{**changes, "accumulate": 2 * changes.get("accumulate", 1)}))
+    first, second = jobs["results"][case]
+    for row, expected in zip(first["history"], alone.history, strict=True):
+        assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+        for split in ("train", "valid", "test"):
+            assert row[split] == expected[split]
+    for name, value in alone.model.state_dict().items():
+        assert torch.allclose(first["model"][name], value, atol=1e-4)
+        assert torch.equal(first["model"][name], second["model"][name])
+    assert scores(first["history"]) == scores(second["history"])
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(jobs: dict[str, Any]) -> None:
+    whole = train(jobs["config"](accumulate=2))
+    for one, other in zip(scores(jobs["results"]["grown"][0]["history"]), scores(whole.history), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    shrunk = train(jobs["config"](accumulate=2), jobs["folder"] / "shrunk", resume=True)
+    for one, other in zip(scores(shrunk.history), scores(whole.history), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_an_error_of_the_first_rank_is_raised_by_all(jobs: dict[str, Any]) -> None:
+    message = f"{jobs['folder']}/grown: expected a new or empty folder, found a run"
+    assert [message in result["error"] for result in jobs["results"]["refused"]] == [True, True]
+
+
+def test_only_the_first_rank_writes_and_it_tells_every_ranks_memory(jobs: dict[str, Any]) -> None:
+    events = read_events(jobs["folder"] / "shrunk")
+    starts = [i for i, event in enumerate(events) if event["event"] == "start"]
+    first = events[: [*starts, len(events)][1]]  # another test may have resumed it
+    assert sum(event["event"] == "begin" and event["phase"] == "train epoch" for event in first) == 1
+    notes = [event for event in first if event["event"] == "note"]
+    memory = {note["rank"]: note for note in notes if "pss_bytes" in note}
+    assert set(memory) == {0, 1}
+    assert all(0 < note["rss_anon_bytes"] < 2**34 and note["pss_bytes"] > 0 for note in memory.values())
+    assert any("its own copy" in note.get("text", "") for note in notes)
+    assert read_metrics(jobs["folder"] / "grown")["epoch"].tolist() == [1, 2]
+
+
+# Two ranks in a child ------------------------------------------------------------------------------------------------
+
+
+class _Sender(threading.Thread):
+    """Once there is a checkpoint, sends a signal to this process or to a rank of its child."""
+
+    def __init__(self, folder: Path, number: int, rank: int | None):
+        super().__init__(daemon=True)
+        self.folder, self.number, self.rank = folder, number, rank
+        self.ranks: list[int] = []
+        self.sent_s = 0.0
+        self.start()
+
+    def run(self) -> None:
+        wait_until(lambda: (self.folder / "checkpoint.pt").exists(), "the first checkpoint")
+        for pid in process_tree(os.getpid())[1:]:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if any(v.startswith(b"RANK=") for v in variables) and b"-m\0ogbnlib.training.child" in self._command(pid):
+                self.ranks.append(pid)
+                if self.rank is not None and f"RANK={self.rank}".encode() in variables:
+                    os.kill(pid, self.number)
+        self.sent_s = time.monotonic()
+        if self.rank is None:
+            os.kill(os.getpid(), self.number)
+
+    def _command(self, pid: int) -> bytes:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_killed_rank_ends_the_run_with_its_number_and_signal_and_leaves_no_other(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    sender = _Sender(tmp_path / "run", signal.SIGKILL, rank=1)
+    result = run(tiny_config(epochs=1000), run_dir=tmp_path / "run", num_ranks=2, engine="watchdog", echo=False)
+    ended_s = time.monotonic()
+    sender.join()
+    assert result.exit_code == 137
+    assert result.diagnosis.cause == "SIGKILL, cause unknown"
+    assert "Rank 1 was the first to end: ended by SIGKILL" in result.diagnosis.text
+    assert ended_s - sender.sent_s < 60
+    assert len(sender.ranks) == 2
+    assert not any(is_alive(pid) for pid in sender.ranks)
+
+
+def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(tiny_config: Config, tmp_path: Path) -> None:
+    config = tiny_config(epochs=1000, batch_size=18, dropout=0.5, eval_every=1000)
+    sender = _Sender(tmp_path / "run", signal.SIGUSR1, rank=None)
+    stopped = run(config, "4 GB", run_dir=tmp_path / "run", num_ranks=2, echo=False)
+    sender.join()
+    assert (stopped.exit_code, stopped.diagnosis.cause) == (75, "stopped, checkpoint written"), stopped.diagnosis
+    assert "stopped by SIGUSR1 in epoch" in stopped.result["last_output"]
+    assert not any(is_alive(pid) for pid in sender.ranks)
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["position"] in (0, 36, 72, 108, 120)
+    epochs = state["epoch"] + 1
+    resumed = train(config.replace(epochs=epochs, accumulate=2), tmp_path / "run", resume=True)
+    assert [row["epoch"] for row in resumed.history] == list(range(1, epochs + 1))
+    begun = train(config.replace(epochs=min(epochs, 3), accumulate=2))  # later losses drift apart as roundings do
+    losses = [[row["loss"] for row in result.history[:3]] for result in (resumed, begun)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_fewer_than_one_rank_is_refused(tiny_config: Config, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^num_ranks: expected at least 1, got 0"):
+        run(tiny_config(), run_dir=tmp_path / "run", num_ranks=0)
+    assert not list(tmp_path.iterdir())
+
+
+# Under torchrun ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(tiny_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    values = ["--set", f"dataset={tiny_dir}", "--set", "batch_size=16", "--set", "epochs=1", "--set", "device=cpu"]
+    done = torchrun("-m", "ogbnlib", "train", "--run-dir", str(folder), *values)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^Epoch 001 \| Loss: ", done.stdout, re.MULTILINE)) == 1
+    assert done.stdout.count("Finished without an error") == 1
+    assert json.loads((folder / "result.json").read_text())["exit_code"] == 0
+    assert read_metrics(folder)["epoch"].tolist() == [1]
+
+
+def test_a_memory_limit_under_a_launcher_is_refused(tiny_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(tmp_path / "run"), "--memory-limit", "1 GB"]
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    done = subprocess.run([*command, "--set", f"dataset={tiny_dir}"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --memory-limit: expected without a launcher")
+    assert not list(tmp_path.iterdir())

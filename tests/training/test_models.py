@@ -1,0 +1,187 @@
+"""Promises of `models`: bipartite layers leave out only what nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import GATConv, SAGEConv
+from torch_geometric.sampler import NodeSamplerInput
+
+from ogbnlib.errors import InputError
+from ogbnlib.memory.cuda import check_precision, resolve_device
+from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.training.models import GNN, parameter_bytes
+
+Batch = tuple[Tensor, Tensor, list[int], list[int]]
+
+
+def batch(num_neighbors: Sequence[int], seeds: int = 7, features: int = 6) -> Batch:
+    """x, edge_index and the counts per hop of a sampled batch on a random graph of 200 nodes."""
+    random = np.random.default_rng(1)
+    degree = random.integers(0, 12, size=200)
+    colptr = np.concatenate([[0], np.cumsum(degree)])
+    sampler = CSCSampler(colptr, random.integers(200, size=colptr[-1]), list(num_neighbors))
+    out = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=torch.arange(seeds)))
+    x = torch.randn(len(out.node), features, generator=torch.Generator().manual_seed(0))
+    return x, torch.stack([out.row, out.col]), out.num_sampled_nodes, out.num_sampled_edges
+
+
+def model(name: str, layers: int, **more: object) -> GNN:
+    torch.manual_seed(0)
+    return GNN(name, 6, 8, 5, layers, **more).eval()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fanouts", [[4], [3, 2], [4, 3, 2]], ids=str)
+@pytest.mark.parametrize(("name", "stock"), [("sage", SAGEConv), ("gat", GATConv)])
+def test_seeds_get_what_computing_every_layer_on_every_node_gives(name: str, stock: type, fanouts: list[int]) -> None:
+    gnn = model(name, len(fanouts))
+    x, edges, nodes_per_hop, edges_per_hop = batch(fanouts)
+    full = x
+    for layer, conv in enumerate(gnn.convs):
+        assert isinstance(conv, stock)
+        full = conv(full, edges)
+        if layer < len(fanouts) - 1:
+            full = F.relu(full)
+    out = gnn(x, edges, nodes_per_hop, edges_per_hop)
+    torch.testing.assert_close(out, full[: nodes_per_hop[0]])
+
+
+def test_a_layer_of_gcn_is_the_papers_formula_on_the_edges_it_reads() -> None:
+    """GCN divides by the degree of sources too, so leaving out edges of the outermost nodes changes its numbers.
+
+    What is compared is therefore D^-1/2 (A + I) D^-1/2 X W + b, densely, on the first L - i hops' edges of layer i.
+    """
+    gnn = model("gcn", 2)
+    x, edges, nodes_per_hop, edges_per_hop = batch([3, 2])
+    expected = x
+    for layer, conv in enumerate(gnn.convs):
+        hops = 2 - layer
+        n, kept = sum(nodes_per_hop[: hops + 1]), edges[:, : sum(edges_per_hop[:hops])]
+        adjacency = torch.eye(n)
+        loops = kept[0] == kept[1]  # PyG replaces a self-loop that is there by the one it adds
+        adjacency.index_put_((kept[1][~loops], kept[0][~loops]), torch.ones(int((~loops).sum())), accumulate=True)
+        scale = adjacency.sum(1).rsqrt()
+        weight, bias = conv.get_parameter("lin.weight"), conv.get_parameter("bias")
+        expected = (scale[:, None] * adjacency * scale) @ expected[:n] @ weight.T + bias
+        expected = (F.relu(expected) if layer == 0 else expected)[: sum(nodes_per_hop[:hops])]
+    torch.testing.assert_close(gnn(x, edges, nodes_per_hop, edges_per_hop), expected)
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("fanouts", [[3], [3, 2], [2, 2, 2]], ids=str)
+def test_there_is_one_row_of_scores_per_seed(name: str, fanouts: list[int]) -> None:
+    x, edges, *hops = batch(fanouts)
+    out = model(name, len(fanouts))(x, edges, *hops)
+    assert out.shape == (7, 5)
+    assert out.dtype == torch.float32
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_a_batch_without_edges_is_computed(name: str) -> None:
+    out = model(name, 2)(torch.ones(3, 6), torch.empty(2, 0, dtype=torch.int64), [3, 0, 0], [0, 0])
+    assert out.shape == (3, 5)
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_every_parameter_is_trained(name: str) -> None:
+    gnn = model(name, 2).train()
+    x, edges, *hops = batch([3, 2])
+    gnn(x, edges, *hops).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in gnn.parameters())
+
+
+def test_gat_concatenates_heads_to_hidden_channels_and_averages_the_last() -> None:
+    gnn = model("gat", 2, heads=4)
+    first, last = gnn.convs
+    assert (first.heads * first.out_channels, first.concat) == (8, True)
+    assert (last.out_channels, last.concat) == (5, False)
+
+
+def test_dropout_works_in_training_only() -> None:
+    gnn = model("sage", 2, dropout=0.5)
+    inputs = batch([3, 2])
+    assert torch.equal(gnn(*inputs), gnn(*inputs))
+    gnn.train()
+    assert not torch.equal(gnn(*inputs), gnn(*inputs))
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^model: expected sage, gcn or gat, got 'mlp'"):
+        GNN("mlp", 4, 4, 4, 2)
+
+
+def test_parameter_bytes_counts_what_the_model_holds() -> None:
+    assert parameter_bytes(torch.nn.Linear(10, 3)) == 4 * (30 + 3)
+
+
+def test_cuda_is_refused_where_there_is_none() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert resolve_device("auto").type == "cpu"
+    with pytest.raises(InputError, match=r"^device: expected a usable GPU"):
+        resolve_device("cuda")
+
+
+# Memory options -------------------------------------------------------------------------------------------------------
+
+
+def gradients(name: str, **more: object) -> list[Tensor]:
+    gnn = model(name, 3, **more).train()
+    x, edges, *hops = batch([4, 3, 2], seeds=20)
+    torch.manual_seed(5)
+    F.cross_entropy(gnn(x, edges, *hops), torch.arange(20) % 5).backward()
+    torch.rand(1)  # as much of the random state was used
+    return [p.grad for p in gnn.parameters() if p.grad is not None] + [torch.rand(1)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_checkpointed_gradients_are_the_plain_ones_bit_for_bit(name: str, dropout: float, precision: str) -> None:
+    plain = gradients(name, dropout=dropout, precision=precision)
+    again = gradients(name, dropout=dropout, precision=precision, checkpointing=True)
+    assert len(plain) > 4
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
+def test_half_width_products_give_nearly_the_same_gradients_in_float32(name: str) -> None:
+    exact, half = gradients(name), gradients(name, precision="bf16")
+    assert {part.dtype for part in half} == {torch.float32}
+    a, b = (torch.cat([part.flatten() for part in parts]) for parts in (exact, half))
+    assert 0 < (a - b).norm() <= 0.1 * a.norm()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_mean_of_half_width_features_has_the_gradient_of_the_dense_mean(precision: str) -> None:
+    from ogbnlib.training.models import DTYPES, _csr, _Mean
+
+    x, edges, _, hops = batch([4])
+    edges = edges[:, : hops[0]]
+    x = x.to(DTYPES[precision]).requires_grad_()
+    mean = torch.zeros(7, len(x)).index_put_((edges[1], edges[0]), torch.ones(edges.size(1)), accumulate=True)
+    mean = mean / mean.sum(1, keepdim=True).clamp(min=1)
+    out = _Mean.apply(_csr(edges, 7, len(x)), x)
+    torch.testing.assert_close(out, mean @ x.float())
+    out.square().sum().backward()
+    torch.testing.assert_close(x.grad, (mean.T @ (2 * mean @ x.detach().float())).to(x.dtype))
+
+
+def test_scores_are_float32_whatever_the_precision() -> None:
+    assert model("sage", 2, precision="bf16")(*batch([3, 2])).dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_float16_on_a_cpu_is_refused_and_bfloat16_proposed(device: str) -> None:
+    if device == "auto" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(InputError, match=r"^precision: expected .* for 'fp16'.*use 'bf16'"):
+        check_precision("fp16", device)
+    check_precision("bf16", device)

@@ -1,0 +1,446 @@
+"""Promises of `train`: a run is a function of its config, whatever the policy, the workers and the interruptions."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import tree
+from torch_geometric.data import Data
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.runs.diagnosis import diagnose
+from ogbnlib.runs.timeline import read_metrics, read_phases, read_timeline
+from ogbnlib.training.checkpoint import METRIC_COLUMNS
+from ogbnlib.training.train import TrainResult, train
+from ogbnlib.training.trainer import Progress, epoch_line
+
+Config = Callable[..., TrainConfig]
+POLICIES = ("eager", "lazy", "shared")
+
+
+def column(result: TrainResult, name: str) -> list[float | None]:
+    return [row[name] for row in result.history]
+
+
+def scores(result: TrainResult) -> list[dict[str, float | None]]:
+    return [{name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in result.history]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+    return model
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_config: Config) -> TrainResult:
+    return train(tiny_config())
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_losses_and_accuracies_of_all_policies_agree_exactly(tiny_config: Config, undirected: bool) -> None:
+    results = [train(tiny_config(loading=policy, undirected=undirected, dropout=0.3)) for policy in POLICIES]
+    assert scores(results[0]) == scores(results[1]) == scores(results[2])
+    assert len(results[0].history) == 2
+
+
+@pytest.mark.parametrize("policy", ["lazy", "shared"])
+@pytest.mark.parametrize("persistent", [False, True], ids=["workers of an epoch", "persistent workers"])
+def test_workers_change_no_loss(tiny_config: Config, plain: TrainResult, policy: str, persistent: bool) -> None:
+    config = tiny_config(loading=policy, num_workers=2, persistent_workers=persistent, eval_splits="valid")
+    result = train(config)
+    assert [column(result, name) for name in ("loss", "train", "valid")] == [
+        column(plain, name) for name in ("loss", "train", "valid")
+    ]
+
+
+def test_the_same_config_gives_the_same_weights_and_another_seed_others(
+    tiny_config: Config, plain: TrainResult
+) -> None:
+    again, other = train(tiny_config()), train(tiny_config(seed=1))
+    assert same(again.model.state_dict(), plain.model.state_dict())
+    assert not same(other.model.state_dict(), plain.model.state_dict())
+
+
+def test_the_number_and_place_of_evaluations_change_no_weight(tiny_config: Config) -> None:
+    often = train(tiny_config(train_eval="every_epoch", dropout=0.5))
+    never = train(tiny_config(train_eval="never", eval_splits=(), dropout=0.5))
+    assert column(often, "loss") == column(never, "loss")
+    assert same(often.model.state_dict(), never.model.state_dict())
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+def test_training_learns_what_the_features_tell(tiny_config: Config, model: str) -> None:
+    result = train(tiny_config(model=model, epochs=12))
+    losses = [loss for loss in column(result, "loss") if loss is not None]
+    assert losses[-1] < 0.8 * losses[0]
+    assert (result.history[-1]["train"] or 0) > 0.5  # chance is 0.25
+
+
+def test_labels_are_nan_outside_the_splits_and_losses_finite(plain: TrainResult) -> None:
+    assert all(loss is not None and 0 < loss < 10 for loss in column(plain, "loss"))
+
+
+def test_float16_features_give_nearly_the_same_losses(tiny_config: Config, plain: TrainResult) -> None:
+    assert column(train(tiny_config(feature_dtype="float16")), "loss") == pytest.approx(column(plain, "loss"), rel=1e-2)
+
+
+def test_ogbs_own_reader_gives_the_losses_of_the_streaming_one(tiny_config: Config, plain: TrainResult) -> None:
+    assert scores(train(tiny_config(reader="ogb"))) == scores(plain)
+    assert scores(train(tiny_config(reader="stream"))) == scores(plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"train_eval": "final"}, [{"valid", "test"}, {"valid", "test"}, {"train", "valid", "test"}]),
+        ({"train_eval": "every_epoch"}, [{"train", "valid", "test"}] * 3),
+        ({"train_eval": "never"}, [{"valid", "test"}] * 3),
+        ({"train_eval": "never", "eval_every": 2}, [set(), {"valid", "test"}, {"valid", "test"}]),
+        (
+            {"train_eval": "every_epoch", "eval_every": 2},
+            [set(), {"train", "valid", "test"}, {"train", "valid", "test"}],
+        ),
+        ({"train_eval": "never", "eval_splits": "valid"}, [{"valid"}] * 3),
+        ({"train_eval": "never", "eval_splits": ""}, [set()] * 3),
+        ({"train_eval": "final", "eval_splits": ""}, [set(), set(), {"train"}]),
+    ],
+    ids=str,
+)
+def test_exactly_the_splits_that_were_asked_for_are_evaluated(
+    tiny_config: Config, changes: dict[str, Any], expected: list[set[str]]
+) -> None:
+    history = train(tiny_config(epochs=3, **changes)).history
+    assert [{name for name in ("train", "valid", "test") if row[name] is not None} for row in history] == expected
+
+
+def test_no_epochs_train_nothing(tiny_config: Config, tmp_path: Path) -> None:
+    assert train(tiny_config(epochs=0), tmp_path / "run").history == []
+
+
+def test_an_epoch_prints_one_line_in_the_fields_form(tiny_config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tiny_config(progress="lines"))
+    lines = capsys.readouterr().out.splitlines()
+    number = r"\d\.\d{4}"
+    form = (
+        rf"Epoch 00\d \| Loss: {number}( \| Train: {number})? \| Val: {number} \| Test: {number} \| Time: \d+(\.\d)?s"
+    )
+    assert len(lines) == 2
+    assert all(re.fullmatch(form, line) for line in lines)
+
+
+def test_the_epoch_line_rounds_long_times_and_leaves_out_what_was_not_evaluated() -> None:
+    row = {"epoch": 1, "loss": 1.68, "train": None, "valid": 0.53124, "test": 0.49209, "time_s": 186.4}
+    assert epoch_line(row) == "Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s"
+    row |= {"valid": None, "test": None, "train": 0.5, "time_s": 3.14}
+    assert epoch_line(row) == "Epoch 001 | Loss: 1.6800 | Train: 0.5000 | Time: 3.1s"
+
+
+def test_without_a_run_folder_nothing_is_written(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(tiny_config(epochs=1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_folder_holds_everything_about_the_run(tiny_config: Config, tmp_path: Path) -> None:
+    config = tiny_config()
+    result = train(config, tmp_path / "run")
+    assert TrainConfig.load(tmp_path / "run" / "config.json") == config
+    table = read_metrics(tmp_path / "run")
+    assert table.columns.tolist() == list(METRIC_COLUMNS)
+    assert table["loss"].tolist() == column(result, "loss")
+    assert same(weights(tmp_path / "run"), result.model.state_dict())
+    assert len(read_timeline(tmp_path / "run")) > 0
+    names = [phase.name for phase in read_phases(tmp_path / "run")]
+    assert {"load", "train epoch", "eval valid", "eval test", "eval train", "checkpoint"} <= set(names)
+    assert all(phase.end_s is not None for phase in read_phases(tmp_path / "run"))
+
+
+def test_a_run_that_finished_in_this_process_is_diagnosed_as_finished(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(), tmp_path / "run")
+    assert diagnose(tmp_path / "run").cause == "finished"
+
+
+@pytest.mark.parametrize("policies", [("shared", "shared"), ("eager", "shared"), ("shared", "lazy")], ids=str)
+def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(
+    tiny_config: Config, tmp_path: Path, policies: tuple[str, str]
+) -> None:
+    straight = train(tiny_config(epochs=4, dropout=0.5), tmp_path / "straight")
+    train(tiny_config(epochs=2, dropout=0.5, loading=policies[0]), tmp_path / "parts")
+    torch.rand(5)  # what happened to torch's random numbers in between does not matter
+    resumed = train(tiny_config(epochs=4, dropout=0.5, loading=policies[1]), tmp_path / "parts", resume=True)
+    assert column(resumed, "loss") == column(straight, "loss")
+    assert column(resumed, "valid") == column(straight, "valid")
+    assert same(weights(tmp_path / "parts"), weights(tmp_path / "straight"))
+    assert read_metrics(tmp_path / "parts")["epoch"].tolist() == [1, 2, 3, 4]
+
+
+def test_each_attempt_in_this_process_is_an_attempt_of_the_timeline(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    train(tiny_config(epochs=2), tmp_path / "run", resume=True)
+    assert {phase.attempt for phase in read_phases(tmp_path / "run")} == {1, 2}
+
+
+def test_resuming_a_finished_run_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
+    first = train(tiny_config(), tmp_path / "run")
+    metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
+    again = train(tiny_config(), tmp_path / "run", resume=True)
+    assert scores(again) == scores(first)
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
+
+
+def test_metrics_of_an_epoch_whose_checkpoint_was_not_written_are_not_kept_twice(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    with open(tmp_path / "run" / "metrics.csv", "a") as file:
+        file.write("2,9.9,,,,1.0,1.0\n3,9.")
+    train(tiny_config(epochs=2), tmp_path / "run", resume=True)
+    assert read_metrics(tmp_path / "run")["epoch"].tolist() == [1, 2]
+    assert read_metrics(tmp_path / "run")["loss"].max() < 9
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", "other"])
+def test_a_damaged_checkpoint_is_named_and_left_alone(tiny_config: Config, tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "run" / "checkpoint.pt"
+    train(tiny_config(epochs=1), tmp_path / "run")
+    if content == "other":
+        torch.save({"version": 7}, path)
+        content = path.read_bytes()
+    path.write_bytes(content)
+    metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
+    with pytest.raises(InputError, match=r"checkpoint\.pt: expected a checkpoint of this run.*move it away"):
+        train(tiny_config(epochs=2), tmp_path / "run", resume=True)
+    assert path.read_bytes() == content
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
+
+
+def test_fewer_epochs_than_are_done_are_refused(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(epochs=2), tmp_path / "run")
+    config = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(InputError, match=r"^epochs: the run is already at epoch 2, got epochs=1"):
+        train(tiny_config(epochs=1), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "config.json").read_bytes() == config
+
+
+def test_a_second_run_never_overwrites_the_first(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    before = tree(tmp_path)
+    with pytest.raises(InputError, match=re.escape(f"{tmp_path}/run: expected a new or empty folder, found a run")):
+        train(tiny_config(epochs=1), tmp_path / "run")
+    assert tree(tmp_path) == before
+
+
+def test_a_mistake_is_found_before_anything_is_written(tiny_config: Config, tmp_path: Path) -> None:
+    for changes, named in (
+        ({"dataset": str(tmp_path / "none")}, str(tmp_path / "none")),
+        ({"device": "cuda"}, "device"),
+        ({"precision": "fp16"}, "precision"),
+    ):
+        if named == "device" and torch.cuda.is_available():
+            continue
+        with pytest.raises(InputError, match=re.escape(named)):
+            train(tiny_config(**changes), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_stock_sampler_that_is_not_installed_is_refused_before_anything_is_written(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    import torch_geometric.typing as installed
+
+    if installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE:
+        pytest.skip("a stock sampler is installed")
+    with pytest.raises(InputError, match=r"^engine: 'pyg' needs"):
+        train(tiny_config(engine="pyg"), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_callers_thread_count_is_left_as_it_was(tiny_config: Config) -> None:
+    before = torch.get_num_threads()
+    train(tiny_config(epochs=1, num_threads=before + 1))
+    assert torch.get_num_threads() == before
+
+
+def test_memory_is_released_every_k_batches_when_asked(tiny_config: Config, tmp_path: Path) -> None:
+    from ogbnlib.runs.timeline import read_events
+
+    train(tiny_config(epochs=1, release_every=3, loading="shared"), tmp_path / "run")
+    after = [e["after"] for e in read_events(tmp_path / "run") if e["event"] == "release"]
+    assert [word for word in after if word.startswith("batch")] == ["batch 3", "batch 6"]
+
+
+# Several batches to a step -------------------------------------------------------------------------------------------
+
+
+def gradients(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """What the optimizer was given at each step of the first epoch, with weights that stay as they are."""
+    seen = []
+
+    def step(self: torch.optim.Adam) -> None:
+        seen.append({str(i): p.grad.clone() for i, p in enumerate(self.param_groups[0]["params"])})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.Adam, "step", step)
+        train(config)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate", "steps"), [(32, 4, 1), (16, 4, 2), (16, 3, 3), (7, 5, 4), (120, 2, 1), (16, 100, 1)]
+)
+def test_accumulated_gradients_are_those_of_one_large_batch_the_last_group_included(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, batch_size: int, accumulate: int, steps: int
+) -> None:
+    same: dict[str, Any] = {"num_neighbors": [-1, -1], "epochs": 1, "eval_splits": "", "train_eval": "never"}
+    small = gradients(tiny_config(batch_size=batch_size, accumulate=accumulate, **same), monkeypatch)
+    large = gradients(tiny_config(batch_size=batch_size * accumulate, **same), monkeypatch)
+    assert len(small) == len(large) == steps
+    for one, other in zip(small, large, strict=True):
+        assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-6) for name in other)
+        assert max(float(value.abs().max()) for value in other.values()) > 1e-3
+
+
+def test_a_loss_is_the_mean_over_seeds_whatever_the_step(tiny_config: Config) -> None:
+    same: dict[str, Any] = {"num_neighbors": [-1, -1], "epochs": 1, "eval_splits": "", "train_eval": "never"}
+    whole = train(tiny_config(batch_size=120, **same))
+    parts = train(tiny_config(batch_size=16, accumulate=8, **same))
+    assert column(parts, "loss") == pytest.approx(column(whole, "loss"), rel=1e-6)
+
+
+@pytest.mark.parametrize("how", ["bar", "lines", "none"])
+def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
+    last: list[weakref.ref[Data]] = []
+
+    def batches() -> Iterator[Data]:
+        for _ in range(4):
+            assert not last or last[-1]() is None
+            batch = Data()
+            last.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    seen = 0
+    for batch in Progress(how).over(batches(), 4, "epoch 1"):
+        seen += isinstance(batch, Data)
+        del batch
+    assert seen == 4
+
+
+# Memory options -------------------------------------------------------------------------------------------------------
+
+
+def test_checkpointing_changes_no_weight_also_where_it_begins_at_a_resumption(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    plain = train(tiny_config(dropout=0.5))
+    train(tiny_config(dropout=0.5, epochs=1), tmp_path / "run")
+    train(tiny_config(dropout=0.5, activation_checkpointing=True), tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "run"), plain.model.state_dict())
+
+
+def test_a_run_in_bfloat16_learns_resumes_exactly_and_keeps_float32_weights(
+    tiny_config: Config, tmp_path: Path, plain: TrainResult
+) -> None:
+    config = tiny_config(precision="bf16", dropout=0.3)
+    straight = train(config)
+    train(config.replace(epochs=1), tmp_path / "run")
+    train(config, tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "run"), straight.model.state_dict())
+    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.float32}
+    half = train(tiny_config(precision="bf16"))
+    assert column(half, "loss") == pytest.approx(column(plain, "loss"), rel=0.02)
+    assert column(half, "loss") != column(plain, "loss")
+
+
+def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tmp_path: Path) -> None:
+    from ogbnlib.training.checkpoint import State, load_checkpoint, save_checkpoint
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler, new = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 4.0))
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update(16.0)
+    save_checkpoint(tmp_path, State(epoch=1), {"train": 2}, model, optimizer, scaler)
+    new.scale(torch.ones(1))
+    load_checkpoint(tmp_path, {"train": 2}, model, optimizer, new)
+    assert new.get_scale() == 16.0
+
+
+def test_a_checkpoint_from_before_there_were_scales_is_read(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.pt"
+    content = torch.load(path, weights_only=True)
+    del content["scaler"]
+    torch.save(content, path)
+    assert len(train(tiny_config(), tmp_path / "run", resume=True).history) == 2
+
+
+def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Config) -> None:
+    from types import SimpleNamespace
+
+    from ogbnlib.training.models import GNN
+    from ogbnlib.training.trainer import _forward, _seed_labels
+
+    class Moved(torch.Tensor):
+        moves: dict[int, int] = {}  # noqa: RUF012
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = super().__torch_function__(func, types, args, kwargs or {})
+            if func is torch.Tensor.to:
+                cls.moves[args[0].data_ptr()] = cls.moves.get(args[0].data_ptr(), 0) + 1
+                return out.as_subclass(torch.Tensor)
+            return out
+
+    parts = {
+        "x": torch.randn(4, 3, dtype=torch.float16).as_subclass(Moved),
+        "edge_index": torch.tensor([[1, 2, 3], [0, 0, 1]]).as_subclass(Moved),
+        "y": torch.zeros(4, dtype=torch.int16).as_subclass(Moved),
+    }
+    batch: Any = SimpleNamespace(**parts, batch_size=2, num_sampled_nodes=[2, 2], num_sampled_edges=[3])
+    _forward(GNN("sage", 3, 4, 2, 1), batch, torch.device("cpu"))
+    _seed_labels(batch, torch.device("cpu"))
+    assert Moved.moves == {part.data_ptr(): 1 for part in parts.values()}
+
+
+@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True, "precision": "bf16"}, {"accumulate": 3}])
+def test_no_tensor_is_held_from_one_step_or_epoch_to_the_next(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    import gc
+
+    from ogbnlib.training.trainer import Trainer
+
+    alive: list[tuple[int, int]] = []
+    boundary = Trainer._boundary
+
+    def count(self: Trainer, training: bool = False) -> None:
+        boundary(self, training)
+        gc.collect()
+        tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+        alive.append((len(tensors), sum(item.numel() for item in tensors)))
+
+    monkeypatch.setattr(Trainer, "_boundary", count)
+    train(tiny_config(epochs=4, train_eval="never", eval_splits="", **changes))
+    batches = len(alive) // 4
+    epochs = [alive[i * batches : (i + 1) * batches] for i in range(1, 4)]  # the first makes Adam's moments
+    assert batches >= 3
+    assert len({epoch[0] for epoch in epochs}) == 1  # between epochs: the same tensors of the same sizes
+    counts = [[tensors for tensors, _ in epoch] for epoch in epochs]
+    assert counts[0] == counts[1] == counts[2]
+    # Between batches: the last one's five, until the next is asked for, and three views of the order of the seeds.
+    assert max(counts[0]) - counts[0][0] <= 5 + 3
