@@ -11,11 +11,17 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.audit import audit, kind_of, measured_parts, measured_phases
+from ogbnlib.forecast.audit import audit, kind_of
 from ogbnlib.forecast.planner import margin_bytes
 from ogbnlib.runs.sandbox import Run, run
+from ogbnlib.runs.timeline import measured_parts, measured_phases
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.synth import synthesize
+
+
+def audited(folder: Path, dataset: str) -> dict[str, Any]:
+    return audit(TrainConfig.create(dataset=dataset), None, measured_phases(folder), measured_parts(folder))
+
 
 KINDS = {
     "train epoch 12": "train",
@@ -62,7 +68,7 @@ def test_only_the_last_attempt_is_measured(resumed: Path) -> None:
 
 
 def test_what_was_held_between_phases_counts_towards_the_peak(resumed: Path, tiny_dir: Path) -> None:
-    entry = audit(resumed, TrainConfig.create(dataset=str(tiny_dir)), None)
+    entry = audited(resumed, str(tiny_dir))
     assert entry["peak_bytes"]["measured"] == 120 * MB
     assert entry["phases"]["load"]["measured"] == 100 * MB
     assert entry["phases"]["train"]["measured"] is None
@@ -71,13 +77,13 @@ def test_what_was_held_between_phases_counts_towards_the_peak(resumed: Path, tin
 
 def test_a_run_without_a_sample_has_a_forecast_all_the_same(tmp_path: Path, tiny_dir: Path) -> None:
     folder = write_run(tmp_path / "run", exit_code=1, events=[{"time_s": 1.0, "event": "start"}], samples=[])
-    entry = audit(folder, TrainConfig.create(dataset=str(tiny_dir)), None)
+    entry = audited(folder, str(tiny_dir))
     assert entry["peak_bytes"]["measured"] is None
     assert entry["peak_bytes"]["predicted"] > 0
 
 
 def test_a_data_set_that_is_gone_is_said_to_be(resumed: Path) -> None:
-    assert "nowhere" in audit(resumed, TrainConfig.create(dataset="nowhere"), None)["skipped"]
+    assert "nowhere" in audited(resumed, "nowhere")["skipped"]
 
 
 # Real runs ------------------------------------------------------------------------------------------------------------

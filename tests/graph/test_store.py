@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from conftest import python_child
 
+from ogbnlib import files
 from ogbnlib.errors import InputError
-from ogbnlib.graph import npz, store
+from ogbnlib.graph import npz, store, verify
 from ogbnlib.graph.sort import index_dtype
 from ogbnlib.graph.store import HEADER_BYTES, META, SPLITS, Store, npy_header, open_store
 from ogbnlib.graph.verify import verify_store
@@ -76,7 +77,7 @@ def test_a_broken_column_is_found_wherever_the_chunks_are_cut(copy: Path, monkey
     rewritten(copy, "row", lambda v: v.__setitem__(last, v[last - 1]))
     for chunk_bytes, block in ((16, 7), (1000, 300), (8 * 2**20, 2**20)):
         monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
-        monkeypatch.setattr(store, "_BLOCK", block)
+        monkeypatch.setattr(verify, "_BLOCK", block)
         (problem,) = verify_store(copy)
         assert f"edge {last} breaks it" in problem
 
@@ -181,10 +182,10 @@ def test_columns_beyond_two_to_the_31_edges_are_checked_where_they_are() -> None
     first = 2**31 - 2
     colptr = np.array([0, first + 1, first + 4], np.int64)
     sound = np.array([9, 3, 5, 7], np.int32)
-    assert store._check_columns(sound, first, colptr, 0, -1, 10, True) == (0, -1, 1, 7)
+    assert verify._check_columns(sound, first, colptr, 0, -1, 10, True) == (0, -1, 1, 7)
     broken = np.array([9, 3, 5, 5], np.int32)
-    assert store._check_columns(broken, first, colptr, 0, -1, 10, True)[:2] == (0, first + 3)
-    assert store._check_columns(sound, first, colptr, 0, -1, 9, False)[0] == 1
+    assert verify._check_columns(broken, first, colptr, 0, -1, 10, True)[:2] == (0, first + 3)
+    assert verify._check_columns(sound, first, colptr, 0, -1, 9, False)[0] == 1
 
 
 # Damage --------------------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ def test_columns_beyond_two_to_the_31_edges_are_checked_where_they_are() -> None
 def test_a_sound_store_verifies(made: Store, plain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for chunk_bytes, block in ((16, 7), (1000, 300), (8 * 2**20, 2**20)):
         monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
-        monkeypatch.setattr(store, "_BLOCK", block)
+        monkeypatch.setattr(verify, "_BLOCK", block)
         assert verify_store(made.path) == []
         assert verify_store(plain.path) == []
 
@@ -358,7 +359,7 @@ def test_a_target_in_use_is_refused_and_untouched(tmp_path: Path) -> None:
 
 
 def test_written_pages_are_sent_to_the_disk_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "DROP_BYTES", 1000)
+    monkeypatch.setattr(files, "DROP_BYTES", 1000)
     values = np.arange(5000, dtype=np.int64)
     with StoreWriter(tmp_path / "target") as writer:
         out = writer.create("row", np.int64)

@@ -19,8 +19,8 @@ from conftest import MB, tree, write_run
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.cures import cuda_cures
+from ogbnlib.memory import cuda
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
-from ogbnlib.memory.reading import cuda
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.diagnosis import diagnose, explain_exit_code, read_result
 from ogbnlib.runs.sandbox import run
@@ -306,7 +306,8 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
 def test_a_child_that_runs_out_of_gpu_memory_ends_with_its_own_code(
     tiny_config: Config, tmp_path: Path, failing: None, capfd: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    for name in ("signals.take_over", "signals.ignore", "signals.die_with_parent", "ranks.end_here"):
+    names = ("memory.signals.take_over", "memory.signals.ignore", "memory.signals.die_with_parent")
+    for name in (*names, "training.distributed.end_here"):
         monkeypatch.setattr(f"ogbnlib.{name}", lambda *args: None)
     monkeypatch.setattr("gc.freeze", lambda: None)
     (tmp_path / "run").mkdir()

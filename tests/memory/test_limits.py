@@ -15,9 +15,10 @@ import pytest
 from conftest import MB, is_alive, tree, wait_until
 
 from ogbnlib.errors import InputError
+from ogbnlib.memory import limits
 from ogbnlib.memory.cgroup import Cgroup, find_cgroup
 from ogbnlib.memory.limits import ENGINES, Limit, make_limit
-from ogbnlib.memory.reading import Reading, limits, read_pss
+from ogbnlib.memory.reading import Reading, read_pss
 from ogbnlib.runs import sandbox
 from ogbnlib.runs.sandbox import Outcome, supervise
 from ogbnlib.runs.timeline import read_timeline

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from conftest import MB, python_child
 
+from ogbnlib.memory import reading as memory
 from ogbnlib.memory.cgroup import Cgroup, effective_limit, find_cgroup
 from ogbnlib.memory.reading import process_tree, read_memory, read_pss, release_memory
-from ogbnlib.memory.reading import reading as memory
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = (
@@ -202,12 +202,14 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, n
     job, step = tmp_path / "job", tmp_path / "job" / "step"
     step.mkdir(parents=True)
     cgroup(job, 2, **{"memory.max": f"{64 * MB}\n"})
-    no_slurm.setattr(memory, "find_cgroup", lambda: (cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path))
+    no_slurm.setattr(
+        "ogbnlib.memory.cgroup.find_cgroup", lambda: (cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path)
+    )
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
 
 
 def test_without_cgroup_and_slurm_the_host_is_the_limit(no_slurm: pytest.MonkeyPatch) -> None:
-    no_slurm.setattr(memory, "find_cgroup", lambda: None)
+    no_slurm.setattr("ogbnlib.memory.cgroup.find_cgroup", lambda: None)
     assert effective_limit() == (psutil.virtual_memory().total, "the host's RAM")
 
 

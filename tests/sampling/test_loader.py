@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import MB, wait_until
-from test_real_data import real_config, write_graph
+from real_graphs import real_config, write_graph
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 

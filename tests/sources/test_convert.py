@@ -23,8 +23,9 @@ from conftest import tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ogbnlib import files
 from ogbnlib.errors import InputError, parse_bytes
-from ogbnlib.graph import npz, store
+from ogbnlib.graph import npz, sort
 from ogbnlib.graph.npz import MemberInfo
 from ogbnlib.graph.sort import csc_from_chunks, plan_shift
 from ogbnlib.graph.store import Store, open_store
@@ -130,7 +131,7 @@ def raw(tmp_path: Path, graph: dict[str, Any]) -> Path:
 def tiny_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few edges, and ranges of a few nodes that are split again and again."""
     monkeypatch.setattr(module, "_workspace", lambda *_: 400)
-    monkeypatch.setattr(module, "_MAX_BUCKETS", 8)
+    monkeypatch.setattr(sort, "_MAX_BUCKETS", 8)
     monkeypatch.setattr(npz, "CHUNK_BYTES", 256)
 
 
@@ -326,9 +327,9 @@ def test_a_model_of_that_many_layers_sees_the_same_batches(synth_dir: Path, tmp_
 def test_ranges_cover_all_nodes_and_fit_the_workspace(num_nodes: int, num_pairs: int, workspace: int) -> None:
     shift = plan_shift(num_nodes, num_pairs, 12, workspace)
     ranges = -(-num_nodes >> shift)
-    assert 1 <= ranges <= module._MAX_BUCKETS
+    assert 1 <= ranges <= sort._MAX_BUCKETS
     needed = num_pairs * 12 + num_nodes * 8
-    if needed / workspace < module._MAX_BUCKETS / 3 and needed > workspace and num_nodes > 1000:
+    if needed / workspace < sort._MAX_BUCKETS / 3 and needed > workspace and num_nodes > 1000:
         assert needed / ranges <= workspace
 
 
@@ -430,7 +431,7 @@ def test_a_disk_that_fills_up_is_one_clear_error(raw: Path, tmp_path: Path, monk
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store.os, "fdatasync", full)
+    monkeypatch.setattr(files.os, "fdatasync", full)
     with pytest.raises(InputError, match="the disk is full"):
         convert(raw, tmp_path / "s", progress=False)
     assert nothing_left(tmp_path)
