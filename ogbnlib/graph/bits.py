@@ -1,48 +1,154 @@
-"""Sets of nodes as bits, with the rank of each: 14 MB for papers100M."""
+"""Sets of nodes as bits, with the rank of each (21 MB for papers100M), and the mixing of 64 bits behind every draw."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
 import numpy as np
-from numba import njit
+from numba import njit, uint64
 
-# Sets of nodes as bits: 14 MB for papers100M -------------------------------------------------------------------------
+from .npz import Array
 
-_U1, _U6, _U63 = np.uint64(1), np.uint64(6), np.uint64(63)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _has(words, node):  # type: ignore[no-untyped-def]
-    bit = np.uint64(node)
-    return (words[bit >> _U6] >> (bit & _U63)) & _U1 != np.uint64(0)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@njit(cache=True, nogil=True)
-def _add(words, nodes):  # type: ignore[no-untyped-def]
+def kernel(function: Function) -> Function:
+    """Compiled on first use and kept on disk. One thread, because forked DataLoader workers must not share a pool."""
+    return cast(Function, njit(nogil=True, cache=True)(function))
+
+
+# Every constant and shift below is a uint64: numba turns uint64 combined with int64 into float64.
+GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_U0, _U1, _U6, _U27, _U30, _U31, _U63 = (np.uint64(n) for n in (0, 1, 6, 27, 30, 31, 63))
+
+
+@kernel
+def mix(x: Any) -> Any:
+    """A bijection of 64 bits that spreads every input bit over the output.
+
+    The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+    2014), with the constants of David Stafford's variant 13 as in Sebastiano Vigna's public-domain splitmix64.c.
+    """
+    x = (x ^ (x >> _U30)) * _MIX_1
+    x = (x ^ (x >> _U27)) * _MIX_2
+    return x ^ (x >> _U31)
+
+
+@kernel
+def ones(word: Any) -> Any:
+    """Bits set in a uint64 (Warren, Hacker's Delight, 2nd edition, figure 5-2)."""
+    word = word - ((word >> uint64(1)) & uint64(0x5555555555555555))
+    word = (word & uint64(0x3333333333333333)) + ((word >> uint64(2)) & uint64(0x3333333333333333))
+    word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((word * uint64(0x0101010101010101)) >> uint64(56))
+
+
+@kernel
+def has(words: Any, node: Any) -> Any:
+    """Whether `node` is in the set with these `words`."""
+    bit = uint64(node)
+    return (words[bit >> _U6] >> (bit & _U63)) & _U1 != _U0
+
+
+@kernel
+def put(words: Any, node: Any) -> None:
+    """Add `node` to the set with these `words`."""
+    bit = uint64(node)
+    words[bit >> _U6] |= _U1 << (bit & _U63)
+
+
+@kernel
+def rank(words: Any, before: Any, node: Any) -> Any:
+    """How many members are below `node`; `before` counts those in the words before each."""
+    bit = uint64(node)
+    below = (_U1 << (bit & _U63)) - _U1
+    return before[bit >> _U6] + ones(words[bit >> _U6] & below)
+
+
+@kernel
+def _put_all(words: Any, nodes: Any) -> None:
     for node in nodes:
-        bit = np.uint64(node)
-        words[bit >> _U6] |= _U1 << (bit & _U63)
+        put(words, node)
 
 
-@njit(cache=True, nogil=True)
-def _members(words, begin, end):  # type: ignore[no-untyped-def]
+@kernel
+def _mask(words: Any, begin: Any, end: Any) -> Any:
     out = np.empty(end - begin, np.bool_)
     for node in range(begin, end):
-        out[node - begin] = _has(words, node)
+        out[node - begin] = has(words, node)
     return out
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _rank(words, before, node):  # type: ignore[no-untyped-def]
-    """The new id of a kept node: the number of kept nodes below it."""
-    bit = np.uint64(node)
-    rest, count = words[bit >> _U6] & ((_U1 << (bit & _U63)) - _U1), before[bit >> _U6]
-    while rest != np.uint64(0):
-        rest &= rest - _U1
-        count += 1
-    return count
+@kernel
+def _count_before(words: Any, before: Any) -> Any:
+    total = 0
+    for w in range(len(words)):
+        before[w] = total
+        total += ones(words[w])
+    return total
 
 
-@njit(cache=True, nogil=True)
-def _ranks(words, before, nodes, out):  # type: ignore[no-untyped-def]
+@kernel
+def _ranks(words: Any, before: Any, nodes: Any) -> Any:
+    out = np.empty(len(nodes), np.int64)
     for i in range(len(nodes)):
-        out[i] = _rank(words, before, nodes[i])
+        out[i] = rank(words, before, nodes[i])
+    return out
+
+
+@kernel
+def _members(words: Any, total: Any) -> Any:
+    ids, at = np.empty(total, np.int64), 0
+    for w in range(len(words)):
+        word, bit = words[w], 0
+        while word != _U0:
+            if word & _U1:
+                ids[at] = w * 64 + bit
+                at += 1
+            word >>= _U1
+            bit += 1
+    return ids
+
+
+class NodeSet:
+    """A set of node ids below `num_nodes`; anonymous memory, num_nodes / 8 bytes, and half as much for the ranks.
+
+    Finds the distinct ids among 12 million in one second where sorting them takes ten.
+
+    Attributes:
+        words: uint64 [num_nodes // 64 + 1]; one bit more than nodes, so that the rank of the end can be asked.
+        before: int32 (int64 from 2**31 nodes on), members in the words before each; as of the last `count`.
+    """
+
+    def __init__(self, num_nodes: int):
+        self.num_nodes = num_nodes
+        self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
+        self.before: Array = np.empty(0, np.int32)
+
+    def copy(self) -> NodeSet:
+        other = NodeSet(0)
+        other.num_nodes, other.words = self.num_nodes, self.words.copy()
+        return other
+
+    def add(self, nodes: Array) -> None:
+        """Add whole-number ids, which are trusted to be in range."""
+        _put_all(self.words, nodes)
+
+    def mask(self, begin: int, end: int) -> Array:
+        """bool [end - begin]: which of these ids are members."""
+        return _mask(self.words, begin, end)
+
+    def count(self) -> int:
+        """The number of members; fixes the ranks until more are added."""
+        self.before = np.empty(len(self.words), np.int32 if self.num_nodes < 2**31 else np.int64)
+        return int(_count_before(self.words, self.before))
+
+    def members(self) -> Array:
+        """All ids, int64 ascending; fixes the ranks."""
+        return _members(self.words, self.count())
+
+    def ranks(self, nodes: Array) -> Array:
+        """int64 [len(nodes)]: how many members are below each id, which for a member is its place among them."""
+        return _ranks(self.words, self.before, nodes)

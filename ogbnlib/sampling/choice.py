@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, uint64
+from numba import uint64
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from ..errors import InputError
+from ..graph.bits import GAMMA, kernel, mix
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def kernel(function: Function) -> Function:
-    """Compiled on first use and kept on disk. One thread, because forked DataLoader workers must not share a pool."""
-    return cast(Function, njit(nogil=True, cache=True)(function))
-
-
-# The choice of neighbors ---------------------------------------------------------------------------------------------
-
-# Every constant and shift below is a uint64: numba turns uint64 combined with int64 into float64.
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_U0, _U1, _U27, _U30, _U31, _U32, _U64 = (np.uint64(n) for n in (0, 1, 27, 30, 31, 32, 64))
+_U0, _U1, _U32, _U64 = (np.uint64(n) for n in (0, 1, 32, 64))
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _INSERTION_MAX = 32  # up to this many neighbors, inserting into a sorted list beats a table
 
 
 @kernel
-def _mix(x: Any) -> Any:
-    """A bijection of 64 bits that spreads every input bit over the output.
-
-    The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-    2014), with the constants of David Stafford's variant 13 as in Sebastiano Vigna's public-domain splitmix64.c.
-    """
-    x = (x ^ (x >> _U30)) * _MIX_1
-    x = (x ^ (x >> _U27)) * _MIX_2
-    return x ^ (x >> _U31)
-
-
-@kernel
 def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
     """uint64 that stands for one batch of one epoch; `first` is the position of its first seed. All integers."""
-    key = _mix(uint64(seed) + _GAMMA)
-    key = _mix((key ^ uint64(epoch)) + _GAMMA)
-    return _mix((key ^ uint64(first)) + _GAMMA)
+    key = mix(uint64(seed) + GAMMA)
+    key = mix((key ^ uint64(epoch)) + GAMMA)
+    return mix((key ^ uint64(first)) + GAMMA)
 
 
 @kernel
 def node_state(key: Any, hop: Any, node: Any) -> Any:
     """uint64 state of the random stream of global id `node` at `hop` (0 for the seeds) of the batch with this `key`."""
-    return _mix((_mix((uint64(key) ^ uint64(hop)) + _GAMMA) ^ uint64(node)) + _GAMMA)
+    return mix((mix((uint64(key) ^ uint64(hop)) + GAMMA) ^ uint64(node)) + GAMMA)
 
 
 @kernel
@@ -66,20 +42,20 @@ def _bounded(state: Any, n: Any) -> Any:
     """
     n = uint64(n)
     if n <= _LOW_32:
-        state += _GAMMA
-        product = (_mix(state) >> _U32) * n
+        state += GAMMA
+        product = (mix(state) >> _U32) * n
         if product & _LOW_32 < n:
             threshold = (_LOW_32 + _U1 - n) % n
             while product & _LOW_32 < threshold:
-                state += _GAMMA
-                product = (_mix(state) >> _U32) * n
+                state += GAMMA
+                product = (mix(state) >> _U32) * n
         return state, product >> _U32
     mask = n - _U1
     for shift in (1, 2, 4, 8, 16, 32):
         mask |= mask >> uint64(shift)
     while True:
-        state += _GAMMA
-        draw = _mix(state) & mask
+        state += GAMMA
+        draw = mix(state) & mask
         if draw < n:
             return state, draw
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import InputError
+from ..graph.bits import kernel
 from ..graph.npz import Array
-from .choice import kernel
 
 _BLOCK = 4096  # O_DIRECT reads whole blocks
 CHUNK_BYTES = 8 * 2**20

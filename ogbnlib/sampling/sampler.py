@@ -23,7 +23,8 @@ from torch import Tensor
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from ..errors import InputError
-from .choice import _GAMMA, _LOW_32, _U0, _U32, _U64, batch_key, choose, kernel, node_state
+from ..graph.bits import GAMMA, kernel
+from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose, node_state
 
 # From global to local ids --------------------------------------------------------------------------------------------
 
@@ -47,7 +48,7 @@ def _regrown(nodes: Any, count: Any) -> Any:
     mask = len(table) - 1
     for i in range(count):
         node = uint64(nodes[i])
-        slot = np.int64((node * _GAMMA) >> shift)  # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
+        slot = np.int64((node * GAMMA) >> shift)  # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
         while table[slot] != _U0:
             slot = (slot + 1) & mask
         table[slot] = (node << _U32) | uint64(i + 1)
@@ -65,7 +66,7 @@ def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: An
         if ids[e] < 0 or ids[e] >= num_nodes:
             return _BAD_ID, e, count
         node = uint64(ids[e])
-        slot = np.int64((node * _GAMMA) >> shift)
+        slot = np.int64((node * GAMMA) >> shift)
         entry = table[slot]
         while entry != _U0 and entry >> _U32 != node:
             slot = (slot + 1) & mask

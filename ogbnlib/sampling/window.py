@@ -21,8 +21,8 @@ import numpy as np
 from numba import uint64
 
 from ..errors import InputError
+from ..graph.bits import NodeSet
 from ..graph.npz import Array
-from .choice import kernel
 from .disk import _BLOCK, DiskArray
 from .sampler import CSCSampler, absorb, chosen_positions
 
@@ -133,55 +133,6 @@ def sample_window(
     return [batch.finished() for batch in batches]
 
 
-@kernel
-def _mark(bitmap: Any, nodes: Any) -> None:
-    for i in range(len(nodes)):
-        node = uint64(nodes[i])
-        bitmap[node >> uint64(6)] |= uint64(1) << (node & uint64(63))
-
-
-@kernel
-def _ones(word: Any) -> Any:
-    """Bits set in a uint64 (Warren, Hacker's Delight, 2nd edition, figure 5-2)."""
-    word = word - ((word >> uint64(1)) & uint64(0x5555555555555555))
-    word = (word & uint64(0x3333333333333333)) + ((word >> uint64(2)) & uint64(0x3333333333333333))
-    word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
-    return np.int64((word * uint64(0x0101010101010101)) >> uint64(56))
-
-
-@kernel
-def _rank(bitmap: Any) -> Any:
-    """`(ones before each word, the ids that are set, ascending)`."""
-    before = np.empty(len(bitmap), np.int32)
-    total = 0
-    for w in range(len(bitmap)):
-        before[w] = total
-        total += _ones(bitmap[w])
-    ids = np.empty(total, np.int64)
-    at = 0
-    for w in range(len(bitmap)):
-        word = bitmap[w]
-        bit = 0
-        while word != uint64(0):
-            if word & uint64(1):
-                ids[at] = w * 64 + bit
-                at += 1
-            word >>= uint64(1)
-            bit += 1
-    return before, ids
-
-
-@kernel
-def _slots(bitmap: Any, before: Any, nodes: Any) -> Any:
-    slots = np.empty(len(nodes), np.int64)
-    for i in range(len(nodes)):
-        node = uint64(nodes[i])
-        word = bitmap[node >> uint64(6)]
-        below = (uint64(1) << (node & uint64(63))) - uint64(1)
-        slots[i] = before[node >> uint64(6)] + _ones(word & below)
-    return slots
-
-
 class Window:
     """The features of all nodes of a window, each once, ascending by id; anonymous memory.
 
@@ -199,18 +150,17 @@ class Window:
         dtype: np.dtype[Any],
     ):
         self.batches, self.positions = batches, positions
-        # A bitmap finds the distinct ids among 12 million in one second where sorting them takes ten.
-        self._bitmap = np.zeros(x.num_rows // 64 + 1, np.uint64)
+        self._nodes = NodeSet(x.num_rows)
         for batch in batches:
-            _mark(self._bitmap, batch.node)
-        self._before, ids = _rank(self._bitmap)
+            self._nodes.add(batch.node)
+        ids = self._nodes.members()
         self.features = np.empty((len(ids), num_features), dtype)
         x.fetch(ids, self.features)
 
     def __iter__(self) -> Iterator[tuple[SampledBatch, Array]]:
         """Each batch with the rows of `features` that are its nodes'."""
         for batch in self.batches:
-            yield batch, _slots(self._bitmap, self._before, batch.node)
+            yield batch, self._nodes.ranks(batch.node)
 
 
 def compile_lookahead() -> None:

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
-from numba import njit
 from tqdm import tqdm
 
 from ..errors import InputError, format_bytes, parse_bytes
 from ..files import DROP_BYTES, Stream, StrPath
 from ..graph import npz
-from ..graph.bits import _U1, _U6, _U63, _add, _has, _members, _rank, _ranks
+from ..graph.bits import NodeSet, has, kernel, put, rank
 from ..graph.npz import Array, MemberInfo
 from ..graph.sort import _Pairs, csc_from_pairs, index_dtype, plan_shift
 from ..graph.store import SPLITS, Store, label_dtype
@@ -75,25 +74,24 @@ def _ahead(items: Iterator[Item]) -> Iterator[Item]:
             yield item
 
 
-@njit(cache=True, nogil=True)
-def _reach(pairs, base, inside, reached):  # type: ignore[no-untyped-def]
+@kernel
+def _reach(pairs: Any, base: Any, inside: Any, reached: Any) -> None:
     """Add to `reached` the source of every edge whose destination is `inside`."""
     for i in range(len(pairs)):
-        if _has(inside, base + pairs[i, 0]):
-            bit = np.uint64(pairs[i, 1])
-            reached[bit >> _U6] |= _U1 << (bit & _U63)
+        if has(inside, base + pairs[i, 0]):
+            put(reached, pairs[i, 1])
 
 
-@njit(cache=True, nogil=True)
-def _keep(pairs, base, expanded, kept, before):  # type: ignore[no-untyped-def]
+@kernel
+def _keep(pairs: Any, base: Any, expanded: Any, kept: Any, before: Any) -> Any:
     """Keep the edges into `expanded` nodes, with new ids, at the front of `pairs`; returns how many there are."""
-    first, count = _rank(kept, before, base), 0
+    first, count = rank(kept, before, base), 0
     for i in range(len(pairs)):
         dst = base + pairs[i, 0]
-        if _has(expanded, dst):
+        if has(expanded, dst):
             src = pairs[i, 1]
-            pairs[count, 0] = _rank(kept, before, dst) - first
-            pairs[count, 1] = _rank(kept, before, src)
+            pairs[count, 0] = rank(kept, before, dst) - first
+            pairs[count, 1] = rank(kept, before, src)
             count += 1
     return count
 
@@ -101,22 +99,13 @@ def _keep(pairs, base, expanded, kept, before):  # type: ignore[no-untyped-def]
 class _Kept:
     """The nodes that keep_hops keeps, those of them that are expanded, and their new ids."""
 
-    def __init__(self, kept: Array, expanded: Array) -> None:
+    def __init__(self, kept: NodeSet, expanded: NodeSet) -> None:
         self.kept, self.expanded = kept, expanded
-        self._before = np.zeros(len(kept) + 1, np.int64)
-        np.cumsum(np.bitwise_count(kept), out=self._before[1:])
-        self.num_nodes = int(self._before[-1])
-
-    def ids(self, nodes: Array) -> Array:
-        out = np.empty(len(nodes), np.int64)
-        _ranks(self.kept, self._before, nodes, out)
-        return out
-
-    def mask(self, begin: int, end: int) -> Array:
-        return _members(self.kept, begin, end)
+        self.num_nodes = kept.count()
+        self.ids, self.mask = kept.ranks, kept.mask
 
     def edges(self, pairs: Array, base: int) -> Array:
-        return pairs[: _keep(pairs, base, self.expanded, self.kept, self._before)]
+        return pairs[: _keep(pairs, base, self.expanded.words, self.kept.words, self.kept.before)]
 
 
 # The conversion ------------------------------------------------------------------------------------------------------
@@ -210,16 +199,15 @@ class _Conversion:
             self.done(chunk.nbytes)
         self.writer.close(name)
 
-    def seeds(self, splits: dict[str, Array]) -> Array:
+    def seeds(self, splits: dict[str, Array]) -> NodeSet:
         """The nodes with a label and those of the splits, as bits."""
-        # One bit more than there are nodes, so that the rank of the end can be asked for.
-        words, begin = np.zeros(self.source.num_nodes // 64 + 1, np.uint64), 0
+        nodes, begin = NodeSet(self.source.num_nodes), 0
         for chunk in self.source.label_chunks():
-            _add(words, begin + np.flatnonzero(chunk >= 0))
+            nodes.add(begin + np.flatnonzero(chunk >= 0))
             begin += len(chunk)
         for ids in splits.values():
-            _add(words, ids)
-        return words
+            nodes.add(ids)
+        return nodes
 
     def labels_and_splits(self, splits: dict[str, Array]) -> None:
         self._per_node("y", label_dtype(self.source.num_classes), self.source.label_chunks())
@@ -262,7 +250,7 @@ class _Conversion:
         pairs.written()
         return pairs
 
-    def closure(self, pairs: _Pairs, seeds: Array) -> _Kept:
+    def closure(self, pairs: _Pairs, seeds: NodeSet) -> _Kept:
         """The nodes within `keep_hops` in-hops of `seeds`: one pass over the pairs per hop."""
         assert self.keep_hops is not None
         inside = expanded = seeds
@@ -270,7 +258,7 @@ class _Conversion:
             reached = inside.copy()
             for number in range(pairs.num_ranges):
                 for piece in pairs.pieces(number, self.chunk_edges):
-                    _reach(piece, number << pairs.shift, inside, reached)
+                    _reach(piece, number << pairs.shift, inside.words, reached.words)
                     self.done(piece.nbytes)
             inside, expanded = reached, inside
         return _Kept(inside, expanded)
@@ -320,16 +308,16 @@ class _Conversion:
     def _stream_column(self, pairs: _Pairs, number: int, first: int) -> None:
         """One column that is too long for the workspace; with `undirected` as bits, which sorts and drops repeats."""
         num_nodes = self.source.num_nodes if self.kept is None else self.kept.num_nodes
-        words = np.zeros(-(-num_nodes // 64) if self.undirected else 0, np.uint64)
+        sources = NodeSet(num_nodes if self.undirected else 0)
         for piece in pairs.pieces(number, self.chunk_edges):
             edges = piece if self.kept is None else self.kept.edges(piece, first)
             if self.undirected:
-                _add(words, edges[:, 1])
+                sources.add(edges[:, 1])
             else:
                 self._row.write(edges[:, 1])
-        for begin in range(0, 64 * len(words), 2**20):
+        for begin in range(0, sources.num_nodes, 2**20):
             end = min(begin + 2**20, num_nodes)
-            self._row.write(begin + np.flatnonzero(_members(words, begin, end)))
+            self._row.write(begin + np.flatnonzero(sources.mask(begin, end)))
         self._colptr.write(np.full(self._columns_kept(first, 1), self._row.length))
 
     def node_ids(self) -> None:

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from ..errors import InputError, format_bytes
 from ..files import StrPath, new_folder
+from ..graph.bits import GAMMA, mix
 from ..graph.npz import Array, MemberInfo
 from ..graph.store import Store
 from .convert import FeatureDtype, write_store
@@ -52,16 +53,8 @@ _PASSES = ("degree", "recent", "age", "within", "slot", "label", "noise_label", 
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _mix(z):  # type: ignore[no-untyped-def]
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-@njit(cache=True, nogil=True, inline="always")
 def _draw(key, node, k):  # type: ignore[no-untyped-def]
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    return _mix(_mix(key + np.uint64(node) * golden) + np.uint64(k) * golden)
+    return mix(mix(key + np.uint64(node) * GAMMA) + np.uint64(k) * GAMMA)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -75,7 +68,7 @@ def _degree(keys, j, degrees):  # type: ignore[no-untyped-def]
     if j < 1024:
         return 0
     bits = _draw(keys[0], j, 0)
-    return int(degrees[bits & np.uint64(1023)] + _uniform(_mix(bits)))
+    return int(degrees[bits & np.uint64(1023)] + _uniform(mix(bits)))
 
 
 @njit(cache=True, nogil=True)
@@ -147,7 +140,7 @@ def _features(begin, end, keys, order, slot_class, means, out):  # type: ignore[
         j = (v - shift + num_nodes) % num_nodes * inverse % num_nodes
         label, key = slot_class[j % 1024], _draw(keys[7], j, 0)
         for f in range(out.shape[1]):
-            bits = _mix(key + np.uint64(f) * np.uint64(0x9E3779B97F4A7C15))
+            bits = mix(key + np.uint64(f) * GAMMA)
             four = (
                 (bits & low) + (bits >> np.uint64(16) & low) + (bits >> np.uint64(32) & low) + (bits >> np.uint64(48))
             )
