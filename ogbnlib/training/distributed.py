@@ -71,6 +71,11 @@ class Ranks:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor.tolist()
 
+    def wait(self) -> None:
+        """Return when all ranks have come here; an `InputError` that any of them raises in `together` ends the wait."""
+        with self.together():
+            pass
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """An `InputError` that any rank raises inside is raised by all of them at the end."""

@@ -97,8 +97,7 @@ def train(
 
         dataset = ranks.in_turn(check)
         if folder is None or not ranks.first:
-            with ranks.together():  # the first rank is preparing the folder
-                pass
+            ranks.wait()  # the first rank is preparing the folder
             return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
         with contextlib.ExitStack() as stack:
             with ranks.together():

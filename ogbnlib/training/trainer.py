@@ -116,7 +116,7 @@ class Trainer:
         if self.run_dir is not None and self.ranks.first:
             with self.log.phase("checkpoint"):
                 save_checkpoint(self.run_dir, self.state, self.num_seeds, self.model, self.optimizer, self.scaler)
-        self.ranks.highest(0)  # nobody ends before it is written
+        self.ranks.wait()  # nobody ends before it is written
 
     def restore(self) -> None:
         """Go back to the last checkpoint, and metrics.csv with it; to the start where there is none yet."""
