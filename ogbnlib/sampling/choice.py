@@ -117,6 +117,27 @@ def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
     return k
 
 
+@kernel
+def chosen_positions(key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any) -> Any:
+    """What one batch reads of `row` at one hop: `(positions, target)`, int64 [num_edges] each, ascending by target.
+
+    `ids` are the frontier's original node ids, `start` and `degree` where their columns lie; the frontier's first node
+    has local id `begin`.
+    """
+    total = 0
+    for i in range(len(ids)):
+        total += degree[i] if k < 0 else min(k, degree[i])
+    positions, target = np.empty(total, np.int64), np.empty(total, np.int64)
+    e = 0
+    for i in range(len(ids)):
+        taken = choose(node_state(key, hop, ids[i]), degree[i], k, positions[e:])
+        for j in range(e, e + taken):
+            positions[j] += start[i]
+            target[j] = begin + i
+        e += taken
+    return positions, target
+
+
 class EpochSampler(Sampler[int]):
     """Positions 0..n-1 for a DataLoader, in an order that is a pure function of (seed, epoch).
 

@@ -24,7 +24,7 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
 
 from ..errors import InputError
 from ..graph.bits import GAMMA, kernel
-from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose, node_state
+from .choice import _LOW_32, _U0, _U32, _U64, batch_key, chosen_positions
 
 # From global to local ids --------------------------------------------------------------------------------------------
 
@@ -87,27 +87,6 @@ def _extended(array: Any, used: Any, size: Any) -> Any:
     larger = np.empty(size, np.int64)
     larger[:used] = array[:used]
     return larger
-
-
-@kernel
-def chosen_positions(key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any) -> Any:
-    """What one batch reads of `row` at one hop: `(positions, target)`, int64 [num_edges] each, ascending by target.
-
-    `ids` are the frontier's original node ids, `start` and `degree` where their columns lie; the frontier's first node
-    has local id `begin`.
-    """
-    total = 0
-    for i in range(len(ids)):
-        total += degree[i] if k < 0 else min(k, degree[i])
-    positions, target = np.empty(total, np.int64), np.empty(total, np.int64)
-    e = 0
-    for i in range(len(ids)):
-        taken = choose(node_state(key, hop, ids[i]), degree[i], k, positions[e:])
-        for j in range(e, e + taken):
-            positions[j] += start[i]
-            target[j] = begin + i
-        e += taken
-    return positions, target
 
 
 @kernel

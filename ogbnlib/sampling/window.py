@@ -23,8 +23,9 @@ from numba import uint64
 from ..errors import InputError
 from ..graph.bits import NodeSet
 from ..graph.npz import Array
+from .choice import chosen_positions
 from .disk import _BLOCK, DiskArray
-from .sampler import CSCSampler, absorb, chosen_positions
+from .sampler import CSCSampler, absorb
 
 
 @dataclass

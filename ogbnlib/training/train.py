@@ -165,7 +165,7 @@ def train_prepared(
             trainer.run()
         finally:
             loaders.close()
-        return TrainResult(trainer.state.history, trainer.model, run_dir)
+        return TrainResult(trainer.state.history, trainer.learner.model, run_dir)
     except torch.OutOfMemoryError as error:
         cuda.record_oom(error, config, run_dir, log.mark)
         raise

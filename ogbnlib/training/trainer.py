@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -18,15 +17,14 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..memory import cuda
 from ..memory.cuda import resolve_device
-from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
 from ..runs.sandbox import is_interactive
-from ..sampling.choice import batch_key
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Row, State, append_metrics, cut_metrics, load_checkpoint, save_checkpoint
-from .distributed import Ranks, unsynchronized
-from .models import GNN, parameter_bytes
+from .distributed import Ranks
+from .models import parameter_bytes
+from .step import Learner
 
 _LINE_EVERY_S = 30.0
 
@@ -62,18 +60,6 @@ class Progress:
                     self.say(f"  {what}: {done}/{total} batches, {rate:.1f} batches/s, {left_s:.0f} s left")
 
 
-def _forward(model: nn.Module, batch: Data, device: torch.device) -> Tensor:
-    # float16 features are widened after the copy, so that half the bytes cross to the GPU.
-    x = batch.x.to(device, non_blocking=True).float()
-    edge_index = batch.edge_index.to(device, non_blocking=True)
-    scores: Tensor = model(x, edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
-    return scores
-
-
-def _seed_labels(batch: Data, device: torch.device) -> Tensor:
-    return batch.y[: batch.batch_size].to(device, torch.int64)
-
-
 class Trainer:
     """The state of one run: model, optimizer, loaders, and where its results go."""
 
@@ -89,39 +75,35 @@ class Trainer:
     ):
         self.config, self.loaders, self.run_dir, self.log, self.progress = config, loaders, run_dir, log, progress
         self.stop, self.ranks = stop, ranks
-        self.device = resolve_device(config.device)
-        for note in cuda.begin(config, self.device.type):
+        device = resolve_device(config.device)
+        for note in cuda.begin(config, device.type):
             log.mark("note", text=note)
             progress.say(note)
-        torch.manual_seed(config.seed)
-        self.model = GNN.of(config, loaders.num_features, loaders.num_classes).to(self.device)
-        self.parallel = ranks.parallel(self.model, self.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-        self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
-        log.part("model, gradients, Adam", 4 * parameter_bytes(self.model))
+        self.learner = Learner(config, loaders.num_features, loaders.num_classes, device, ranks, log)
+        log.part("model, gradients, Adam", 4 * parameter_bytes(self.learner.model))
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
-        self._loss = torch.zeros(
-            (), dtype=torch.float64, device=self.device
-        )  # this rank's part of the state's loss_sum
         self._saved_s = time.monotonic()
-        self._batches = 0  # of the running epoch, for release_every
 
     # Checkpoint and resume ------------------------------------------------------------------------------------------
+
+    @property
+    def _stateful(self) -> tuple[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
+        return self.learner.model, self.learner.optimizer, self.learner.scaler
 
     def save(self) -> None:
         """Write checkpoint.pt, atomically. All ranks come here; the first one writes."""
         self._saved_s = time.monotonic()
-        self.state.loss_sum = float(self.ranks.sum(self._loss.clone()))
+        self.state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
         if self.run_dir is not None and self.ranks.first:
             with self.log.phase("checkpoint"):
-                save_checkpoint(self.run_dir, self.state, self.num_seeds, self.model, self.optimizer, self.scaler)
+                save_checkpoint(self.run_dir, self.state, self.num_seeds, *self._stateful)
         self.ranks.wait()  # nobody ends before it is written
 
     def restore(self) -> None:
         """Go back to the last checkpoint, and metrics.csv with it; to the start where there is none yet."""
         assert self.run_dir is not None
-        state = load_checkpoint(self.run_dir, self.num_seeds, self.model, self.optimizer, self.scaler)
+        state = load_checkpoint(self.run_dir, self.num_seeds, *self._stateful)
         if state.epoch > self.config.epochs:
             raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
         if state.batches_per_step not in (0, self.batches_per_step):
@@ -130,7 +112,7 @@ class Trainer:
             self.progress.say(f"{text}; set accumulate to keep its size with another number of ranks")
         self.state = state
         if self.ranks.first:
-            self._loss.fill_(state.loss_sum)
+            self.learner.loss_sum.fill_(state.loss_sum)
             cut_metrics(self.run_dir, state.epoch)
 
     @property
@@ -160,8 +142,7 @@ class Trainer:
         epoch, num_seeds = state.epoch + 1, self.num_seeds["train"]
         loader = self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
-        self.model.train()
-        self._batches = 0
+        self.learner.begin_epoch()
         begin = time.monotonic() - state.time_s
         with (
             self.log.phase("train epoch", epoch=epoch),
@@ -177,53 +158,13 @@ class Trainer:
             assert next(batches, None) is None, "the loader has more batches than its share"
 
     def _step(self, batches: Iterator[Data], epoch: int, end: int) -> None:
-        """One optimizer step with the mean gradient over all seeds from the state's position to `end` of the order."""
-        config, ranks, begin = self.config, self.ranks, self.state.position
-        self.optimizer.zero_grad(set_to_none=True)
-        size = config.batch_size
-        own = len(range(begin + ranks.rank * size, end, ranks.num_ranks * size))
-        scale = ranks.num_ranks / (end - begin)  # DistributedDataParallel divides by the number of ranks
-        for i in range(own):
-            with contextlib.nullcontext() if i == own - 1 else unsynchronized(self.parallel):
-                batch = next(batches)
-                self._seed_dropout(epoch, int(batch.input_id[0]))
-                labels = _seed_labels(batch, self.device)
-                loss = F.cross_entropy(_forward(self.parallel, batch, self.device), labels, reduction="sum")
-                self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
-            self._loss += loss.detach()
-            del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
-            self.log.cuda()
-            self._batches += 1
-            if config.release_every and self._batches % config.release_every == 0:
-                self.log.mark("release", after=f"batch {self._batches}", **release_memory())
-            if config.empty_cache_every and self._batches % config.empty_cache_every == 0:
-                cuda.empty_cache(self.log.mark, self._batches)
-        if not own:  # the order ends before this rank's turn, but the others wait for its gradients
-            self.scaler.scale(self._zero_loss()).backward()  # type: ignore[no-untyped-call]
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        """One optimizer step over the seeds from the state's position to `end` of the order."""
+        self.learner.step(batches, epoch, self.state.position, end)
 
-    def _zero_loss(self) -> Tensor:
-        """A loss of nothing: one node without neighbors, its scores times zero."""
-        x = torch.zeros(1, self.loaders.num_features, device=self.device)
-        edge_index = torch.empty(2, 0, dtype=torch.int64, device=self.device)
-        hops = len(self.config.num_neighbors)
-        scores: Tensor = self.parallel(x, edge_index, [1] + [0] * hops, [0] * hops)
-        return 0.0 * scores.sum()
-
-    def _seed_dropout(self, epoch: int, first: int) -> None:
-        """Have dropout depend on (seed, epoch, batch) alone, as the choice of neighbors does."""
-        key = int(batch_key(np.uint64(self.config.seed), epoch, first))
-        torch.default_generator.manual_seed(key)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(key)
-
-    @torch.no_grad()
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
-        from ogb.nodeproppred import Evaluator
-
-        self.model.eval()
+        score = _evaluator(self.config.dataset)  # before the phase, as its imports are none of the data's memory
+        self.learner.model.eval()
         num_seeds, ranks = self.num_seeds[split], self.ranks
         size = self.config.eval_batch_size or self.config.batch_size
         predicted = torch.zeros(num_seeds, dtype=torch.int64)
@@ -234,17 +175,13 @@ class Trainer:
                 self._boundary()
                 if begin + ranks.rank * size < num_seeds:
                     batch = next(batches)
-                    predicted[batch.input_id] = _forward(self.model, batch, self.device).argmax(dim=-1).cpu()
+                    predicted[batch.input_id] = self.learner.predict(batch)
                     del batch
             assert next(batches, None) is None, "the loader has more batches than its share"
         ranks.sum(predicted)  # each place was filled by one rank
         accuracy = torch.zeros((), dtype=torch.float64)
         if ranks.first:
-            # Any data set with one label per node is scored by the rule of ogbn-papers100M: the share of right answers.
-            name = self.config.dataset if self.config.dataset.startswith("ogbn-") else "ogbn-papers100M"
-            y_true = self.loaders.labels(split).numpy().astype(np.int64)
-            scores = Evaluator(name).eval({"y_true": y_true[:, None], "y_pred": predicted.numpy()[:, None]})
-            accuracy.fill_(float(scores["acc"]))
+            accuracy.fill_(score(self.loaders.labels(split), predicted))
         return float(ranks.sum(accuracy))
 
     def _splits_to_evaluate(self, epoch: int) -> list[str]:
@@ -261,7 +198,7 @@ class Trainer:
             epoch = self.state.epoch + 1
             if self.state.position < num_seeds:  # else it was interrupted in its evaluation
                 self.train_epoch()
-            loss = float(self.ranks.sum(self._loss.clone())) / max(num_seeds, 1)
+            loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
             if epoch == config.epochs:
                 # The final evaluation needs no train loader: its CSC and workers make room for the eval loaders.
                 self.loaders.drop_train_loader()
@@ -274,12 +211,28 @@ class Trainer:
             row |= {**scores, "time_s": self.state.time_s, "eval_time_s": time.monotonic() - begin}
             steps = self.state.batches_per_step
             self.state = State(epoch=epoch, history=[*self.state.history, row], batches_per_step=steps)
-            self._loss.zero_()
+            self.learner.loss_sum.zero_()
             if self.run_dir is not None and self.ranks.first:
                 append_metrics(self.run_dir, row)
             self.save()
             self.progress.say(epoch_line(row))
         self.ranks.note_memory(self.log)
+
+
+def _evaluator(dataset: str) -> Callable[[Tensor, Tensor], float]:
+    """The accuracy of (labels, predicted) by OGB's own evaluator.
+
+    Any data set with one label per node is scored by the rule of ogbn-papers100M: the share of right answers.
+    """
+    from ogb.nodeproppred import Evaluator
+
+    evaluator = Evaluator(dataset if dataset.startswith("ogbn-") else "ogbn-papers100M")
+
+    def score(labels: Tensor, predicted: Tensor) -> float:
+        y_true = labels.numpy().astype(np.int64)
+        return float(evaluator.eval({"y_true": y_true[:, None], "y_pred": predicted.numpy()[:, None]})["acc"])
+
+    return score
 
 
 def epoch_line(row: Row) -> str:

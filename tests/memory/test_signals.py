@@ -43,7 +43,7 @@ def policies(tiny_store: Path) -> list[dict[str, Any]]:
 def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sends this process a signal from within its n-th batch, training and evaluation counted together."""
     left = {"count": 0, "number": 0}
-    forward = sys.modules["ogbnlib.training.trainer"]._forward
+    forward = sys.modules["ogbnlib.training.step"]._forward
 
     def counted(model: Any, batch: Any, device: Any) -> Any:
         left["count"] -= 1
@@ -54,7 +54,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def at(count: int, number: int = signal.SIGUSR1) -> None:
         left.update(count=count, number=number)
 
-    monkeypatch.setattr("ogbnlib.training.trainer._forward", counted)
+    monkeypatch.setattr("ogbnlib.training.step._forward", counted)
     return at
 
 

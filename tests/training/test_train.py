@@ -393,7 +393,7 @@ def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Confi
     from types import SimpleNamespace
 
     from ogbnlib.training.models import GNN
-    from ogbnlib.training.trainer import _forward, _seed_labels
+    from ogbnlib.training.step import _forward, _seed_labels
 
     class Moved(torch.Tensor):
         moves: dict[int, int] = {}  # noqa: RUF012

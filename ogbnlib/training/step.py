@@ -1,0 +1,112 @@
+"""What learns: model, optimizer and gradient scaler, and the steps they make on one rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from ..config import TrainConfig
+from ..memory import cuda
+from ..memory.reading import release_memory
+from ..memory.recorder import EventLog
+from ..sampling.choice import batch_key
+from .distributed import Ranks, unsynchronized
+from .models import GNN
+
+
+def _forward(model: nn.Module, batch: Data, device: torch.device) -> Tensor:
+    # float16 features are widened after the copy, so that half the bytes cross to the GPU.
+    x = batch.x.to(device, non_blocking=True).float()
+    edge_index = batch.edge_index.to(device, non_blocking=True)
+    scores: Tensor = model(x, edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
+    return scores
+
+
+def _seed_labels(batch: Data, device: torch.device) -> Tensor:
+    return batch.y[: batch.batch_size].to(device, torch.int64)
+
+
+class Learner:
+    """The model of `config` with Adam (Kingma and Ba 2015), on this rank's device.
+
+    Attributes:
+        loss_sum: float64, over this rank's seeds of the running epoch.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        num_features: int,
+        num_classes: int,
+        device: torch.device,
+        ranks: Ranks,
+        log: EventLog,
+    ):
+        self.config, self.num_features, self.device, self.ranks, self.log = config, num_features, device, ranks, log
+        torch.manual_seed(config.seed)
+        self.model = GNN.of(config, num_features, num_classes).to(device)
+        self.parallel = ranks.parallel(self.model, device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._batches = 0  # of the running epoch, for release_every
+
+    def begin_epoch(self) -> None:
+        self.model.train()
+        self._batches = 0
+
+    @torch.no_grad()
+    def predict(self, batch: Data) -> Tensor:
+        """The class of each seed with the highest score, int64 [batch_size] on the CPU; in evaluation mode."""
+        return _forward(self.model, batch, self.device).argmax(dim=-1).cpu()
+
+    def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
+        """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the order."""
+        config, ranks = self.config, self.ranks
+        self.optimizer.zero_grad(set_to_none=True)
+        size = config.batch_size
+        own = len(range(begin + ranks.rank * size, end, ranks.num_ranks * size))
+        scale = ranks.num_ranks / (end - begin)  # DistributedDataParallel divides by the number of ranks
+        for i in range(own):
+            with contextlib.nullcontext() if i == own - 1 else unsynchronized(self.parallel):
+                batch = next(batches)
+                self._seed_dropout(epoch, int(batch.input_id[0]))
+                labels = _seed_labels(batch, self.device)
+                loss = F.cross_entropy(_forward(self.parallel, batch, self.device), labels, reduction="sum")
+                self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
+            self.loss_sum += loss.detach()
+            del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
+            self._after_batch()
+        if not own:  # the order ends before this rank's turn, but the others wait for its gradients
+            self.scaler.scale(self._zero_loss()).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def _zero_loss(self) -> Tensor:
+        """A loss of nothing: one node without neighbors, its scores times zero."""
+        x = torch.zeros(1, self.num_features, device=self.device)
+        edge_index = torch.empty(2, 0, dtype=torch.int64, device=self.device)
+        hops = len(self.config.num_neighbors)
+        scores: Tensor = self.parallel(x, edge_index, [1] + [0] * hops, [0] * hops)
+        return 0.0 * scores.sum()
+
+    def _seed_dropout(self, epoch: int, first: int) -> None:
+        """Have dropout depend on (seed, epoch, batch) alone, as the choice of neighbors does."""
+        key = int(batch_key(np.uint64(self.config.seed), epoch, first))
+        torch.default_generator.manual_seed(key)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(key)
+
+    def _after_batch(self) -> None:
+        config, self._batches = self.config, self._batches + 1
+        self.log.cuda()
+        if config.release_every and self._batches % config.release_every == 0:
+            self.log.mark("release", after=f"batch {self._batches}", **release_memory())
+        if config.empty_cache_every and self._batches % config.empty_cache_every == 0:
+            cuda.empty_cache(self.log.mark, self._batches)
