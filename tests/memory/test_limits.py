@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import MB, is_alive, tree, wait_until
@@ -115,11 +116,61 @@ def test_the_watchdog_goes_by_rss_where_the_kernel_gives_no_pss(monkeypatch: pyt
     killed: list[int] = []
     monkeypatch.setattr(limits, "process_tree", lambda pid: [1, 2])
     monkeypatch.setattr(limits, "read_pss", lambda pids: (None, None, None, None))
+    monkeypatch.setattr(limits, "read_rss", lambda pids: (2 * MB, 0, 0))
     monkeypatch.setattr(limits, "kill_tree", killed.append)
     watchdog, _ = make_limit(MB, "watchdog")
     watchdog.attach(42)
     watchdog.check(Reading(rss_anon_bytes=2 * MB, rss_shmem_bytes=0))
     assert (watchdog.killed_by, killed) == ("watchdog", [42])
+
+
+def test_the_watchdog_spares_a_tree_whose_workers_end_before_it_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Four forked workers sum up to five times the parent; by the second reading they have ended.
+    killed: list[int] = []
+    monkeypatch.setattr(limits, "process_tree", lambda pid: [pid])
+    monkeypatch.setattr(limits, "read_rss", lambda pids: (600 * MB, 0, 0))
+    monkeypatch.setattr(limits, "kill_tree", killed.append)
+    watchdog, _ = make_limit(1000 * MB, "watchdog")
+    watchdog.attach(42)
+    watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
+    assert (watchdog.killed_by, killed) == (None, [])
+
+
+def test_the_watchdog_wants_two_readings_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    readings = iter([(None, 1200 * MB, 0, 0), (None, 900 * MB, 0, 0), (None, 1200 * MB, 0, 0), (None, 1200 * MB, 0, 0)])
+    monkeypatch.setattr(limits, "process_tree", lambda pid: [pid, pid + 1])
+    monkeypatch.setattr(limits, "read_pss", lambda pids: next(readings))
+    monkeypatch.setattr(limits, "kill_tree", killed.append)
+    watchdog, _ = make_limit(1000 * MB, "watchdog")
+    watchdog.attach(42)
+    watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
+    assert (watchdog.killed_by, killed) == (None, [])
+    watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
+    assert (watchdog.killed_by, killed) == ("watchdog", [42])
+
+
+def test_the_watchdog_reads_pss_a_twentieth_of_the_time_or_when_the_sum_has_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, reads = [0.0], []
+
+    def slow(pids: list[int]) -> tuple[None, int, int, int]:
+        reads.append(clock[0])
+        clock[0] += 0.2  # as for 20 GB
+        return None, 800 * MB, 0, 0
+
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(limits, "process_tree", lambda pid: [pid, pid + 1])
+    monkeypatch.setattr(limits, "read_pss", slow)
+    watchdog, _ = make_limit(1000 * MB, "watchdog")
+    watchdog.attach(42)
+    for _ in range(200):  # ten seconds
+        watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
+        clock[0] += 0.05
+    assert len(reads) <= 4
+    watchdog.check(Reading(rss_anon_bytes=3101 * MB, rss_shmem_bytes=0))
+    assert reads[-1] > 9
 
 
 @pytest.mark.parametrize("engine", ["auto", "watchdog"])
