@@ -9,7 +9,7 @@ from typing import Any
 from ..config import TrainConfig
 from ..errors import InputError
 from .phases import PhasePlan, Plan, predict
-from .sizes import size_of
+from .sizes import GraphSize, size_of
 
 
 def kind_of(phase: str) -> str:
@@ -33,7 +33,11 @@ def predicted_phases(plan: Plan) -> dict[str, PhasePlan]:
 
 
 def audit(
-    config: TrainConfig, memory_limit_bytes: int | None, measured: Mapping[str, int], marked: Mapping[str, int]
+    config: TrainConfig,
+    memory_limit_bytes: int | None,
+    measured: Mapping[str, int],
+    marked: Mapping[str, int],
+    size: GraphSize | None = None,
 ) -> dict[str, Any]:
     """The entry `forecast` of result.json.
 
@@ -43,9 +47,10 @@ def audit(
     Args:
         measured: The most held in each kind of phase (`kind_of`).
         marked: The largest size of each named part.
+        size: The data set's, as the run found it; None reads it from its files.
     """
     try:
-        plan = predict(config, size_of(config.dataset), memory_limit_bytes=memory_limit_bytes)
+        plan = predict(config, size or size_of(config.dataset), memory_limit_bytes=memory_limit_bytes)
     except InputError as error:
         return {"skipped": str(error)}
     phases = {
@@ -54,13 +59,13 @@ def audit(
     }
     expected: dict[str, int] = {}
     for phase in plan.phases:
-        for name, size in phase.parts.items():
-            expected[name] = max(expected.get(name, 0), size)
+        for name, part_bytes in phase.parts.items():
+            expected[name] = max(expected.get(name, 0), part_bytes)
     return {
         "peak_phase": plan.peak.name,
         "peak_bytes": {"predicted": plan.peak_bytes, "measured": max(measured.values(), default=None)},
         "phases": phases,
         "parts": {
-            name: {"predicted": expected[name], "measured": size} for name, size in marked.items() if name in expected
+            name: {"predicted": expected[name], "measured": found} for name, found in marked.items() if name in expected
         },
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,15 @@ class Cgroup:
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         values = _fields(str(self.path / name), [b"oom_kill"])
         return None if values is None else values.get(b"oom_kill")
+
+    def limit_hits(self) -> int:
+        """How often this directory's own limit was met: v1 counts every time that memory was taken back for it, v2
+        those where none was left to take back.
+        """
+        if self.version == 1:
+            files = (self.path / name for name in ("memory.failcnt", "memory.memsw.failcnt"))
+            return sum(int(file.read_text()) for file in files if file.exists())
+        return (_fields(str(self.path / "memory.events"), [b"oom"]) or {}).get(b"oom", 0)
 
     def parts(self) -> tuple[int | None, int | None, int | None]:
         """Anonymous, file (without shared memory) and shared bytes, children included."""
@@ -116,6 +125,16 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     return None
 
 
+def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
+    """`cgroup` and those it lies in, whose limits hold for it too, up to the mount point."""
+    path = cgroup.path
+    while True:
+        yield Cgroup(path, cgroup.version)
+        if path in (mount, path.parent):
+            return
+        path = path.parent
+
+
 def effective_limit() -> tuple[int, str]:
     """The bytes this process may use and where that number comes from: the lowest of cgroup, Slurm and host."""
     import psutil
@@ -125,14 +144,9 @@ def effective_limit() -> tuple[int, str]:
     if given := os.environ.get(LIMIT_VARIABLE):
         limits.append((int(given), "memory_limit"))
     if found := find_cgroup():
-        cgroup, mount = found
-        path = cgroup.path
-        while True:
-            if (limit := Cgroup(path, cgroup.version).limit_bytes()) is not None:
-                limits.append((limit, f"memory cgroup v{cgroup.version} {path}"))
-            if path in (mount, path.parent):
-                break
-            path = path.parent
+        for cgroup in lineage(*found):
+            if (limit := cgroup.limit_bytes()) is not None:
+                limits.append((limit, f"memory cgroup v{cgroup.version} {cgroup.path}"))
     slurm = {name: os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")}
     if slurm["MEM_PER_NODE"].isdigit():  # in MB, as Slurm writes it for its jobs
         limits.append((int(slurm["MEM_PER_NODE"]) * 2**20, "Slurm --mem (SLURM_MEM_PER_NODE)"))
