@@ -45,7 +45,7 @@ def audit(
     the data set's size is not to be had, `skipped` says why instead.
 
     Args:
-        measured: The most held in each kind of phase (`kind_of`).
+        measured: The most held in phases of each name, "" between phases.
         marked: The largest size of each named part.
         size: The data set's, as the run found it; None reads it from its files.
     """
@@ -53,8 +53,11 @@ def audit(
         plan = predict(config, size or size_of(config.dataset), memory_limit_bytes=memory_limit_bytes)
     except InputError as error:
         return {"skipped": str(error)}
+    held: dict[str, int] = {}
+    for name, peak in measured.items():
+        held[kind_of(name)] = max(held.get(kind_of(name), 0), peak)
     phases = {
-        kind: {"predicted": phase.held_bytes, "measured": measured.get(kind), "parts": dict(phase.parts)}
+        kind: {"predicted": phase.held_bytes, "measured": held.get(kind), "parts": dict(phase.parts)}
         for kind, phase in predicted_phases(plan).items()
     }
     expected: dict[str, int] = {}

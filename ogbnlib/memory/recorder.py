@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from .cgroup import Cgroup
 from .cuda import cuda_reading
 from .reading import Reading, own_memory, read_memory, reset_peak
-from .tally import BOUNDARIES, Tally
+from .tally import BOUNDARIES, Tally, precedes
 
 T = TypeVar("T")
 TIMELINE, EVENTS = "timeline.csv", "events.jsonl"
@@ -306,7 +306,7 @@ class Recorder:
         """Take the events up to `until_s`; returns the others."""
         events = self.log.follow()
         for event in events:
-            if event["time_s"] > until_s:
+            if not precedes(event, until_s):
                 return itertools.chain([event], events)
             self._event(event)
         return iter(())

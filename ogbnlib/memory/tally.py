@@ -21,6 +21,11 @@ def phase_label(name: str, info: Mapping[str, Any]) -> str:
     return f"{name} {info['epoch']}" if "epoch" in info else name
 
 
+def precedes(event: Mapping[str, Any], time_s: float) -> bool:
+    """Whether an event came before the sample of this moment; a phase's last moment is its own."""
+    return event["time_s"] < time_s or (event["time_s"] == time_s and event["event"] != "end")
+
+
 @dataclass
 class PhaseNow:
     """A phase that is open, or the one that says where an attempt ended. `held_bytes`: by the run when it began."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..files import write_json
-from ..forecast.audit import audit, kind_of
+from ..forecast.audit import audit
 from ..forecast.sizes import GraphSize
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.tally import Tally
@@ -78,10 +78,7 @@ class Attempt:
 
 def _forecast(config: TrainConfig, limit_bytes: int | None, tally: Tally) -> dict[str, Any]:
     """The entry `forecast`; `size_from` says whether the trainer or the data set's own files named its size."""
-    measured: dict[str, int] = {}
-    for name, size in tally.phases.items():
-        measured[kind_of(name)] = max(measured.get(kind_of(name), 0), size)
     marked = tally.events.get("dataset")
-    size_ = None if marked is None else GraphSize(**{item.name: marked[item.name] for item in fields(GraphSize)})
-    entry = audit(config, limit_bytes, measured, tally.largest_parts, size_)
-    return {"size_from": "files" if size_ is None else "run", **entry}
+    size = None if marked is None else GraphSize(**{item.name: marked[item.name] for item in fields(GraphSize)})
+    entry = audit(config, limit_bytes, tally.phases, tally.largest_parts, size)
+    return {"size_from": "files" if size is None else "run", **entry}

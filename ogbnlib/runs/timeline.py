@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..memory.reading import Reading
 from ..memory.recorder import COLUMNS, TORN
-from ..memory.tally import Tally, phase_label
+from ..memory.tally import Tally, phase_label, precedes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,7 +167,9 @@ def timeline_table(samples: pd.DataFrame, events: Sequence[Event], origin_s: flo
                 pass
         else:
             continue
-        times.append(max(times[-1], event["time_s"] - origin_s))  # a clock may have been set back
+        at = event["time_s"] - origin_s
+        at = math.nextafter(at, math.inf) if event["event"] == "end" else at  # a phase's last moment is its own
+        times.append(max(times[-1], at))  # a clock may have been set back
         labels.append(open_[-1][1] if open_ else "")
     which = np.searchsorted(times, table["time_s"], side="right") - 1
     table["phase"] = np.array(labels, dtype=object)[which]
@@ -206,7 +208,7 @@ def tally_of(events: Sequence[Event], samples: pd.DataFrame) -> Tally:
     waiting = iter(attempt)
     event = next(waiting, None)
     for time_s, *values in samples[["time_s", *names]].itertuples(index=False):
-        while event is not None and event["time_s"] <= time_s:
+        while event is not None and precedes(event, time_s):
             tally.event(event)
             event = next(waiting, None)
         given = {name: int(value) for name, value in zip(names, values, strict=True) if value == value}

@@ -18,11 +18,10 @@ from conftest import MB, is_alive, tree, wait_until
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
 from ogbnlib.memory.cgroup import Cgroup, find_cgroup
-from ogbnlib.memory.limits import ENGINES, Limit, make_limit
+from ogbnlib.memory.limits import KINDS, JobCgroup, Limit, make_limit
 from ogbnlib.memory.reading import Reading, read_pss
-from ogbnlib.runs import sandbox
-from ogbnlib.runs.sandbox import Outcome, supervise
-from ogbnlib.runs.timeline import read_timeline
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.supervise import Child, Outcome, supervise
 
 HOG = "held = []\nwhile True: held.append(b'x' * (1 << 20))"
 # The worker is the larger of the two, so the kernel picks it.
@@ -57,7 +56,7 @@ def test_the_cgroup_is_gone_after_an_ordinary_end_too(tmp_path: Path, kernel_lim
 def test_every_byte_of_the_child_is_charged_to_its_cgroup(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
     outcome = start("b'x' * (50 << 20); import time; time.sleep(0.3)", tmp_path, kernel_limit(200 * MB))
     assert (outcome.peak_bytes or 0) >= 50 * MB
-    assert read_timeline(tmp_path)["cgroup_limit_bytes"].dropna().eq(200 * MB).all()
+    assert Run(tmp_path).timeline["cgroup_limit_bytes"].dropna().eq(200 * MB).all()
 
 
 def test_a_worker_that_the_kernel_kills_takes_the_whole_tree_with_it(
@@ -107,7 +106,7 @@ def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Pa
         "time.sleep(1.2)"
     )
     outcome = start(code, tmp_path, make_limit(120 * MB, "watchdog")[0])
-    assert read_timeline(tmp_path)["rss_anon_bytes"].max() > 180 * MB
+    assert Run(tmp_path).timeline["rss_anon_bytes"].max() > 180 * MB
     assert (outcome.exit_code, outcome.killed_by) == (0, None)
 
 
@@ -173,11 +172,11 @@ def test_the_watchdog_reads_pss_a_twentieth_of_the_time_or_when_the_sum_has_grow
     assert reads[-1] > 9
 
 
-@pytest.mark.parametrize("engine", ["auto", "watchdog"])
-def test_no_process_of_the_tree_outlives_the_run(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
+def test_no_process_of_the_tree_outlives_the_run(tmp_path: Path, limit_by: str) -> None:
     # The parent has ended and been reaped: its child belongs to init, and only session or cgroup still name it.
     code = "import subprocess; print(subprocess.Popen(['sleep', '300']).pid, flush=True)"
-    outcome = start(code, tmp_path, make_limit(200 * MB, engine)[0])
+    outcome = start(code, tmp_path, make_limit(200 * MB, limit_by)[0])
     orphan = int(outcome.tail)
     try:
         assert outcome.exit_code == 0
@@ -192,7 +191,7 @@ def test_a_second_interrupt_leaves_neither_process_nor_recorder(
 ) -> None:
     started: list[int] = []
 
-    def interrupted_twice(process: subprocess.Popen[bytes], *rest: object) -> str:
+    def interrupted_twice(child: Child, process: subprocess.Popen[bytes]) -> str:
         started.append(process.pid)
         monkeypatch.setattr(process, "wait", first_wait(process))
         raise KeyboardInterrupt
@@ -206,7 +205,7 @@ def test_a_second_interrupt_leaves_neither_process_nor_recorder(
 
         return wait
 
-    monkeypatch.setattr(sandbox, "_relay", interrupted_twice)
+    monkeypatch.setattr(Child, "_relay", interrupted_twice)
     with pytest.raises(KeyboardInterrupt):
         start("import time; time.sleep(300)", tmp_path, make_limit(200 * MB)[0])
     assert not is_alive(started[0])
@@ -276,7 +275,7 @@ def test_a_named_systemd_run_that_fails_is_refused_with_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_systemd(tmp_path, monkeypatch, "echo 'Failed to connect to bus: No medium found' >&2; exit 1\n")
-    with pytest.raises(InputError, match=r"engine: systemd-run: Failed to connect to bus.*engine='auto'"):
+    with pytest.raises(InputError, match=r"limit_by: systemd-run: Failed to connect to bus.*limit_by='auto'"):
         make_limit(300 * MB, "systemd-run")
 
 
@@ -351,7 +350,7 @@ def test_a_job_never_escapes_an_ancestor_that_has_a_limit(cgroup_v2: Path) -> No
     occupied(cgroup_v2 / "job")
     (cgroup_v2 / "job" / "memory.max").write_text(str(2**30))
     before = tree(cgroup_v2)
-    with pytest.raises(InputError, match=r"engine: cgroup v2: .*job/step: .*; .*job: ") as caught:
+    with pytest.raises(InputError, match=r"limit_by: cgroup v2: .*job/step: .*; .*job: ") as caught:
         make_limit(300 * MB, "cgroup v2")
     assert f"{cgroup_v2}:" not in str(caught.value)
     assert tree(cgroup_v2) == before
@@ -376,18 +375,18 @@ def test_a_cgroup_whose_limit_is_refused_is_taken_away_again(cgroup_v2: Path, mo
     assert not list(cgroup_v2.rglob("ogbnlib-*"))
 
 
-@pytest.mark.parametrize("engine", ["cgroup", "docker", "", "Watchdog"])
-def test_an_unknown_engine_is_refused_with_those_known(engine: str) -> None:
-    with pytest.raises(InputError, match=r"^engine: expected auto or one of cgroup v2, cgroup v1") as caught:
-        make_limit(2**30, engine)
-    assert repr(engine) in str(caught.value)
+@pytest.mark.parametrize("kind", ["cgroup", "docker", "", "Watchdog"])
+def test_an_unknown_kind_is_refused_with_those_known(kind: str) -> None:
+    with pytest.raises(InputError, match=r"^limit_by: expected auto or one of cgroup v2, cgroup v1") as caught:
+        make_limit(2**30, kind)
+    assert repr(kind) in str(caught.value)
 
 
 def test_a_named_cgroup_version_that_is_not_mounted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": None)
-    for engine in ENGINES[:2]:
-        with pytest.raises(InputError, match=f"engine: {engine}: no memory controller"):
-            make_limit(2**30, engine)
+    for kind in KINDS[:2]:
+        with pytest.raises(InputError, match=f"limit_by: {kind}: no memory controller"):
+            make_limit(2**30, kind)
 
 
 def test_kill_tree_ends_children_and_their_children() -> None:
@@ -409,7 +408,8 @@ def test_a_slurm_job_without_a_limit_is_watched_in_its_own_cgroup(monkeypatch: p
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     limit, _ = make_limit(None)
     try:
-        assert limit.cgroup == found[0]
+        assert isinstance(limit, JobCgroup)
+        assert (limit.job, limit.cgroup) == (found[0], None)
         assert limit.oom_kills() in (0, None)
         assert limit.command(["true"]) == ["true"]
     finally:
