@@ -58,14 +58,17 @@ class Cgroup:
         values = _fields(str(self.path / name), [b"oom_kill"])
         return None if values is None else values.get(b"oom_kill")
 
-    def limit_hits(self) -> int:
-        """How often this directory's own limit was met: v1 counts every time that memory was taken back for it, v2
-        those where none was left to take back.
-        """
-        if self.version == 1:
-            files = (self.path / name for name in ("memory.failcnt", "memory.memsw.failcnt"))
-            return sum(int(file.read_text()) for file in files if file.exists())
+    def ooms(self) -> int:
+        """How often v2 found no memory left under this directory's limit, or one below it; 0 under v1."""
         return (_fields(str(self.path / "memory.events"), [b"oom"]) or {}).get(b"oom", 0)
+
+    def met_its_limit(self, ooms_before: int) -> bool:
+        """Whether usage came up to this directory's own limit: since `ooms` was asked, or under v1 at any time."""
+        if self.version == 2:
+            return self.ooms() > ooms_before
+        limit, peak = self.limit_bytes(), self.peak_bytes()
+        # A charge of some pages at once may have failed below it. `memory.failcnt` stays 0 on recent kernels.
+        return limit is not None and peak is not None and peak > limit - 2**21
 
     def parts(self) -> tuple[int | None, int | None, int | None]:
         """Anonymous, file (without shared memory) and shared bytes, children included."""

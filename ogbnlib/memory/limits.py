@@ -101,14 +101,14 @@ class Limit:
         return {"killed_by": self.killed_by, "oom_kills": kills, "outer_limit": outer}
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
-        self._limits = [(group, group.limit_hits()) for group in cgroups if group.limit_bytes() is not None]
+        self._limits = [(group, group.ooms()) for group in cgroups if group.limit_bytes() is not None]
 
     def _blame_kernel(self) -> None:
         self.killed_by = "kernel"
         if self.cgroup is not None and not self.cgroup.path.exists():
             return  # and whether it was met, with it
-        # v2 counts what is met in a cgroup in those around it too: the nearest is the one.
-        met = next((group for group, before in self._limits if group.limit_hits() > before), None)
+        # v2 counts it for the cgroups around the one whose limit was met too: the nearest is the one.
+        met = next((group for group, before in self._limits if group.met_its_limit(before)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self.outer = met
 

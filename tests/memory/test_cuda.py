@@ -129,7 +129,7 @@ def test_expandable_segments_join_what_the_user_set_under_both_names(
 def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
     tiny_config: Config, tmp_path: Path, clean: pytest.MonkeyPatch
 ) -> None:
-    from ogbnlib.runs import sandbox
+    from ogbnlib.runs import supervise
 
     seen: dict[str, str] = {}
 
@@ -138,7 +138,7 @@ def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
         raise OSError("not started")
 
     clean.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    clean.setattr(sandbox.subprocess, "Popen", popen)
+    clean.setattr(supervise.subprocess, "Popen", popen)
     with pytest.raises(OSError, match="not started"):
         run(tiny_config(expandable_segments=True), run_dir=tmp_path / "run", echo=False)
     assert {seen[name] for name in ALLOCATOR_VARIABLES} == {"max_split_size_mb:64,expandable_segments:True"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import MB, is_alive, tree, wait_until
@@ -415,3 +417,114 @@ def test_a_slurm_job_without_a_limit_is_watched_in_its_own_cgroup(monkeypatch: p
     finally:
         limit.close()
     assert found[0].path.is_dir()
+
+
+# Cgroups around the run's own ----------------------------------------------------------------------------------------
+
+INSIDE = """
+import json, os, subprocess, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from ogbnlib.memory.limits import make_limit
+from ogbnlib.runs.supervise import supervise
+limit, _ = make_limit(int(sys.argv[2]) or None)
+neighbour = subprocess.Popen([sys.executable, "-c", sys.argv[5]]) if sys.argv[5] else None
+done = supervise([sys.executable, "-c", sys.argv[4]], Path(sys.argv[3]), limit, echo=False)
+ended = neighbour.wait() if neighbour else None
+print(json.dumps([done.exit_code, done.evidence, done.peak_bytes, done.tally.held_peak_bytes, ended]))
+"""
+HOG_SOON = "import time; time.sleep(1.5)\n" + HOG
+SMALL = "import sys, time; held = b'x' * (30 << 20); time.sleep({}); sys.exit({})"
+
+
+def inside(
+    outer: Limit, limit_bytes: int, folder: Path, code: str, neighbour: str = "", **env: str
+) -> tuple[int, dict[str, Any], int | None, int, int | None]:
+    """Supervise `code` from within the cgroup of `outer`: exit code, evidence, peaks, and the neighbour's status."""
+    assert outer.cgroup is not None
+    if outer.cgroup.version == 2:
+        pytest.skip("under v2 a cgroup that holds processes has no others below it")
+    command = [sys.executable, "-c", INSIDE, str(outer.cgroup.path), str(limit_bytes), str(folder), code, neighbour]
+    keep = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    done = subprocess.run(command, capture_output=True, text=True, env={**keep, **env}, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: tuple[int, dict[str, Any], int | None, int, int | None] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_kill_for_an_outer_limit_is_not_blamed_on_the_runs_own(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    outer = kernel_limit(300 * MB)
+    code, evidence, peak, _, _ = inside(outer, 4096 * MB, tmp_path, HOG)
+    assert (code, evidence["killed_by"]) == (137, "kernel")
+    assert outer.cgroup is not None
+    assert evidence["outer_limit"] == {"limit_bytes": 300 * MB, "cgroup": str(outer.cgroup.path)}
+    assert (peak or 0) < 300 * MB
+
+
+def test_a_kill_for_the_runs_own_limit_is_not_blamed_on_the_one_around_it(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    code, evidence, _, _, _ = inside(kernel_limit(800 * MB), 80 * MB, tmp_path, HOG)
+    assert (code, evidence["killed_by"], evidence["outer_limit"]) == (137, "kernel", None)
+
+
+@pytest.mark.parametrize(("exit_code", "ends"), [(0, "by itself"), (75, "at a checkpoint"), (7, "with an error")])
+def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit], exit_code: int, ends: str
+) -> None:
+    job = kernel_limit(400 * MB)
+    code, evidence, peak, held, neighbour = inside(
+        job, 0, tmp_path, SMALL.format(4, exit_code), HOG_SOON, SLURM_JOB_ID="1"
+    )
+    assert neighbour == -9
+    assert job.oom_kills() == 1
+    assert (code, evidence) == (exit_code, {"killed_by": None, "oom_kills": None, "outer_limit": None})
+    assert peak is None
+    assert 30 * MB < held < 80 * MB  # not the job's, which had 400 MB
+
+
+def test_in_a_job_the_runs_own_kill_is_told_with_the_limit_that_was_met(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    job = kernel_limit(300 * MB)
+    code, evidence, _, _, _ = inside(job, 0, tmp_path, HOG, SLURM_JOB_ID="1")
+    assert job.cgroup is not None
+    outer = {"limit_bytes": 300 * MB, "cgroup": str(job.cgroup.path)}
+    assert (code, evidence) == (137, {"killed_by": "kernel", "oom_kills": 1, "outer_limit": outer})
+
+
+def test_in_a_job_a_killed_worker_is_the_runs_own_though_its_trainer_ends_by_itself(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    told = "os.waitpid(pid, 0); sys.exit(f'RuntimeError: DataLoader worker (pid {pid}) is killed by signal: Killed. ')"
+    code, evidence, _, _, _ = inside(kernel_limit(300 * MB), 0, tmp_path, WORKER + told, SLURM_JOB_ID="1")
+    assert (code, evidence["killed_by"], evidence["oom_kills"]) == (137, "kernel", 1)
+
+
+def test_of_nested_v2_cgroups_the_nearest_whose_limit_was_met_is_named(cgroup_v2: Path) -> None:
+    def met(path: Path, times: int) -> None:
+        (path / "memory.events").write_text(f"low 0\nmax 9\noom {times}\noom_kill {times}\n")
+
+    job = cgroup_v2 / "job"
+    for path in (job, job / "step"):
+        (path / "memory.max").write_text(str(2**30))
+        met(path, 3)
+    limit, _ = make_limit(300 * MB)
+    assert limit.cgroup is not None
+    met(limit.cgroup.path, 0)
+    met(job, 4)
+    limit.ended(-9, by_sigkill=True)
+    assert limit.killed_by is None  # none was killed in its own
+    (limit.cgroup.path / "memory.events").write_text("oom 0\noom_kill 1\n")
+    limit.ended(-9, by_sigkill=True)
+    assert limit.evidence()["outer_limit"] == {"limit_bytes": 2**30, "cgroup": str(job)}
+    other, _ = make_limit(300 * MB)
+    assert other.cgroup is not None
+    met(other.cgroup.path, 1)
+    met(job, 5)  # which counts what was met below it
+    other.ended(-9, by_sigkill=True)
+    assert other.evidence()["outer_limit"] is None
+    for one in (limit, other):
+        one.close()
