@@ -10,7 +10,8 @@ import pytest
 from conftest import MB, tree, write_run
 
 from ogbnlib.errors import InputError
-from ogbnlib.runs.diagnosis import EXIT_CODES, explain_exit_code
+from ogbnlib.memory.signals import Stopped
+from ogbnlib.runs.diagnosis import EXIT_CODES, ended, exit_code_of, explain_exit_code
 from ogbnlib.runs.folder import diagnose
 
 CODES = [0, 1, 130, 135, 137, 139, 141, 143, 255, "0:125", "0:53"]
@@ -187,3 +188,26 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 def test_a_diagnosis_is_plain_json(tmp_path: Path) -> None:
     found = diagnose(write_run(tmp_path, killed_by="kernel", oom_kills=1))
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["text"] == str(found)
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({}, "no result"),
+        ({"exit_code": 0}, "finished"),
+        ({"exit_code": 137}, "SIGKILL, cause unknown, exit code 137"),
+        ({"exit_code": 137, "killed_by": "kernel"}, "out of memory, exit code 137"),
+        ({"exit_code": 76}, "out of GPU memory, exit code 76"),
+        ({"exit_code": 75}, "stopped at a checkpoint, exit code 75"),
+        ({"exit_code": 139}, "error, exit code 139"),
+    ],
+)
+def test_a_few_words_say_how_a_run_ended(result: dict[str, Any], words: str) -> None:
+    assert ended(result) == words
+
+
+def test_an_exception_and_its_exit_code_are_one_thing() -> None:
+    import torch
+
+    errors = [InputError("x"), Stopped("x"), KeyboardInterrupt(), torch.OutOfMemoryError("x"), MemoryError()]
+    assert [exit_code_of(error) for error in errors] == [2, 75, 130, 76, 1]
