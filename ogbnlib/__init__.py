@@ -14,13 +14,12 @@ _HOME = {
     "InputError": "errors",
     "TrainConfig": "config",
     "release_memory": "memory.reading",
-    "read_timeline": "runs.timeline",
     "synthesize": "sources.synth",
     "write_raw": "sources.ogb_write",
     "open_raw": "sources.ogb",
     "run": "runs.sandbox",
-    "Run": "runs.sandbox",
-    "diagnose": "runs.sandbox",
+    "Run": "runs.folder",
+    "diagnose": "runs.folder",
 }
 __all__ = [*_HOME, "__version__"]
 

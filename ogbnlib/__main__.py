@@ -124,7 +124,7 @@ def train(
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; without it nothing is limited.')] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
-    engine: Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")] = "auto",
+    limit_by: Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")] = "auto",
     ranks: Annotated[int, typer.Option(help="Processes that train together, under the one limit.")] = 1,
     as_json: Json = False,
 ) -> None:
@@ -132,16 +132,14 @@ def train(
 
     Started by torchrun it trains in this process, as the rank that torchrun says it is.
     """
-    from .runs import sandbox
-    from .runs.folder import CONFIG
+    from .runs.folder import CONFIG, Run
+    from .runs.sandbox import run
 
     values: dict[str, Any] = dict(parse_assignments(set_ or []))
     if resume:
         if not (run_dir / CONFIG).is_file():
-            raise InputError(
-                f"{run_dir}: expected a run to resume (config.json), found none; start it without --resume"
-            )
-        values = {**TrainConfig.load(run_dir / CONFIG).model_dump(), **values}
+            raise InputError(f"{run_dir}: expected a run to resume ({CONFIG}), found none; start it without --resume")
+        values = {**Run(run_dir).config.model_dump(), **values}
     config = TrainConfig.create(values)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if memory_limit is not None or ranks != 1:
@@ -151,38 +149,27 @@ def train(
                 "let Slurm limit them, or leave torchrun out and use --ranks with --memory-limit"
             )
         _train_as_rank(config, run_dir, resume, as_json)
-    result = sandbox.run(
-        config, memory_limit, run_dir=run_dir, resume=resume, engine=engine, echo=not as_json, num_ranks=ranks
+    done = run(
+        config, memory_limit, run_dir=run_dir, resume=resume, limit_by=limit_by, echo=not as_json, num_ranks=ranks
     )
-    _print(result.result, f"{result.diagnosis}\nEverything about it is in {run_dir}", as_json)
-    raise typer.Exit(result.exit_code)
+    _print(done.result, f"{done.diagnosis}\nEverything about it is in {run_dir}", as_json)
+    raise typer.Exit(done.exit_code or 0)
 
 
 def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
-    import torch
-
-    from .memory.cuda import OUT_OF_CUDA_MEMORY
-    from .memory.signals import Stopped, die_with_parent, ignore
-    from .runs.diagnosis import STOPPED, read_result
-    from .runs.diagnosis import diagnose as read
+    from .memory.signals import die_with_parent
+    from .runs.folder import Run
+    from .training.child import exit_code
     from .training.distributed import end, end_here
     from .training.train import train as train_here
 
     die_with_parent()
     end_here()
-    code = 0
-    try:
-        train_here(config.replace(progress="none") if as_json else config, run_dir, resume=resume)
-    except Stopped as stopped:
-        code = STOPPED
-        if os.environ["RANK"] == "0" and not as_json:
-            typer.echo(stopped)
-    except torch.OutOfMemoryError as error:
-        code = OUT_OF_CUDA_MEMORY
-        typer.echo(f"error: {error}", err=True)
-    ignore()
-    if os.environ["RANK"] == "0":
-        _print(read_result(run_dir) or {}, f"{read(run_dir)}\nEverything about it is in {run_dir}", as_json)
+    quiet = config.replace(progress="none") if as_json else config
+    code = exit_code(lambda: train_here(quiet, run_dir, resume=resume), (lambda said: None) if as_json else print)
+    if os.environ["RANK"] == "0" and code != 2:
+        ended = Run(run_dir)
+        _print(ended.result, f"{ended.diagnosis}\nEverything about it is in {run_dir}", as_json)
     end(code)
 
 
@@ -201,10 +188,10 @@ def diagnose(
 
         ended = diagnose_job(job)
         return _print(ended.to_dict(), ended.text, as_json)
-    from .runs.diagnosis import diagnose as read
+    from .runs.folder import Run
 
     assert run_dir is not None
-    found = read(run_dir)
+    found = Run.open(run_dir).diagnosis
     _print(found.to_dict(), found.text, as_json)
 
 

@@ -171,7 +171,7 @@ def write_run(
     lines = [",".join(COLUMNS)] + [",".join(str(s.get(name, "")) for name in COLUMNS) for s in samples]
     (folder / "timeline.csv").write_text("\n".join(lines) + "\n")
     if exit_code is not None:
-        known = {"exit_code": exit_code, "memory_limit_bytes": None, "limit_engine": None, "killed_by": None}
+        known = {"exit_code": exit_code, "memory_limit_bytes": None, "limit_by": None, "killed_by": None}
         (folder / "result.json").write_text(json.dumps({**known, "oom_kills": None, "duration_s": 5.0, **result}))
     return folder
 

@@ -130,7 +130,7 @@ def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run", exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB,
-        limit_engine="cgroup v2",
+        limit_by="cgroup v2",
     )  # fmt: skip
     before = tree(tmp_path)
     text, found = cli("diagnose", str(run)), cli("diagnose", str(run), "--json")
@@ -177,7 +177,7 @@ def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
     done = cli("doctor", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == (0 if report["ok"] else 1)
-    assert {"torch", "memory limit", "limit engine", "/dev/shm", "disk", "data sets"} <= {
+    assert {"packages", "memory limit", "limit by", "/dev/shm", "disk", "data sets"} <= {
         check["name"] for check in report["checks"]
     }
     for check in report["checks"]:

@@ -9,7 +9,7 @@ from typing import Any
 from ..config import TrainConfig
 from ..errors import InputError
 from .phases import PhasePlan, Plan, predict
-from .sizes import size_of
+from .sizes import GraphSize, size_of
 
 
 def kind_of(phase: str) -> str:
@@ -33,7 +33,11 @@ def predicted_phases(plan: Plan) -> dict[str, PhasePlan]:
 
 
 def audit(
-    config: TrainConfig, memory_limit_bytes: int | None, measured: Mapping[str, int], marked: Mapping[str, int]
+    config: TrainConfig,
+    memory_limit_bytes: int | None,
+    measured: Mapping[str, int],
+    marked: Mapping[str, int],
+    size: GraphSize | None = None,
 ) -> dict[str, Any]:
     """The entry `forecast` of result.json.
 
@@ -41,26 +45,30 @@ def audit(
     the data set's size is not to be had, `skipped` says why instead.
 
     Args:
-        measured: The most held in each kind of phase (`kind_of`).
+        measured: The most held in phases of each name, "" between phases.
         marked: The largest size of each named part.
+        size: The data set's, as the run found it; None reads it from its files.
     """
     try:
-        plan = predict(config, size_of(config.dataset), memory_limit_bytes=memory_limit_bytes)
+        plan = predict(config, size or size_of(config.dataset), memory_limit_bytes=memory_limit_bytes)
     except InputError as error:
         return {"skipped": str(error)}
+    held: dict[str, int] = {}
+    for name, peak in measured.items():
+        held[kind_of(name)] = max(held.get(kind_of(name), 0), peak)
     phases = {
-        kind: {"predicted": phase.held_bytes, "measured": measured.get(kind), "parts": dict(phase.parts)}
+        kind: {"predicted": phase.held_bytes, "measured": held.get(kind), "parts": dict(phase.parts)}
         for kind, phase in predicted_phases(plan).items()
     }
     expected: dict[str, int] = {}
     for phase in plan.phases:
-        for name, size in phase.parts.items():
-            expected[name] = max(expected.get(name, 0), size)
+        for name, part_bytes in phase.parts.items():
+            expected[name] = max(expected.get(name, 0), part_bytes)
     return {
         "peak_phase": plan.peak.name,
         "peak_bytes": {"predicted": plan.peak_bytes, "measured": max(measured.values(), default=None)},
         "phases": phases,
         "parts": {
-            name: {"predicted": expected[name], "measured": size} for name, size in marked.items() if name in expected
+            name: {"predicted": expected[name], "measured": found} for name, found in marked.items() if name in expected
         },
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,18 @@ class Cgroup:
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         values = _fields(str(self.path / name), [b"oom_kill"])
         return None if values is None else values.get(b"oom_kill")
+
+    def ooms(self) -> int:
+        """How often v2 found no memory left under this directory's limit, or one below it; 0 under v1."""
+        return (_fields(str(self.path / "memory.events"), [b"oom"]) or {}).get(b"oom", 0)
+
+    def met_its_limit(self, ooms_before: int) -> bool:
+        """Whether usage came up to this directory's own limit: since `ooms` was asked, or under v1 at any time."""
+        if self.version == 2:
+            return self.ooms() > ooms_before
+        limit, peak = self.limit_bytes(), self.peak_bytes()
+        # A charge of some pages at once may have failed below it. `memory.failcnt` stays 0 on recent kernels.
+        return limit is not None and peak is not None and peak > limit - 2**21
 
     def parts(self) -> tuple[int | None, int | None, int | None]:
         """Anonymous, file (without shared memory) and shared bytes, children included."""
@@ -116,6 +128,16 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     return None
 
 
+def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
+    """`cgroup` and those it lies in, whose limits hold for it too, up to the mount point."""
+    path = cgroup.path
+    while True:
+        yield Cgroup(path, cgroup.version)
+        if path in (mount, path.parent):
+            return
+        path = path.parent
+
+
 def effective_limit() -> tuple[int, str]:
     """The bytes this process may use and where that number comes from: the lowest of cgroup, Slurm and host."""
     import psutil
@@ -125,14 +147,9 @@ def effective_limit() -> tuple[int, str]:
     if given := os.environ.get(LIMIT_VARIABLE):
         limits.append((int(given), "memory_limit"))
     if found := find_cgroup():
-        cgroup, mount = found
-        path = cgroup.path
-        while True:
-            if (limit := Cgroup(path, cgroup.version).limit_bytes()) is not None:
-                limits.append((limit, f"memory cgroup v{cgroup.version} {path}"))
-            if path in (mount, path.parent):
-                break
-            path = path.parent
+        for cgroup in lineage(*found):
+            if (limit := cgroup.limit_bytes()) is not None:
+                limits.append((limit, f"memory cgroup v{cgroup.version} {cgroup.path}"))
     slurm = {name: os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")}
     if slurm["MEM_PER_NODE"].isdigit():  # in MB, as Slurm writes it for its jobs
         limits.append((int(slurm["MEM_PER_NODE"]) * 2**20, "Slurm --mem (SLURM_MEM_PER_NODE)"))

@@ -1,6 +1,6 @@
 """Four ways to hold a process tree under a real memory limit, the strictest available first.
 
-| engine | who kills | counts page cache | needs |
+| `limit_by` | who kills | counts page cache | needs |
 |---|---|---|---|
 | `cgroup v2`, `cgroup v1` | the kernel | yes, and reclaims it first | a writable memory cgroup (root, or delegated) |
 | `systemd-run` | the kernel | yes | a systemd user session with the memory controller delegated |
@@ -22,13 +22,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import Cgroup, find_cgroup
+from .cgroup import Cgroup, find_cgroup, lineage
 from .reading import Reading, process_tree, read_pss, read_rss
 
-ENGINES = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
+KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 _serial = itertools.count()
 
 
@@ -49,17 +51,25 @@ def kill_tree(pid: int) -> None:
 class Limit:
     """A limit around one process tree. `limit_bytes=None` records without limiting.
 
-    Use: `argv = limit.command(argv)`, start it, `limit.attach(pid)`, give each reading to `limit.check`, and `close()`
-    when the tree is gone. `killed_by` is None, "kernel" or "watchdog".
+    Use: `argv = limit.command(argv)`, start it, `limit.attach(pid)`, give each reading to `limit.check` and the exit
+    status to `limit.ended`, and `close()` when the tree is gone.
+
+    Attributes:
+        cgroup: The tree's own, and nobody else's.
+        killed_by: None, "kernel" or "watchdog".
+        outer: After a kill by the kernel, the cgroup around this one whose limit was met, where it was not this one's.
     """
 
     name = "none"
     cgroup: Cgroup | None = None
     killed_by: str | None = None
+    outer: Cgroup | None = None
+    _counts_others = False  # whether `oom_kills` counts other processes than the tree's too
 
     def __init__(self, limit_bytes: int | None):
         self.limit_bytes = limit_bytes
         self.pid: int | None = None
+        self._limits: list[tuple[Cgroup, int]] = []
 
     def command(self, argv: list[str]) -> list[str]:
         return argv
@@ -73,6 +83,35 @@ class Limit:
     def oom_kills(self) -> int | None:
         return self.cgroup.oom_kills() if self.cgroup else None
 
+    def ended(self, status: int, by_sigkill: bool) -> None:
+        """Tell an out-of-memory kill that no reading came upon: the tree ended too soon after it.
+
+        Args:
+            status: Of the tree's first process.
+            by_sigkill: Whether a process of the tree is known to have died of SIGKILL. Where the counter counts others
+                too it proves nothing without that.
+        """
+        if self.killed_by is None and status and self.oom_kills() and (by_sigkill or not self._counts_others):
+            self._blame_kernel()
+
+    def evidence(self) -> dict[str, Any]:
+        """What it knows of the end, for result.json."""
+        kills = self.oom_kills() if self.killed_by == "kernel" or not self._counts_others else None
+        outer = self.outer and {"limit_bytes": self.outer.limit_bytes(), "cgroup": str(self.outer.path)}
+        return {"killed_by": self.killed_by, "oom_kills": kills, "outer_limit": outer}
+
+    def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
+        self._limits = [(group, group.ooms()) for group in cgroups if group.limit_bytes() is not None]
+
+    def _blame_kernel(self) -> None:
+        self.killed_by = "kernel"
+        if self.cgroup is not None and not self.cgroup.path.exists():
+            return  # and whether it was met, with it
+        # v2 counts it for the cgroups around the one whose limit was met too: the nearest is the one.
+        met = next((group for group, before in self._limits if group.met_its_limit(before)), None)
+        if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
+            self.outer = met
+
     def close(self) -> None:
         """Free what the limit holds; a cgroup ends whatever process is left in it."""
 
@@ -80,7 +119,7 @@ class Limit:
 class CgroupLimit(Limit):
     """A child directory in a memory cgroup that is ours to write, with `limit_bytes` and no swap."""
 
-    def __init__(self, limit_bytes: int | None, parent: Cgroup):
+    def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
         path = parent.path / f"ogbnlib-{os.getpid()}-{next(_serial)}"
@@ -91,6 +130,7 @@ class CgroupLimit(Limit):
         except OSError:
             path.rmdir()
             raise
+        self._watch_limits(lineage(self.cgroup, mount))
 
     def _set_limits(self, path: Path, version: int) -> None:
         if self.limit_bytes is None:
@@ -113,7 +153,7 @@ class CgroupLimit(Limit):
 
     def check(self, reading: Reading) -> None:
         if self.killed_by is None and (self.oom_kills() or 0) > 0:
-            self.killed_by = "kernel"
+            self._blame_kernel()
             if self.pid is not None:
                 kill_tree(self.pid)
 
@@ -137,16 +177,20 @@ class JobCgroup(Limit):
     """No limit of its own inside a Slurm job: the cgroup that Slurm made for the job is watched, not added to.
 
     A cgroup below it would hide an out-of-memory kill from Slurm, which under v1 counts those in its own cgroup only,
-    and the job would not be OUT_OF_MEMORY. Reading the kill counter of the job's cgroup needs no rights.
+    and the job would not be OUT_OF_MEMORY. Reading the kill counter of the job's cgroup needs no rights. What else it
+    counts is the whole job's, other runs and a notebook's kernel included: the run's own memory is its processes'.
     """
 
-    def __init__(self, cgroup: Cgroup):
+    _counts_others = True
+
+    def __init__(self, job: Cgroup, mount: Path):
         super().__init__(None)
-        self.cgroup = cgroup
-        self._kills_before = cgroup.oom_kills() or 0
+        self.job = job
+        self._kills_before = job.oom_kills() or 0
+        self._watch_limits(lineage(job, mount))
 
     def oom_kills(self) -> int | None:
-        after = super().oom_kills()
+        after = self.job.oom_kills()
         return None if after is None else after - self._kills_before
 
 
@@ -154,6 +198,10 @@ class SystemdLimit(Limit):
     """`systemd-run --user --scope`: a cgroup made by the user's own systemd."""
 
     name = "systemd-run"
+    _counts_others = True  # once the scope is gone
+    _seen_kills: int | None = None
+    _slice: Cgroup | None = None
+    _slice_kills_before = 0
 
     def command(self, argv: list[str]) -> list[str]:
         limits = []
@@ -161,26 +209,24 @@ class SystemdLimit(Limit):
             limits = ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--", *argv]
 
-    _seen_kills: int | None = None
-    _slice: Cgroup | None = None
-    _slice_kills_before = 0
-
     def check(self, reading: Reading) -> None:
         # The scope exists only once systemd-run has moved the process: look until its cgroup is not ours any more.
         if self.cgroup is None and self.pid is not None and (found := find_cgroup(self.pid)):
             own = find_cgroup()
             if own is None or found[0] != own[0]:
                 self.cgroup = found[0]
+                self._watch_limits(lineage(*found))
                 self._slice = Cgroup(found[0].path.parent, found[0].version)
                 self._slice_kills_before = self._slice.oom_kills() or 0
         if self.cgroup is not None and (kills := self.cgroup.oom_kills()) is not None:
             self._seen_kills = kills  # the scope vanishes with its last process, so the count is kept as it is seen
             if kills > 0 and self.killed_by is None and self.pid is not None:
-                self.killed_by = "kernel"
+                self._blame_kernel()
                 kill_tree(self.pid)
 
     def oom_kills(self) -> int | None:
-        # The scope, and its counter, are gone with its last process; v2 counts a child's kills in its parent too.
+        # The scope, and its counter, are gone with its last process; v2 counts a child's kills in its parent too, as it
+        # does those of all its other children.
         after = self._slice.oom_kills() if self._slice else None
         since = None if after is None else after - self._slice_kills_before
         return max((count for count in (self._seen_kills, since) if count is not None), default=None)
@@ -226,40 +272,35 @@ class Watchdog(Limit):
         return (anon or 0) + (shmem or 0)
 
 
-def _cgroup_parents(version: int) -> list[Cgroup]:
+def _cgroup_parents(cgroup: Cgroup, mount: Path) -> list[Cgroup]:
     """Cgroups in which a child may be made without leaving a limit that holds this process, nearest first.
 
     Under v2 a cgroup with processes of its own can't hand the memory controller to children, so its ancestors are
     tried too, but never past one that has a limit: a job must not escape its own allocation.
     """
-    found = find_cgroup()
-    if not found or found[0].version != version:
-        return []
-    cgroup, mount = found
-    if version == 1:
+    if cgroup.version == 1:
         return [cgroup]
-    parents, path = [], cgroup.path
-    while True:
-        current = Cgroup(path, version)
-        parents.append(current)
-        if path in (mount, path.parent) or current.limit_bytes() is not None:
-            return parents
-        path = path.parent
+    parents: list[Cgroup] = []
+    for parent in lineage(cgroup, mount):
+        parents.append(parent)
+        if parent.limit_bytes() is not None:
+            break
+    return parents
 
 
 def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
     """The limit, or why it can't be had."""
-    parents = _cgroup_parents(version)
-    if not parents:
+    found = find_cgroup()
+    if not found or found[0].version != version:
         return f"no memory controller under cgroup v{version}"
     reasons = []
-    for parent in parents:
+    for parent in _cgroup_parents(*found):
         try:
             if version == 2:
                 control = parent.path / "cgroup.subtree_control"
                 if "memory" not in control.read_text().split():
                     control.write_text("+memory")
-            return CgroupLimit(limit_bytes, parent)
+            return CgroupLimit(limit_bytes, parent, found[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
     return "; ".join(reasons)
@@ -278,22 +319,22 @@ def _try_systemd(limit_bytes: int | None) -> SystemdLimit | str:
     return SystemdLimit(limit_bytes)
 
 
-def make_limit(limit_bytes: int | None, engine: str = "auto") -> tuple[Limit, list[str]]:
+def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:
     """The strictest limit that can be had here, and why each stricter one could not.
 
     Args:
         limit_bytes: The limit, or None to record without one (a cgroup still gives the kernel's own peak).
-        engine: "auto" or one of `ENGINES`, which is then the only one tried.
+        limit_by: "auto" or one of `KINDS`, which is then the only one tried.
 
     Raises:
-        InputError: when the named engine is unknown or can't be used here, with the reason.
+        InputError: when the named kind is unknown or can't be used here, with the reason.
     """
-    if engine != "auto" and engine not in ENGINES:
-        raise InputError(f"engine: expected auto or one of {', '.join(ENGINES)}, got {engine!r}")
+    if limit_by != "auto" and limit_by not in KINDS:
+        raise InputError(f"limit_by: expected auto or one of {', '.join(KINDS)}, got {limit_by!r}")
     refused: list[str] = []
-    if limit_bytes is None and engine == "auto" and "SLURM_JOB_ID" in os.environ and (found := find_cgroup()):
-        return JobCgroup(found[0]), refused
-    for name in ENGINES if engine == "auto" else (engine,):
+    if limit_bytes is None and limit_by == "auto" and "SLURM_JOB_ID" in os.environ and (found := find_cgroup()):
+        return JobCgroup(*found), refused
+    for name in KINDS if limit_by == "auto" else (limit_by,):
         answer: Limit | str
         if name == "watchdog":
             answer = Watchdog(limit_bytes)
@@ -305,5 +346,5 @@ def make_limit(limit_bytes: int | None, engine: str = "auto") -> tuple[Limit, li
             return answer, refused
         refused.append(f"{name}: {answer}")
     raise InputError(
-        f"engine: {refused[0]}; a limit of {format_bytes(limit_bytes)} can't be set with it here, use engine='auto'"
+        f"limit_by: {refused[0]}; a limit of {format_bytes(limit_bytes)} can't be set with it here, use limit_by='auto'"
     )

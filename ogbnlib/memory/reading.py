@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import sys
@@ -46,6 +47,30 @@ class Reading:
     cgroup_shmem_bytes: int | None = None
     cgroup_peak_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
+
+    def held(self) -> tuple[int, int, int] | None:
+        """Anonymous, shared and file bytes of the tree, each page counted once; None where that is not known.
+
+        The cgroup's count where there is one, else PSS, which is not in every reading; RSS where it is one process
+        alone, and where the kernel gives no PSS.
+        """
+        source = "cgroup"
+        if self.cgroup_anon_bytes is None:
+            source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"
+        anon, shmem, file = (getattr(self, f"{source}_{part}_bytes") for part in ("anon", "shmem", "file"))
+        return None if anon is None else (anon, shmem or 0, file or 0)
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Anonymous + shared memory, as `held` has it: what can't be taken back, unlike the page cache."""
+        held = self.held()
+        return None if held is None else held[0] + held[1]
+
+
+@functools.cache
+def _gives_pss() -> bool:
+    """Whether this kernel tells the parts of PSS, as Linux does since 5.2."""
+    return read_pss([os.getpid()])[1] is not None
 
 
 def process_tree(pid: int) -> list[int]:

@@ -6,8 +6,8 @@ this library's own watchdog); without it the answer is "cause unknown" with the 
 
 from __future__ import annotations
 
-import json
-import os
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,72 +16,104 @@ from ..config import TrainConfig
 from ..errors import InputError, format_bytes
 from ..forecast.cures import cuda_cures
 from ..memory.cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
-from ..memory.recorder import EVENTS
-from .timeline import Phase, last_attempt, read_events, read_parts, read_phases, read_timeline
+from ..memory.signals import Stopped
+from ..memory.tally import PhaseNow, Tally
 
-RESULT = "result.json"
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 # Exit codes: 128 + N is death by signal N as shells and this library report it; "0:125" and "0:53" are Slurm's
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
-EXIT_CODES: dict[str, tuple[str, str]] = {
-    "0": ("finished without an error", "nothing to mend"),
-    "1": ("ended by a Python exception", "read the traceback at the end of output.log"),
-    "2": ("refused its input before any work", "correct the parameter or file that the message names"),
+EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
+    "0": ("finished", "finished without an error", "nothing to mend"),
+    "1": ("error", "ended by a Python exception", "read the traceback at the end of output.log"),
+    "2": ("bad input", "refused its input before any work", "correct the parameter or file that the message names"),
     "75": (
+        "stopped at a checkpoint",
         "stopped at a batch boundary on SIGUSR1 or SIGTERM, as a time limit or preemption sends them; "
         "its checkpoint is written",
         "go on with resume=True (--resume)",
     ),
     "76": (
+        "out of GPU memory",
         "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
         "set expandable_segments=True, or make a step smaller: batch_size with accumulate, precision=bf16, "
         "activation_checkpointing=True, num_neighbors",
     ),
-    "130": ("interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
+    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
     "135": (
+        "error",
         "ended by SIGBUS, which for DataLoader workers means a full /dev/shm, and for a mapped file one that shrank",
         "give the container more shared memory (docker --shm-size=8g), or set num_workers=0",
     ),
     "137": (
+        "SIGKILL, cause unknown",
         "ended by SIGKILL, cause unknown: an out-of-memory killer sends it, but so do scancel, a time limit, "
         "preemption and kill -9",
         "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence",
     ),
     "139": (
+        "error",
         "ended by SIGSEGV, a crash in compiled code",
         "run with num_workers=0 and PYTHONFAULTHANDLER=1 to see where; check that torch and its extensions match",
     ),
     "141": (
+        "error",
         "ended by SIGPIPE: it wrote to a pipe whose reader was gone, as `python ... | head` leaves it",
         "write the output to a file; in job scripts, `set -o pipefail` turns a closed pipe into this code",
     ),
     "143": (
+        "SIGTERM",
         "ended by SIGTERM: scancel, a time limit, preemption or kill",
         "go on with resume=True; in Slurm, sacct says which it was",
     ),
     "255": (
+        "error",
         "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
         "look at the launcher's own messages: lost connection, missing image, node failure",
     ),
     "0:125": (
+        "out of memory",
         "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY)",
         "ask for more with --mem, or use loading=shared; note that srun itself returns 1 for such a step",
     ),
     "0:53": (
+        "never started",
         "never started: Slurm could not open the batch script's output file or working directory",
         "make the folder of --output and --chdir on a file system that the compute node sees",
     ),
 }
 
 
+def exit_code_of(error: BaseException) -> int:
+    """The exit code with which a process ends that was stopped by this exception."""
+    torch = sys.modules.get("torch")  # without it nothing of it was raised
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return OUT_OF_CUDA_MEMORY
+    codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
+
+
 def explain_exit_code(code: int | str) -> tuple[str, str]:
     """(meaning, remedy) of an exit code, or of Slurm's `EXIT:SIGNAL` pair such as "0:125"."""
     key = str(code)
     if key in EXIT_CODES:
-        return EXIT_CODES[key]
+        return EXIT_CODES[key][1:]
     if key.isdigit() and 128 < int(key) < 128 + 65:
         return f"ended by signal {int(key) - 128}", "look up the signal with `kill -l`, and the end of output.log"
     return f"ended with exit code {key}, which has no fixed meaning", "read the end of output.log"
+
+
+def word_of(code: int | str) -> str:
+    """The cause that an exit code alone tells, in a word or two."""
+    return EXIT_CODES.get(str(code), ("error",))[0]
+
+
+def ended(result: Mapping[str, Any]) -> str:
+    """How a run ended by its result.json, in a few words: for a title or a table."""
+    code = result.get("exit_code")
+    if code is None:
+        return "no result"
+    cause = "out of memory" if result.get("killed_by") else word_of(code)
+    return cause if code == 0 else f"{cause}, exit code {code}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +125,7 @@ class Diagnosis:
     exit_code: int | None
     phase: str | None
     parts: dict[str, int] = field(default_factory=dict)
-    last_sample: dict[str, float] = field(default_factory=dict)
+    last_sample: dict[str, int] = field(default_factory=dict)
     remedy: str = ""
 
     def __str__(self) -> str:
@@ -103,28 +135,7 @@ class Diagnosis:
         return asdict(self)
 
 
-def read_result(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The run's result.json, or None when the watching process did not live to write it."""
-    path = Path(run_dir) / RESULT
-    if not path.is_file():
-        return None
-    try:
-        result: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"{path}: expected JSON, found something else ({error})") from None
-    return result
-
-
-def _last_phase(phases: list[Phase], attempts: int) -> Phase | None:
-    """The innermost phase in which the last attempt ended, or the last one it finished."""
-    last = [phase for phase in phases if phase.attempt == attempts]
-    if not last:
-        return None
-    unfinished = [phase for phase in last if phase.end_s is None or "failed" in phase.info]
-    return max(unfinished, key=lambda phase: (phase.depth, phase.start_s)) if unfinished else last[-1]
-
-
-def _remedy(config: TrainConfig | None, phase: Phase | None, parts: dict[str, int]) -> str:
+def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str, int]) -> str:
     """The smallest change that takes away what the run died of, with its size where that is known."""
     if config is None:
         return "run with loading=shared, which keeps one CSC for all loaders"
@@ -165,28 +176,29 @@ def _out_of_cuda(run_dir: Path, config: TrainConfig | None, oom: dict[str, Any])
     return text, "; or ".join(cures) or None
 
 
-def _holding(parts: dict[str, int], sample: dict[str, float], started: float | None) -> list[str]:
+def _holding(tally: Tally) -> list[str]:
     sentences = []
-    anon, shmem = sample.get("anon", float("nan")), sample.get("shmem", float("nan"))
-    if anon == anon:
-        text = f"The last sample shows {format_bytes(anon)} anonymous, {format_bytes(shmem)} shared"
-        text += f" and {format_bytes(sample['file'])} file memory" if sample.get("file") == sample.get("file") else ""
-        if started is not None and anon + shmem - started > 2**20:
-            text += f"; {format_bytes(anon + shmem - started)} of it came since the phase began"
+    if tally.last:
+        anon, shmem, file = (format_bytes(tally.last[part]) for part in ("anon", "shmem", "file"))
+        text = f"The last sample shows {anon} anonymous, {shmem} shared and {file} file memory"
+        began = tally.phase.held_bytes if tally.phase else None
+        if began is not None and (grown := (tally.held_bytes or 0) - began) > 2**20:
+            text += f"; {format_bytes(grown)} of it came since the phase began"
         sentences.append(text + ".")
-    if parts:
-        largest = sorted(parts.items(), key=lambda item: -item[1])
+    if tally.parts:
+        largest = sorted(tally.parts.items(), key=lambda item: -item[1])
         sentences.append("It held " + ", ".join(f"{name} {format_bytes(size)}" for name, size in largest) + ".")
     return sentences
 
 
-def held_peak_bytes(result: dict[str, Any]) -> int:
+def held_peak_bytes(result: Mapping[str, Any]) -> int:
     """The most anonymous + shared memory in any sample of a result: what a kill goes by, unlike the page cache."""
     peaks = result.get("sampled_peaks_bytes", {})
-    return int(peaks.get("cgroup_anon_shmem_bytes") or peaks.get("anon_shmem_bytes") or 0)
+    names = ("held_bytes", "cgroup_anon_shmem_bytes", "anon_shmem_bytes")  # the first is younger than some results
+    return int(next((peaks[name] for name in names if peaks.get(name)), 0))
 
 
-def _at_most(result: dict[str, Any]) -> str:
+def _at_most(result: Mapping[str, Any]) -> str:
     held, peak = held_peak_bytes(result), result.get("peak_bytes") or 0
     if not held:
         return ""
@@ -194,96 +206,63 @@ def _at_most(result: dict[str, Any]) -> str:
     return f"; it held {format_bytes(held)} at most" + (f", {format_bytes(peak)} with page cache" if cached else "")
 
 
-def _evidence(run_dir: Path, phase: Phase | None) -> tuple[dict[str, float], float | None, float]:
-    """Anonymous, shared and file bytes in the last sample; anonymous + shared when the phase began; run time."""
-    try:
-        table = read_timeline(run_dir)
-    except InputError:
-        return {}, None, 0.0
-    table = table.dropna(subset=["rss_anon_bytes"])
-    if not len(table):
-        return {}, None, 0.0
-    cgroup = table["cgroup_anon_bytes"].notna().any()
-    if cgroup:
-        table = table.dropna(subset=["cgroup_anon_bytes"])
-    names = {part: f"{'cgroup' if cgroup else 'rss'}_{part}_bytes" for part in ("anon", "shmem", "file")}
-    last = {part: float(table[name].iloc[-1]) for part, name in names.items()}
-    started = None
-    if phase is not None and len(before := table[table["time_s"] <= phase.start_s]):
-        started = float(before[names["anon"]].iloc[-1] + before[names["shmem"]].iloc[-1])
-    return last, started, float(table["time_s"].iloc[-1])
+def _killer(result: Mapping[str, Any]) -> str:
+    """Who killed a run, on what evidence and for which limit."""
+    if result["killed_by"] == "watchdog":
+        return f"Killed by this library's watchdog (exit code {result['exit_code']}){_limited(result)}"
+    text = "Killed by the kernel's out-of-memory killer"
+    text += f" (exit code {result['exit_code']}, oom_kill counter {result.get('oom_kills')})"
+    if outer := result.get("outer_limit"):
+        own = _limited(result).replace("under a limit of", "its own limit of")
+        text += f" for the limit of {format_bytes(outer['limit_bytes'])} of the cgroup {outer['cgroup']} around it"
+        return text + (f", not for{own}" if own else "")
+    return text + _limited(result)
 
 
-def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
-    """Say what ended the run in `run_dir`, from its files alone; works after a SIGKILL of run or watcher.
+def _limited(result: Mapping[str, Any]) -> str:
+    limit = result.get("memory_limit_bytes")
+    return f" under a limit of {format_bytes(limit)} ({result.get('limit_by')})" if limit else ""
 
-    Raises:
-        InputError: when `run_dir` is not the folder of a run.
+
+def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any], tally: Tally) -> Diagnosis:
+    """Say what ended a run's last attempt.
+
+    Args:
+        result: What is in its result.json; empty where none was written, or is still to be.
     """
-    run_dir = Path(run_dir)
-    if not (run_dir / "config.json").is_file() and not (run_dir / EVENTS).is_file():
-        raise InputError(f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found neither in it")
-    result = read_result(run_dir)
-    try:
-        config: TrainConfig | None = TrainConfig.load(run_dir / "config.json")
-    except InputError:
-        config = None
-    events = read_events(run_dir) if (run_dir / EVENTS).is_file() else []
-    phases = read_phases(run_dir) if events else []
-    last = last_attempt(events)
-    phase = _last_phase(phases, sum(event["event"] == "start" for event in events))
-    parts = read_parts(run_dir) if phases else {}
-    sample, started, duration_s = _evidence(run_dir, phase)
-    where = f"in phase '{phase.label}'" if phase else "before its first phase"
-
-    if result is None or result.get("exit_code") is None:
+    label = tally.phase.label if tally.phase else None
+    where = f"in phase '{label}'" if label else "before its first phase"
+    after = f"after {result.get('duration_s', tally.duration_s):.1f} s"
+    told = dict(tally.parts), dict(tally.last)
+    if result.get("exit_code") is None:
         text = [
             "No result was written: the watching process was itself killed or is still at work. "
-            f"After {duration_s:.1f} s the run was {where}."
+            f"{after.capitalize()} the run was {where}."
         ]
         remedy = "if no process of it lives any more, go on with resume=True"
-        text += [*_holding(parts, sample, started), f"Next: {remedy}."]
-        return Diagnosis(" ".join(text), "no result", None, phase.label if phase else None, parts, sample, remedy)
-
+        text += [*_holding(tally), f"Next: {remedy}."]
+        return Diagnosis(" ".join(text), "no result", None, label, *told, remedy)
     code = int(result["exit_code"])
-    limit, engine = result.get("memory_limit_bytes"), result.get("limit_engine")
-    limited = f" under a limit of {format_bytes(limit)} ({engine})" if limit else ""
-    meaning, remedy = explain_exit_code(code)
-    killed_by = result.get("killed_by")
-    duration_s = result.get("duration_s", duration_s)
     if code == 0:
-        text = [f"Finished without an error in {duration_s:.1f} s{limited}{_at_most(result)}."]
-        return Diagnosis(text[0], "finished", 0, phase.label if phase else None, parts, sample, "")
-    if killed_by:
-        cause = "out of memory"
-        count = result.get("oom_kills")
-        who = "this library's watchdog" if killed_by == "watchdog" else "the kernel's out-of-memory killer"
-        proof = f", oom_kill counter {count}" if killed_by == "kernel" else ""
-        text = [f"Killed by {who} (exit code {code}{proof}){limited} after {duration_s:.1f} s, {where}."]
-        remedy = _remedy(config, phase, parts)
+        done = f"Finished without an error {after.replace('after', 'in')}{_limited(result)}{_at_most(result)}."
+        return Diagnosis(done, "finished", 0, label, *told)
+    if result.get("killed_by"):
+        cause, remedy = "out of memory", _remedy(config, tally.phase, tally.parts)
+        text = [f"{_killer(result)} {after}, {where}."]
     else:
-        causes = {
-            STOPPED: "stopped, checkpoint written",
-            OUT_OF_CUDA_MEMORY: "out of GPU memory",
-            137: "SIGKILL, cause unknown",
-            130: "interrupted",
-            143: "SIGTERM",
-            2: "bad input",
-        }
-        cause = causes.get(code, "error")
-        text = [f"Exit code {code}: {meaning}. It ended{limited} after {duration_s:.1f} s, {where}."]
-        if limit and code == 137:
+        cause, (meaning, remedy) = word_of(code), explain_exit_code(code)
+        text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
+        if code == 137 and _limited(result):
             text.append("The limit's own evidence shows no out-of-memory kill.")
-        ooms = [event for event in last if event["event"] == "cuda_oom" and code == OUT_OF_CUDA_MEMORY]
-        if ooms:
-            more, cured = _out_of_cuda(run_dir, config, ooms[-1])
+        if code == OUT_OF_CUDA_MEMORY and (oom := tally.events.get("cuda_oom")):
+            more, cured = _out_of_cuda(run_dir, config, oom)
             text, remedy = text + more, cured or remedy
         elif message := result.get("last_output"):
             text.append(f"Its last words: {message}")
-    for event in last:
-        if event["event"] == "rank ended" and code not in (2, STOPPED):
-            text.append(f"Rank {event['rank']} was the first to end: {explain_exit_code(event['exit_code'])[0]}.")
     if code not in (2, STOPPED):
-        text += _holding(parts, sample, started)
+        if first := tally.events.get("rank ended"):
+            meaning, _ = explain_exit_code(first["exit_code"])
+            text.append(f"Rank {first['rank']} was the first to end: {meaning}.")
+        text += _holding(tally)
     text.append(f"Next: {remedy}.")
-    return Diagnosis(" ".join(text), cause, code, phase.label if phase else None, parts, sample, remedy)
+    return Diagnosis(" ".join(text), cause, code, label, *told, remedy)

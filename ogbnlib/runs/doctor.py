@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ..memory.cgroup import effective_limit
 from ..memory.limits import make_limit
 
 _PACKAGE = "ogbnlib"
+_SHOWN = ("torch", "torch_geometric", "ogb", "numba", "pandas")
 _SHM_BYTES = 2**30  # DataLoader workers pass batches through /dev/shm; Docker's default of 64 MB ends in SIGBUS
 _DISK_BYTES = 2 * 2**30  # enough for the notebooks' generated data
 
@@ -27,42 +29,32 @@ class Check:
     mend: str = ""
 
 
-def _versions() -> list[Check]:
-    """Every pinned or bounded requirement of this package against what is installed."""
-    from packaging.requirements import Requirement
-
-    checks = []
+def _packages() -> Check:
+    """What pip finds wrong with this package's requirements, else the versions that decide most."""
+    mend = "pip install -e ."
     try:
-        requirements = importlib.metadata.requires(_PACKAGE) or []
+        importlib.metadata.version(_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        return [Check(_PACKAGE, False, "not installed, only its folder is on the path", "pip install -e .")]
-    for line in requirements:
-        wanted = Requirement(line)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
-            continue
-        mend = f'pip install "{wanted.name}{wanted.specifier}"'
-        try:
-            version = importlib.metadata.version(wanted.name)
-        except importlib.metadata.PackageNotFoundError:
-            checks.append(Check(wanted.name, False, f"not installed, needs {wanted.specifier}", mend))
-            continue
-        # A local label such as +cpu or +cu126 names the build, not another version.
-        fits = wanted.specifier.contains(re.sub(r"\+.*", "", version), prereleases=True)
-        checks.append(Check(wanted.name, fits, f"{version}, needs {wanted.specifier}", "" if fits else mend))
-    return checks
+        return Check("packages", False, f"{_PACKAGE} is not installed, only its folder is on the path", mend)
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    if done.stderr and not done.stdout:
+        return Check("packages", False, done.stderr.splitlines()[-1], "python -m ensurepip")
+    wrong = [line for line in done.stdout.splitlines() if line.startswith(f"{_PACKAGE} ")]
+    if wrong:
+        return Check("packages", False, "; ".join(wrong), mend)
+    return Check("packages", True, ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN))
 
 
 def _limits() -> list[Check]:
     limit, source = effective_limit()
     checks = [Check("memory limit", True, f"{format_bytes(limit)}, from {source}")]
     try:
-        engine, refused = make_limit(min(limit, 2**30))
-        name = engine.name
-        engine.close()
+        kept, refused = make_limit(min(limit, 2**30))
+        kept.close()
     except InputError as error:
-        return [*checks, Check("limit engine", False, str(error), "run as a user who may create memory cgroups")]
-    found = name if name != "watchdog" else f"watchdog ({'; '.join(refused)})"
-    return [*checks, Check("limit engine", True, found)]
+        return [*checks, Check("limit by", False, str(error), "run as a user who may create memory cgroups")]
+    found = kept.name if kept.name != "watchdog" else f"watchdog ({'; '.join(refused)})"
+    return [*checks, Check("limit by", True, found)]
 
 
 def _space(root: Path) -> list[Check]:
@@ -101,7 +93,7 @@ def _datasets(root: Path) -> Check:
 
 def examine(root: Path) -> list[Check]:
     """All checks, in the order they are shown."""
-    checks = _versions()
-    if all(check.ok for check in checks):
+    checks = [_packages()]
+    if checks[0].ok:
         checks.append(_accelerator())
     return [*checks, *_limits(), *_space(root), _datasets(root)]

@@ -1,8 +1,8 @@
-"""What ended a Slurm job, from everything that is left of it: accounting, controller, output file, run folder.
+"""What ended a Slurm job, from everything that is left of it: Slurm's own word, the output file, the run's folder.
 
-`sacct` knows a job for ever where there is accounting (slurmdbd); `scontrol show job` knows it for a few minutes after
-its end (MinJobAge); what slurmstepd wrote into the job's output file, and the run's own folder, stay. Each is used
-where it is to be had, and what the answer rests on is in `sources`.
+`sacct` knows a job for ever where there is accounting (slurmdbd). Where there is none, `scontrol show job` knows it
+until a few minutes after its end (MinJobAge). What slurmstepd wrote into the job's output file, and the run's own
+folder, stay. What the answer rests on is in `sources`.
 
 Two of Slurm's own traps are seen through: an out-of-memory kill in a step that srun started leaves the job FAILED with
 whatever the script made of srun's exit code 1, and sacct of Slurm 22.05 shows exit codes of 128 and above less 128
@@ -16,18 +16,19 @@ import os
 import pwd
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, format_bytes
-from .diagnosis import EXIT_CODES, Diagnosis, diagnose, explain_exit_code, read_result
+from ..errors import InputError, format_bytes, parse_bytes
+from ..memory.recorder import EVENTS
+from .diagnosis import EXIT_CODES, STOPPED, Diagnosis, explain_exit_code, word_of
+from .folder import CHECKPOINT, CONFIG, Run
 
 # WorkDir goes last: a folder's name may hold the separator.
 FIELDS = (
     *("JobID", "JobIDRaw", "State", "ExitCode", "DerivedExitCode", "ReqMem", "MaxRSS", "Elapsed", "Timelimit"),
-    *("Restarts", "NodeList", "Reason", "WorkDir"),
+    *("NodeList", "Reason", "WorkDir"),
 )
 WAITING = {
     "Resources": "no node has the resources free that it asked for",
@@ -41,8 +42,10 @@ WAITING = {
     "PartitionTimeLimit": "its --time is above what the partition allows",
     "QOSMaxMemoryPerJob": "its --mem is above what its QOS allows",
 }
+# What scontrol says, under sacct's names.
+NAMES = {"JobId": "JobID", "JobState": "State", "RunTime": "Elapsed", "TimeLimit": "Timelimit"}
+NAMES |= {"MinMemoryNode": "ReqMem"}
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STOPPED")
-CAUSES = {"2": "bad input", "130": "interrupted", "137": "SIGKILL, cause unknown", "143": "SIGTERM"}
 # How slurmstepd's own lines in the job's output file name an end; the last one counts.
 WORDS_IN_OUTPUT = (
     (r"oom[-_]kill event", "OUT_OF_MEMORY"),
@@ -95,13 +98,8 @@ def parse_sacct(text: str) -> list[dict[str, str]]:
 
 def parse_scontrol(text: str) -> list[dict[str, str]]:
     """Jobs of `scontrol --oneliner show job`, one a line: NAME=VALUE, where a value may hold blanks."""
-    jobs = []
-    for line in text.splitlines():
-        marks = list(re.finditer(r"(?:^|\s)([A-Z][\w/:&]*)=", line))
-        ends = [mark.start() for mark in marks[1:]] + [len(line)]
-        if marks:
-            jobs.append({mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)})
-    return jobs
+    pairs = re.compile(r"(?:^|\s)([A-Z][\w/:&]*)=(.*?)(?=\s+[A-Z][\w/:&]*=|\s*$)")
+    return [job for line in text.splitlines() if (job := dict(pairs.findall(line)))]
 
 
 def _call(*argv: str) -> tuple[str, str]:
@@ -117,26 +115,19 @@ def _call(*argv: str) -> tuple[str, str]:
     return done.stdout, ""
 
 
-def _sacct(job_id: str) -> tuple[list[dict[str, str]], str]:
-    known, refusal = _call("sacct", "--helpformat")  # a field that this version does not have would refuse them all
-    if refusal:
-        return [], refusal
-    wanted = [name for name in FIELDS if name in known.split()]
-    text, refusal = _call("sacct", "-j", job_id, "--parsable2", "--duplicates", f"--format={','.join(wanted)}")
-    rows = parse_sacct(text)
-    return rows, refusal or ("" if rows else f"sacct knows no job {job_id}")
-
-
-def _scontrol(job_id: str) -> tuple[list[dict[str, str]], str]:
+def _ask(job_id: str) -> tuple[str, list[dict[str, str]], list[str]]:
+    """The tool that knows the job ("" where none does), its rows under sacct's names, and why other tools do not."""
+    text, refusal = _call("sacct", "-j", job_id, "--parsable2", "--duplicates", f"--format={','.join(FIELDS)}")
+    if rows := parse_sacct(text):
+        return "sacct", rows, []
+    missing = [f"sacct: {refusal or f'it knows no job {job_id}'}"]
     text, refusal = _call("scontrol", "--oneliner", "show", "job", job_id)
-    return parse_scontrol(text), refusal
-
-
-def _task_id(job: dict[str, str]) -> str:
-    """A job's id as people write it: ARRAYID_TASK for the task of an array."""
-    if "ArrayJobId" in job:
-        return f"{job['ArrayJobId']}_{job.get('ArrayTaskId', '')}"
-    return job["JobId"]
+    for shown in parse_scontrol(text):
+        row = {NAMES.get(name, name): value for name, value in shown.items()}
+        if "ArrayJobId" in row:
+            row["JobID"] = f"{row['ArrayJobId']}_{row.get('ArrayTaskId', '')}"
+        rows.append(row)
+    return ("scontrol" if rows else ""), rows, missing + ([f"scontrol: {refusal}"] if refusal else [])
 
 
 def _seconds(duration: str) -> str:
@@ -144,10 +135,8 @@ def _seconds(duration: str) -> str:
 
 
 def _sizes(rows: list[dict[str, str]]) -> list[int]:
-    """MaxRSS of every step in bytes; Slurm writes `816K`."""
-    unit = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    found = [re.fullmatch(r"([\d.]+)([KMGT]?)", row.get("MaxRSS", "")) for row in rows]
-    return [int(float(match[1]) * unit[match[2]]) for match in found if match]
+    """MaxRSS of every step in bytes; Slurm writes `816K`, and nothing or 0 where it has not looked."""
+    return [parse_bytes(size) for row in rows if (size := row.get("MaxRSS", "")).endswith(("K", "M", "G", "T"))]
 
 
 def _user(uid: str) -> str:
@@ -156,15 +145,10 @@ def _user(uid: str) -> str:
     return f"uid {uid}"
 
 
-def _runs_below(folder: Path) -> Iterator[Path]:
-    for path in (folder, *folder.glob("*"), *folder.glob("runs/*")):
-        if (path / "config.json").is_file() or (path / "events.jsonl").is_file():
-            yield path
-
-
 def find_run(job_id: str, work_dir: Path) -> Path | None:
     """The run that a job left in `work_dir`/runs/NAME-JOBID, the last one where a notebook made several."""
-    runs = [run for folder in work_dir.glob(f"runs/*-{job_id}") if folder.is_dir() for run in _runs_below(folder)]
+    below = [path for deeper in ("", "/*", "/runs/*") for path in work_dir.glob(f"runs/*-{job_id}{deeper}")]
+    runs = [path for path in below if (path / CONFIG).is_file() or (path / EVENTS).is_file()]
     return max(runs, key=lambda run: max(path.stat().st_mtime for path in run.iterdir()), default=None)
 
 
@@ -190,155 +174,163 @@ def read_output(path: Path) -> tuple[str | None, str]:
     return state, lines[-1] if lines else ""
 
 
-def _exit_code(words: str, run: Diagnosis | None, result: dict[str, Any] | None, exact: bool) -> int | str | None:
-    """One exit code of Slurm's EXIT:SIGNAL: the pair where it is a word of its own, else 128 + SIGNAL or EXIT."""
-    match = re.fullmatch(r"(\d+):(\d+)", words)
-    if not match:
-        return run.exit_code if run else None
-    code, number = int(match[1]), int(match[2])
-    if words in EXIT_CODES:
-        return words
-    if number:
-        return 128 + number
-    if code and result and result.get("exit_code") in (code, 128 + code):
-        return int(result["exit_code"])
-    if not exact and f"{128 + code}" in EXIT_CODES and code > 2:
-        return 128 + code
-    return code
+@dataclass
+class _Job:
+    """All that is left of one job, or of one task of an array.
+
+    Attributes:
+        source: "sacct", "scontrol", or "" where Slurm knows nothing of it.
+        words: What that says, under sacct's names.
+        state: Slurm's own word, else that of the output file's lines.
+    """
+
+    job_id: str
+    source: str = ""
+    words: dict[str, str] = field(default_factory=dict)
+    steps: list[dict[str, str]] = field(default_factory=list)
+    run: Run | None = None
+    output: Path | None = None
+    output_state: str | None = None
+    last_line: str = ""
+
+    def read_files(self, run_dir: Path | None) -> None:
+        work_dir = Path(self.words.get("WorkDir") or ".")
+        if found := run_dir or find_run(self.job_id, work_dir):
+            self.run = Run.open(found)
+        output = self.words.get("StdOut")
+        self.output = Path(output) if output else find_output(self.job_id, work_dir)
+        if self.output and self.output.is_file():
+            self.output_state, self.last_line = read_output(self.output)
+
+    @property
+    def state(self) -> str:
+        return self.words.get("State") or self.output_state or ""
+
+    @property
+    def after(self) -> str:
+        elapsed = _seconds(self.words.get("Elapsed", ""))
+        return f" after {elapsed}" if elapsed else ""
+
+    @property
+    def limit(self) -> str:
+        limit = _seconds(self.words.get("Timelimit", ""))
+        return f" of {limit}" if limit else ""
+
+    @property
+    def resume(self) -> str:
+        if self.run is None:
+            return "submit it again"
+        if (self.run.run_dir / CHECKPOINT).is_file():
+            return f"go on from its checkpoint with python -m ogbnlib train --run-dir {self.run.run_dir} --resume"
+        return "submit it again; no checkpoint was written"
+
+    def exit_code(self) -> int | str | None:
+        """One exit code of Slurm's EXIT:SIGNAL: the pair where it is a word of its own, else 128 + SIGNAL or EXIT."""
+        words, own = self.words.get("ExitCode", ""), self.run.exit_code if self.run else None
+        match = re.fullmatch(r"(\d+):(\d+)", words)
+        if not match or words in EXIT_CODES:
+            return words if match else own
+        code, number = int(match[1]), int(match[2])
+        if number:
+            return 128 + number
+        if code and own in (code, 128 + code):
+            return own
+        cut = self.source == "sacct" and code > 2
+        return 128 + code if cut and f"{128 + code}" in EXIT_CODES else code
 
 
-def _resume(run_dir: Path | None) -> str:
-    if run_dir is None:
-        return "submit it again"
-    if (run_dir / "checkpoint.pt").is_file():
-        return f"go on from its checkpoint with python -m ogbnlib train --run-dir {run_dir} --resume"
-    return "submit it again; no checkpoint was written"
+Answer = tuple[str, str, str]  # (cause, sentence, remedy)
 
 
-def _explain(job: dict[str, str], steps: list[dict[str, str]], facts: dict[str, Any]) -> tuple[str, str, str]:
-    """(cause, sentence, remedy) of one job. `job` has sacct's names; `facts` what the files say."""
-    run: Diagnosis | None = facts["run"]
-    run_dir: Path | None = facts["run_dir"]
-    word, _, who = job.get("State", "").partition(" ")
-    reason, elapsed, limit = job.get("Reason", ""), _seconds(job.get("Elapsed", "")), _seconds(job.get("Timelimit", ""))
-    killed_step = next((step["JobID"] for step in steps if step.get("State") == "OUT_OF_MEMORY"), None)
-    after = f" after {elapsed}" if elapsed else ""
-    resume = _resume(run_dir)
+def _explain(job: _Job) -> Answer:
+    word, _, who = job.state.partition(" ")
     if word in ACTIVE:
-        if word not in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
-            return (
-                "running",
-                f"is {word}{after}{f' of {limit}' if limit else ''}",
-                f"watch it with squeue -j {facts['id']}",
-            )
-        again = f", after {job['Restarts']} restarts" if job.get("Restarts", "0") not in ("0", "") else ""
-        why = WAITING.get(reason.split(",")[0], "squeue --start says when Slurm expects it to begin")
-        return "pending", f"is {word}{again}: {reason or 'no reason given'}", why
-    own_limit = facts["result"] and facts["result"].get("memory_limit_bytes")
-    memory = job.get("ReqMem", "")
-    if word == "OUT_OF_MEMORY" or killed_step or (facts["output_state"] == "OUT_OF_MEMORY" and word == "FAILED"):
-        where = f" in step {killed_step}, whose exit code srun gives as 1" if killed_step and word == "FAILED" else ""
-        sizes = _sizes(steps)
-        seen = f" The largest MaxRSS that Slurm sampled is {format_bytes(max(sizes))}." if sizes else ""
-        sentence = f"was killed for passing its --mem{f' of {memory}' if memory else ''}{after}{where}.{seen}"
-        remedy = run.remedy if run and run.cause == "out of memory" else EXIT_CODES["0:125"][1]
-        return "out of memory", sentence, f"ask for more with --mem, or: {remedy}" if run else remedy
-    if word == "TIMEOUT" or word == "DEADLINE":
-        return (
-            "time limit",
-            f"reached its time limit{f' of {limit}' if limit else ''}",
-            f"{resume}, or ask for more --time",
-        )
-    if word == "PREEMPTED":
-        return "preempted", f"was preempted by another job{after}", f"{resume}; with --requeue Slurm restarts it itself"
-    if word == "CANCELLED":
-        by = f" by {_user(who.removeprefix('by '))}" if who else ""
-        return "cancelled", f"was cancelled{by}{after} (scancel)", resume
-    if word in ("NODE_FAIL", "BOOT_FAIL"):
-        return (
-            "node failure",
-            f"lost its node {job.get('NodeList', '')}{after}",
-            f"{resume}; --exclude keeps off that node",
-        )
-    code = _exit_code(job.get("ExitCode", ""), run, facts["result"], facts["exact"])
+        return _explain_active(job, word)
+    killed_step = next((step["JobID"] for step in job.steps if step.get("State") == "OUT_OF_MEMORY"), None)
+    if word == "OUT_OF_MEMORY" or killed_step or (job.output_state == "OUT_OF_MEMORY" and word == "FAILED"):
+        return _explain_out_of_memory(job, killed_step if word == "FAILED" else None)
+    by = f" by {_user(who.removeprefix('by '))}" if who else ""
+    again = f"{job.resume}; with --requeue Slurm restarts it itself"
+    lost = f"lost its node {job.words.get('NodeList', '')}{job.after}"
+    endings = {
+        "TIMEOUT": ("time limit", f"reached its time limit{job.limit}", f"{job.resume}, or ask for more --time"),
+        "PREEMPTED": ("preempted", f"was preempted by another job{job.after}", again),
+        "CANCELLED": ("cancelled", f"was cancelled{by}{job.after} (scancel)", job.resume),
+        "NODE_FAIL": ("node failure", lost, f"{job.resume}; --exclude keeps off that node"),
+    }
+    endings |= {"DEADLINE": endings["TIMEOUT"], "BOOT_FAIL": endings["NODE_FAIL"]}
+    return endings.get(word) or _explain_exit(job)
+
+
+def _explain_active(job: _Job, word: str) -> Answer:
+    if word not in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
+        return "running", f"is {word}{job.after}{job.limit}", f"watch it with squeue -j {job.job_id}"
+    reason, restarts = job.words.get("Reason", ""), job.words.get("Restarts", "0")
+    again = f", after {restarts} restarts" if restarts not in ("0", "") else ""
+    why = WAITING.get(reason.split(",")[0], "squeue --start says when Slurm expects it to begin")
+    return "pending", f"is {word}{again}: {reason or 'no reason given'}", why
+
+
+def _explain_out_of_memory(job: _Job, step: str | None) -> Answer:
+    memory, sizes = job.words.get("ReqMem", ""), _sizes(job.steps)
+    where = f" in step {step}, whose exit code srun gives as 1" if step else ""
+    seen = f" The largest MaxRSS that Slurm sampled is {format_bytes(max(sizes))}." if sizes else ""
+    sentence = f"was killed for passing its --mem{f' of {memory}' if memory else ''}{job.after}{where}.{seen}"
+    remedy = explain_exit_code("0:125")[1]
+    if job.run and job.run.diagnosis.cause == "out of memory":
+        remedy = job.run.diagnosis.remedy
+    return "out of memory", sentence, f"ask for more with --mem, or: {remedy}" if job.run else remedy
+
+
+def _explain_exit(job: _Job) -> Answer:
+    code = job.exit_code()
     if code is None:
         return "unknown", "left nothing that says how it ended", "ask sacct on the cluster's login node"
-    if str(code) == "0:53":
-        return (
-            "never started",
-            "never started: Slurm could not open its output file or enter its folder",
-            EXIT_CODES["0:53"][1],
-        )
-    if str(code) == "75":
-        text = "stopped at a checkpoint (exit code 75) and was not put back into the queue"
-        return "stopped at a checkpoint", text, f"{resume}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
-    if str(code) == "0":
-        return "finished", f"finished without an error{after}", ""
     meaning, remedy = explain_exit_code(code)
-    if run and run.cause == "out of memory":
-        held = f" the run's own limit of {format_bytes(own_limit)}" if own_limit else " the memory there was"
-        return "out of memory", f"ended with exit code {code}{after}: its run passed{held}", run.remedy
-    shown = job.get("ExitCode", "")
-    inferred = shown != str(code) and not shown.startswith("0:") and shown.partition(":")[0] != str(code)
-    note = f", which sacct shows as {shown}; a plain {shown.partition(':')[0]} would look the same" if inferred else ""
-    return CAUSES.get(str(code), "error"), f"{meaning}{after} (exit code {code}{note})", remedy
+    cause = word_of(code)
+    if cause == "never started":
+        return cause, "never started: Slurm could not open its output file or enter its folder", remedy
+    if code == STOPPED:
+        text = f"stopped at a checkpoint (exit code {STOPPED}) and was not put back into the queue"
+        return cause, text, f"{job.resume}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
+    if cause == "finished":
+        return cause, f"finished without an error{job.after}", ""
+    if job.run and job.run.diagnosis.cause == "out of memory":
+        limit = job.run.result.get("memory_limit_bytes")
+        held = f" the run's own limit of {format_bytes(limit)}" if limit else " the memory there was"
+        text = f"ended with exit code {code}{job.after}: its run passed{held}"
+        return "out of memory", text, job.run.diagnosis.remedy
+    shown = job.words.get("ExitCode", "")
+    plain = shown.partition(":")[0]
+    inferred = not shown.startswith("0:") and plain != str(code)
+    note = f", which sacct shows as {shown}; a plain {plain} would look the same" if inferred and shown else ""
+    return cause, f"{meaning}{job.after} (exit code {code}{note})", remedy
 
 
-def _merge(sacct: list[dict[str, str]], scontrol: list[dict[str, str]]) -> dict[str, dict[str, Any]]:
-    """What is known of each job or array task, by its id, under sacct's names; its steps under "steps"."""
-    jobs: dict[str, dict[str, Any]] = {}
-    for row in sacct:
-        name, _, step = row["JobID"].partition(".")
-        job = jobs.setdefault(name, {"steps": [], "exact": False})
-        if step:
-            job["steps"].append(row)
-        else:
-            job.update(row)
-    names = {"RunTime": "Elapsed", "TimeLimit": "Timelimit", "MinMemoryNode": "ReqMem", "JobState": "State"}
-    same = ("ExitCode", "Reason", "Restarts", "NodeList", "WorkDir", "StdOut")
-    for shown in scontrol:
-        job = jobs.setdefault(_task_id(shown), {"steps": [], "exact": True})
-        job["exact"] = True
-        fresh = {names.get(name, name): value for name, value in shown.items() if name in names or name in same}
-        if job.get("State", "").partition(" ")[0] == fresh.get("State"):
-            del fresh["State"]  # sacct also says who cancelled it
-        job.update(fresh)
-    return jobs
-
-
-def _one(job_id: str, job: dict[str, Any], run_dir: Path | None, missing: list[str]) -> JobDiagnosis:
-    """The diagnosis of one job, or of one task of an array."""
-    work_dir = Path(job.get("WorkDir") or ".")
-    run_dir = run_dir or find_run(job_id, work_dir)
-    output = Path(job["StdOut"]) if job.get("StdOut") else find_output(job_id, work_dir)
-    run = diagnose(run_dir) if run_dir else None
-    output_state, last_line = read_output(output) if output and output.is_file() else (None, "")
-    known = job.get("State")
-    if known is None and run is None and not last_line:
+def _diagnose(job: _Job, missing: list[str]) -> JobDiagnosis:
+    if not job.state and job.run is None and not job.last_line:
+        here = Path(job.words.get("WorkDir") or ".").resolve()
         raise InputError(
-            f"--job: nothing is left of job {job_id}: {'; '.join(missing)}; and {work_dir.resolve()} has no "
-            f"runs/*-{job_id} and no slurm-*-{job_id}.out; start this in the folder that you submitted from"
+            f"--job: nothing is left of job {job.job_id}: {'; '.join(missing)}; and {here} has no "
+            f"runs/*-{job.job_id} and no slurm-*-{job.job_id}.out; start this in the folder that you submitted from"
         )
-    facts: dict[str, Any] = {"id": job_id, "run": run, "run_dir": run_dir, "output_state": output_state}
-    facts |= {"result": read_result(run_dir) if run_dir else None, "exact": job.get("exact", False)}
-    words = {name: value for name, value in job.items() if isinstance(value, str)}
-    if known is None and output_state:
-        words["State"] = output_state
-    cause, sentence, remedy = _explain(words, job.get("steps", []), facts)
-    text = f"Job {job_id} {sentence.rstrip('.')}."
+    cause, sentence, remedy = _explain(job)
+    text = f"Job {job.job_id} {sentence.rstrip('.')}."
+    run = job.run.diagnosis if job.run else None
+    path = str(job.run.run_dir) if job.run else None
     if run:
-        text += f" Its run {run_dir}: {run.text.removesuffix(f' Next: {run.remedy}.')}"
-    elif last_line and cause not in ("pending", "finished"):
-        text += f" The last words in {output}: {last_line}"
+        text += f" Its run {path}: {run.text.removesuffix(f' Next: {run.remedy}.')}"
+    elif job.last_line and cause not in ("pending", "finished"):
+        text += f" The last words in {job.output}: {job.last_line}"
     if remedy:
         text += f" Next: {remedy}."
-    sources = [name for name, there in (("sacct", "JobID" in job), ("scontrol", job.get("exact"))) if there]
-    sources += [str(path) for path, there in ((output, last_line), (run_dir, run)) if there]
+    known = job.words.get("State")
     if not known:
         text += f" This is from files alone: {'; '.join(missing)}."
-    exit_code = words.get("ExitCode") or (str(run.exit_code) if run and run.exit_code is not None else None)
-    path = str(run_dir) if run_dir else None
-    return JobDiagnosis(job_id, text, cause, known, exit_code, remedy, sources, job.get("steps", []), path, run)
+    told = {job.source: known, str(job.output): job.last_line, str(path): run}
+    exit_code = job.words.get("ExitCode") or (str(run.exit_code) if run and run.exit_code is not None else None)
+    sources = [name for name, there in told.items() if there]
+    return JobDiagnosis(job.job_id, text, cause, known, exit_code, remedy, sources, job.steps, path, run)
 
 
 def diagnose_job(job_id: str | int, *, run_dir: str | os.PathLike[str] | None = None) -> JobDiagnosis:
@@ -355,15 +347,17 @@ def diagnose_job(job_id: str | int, *, run_dir: str | os.PathLike[str] | None = 
     name = str(job_id).strip()
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")
-    rows, no_sacct = _sacct(name)
-    shown, no_scontrol = _scontrol(name)
-    missing = [f"{tool}: {reason}" for tool, reason in (("sacct", no_sacct), ("scontrol", no_scontrol)) if reason]
-    jobs = _merge(rows, shown)
+    source, rows, missing = _ask(name)
+    jobs = [_Job(row["JobID"], source, row) for row in rows if "." not in row["JobID"]]
+    for job in jobs:
+        job.steps += [row for row in rows if row["JobID"].startswith(f"{job.job_id}.")]
     if not jobs and "_" not in name and run_dir is None and find_run(name, Path()) is None:
         folders = sorted(Path().glob(f"runs/*-{name}_*"))
-        jobs = {name + folder.name.rpartition(name)[2]: {} for folder in folders}
-    given = Path(run_dir) if run_dir is not None else None
-    found = [_one(task, job, given, missing) for task, job in (jobs or {name: {}}).items()]
+        jobs = [_Job(name + folder.name.rpartition(name)[2]) for folder in folders]
+    jobs = jobs or [_Job(name)]
+    for job in jobs:
+        job.read_files(None if run_dir is None else Path(run_dir))
+    found = [_diagnose(job, missing) for job in jobs]
     if len(found) == 1:
         return found[0]
     causes = [task.cause for task in found]

@@ -1,27 +1,29 @@
-"""What the files of a run say: samples with their phases, events, metrics. A torn line is dropped and counted."""
+"""What the files of a run say: samples with their phases, events, metrics. A torn line is dropped and counted.
+
+Everything here is linear in what is read, and takes what `folder.Run` has read already.
+"""
 
 from __future__ import annotations
 
 import io
-import json
 import math
-import os
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
-from ..forecast.audit import kind_of
-from ..memory.recorder import _TORN, COLUMNS, EVENTS, TIMELINE
+from ..memory.reading import Reading
+from ..memory.recorder import COLUMNS, TORN
+from ..memory.tally import Tally, phase_label, precedes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
+Event = dict[str, Any]
 CUDA_COLUMNS = (
     *("allocated_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes", "alloc_retries", "ooms"),
     *("peak_allocated_bytes", "peak_reserved_bytes"),
 )
+PARTS = ("anon", "shmem", "file")
 
 
 @dataclass(frozen=True)
@@ -41,44 +43,25 @@ class Phase:
 
     @property
     def label(self) -> str:
-        return f"{self.name} {self.info['epoch']}" if "epoch" in self.info else self.name
+        return phase_label(self.name, self.info)
 
 
-def read_events(run_dir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The events in order; lines torn by a kill are left out. Times are as in the file (`time.time()`)."""
-    path = Path(run_dir) / EVENTS
-    if not path.is_file():
-        raise InputError(f"{path}: expected a run's events, found no such file; pass the folder of a run")
-    events = []
-    for line in path.read_bytes().splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and "time_s" in event and "event" in event:
-            events.append(event)
-    return events
+# Events ---------------------------------------------------------------------------------------------------------------
 
 
-def last_attempt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def last_attempt(events: Sequence[Event]) -> Sequence[Event]:
     """The events from the last `start` on; all of them where there is none."""
     begin = max((i for i, event in enumerate(events) if event["event"] == "start"), default=0)
     return events[begin:]
 
 
-def _origin(events: list[dict[str, Any]]) -> float:
-    return float(events[0]["time_s"]) if events else 0.0
-
-
-def read_phases(run_dir: str | os.PathLike[str]) -> list[Phase]:
+def phases_of(events: Iterable[Event], origin_s: float) -> list[Phase]:
     """The phases of all attempts in order of their start."""
-    events = read_events(run_dir)
-    origin = _origin(events)
     phases: list[Phase] = []
     open_: list[int] = []
     attempt = 0
     for event in events:
-        at = event["time_s"] - origin
+        at = event["time_s"] - origin_s
         if event["event"] == "start":
             for index in open_:
                 phases[index] = replace(phases[index], until_s=at)
@@ -100,7 +83,7 @@ def read_phases(run_dir: str | os.PathLike[str]) -> list[Phase]:
     return phases
 
 
-def phase_memory(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
+def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     """What each finished phase of the last attempt kept and what it needed on the way, from the kernel's own counters.
 
     Columns: `phase`, `duration_s`, `kept_bytes` (RssAnon + RssShmem at the end less at the beginning) and
@@ -109,7 +92,6 @@ def phase_memory(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    phases = read_phases(run_dir)
     rows = [
         {
             "phase": phase.label,
@@ -123,67 +105,13 @@ def phase_memory(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["phase", "duration_s", "kept_bytes", "transient_bytes"])
 
 
-def read_parts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
-    """The named parts that the last attempt held when it ended, in bytes."""
-    events = last_attempt(read_events(run_dir))
-    parts = {event["name"]: int(event["bytes"]) for event in events if event["event"] == "part"}
-    return {name: size for name, size in parts.items() if size}
-
-
-def read_csv_lines(path: Path) -> tuple[list[str], int]:
-    """The whole lines of a CSV that a kill may have torn, header first, and the number of torn lines left out."""
-    text = path.read_bytes().decode("ascii", errors="replace")
-    lines = text.splitlines(keepends=True)
-    commas = lines[0].count(",") if lines else 0
-    whole = [line for line in lines if line.endswith("\n") and not line.endswith(_TORN) and line.count(",") == commas]
-    return whole, len(lines) - len(whole)
-
-
-def read_timeline(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
-    """The samples of a run with the phase each fell in.
-
-    Columns: `time_s` since the run began, those of `memory.Reading` in bytes (NaN where not read), `phase` (innermost,
-    "" between phases), and the last marked `cuda_allocated_bytes`, `cuda_reserved_bytes`, `cuda_unallocated_bytes`
-    (reserved less allocated), `cuda_free_bytes`, `cuda_largest_free_bytes`, `cuda_alloc_retries`, `cuda_ooms`,
-    `cuda_peak_allocated_bytes` and `cuda_peak_reserved_bytes` (see `cuda.cuda_reading`; NaN without CUDA, and where the
-    run's version did not record them).
-    `attrs["torn_lines"]` counts lines that a kill tore and that are left out.
-
-    Raises:
-        InputError: when `run_dir` holds no timeline.csv.
-    """
-    import pandas as pd
-
-    path = Path(run_dir) / TIMELINE
-    if not path.is_file():
-        raise InputError(f"{path}: expected a run's timeline, found no such file; pass the folder of a run")
-    lines, torn = read_csv_lines(path)
-    # pandas reads `time_s` and counts as floats: integers above 2**53 bytes do not occur.
-    table = (
-        pd.read_csv(io.StringIO("".join(lines)), dtype=float)
-        if lines
-        else pd.DataFrame(columns=list(COLUMNS), dtype=float)
-    )
-    events = read_events(run_dir) if (Path(run_dir) / EVENTS).is_file() else []
-    origin = _origin(events) if events else (table["time_s"].iloc[0] if len(table) else 0.0)
-    table["time_s"] -= origin
-
-    table["phase"] = ""
-    for phase in read_phases(run_dir) if events else []:
-        inside = (table["time_s"] >= phase.start_s) & (table["time_s"] <= phase.until_s)
-        table.loc[inside, "phase"] = phase.label
-    cuda = _cuda_table(events, origin)
-    table = pd.merge_asof(table.sort_values("time_s"), cuda, on="time_s")
-    table.attrs["torn_lines"] = torn
-    return table
-
-
-def _cuda_table(events: list[dict[str, Any]], origin: float) -> pd.DataFrame:
+def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
+    """The readings of GPU memory as they were marked, with the columns that `timeline_table` has of them."""
     import pandas as pd
 
     cuda = pd.DataFrame(
         [
-            {"time_s": event["time_s"] - origin, **{f"cuda_{name}": event.get(name) for name in CUDA_COLUMNS}}
+            {"time_s": event["time_s"] - origin_s, **{f"cuda_{name}": event.get(name) for name in CUDA_COLUMNS}}
             for event in events
             if event["event"] == "cuda"
         ],
@@ -195,46 +123,97 @@ def _cuda_table(events: list[dict[str, Any]], origin: float) -> pd.DataFrame:
     return cuda
 
 
-def read_cuda(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
-    """The readings of GPU memory as they were marked, with the columns that `read_timeline` has of them.
-
-    No rows for a run that used no GPU.
-    """
-    events = read_events(run_dir)
-    return _cuda_table(events, _origin(events))
+# Tables ---------------------------------------------------------------------------------------------------------------
 
 
-def read_metrics(run_dir: str | os.PathLike[str]) -> pd.DataFrame:
-    """`metrics.csv`, one row per evaluation; empty when none was finished. A torn last line is left out."""
+def whole_lines(data: bytes) -> tuple[list[str], int]:
+    """The whole lines of a CSV that a kill may have torn, header first, and the number of torn lines left out."""
+    lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
+    commas = lines[0].count(",") if lines else 0
+    whole = [line for line in lines if line.endswith("\n") and not line.endswith(TORN) and line.count(",") == commas]
+    return whole, len(lines) - len(whole)
+
+
+def csv_table(data: bytes, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """A CSV of numbers, without its torn lines, which `attrs["torn_lines"]` counts; `columns` where it is empty."""
     import pandas as pd
 
-    path = Path(run_dir) / "metrics.csv"
-    if not path.is_file():
-        return pd.DataFrame()
-    lines, torn = read_csv_lines(path)
-    table = pd.read_csv(io.StringIO("".join(lines))) if lines else pd.DataFrame()
+    lines, torn = whole_lines(data)
+    # Counts are read as floats: integers above 2**53 bytes do not occur.
+    table = pd.read_csv(io.StringIO("".join(lines))) if lines else pd.DataFrame(columns=[*columns])
     table.attrs["torn_lines"] = torn
     return table
 
 
-def measured_phases(run_dir: str | os.PathLike[str]) -> dict[str, int]:
-    """The most anonymous + shared bytes in any of the last attempt's samples of each kind of phase, "" between phases.
+def samples_table(data: bytes) -> pd.DataFrame:
+    """timeline.csv as it is, `time_s` in `time.time()` seconds."""
+    return csv_table(data, COLUMNS).astype(float)
 
-    The cgroup's count where there is one.
+
+def timeline_table(samples: pd.DataFrame, events: Sequence[Event], origin_s: float) -> pd.DataFrame:
+    """`samples` in seconds since the run began, each with the phase it fell in and the last reading of the GPU."""
+    import numpy as np
+    import pandas as pd
+
+    table = samples.assign(time_s=samples["time_s"] - origin_s)
+    times, labels, open_ = [-math.inf], [""], list[tuple[str, str]]()
+    for event in events:
+        if event["event"] == "start":
+            open_ = []
+        elif event["event"] == "begin":
+            open_.append((event["phase"], phase_label(event["phase"], event)))
+        elif event["event"] == "end":
+            while open_ and open_.pop()[0] != event["phase"]:
+                pass
+        else:
+            continue
+        at = event["time_s"] - origin_s
+        at = math.nextafter(at, math.inf) if event["event"] == "end" else at  # a phase's last moment is its own
+        times.append(max(times[-1], at))  # a clock may have been set back
+        labels.append(open_[-1][1] if open_ else "")
+    which = np.searchsorted(times, table["time_s"], side="right") - 1
+    table["phase"] = np.array(labels, dtype=object)[which]
+    table = pd.merge_asof(table.sort_values("time_s"), cuda_table(events, origin_s), on="time_s")
+    table.attrs = dict(samples.attrs)
+    return table
+
+
+def held_memory(table: pd.DataFrame) -> pd.DataFrame:
+    """The held memory in the samples of a timeline: `time_s`, `anon`, `shmem` and `file`, in bytes.
+
+    As `Reading.held` has it, each page counted once: the cgroup's count where the run had one of its own, else PSS,
+    else the RSS of a process that is alone. Samples that do not tell are left out.
     """
-    table, events = read_timeline(run_dir), read_events(run_dir)
-    began_s = last_attempt(events)[0]["time_s"] - events[0]["time_s"] if events else 0.0
-    table = table[table["time_s"] >= began_s]
-    source = "cgroup" if table["cgroup_anon_bytes"].notna().any() else "rss"
-    held = table[f"{source}_anon_bytes"] + table[f"{source}_shmem_bytes"]
-    peaks = held.groupby(table["phase"].map(kind_of)).max().dropna()
-    return {str(kind): int(peak) for kind, peak in peaks.items()}
+    import pandas as pd
+
+    source = pd.Series("rss", table.index)
+    if table["pss_anon_bytes"].notna().any():
+        source[table["num_processes"] > 1] = "pss"
+    if table["cgroup_anon_bytes"].notna().any():
+        source[:] = "cgroup"
+    held = pd.DataFrame({"time_s": table["time_s"]})
+    for part in PARTS:
+        columns = [table[f"{kind}_{part}_bytes"].where(source == kind, 0.0) for kind in ("rss", "pss", "cgroup")]
+        held[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
+    return held.dropna(subset=["anon"])
 
 
-def measured_parts(run_dir: str | os.PathLike[str]) -> dict[str, int]:
-    """The largest size that the last attempt marked for each named part, in bytes."""
-    parts: dict[str, int] = {}
-    for event in last_attempt(read_events(run_dir)):
-        if event["event"] == "part":
-            parts[event["name"]] = max(parts.get(event["name"], 0), event["bytes"])
-    return parts
+def tally_of(events: Sequence[Event], samples: pd.DataFrame) -> Tally:
+    """The last attempt's `Tally`, as a recorder that lived to its end would have had it."""
+    tally = Tally()
+    attempt = last_attempt(events)
+    if attempt and attempt[0]["event"] == "start":
+        samples = samples[samples["time_s"] >= attempt[0]["time_s"]]
+    names = [field.name for field in fields(Reading)]
+    waiting = iter(attempt)
+    event = next(waiting, None)
+    for time_s, *values in samples[["time_s", *names]].itertuples(index=False):
+        while event is not None and precedes(event, time_s):
+            tally.event(event)
+            event = next(waiting, None)
+        given = {name: int(value) for name, value in zip(names, values, strict=True) if value == value}
+        tally.sample(time_s, Reading(**given))
+    while event is not None:
+        tally.event(event)
+        event = next(waiting, None)
+    return tally

@@ -14,10 +14,9 @@ from torch import nn
 
 from ..errors import InputError
 from ..files import write_atomically
-from ..runs.folder import CHECKPOINT
-from ..runs.timeline import read_csv_lines
+from ..runs.folder import CHECKPOINT, METRICS
+from ..runs.timeline import whole_lines
 
-METRICS = "metrics.csv"
 METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
 Row = dict[str, float | None]
 _VERSION = 2
@@ -110,7 +109,7 @@ def append_metrics(run_dir: Path, row: Row) -> None:
 def cut_metrics(run_dir: Path, epoch: int) -> None:
     """metrics.csv as it was after `epoch`: a kill can leave a torn line, or one whose epoch will be finished again."""
     path = run_dir / METRICS
-    lines = read_csv_lines(path)[0] if path.is_file() else []
+    lines = whole_lines(path.read_bytes())[0] if path.is_file() else []
     kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= epoch]
     text = "".join([",".join(METRIC_COLUMNS) + "\n", *kept])
     write_atomically(path, lambda file: file.write(text.encode()))

@@ -1,4 +1,7 @@
-"""`python -m ogbnlib.training.child RUN_DIR [--resume]`: what `sandbox.run` starts, and `launch` once for each rank."""
+"""What `sandbox.run` starts, and `launch` once for each rank: `python -m ogbnlib.training.child RUN_DIR [OPTION]...`.
+
+With `--locked` the process that started it holds the folder's lock; `--resume` as for `run`.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,42 @@ import contextlib
 import gc
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
+def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
+    """Do `work`; the exit code of `diagnosis.EXIT_CODES`, after the sentence that says why it was not done.
+
+    An error that is neither a mistake of the user's nor a stop nor a full GPU is raised.
+    """
+    from ..memory.signals import Stopped, ignore
+    from ..runs.diagnosis import exit_code_of
+
+    try:
+        work()
+    except Exception as error:
+        if (code := exit_code_of(error)) == 1:
+            raise
+        if not isinstance(error, Stopped):
+            print(f"error: {error}", file=sys.stderr)
+        elif os.environ.get("RANK", "0") == "0":
+            say(error)
+        return code
+    finally:
+        ignore()  # Python's end would have them end the process, whose work is done
+    return 0
+
+
 def main(arguments: list[str]) -> int:
-    """Train in the folder that the parent has prepared and locked; returns the exit code of `diagnosis.EXIT_CODES`."""
+    """Train in the folder that the parent has prepared; returns the exit code."""
     thresholds = gc.get_threshold()
     # The imports make about a million objects that live on. Looking through them after every 700 new ones took 0.5 s of
     # their 3 s; after every 50,000 they leave as little garbage behind.
     gc.set_threshold(50_000)
-    import torch
-
-    from ..config import TrainConfig
-    from ..errors import InputError
     from ..memory import cuda
-    from ..memory.signals import Stopped, StopRequest, die_with_parent, ignore, take_over
-    from ..runs.diagnosis import STOPPED
-    from ..runs.folder import CONFIG, locked
+    from ..memory.signals import StopRequest, die_with_parent, take_over
+    from ..runs.folder import Run, locked
     from .distributed import end_here, join
     from .train import train_prepared
 
@@ -33,28 +55,16 @@ def main(arguments: list[str]) -> int:
     gc.freeze()  # no collection can free what the imports left; walking it took 0.26 s of every release
     gc.set_threshold(*thresholds)
     folder = Path(arguments[0])
-    try:
-        config = TrainConfig.load(folder / CONFIG)
+
+    def train() -> None:
+        config = Run(folder).config
         cuda.prepare_allocator(config)
-        with (
-            contextlib.nullcontext() if "OGBNLIB_PARENT" in os.environ else locked(folder),
-            join(config.device) as ranks,
-        ):
+        lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
+        with lock, join(config.device) as ranks:
             how = os.environ.get("OGBNLIB_PROGRESS", "lines")
             train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Stopped as stopped:
-        if os.environ.get("RANK", "0") == "0":
-            print(stopped, flush=True)
-        return STOPPED
-    except torch.OutOfMemoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return cuda.OUT_OF_CUDA_MEMORY
-    finally:
-        ignore()  # Python's end would have them end the process, whose work is done
-    return 0
+
+    return exit_code(train)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 
 from ..memory.reading import process_tree
 from ..memory.recorder import EventLog
-from ..memory.signals import STOP_SIGNALS, die_with_parent
+from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent
 
 
 def _pass_on() -> None:
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # before torch starts threads; the ranks take over
     threading.Thread(target=_pass_on, name="signals", daemon=True).start()
     die_with_parent()
-    os.environ["OGBNLIB_PARENT"] = str(os.getpid())
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, which it announces
     logging.disable(logging.ERROR)  # its report of a failed rank says less than the lines below
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

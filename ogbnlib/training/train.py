@@ -13,7 +13,7 @@ import contextlib
 import functools
 import importlib
 import os
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +22,16 @@ import torch
 import torch.nn.functional as F
 
 from ..config import TrainConfig
-from ..errors import InputError
 from ..forecast.phases import step_reserve_bytes
 from ..forecast.sizes import size_of_dataset
 from ..graph.store import Dataset
 from ..memory import cuda
-from ..memory.cuda import OUT_OF_CUDA_MEMORY
-from ..memory.recorder import EventLog, Recorder
-from ..memory.signals import Stopped, StopRequest, handled
-from ..runs.diagnosis import STOPPED
-from ..runs.folder import own_run_dir
-from ..runs.sandbox import check_inputs, start_attempt, write_result
+from ..memory.recorder import EventLog
+from ..memory.signals import StopRequest, handled
+from ..runs.attempt import Attempt
+from ..runs.diagnosis import exit_code_of
+from ..runs.folder import Run, own_run_dir
+from ..runs.sandbox import check_inputs
 from ..sampling.policies import compile_kernels, make_loaders
 from ..sources.catalog import open_dataset
 from .checkpoint import Row
@@ -101,27 +100,24 @@ def train(
             return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
         with contextlib.ExitStack() as stack:
             with ranks.together():
-                stack.enter_context(own_run_dir(config, folder, resume=resume))
-            return _train_recorded(config, folder, stop, ranks, resume=resume, dataset=dataset)
+                before, _lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
+            with _recorded(before, config):
+                return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
 
 
-def _train_recorded(
-    config: TrainConfig, folder: Path, stop: StopRequest, ranks: Ranks, *, resume: bool, dataset: Dataset
-) -> TrainResult:
-    earlier, begin = start_attempt(folder), time.monotonic()
-    recorder = Recorder(folder, os.getpid()).start()
-    code = 1
+@contextlib.contextmanager
+def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
+    """This process recorded inside, and the result written, however it ends."""
+    attempt, code = Attempt(before, config), 0
+    attempt.recorder.start(os.getpid())
     try:
-        result = train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
-        code = 0
-        return result
+        yield
     except BaseException as error:
-        codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130, torch.OutOfMemoryError: OUT_OF_CUDA_MEMORY}
-        code = next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
+        code = exit_code_of(error)
         raise
     finally:
-        recorder.stop()
-        write_result(folder, code, time.monotonic() - begin, samples_from=earlier)
+        attempt.recorder.stop()
+        attempt.end(code)
 
 
 def train_prepared(

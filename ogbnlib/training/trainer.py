@@ -214,6 +214,7 @@ class Trainer:
             self.learner.loss_sum.zero_()
             if self.run_dir is not None and self.ranks.first:
                 append_metrics(self.run_dir, row)
+                self.log.mark("metrics", **row)
             self.save()
             self.progress.say(epoch_line(row))
         self.ranks.note_memory(self.log)

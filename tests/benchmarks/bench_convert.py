@@ -20,7 +20,7 @@ from ogbnlib.errors import format_bytes, parse_bytes
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.verify import verify_store
 from ogbnlib.memory.limits import make_limit
-from ogbnlib.runs.sandbox import Outcome, sampled_peaks, supervise
+from ogbnlib.runs.supervise import Outcome, supervise
 from ogbnlib.sources.ogb import open_raw
 from ogbnlib.sources.synth import synthesize
 
@@ -46,7 +46,7 @@ def measured(code: str, arguments: list[str], limit_bytes: int | None, folder: P
     if limit_bytes is not None and not limit.name.startswith("cgroup"):
         print(f"no hard limit here ({'; '.join(refused)}): {limit.name} instead")
     outcome = supervise([sys.executable, "-c", code, *arguments], folder, limit, echo=False)
-    return outcome, sampled_peaks(folder)["anon_shmem_bytes"]
+    return outcome, outcome.tally.peaks["anon_shmem_bytes"]
 
 
 def matches_scipy(store: Store, raw: Path) -> bool:

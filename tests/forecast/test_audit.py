@@ -13,14 +13,15 @@ from conftest import MB, write_run
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.audit import audit, kind_of
 from ogbnlib.forecast.planner import margin_bytes
-from ogbnlib.runs.sandbox import Run, run
-from ogbnlib.runs.timeline import measured_parts, measured_phases
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.synth import synthesize
 
 
 def audited(folder: Path, dataset: str) -> dict[str, Any]:
-    return audit(TrainConfig.create(dataset=dataset), None, measured_phases(folder), measured_parts(folder))
+    tally = Run.open(folder).tally
+    return audit(TrainConfig.create(dataset=dataset), None, tally.phases, tally.largest_parts)
 
 
 KINDS = {
@@ -63,8 +64,9 @@ def resumed(tmp_path: Path) -> Path:
 
 
 def test_only_the_last_attempt_is_measured(resumed: Path) -> None:
-    assert measured_phases(resumed) == {"load": 100 * MB, "": 120 * MB}
-    assert measured_parts(resumed) == {"features": 40 * MB}
+    tally = Run.open(resumed).tally
+    assert tally.phases == {"load": 100 * MB, "": 120 * MB}
+    assert tally.largest_parts == {"features": 40 * MB}
 
 
 def test_what_was_held_between_phases_counts_towards_the_peak(resumed: Path, tiny_dir: Path) -> None:
@@ -116,8 +118,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 @pytest.mark.parametrize("name", RUNS)
 def test_the_predicted_peak_is_within_the_margin_of_the_measured_one(runs: dict[str, Run], name: str) -> None:
     result = runs[name].result
-    if not str(result["limit_engine"]).startswith("cgroup"):
-        pytest.skip(f"no memory cgroup counts here: {'; '.join(result['limit_engines_refused'])}")
+    if not str(result["limit_by"]).startswith("cgroup"):
+        pytest.skip(f"no memory cgroup counts here: {'; '.join(result['limits_refused'])}")
     peak = result["forecast"]["peak_bytes"]
     print(f"{name}: predicted {peak['predicted'] / MB:.0f} MB, measured {peak['measured'] / MB:.0f} MB")
     assert abs(peak["predicted"] - peak["measured"]) <= margin_bytes(peak["measured"])

@@ -15,7 +15,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.forecast.audit import kind_of
 from ogbnlib.forecast.phases import Plan, predict, step_reserve_bytes
 from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, GraphSize, labels_bytes
-from ogbnlib.runs.timeline import read_events
+from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.budget import Batch, choose_windows
 
 MB, GB = 2**20, 10**9
@@ -76,7 +76,7 @@ def resident(run_dir: Path, epochs: int) -> dict[str, set[str]]:
     parts: set[str] = set()
     open_: list[str] = []
     epoch = 0
-    for event in read_events(run_dir):
+    for event in Run(run_dir).events:
         if event["event"] == "begin":
             epoch = event.get("epoch", epoch)
             name = "train" if event["phase"] == "train epoch" else event["phase"]
@@ -116,7 +116,7 @@ def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_i
         if phase.name.startswith(("train", "eval", "final"))
     }
     assert resident(tmp_path / "run", run.epochs) == foreseen
-    begun = {event["phase"] for event in read_events(tmp_path / "run") if event["event"] == "begin"}
+    begun = {event["phase"] for event in Run(tmp_path / "run").events if event["event"] == "begin"}
     # What takes no memory worth a forecast; under `shared` a loader is a view.
     own = {"checkpoint", "release", "compile kernels"}
     own |= {f"build {split} loader" for split in ("train", "valid", "test")} if policy == "shared" else set()

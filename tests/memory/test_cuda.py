@@ -22,9 +22,9 @@ from ogbnlib.forecast.cures import cuda_cures
 from ogbnlib.memory import cuda
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.runs.diagnosis import diagnose, explain_exit_code, read_result
+from ogbnlib.runs.diagnosis import explain_exit_code
+from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.timeline import read_events, read_timeline
 from ogbnlib.training.child import main
 from ogbnlib.training.train import Trainer, train
 
@@ -129,7 +129,7 @@ def test_expandable_segments_join_what_the_user_set_under_both_names(
 def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
     tiny_config: Config, tmp_path: Path, clean: pytest.MonkeyPatch
 ) -> None:
-    from ogbnlib.runs import sandbox
+    from ogbnlib.runs import supervise
 
     seen: dict[str, str] = {}
 
@@ -138,7 +138,7 @@ def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
         raise OSError("not started")
 
     clean.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    clean.setattr(sandbox.subprocess, "Popen", popen)
+    clean.setattr(supervise.subprocess, "Popen", popen)
     with pytest.raises(OSError, match="not started"):
         run(tiny_config(expandable_segments=True), run_dir=tmp_path / "run", echo=False)
     assert {seen[name] for name in ALLOCATOR_VARIABLES} == {"max_split_size_mb:64,expandable_segments:True"}
@@ -163,7 +163,7 @@ def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(tiny_c
     options = {"max_cuda_memory": "4 GB", "empty_cache_every": 2, "expandable_segments": True, "cuda_snapshot": "true"}
     result = train(tiny_config(epochs=1, **options), tmp_path / "run")
     assert result.history[0]["loss"] == train(tiny_config(epochs=1)).history[0]["loss"]
-    notes = [event["text"] for event in read_events(tmp_path / "run") if "text" in event]
+    notes = [event["text"] for event in Run(tmp_path / "run").events if "text" in event]
     assert notes == [
         "empty_cache_every, expandable_segments, max_cuda_memory, cuda_snapshot: without effect on the CPU"
     ]
@@ -223,12 +223,12 @@ def test_the_timeline_has_the_layers_of_gpu_memory_and_the_largest_free_block(gp
     with log.phase("train epoch", epoch=1):
         log.cuda(force=True)
     log.close()
-    marked = [event for event in read_events(tmp_path) if event["event"] == "cuda"]
+    marked = [event for event in Run(tmp_path).events if event["event"] == "cuda"]
     # Looking for the largest block is costly: once a second, here at the beginning, and at a phase's end.
     assert ["largest_free_bytes" in event for event in marked] == [True, False, True]
     path = tmp_path / "timeline.csv"
     path.write_text(path.read_text().replace("104.5", f"{marked[-1]['time_s'] + 1}"))
-    last = read_timeline(tmp_path).iloc[-1]
+    last = Run(tmp_path).timeline.iloc[-1]
     names = ("allocated", "reserved", "unallocated", "free", "largest_free")
     sizes = [last[f"cuda_{name}_bytes"] for name in names]
     assert sizes == [3 * GB, 4 * GB, GB, 76 * GB, 300 * MB]
@@ -239,7 +239,7 @@ def test_emptying_the_cache_says_what_it_gave_back_and_how_long_it_took(gpu: Fak
     log = EventLog(tmp_path)
     cuda.empty_cache(log.mark, 7)
     log.close()
-    (event,) = read_events(tmp_path)
+    (event,) = Run(tmp_path).events
     assert (event["event"], event["after"], event["bytes"]) == ("empty_cache", "batch 7", GB)
     assert event["took_s"] >= 0
 
@@ -289,7 +289,7 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
 ) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         train(tiny_config(), tmp_path / "run")
-    result = read_result(tmp_path / "run")
+    result = Run(tmp_path / "run").result
     assert result is not None
     assert result["exit_code"] == OUT_OF_CUDA_MEMORY == 76
     found = diagnose(tmp_path / "run")
@@ -300,7 +300,7 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
         assert words in found.text.replace("Exit code 76", "exit code 76")
     assert "_memory_viz" not in found.text
     assert found.remedy.startswith("expandable_segments=True")
-    assert [event["event"] for event in read_events(tmp_path / "run")].count("cuda_oom") == 1
+    assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
 
 
 def test_a_child_that_runs_out_of_gpu_memory_ends_with_its_own_code(
@@ -327,7 +327,7 @@ def test_a_snapshot_is_written_when_asked_for_and_the_diagnosis_says_how_to_open
     cuda.record_oom(error, tiny_config(cuda_snapshot=True), tmp_path, log.mark)
     log.close()
     assert len(pickle.loads((tmp_path / cuda.SNAPSHOT).read_bytes())["segments"]) == 2
-    event = read_events(tmp_path)[-1]
+    event = Run(tmp_path).events[-1]
     assert (event["largest_free_bytes"], event["alloc_retries"]) == (300 * MB, 2)
     text = diagnose(tmp_path).text
     command = re.search(r"`python -m (torch\.cuda\._memory_viz) (trace_plot) (\S+) -o (\S+)`", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import MB, is_alive, tree, wait_until
@@ -18,11 +20,10 @@ from conftest import MB, is_alive, tree, wait_until
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
 from ogbnlib.memory.cgroup import Cgroup, find_cgroup
-from ogbnlib.memory.limits import ENGINES, Limit, make_limit
+from ogbnlib.memory.limits import KINDS, JobCgroup, Limit, make_limit
 from ogbnlib.memory.reading import Reading, read_pss
-from ogbnlib.runs import sandbox
-from ogbnlib.runs.sandbox import Outcome, supervise
-from ogbnlib.runs.timeline import read_timeline
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.supervise import Child, Outcome, supervise
 
 HOG = "held = []\nwhile True: held.append(b'x' * (1 << 20))"
 # The worker is the larger of the two, so the kernel picks it.
@@ -57,7 +58,7 @@ def test_the_cgroup_is_gone_after_an_ordinary_end_too(tmp_path: Path, kernel_lim
 def test_every_byte_of_the_child_is_charged_to_its_cgroup(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
     outcome = start("b'x' * (50 << 20); import time; time.sleep(0.3)", tmp_path, kernel_limit(200 * MB))
     assert (outcome.peak_bytes or 0) >= 50 * MB
-    assert read_timeline(tmp_path)["cgroup_limit_bytes"].dropna().eq(200 * MB).all()
+    assert Run(tmp_path).timeline["cgroup_limit_bytes"].dropna().eq(200 * MB).all()
 
 
 def test_a_worker_that_the_kernel_kills_takes_the_whole_tree_with_it(
@@ -107,7 +108,7 @@ def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Pa
         "time.sleep(1.2)"
     )
     outcome = start(code, tmp_path, make_limit(120 * MB, "watchdog")[0])
-    assert read_timeline(tmp_path)["rss_anon_bytes"].max() > 180 * MB
+    assert Run(tmp_path).timeline["rss_anon_bytes"].max() > 180 * MB
     assert (outcome.exit_code, outcome.killed_by) == (0, None)
 
 
@@ -173,11 +174,11 @@ def test_the_watchdog_reads_pss_a_twentieth_of_the_time_or_when_the_sum_has_grow
     assert reads[-1] > 9
 
 
-@pytest.mark.parametrize("engine", ["auto", "watchdog"])
-def test_no_process_of_the_tree_outlives_the_run(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
+def test_no_process_of_the_tree_outlives_the_run(tmp_path: Path, limit_by: str) -> None:
     # The parent has ended and been reaped: its child belongs to init, and only session or cgroup still name it.
     code = "import subprocess; print(subprocess.Popen(['sleep', '300']).pid, flush=True)"
-    outcome = start(code, tmp_path, make_limit(200 * MB, engine)[0])
+    outcome = start(code, tmp_path, make_limit(200 * MB, limit_by)[0])
     orphan = int(outcome.tail)
     try:
         assert outcome.exit_code == 0
@@ -192,7 +193,7 @@ def test_a_second_interrupt_leaves_neither_process_nor_recorder(
 ) -> None:
     started: list[int] = []
 
-    def interrupted_twice(process: subprocess.Popen[bytes], *rest: object) -> str:
+    def interrupted_twice(child: Child, process: subprocess.Popen[bytes]) -> str:
         started.append(process.pid)
         monkeypatch.setattr(process, "wait", first_wait(process))
         raise KeyboardInterrupt
@@ -206,7 +207,7 @@ def test_a_second_interrupt_leaves_neither_process_nor_recorder(
 
         return wait
 
-    monkeypatch.setattr(sandbox, "_relay", interrupted_twice)
+    monkeypatch.setattr(Child, "_relay", interrupted_twice)
     with pytest.raises(KeyboardInterrupt):
         start("import time; time.sleep(300)", tmp_path, make_limit(200 * MB)[0])
     assert not is_alive(started[0])
@@ -276,7 +277,7 @@ def test_a_named_systemd_run_that_fails_is_refused_with_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_systemd(tmp_path, monkeypatch, "echo 'Failed to connect to bus: No medium found' >&2; exit 1\n")
-    with pytest.raises(InputError, match=r"engine: systemd-run: Failed to connect to bus.*engine='auto'"):
+    with pytest.raises(InputError, match=r"limit_by: systemd-run: Failed to connect to bus.*limit_by='auto'"):
         make_limit(300 * MB, "systemd-run")
 
 
@@ -351,7 +352,7 @@ def test_a_job_never_escapes_an_ancestor_that_has_a_limit(cgroup_v2: Path) -> No
     occupied(cgroup_v2 / "job")
     (cgroup_v2 / "job" / "memory.max").write_text(str(2**30))
     before = tree(cgroup_v2)
-    with pytest.raises(InputError, match=r"engine: cgroup v2: .*job/step: .*; .*job: ") as caught:
+    with pytest.raises(InputError, match=r"limit_by: cgroup v2: .*job/step: .*; .*job: ") as caught:
         make_limit(300 * MB, "cgroup v2")
     assert f"{cgroup_v2}:" not in str(caught.value)
     assert tree(cgroup_v2) == before
@@ -376,18 +377,18 @@ def test_a_cgroup_whose_limit_is_refused_is_taken_away_again(cgroup_v2: Path, mo
     assert not list(cgroup_v2.rglob("ogbnlib-*"))
 
 
-@pytest.mark.parametrize("engine", ["cgroup", "docker", "", "Watchdog"])
-def test_an_unknown_engine_is_refused_with_those_known(engine: str) -> None:
-    with pytest.raises(InputError, match=r"^engine: expected auto or one of cgroup v2, cgroup v1") as caught:
-        make_limit(2**30, engine)
-    assert repr(engine) in str(caught.value)
+@pytest.mark.parametrize("kind", ["cgroup", "docker", "", "Watchdog"])
+def test_an_unknown_kind_is_refused_with_those_known(kind: str) -> None:
+    with pytest.raises(InputError, match=r"^limit_by: expected auto or one of cgroup v2, cgroup v1") as caught:
+        make_limit(2**30, kind)
+    assert repr(kind) in str(caught.value)
 
 
 def test_a_named_cgroup_version_that_is_not_mounted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": None)
-    for engine in ENGINES[:2]:
-        with pytest.raises(InputError, match=f"engine: {engine}: no memory controller"):
-            make_limit(2**30, engine)
+    for kind in KINDS[:2]:
+        with pytest.raises(InputError, match=f"limit_by: {kind}: no memory controller"):
+            make_limit(2**30, kind)
 
 
 def test_kill_tree_ends_children_and_their_children() -> None:
@@ -409,9 +410,121 @@ def test_a_slurm_job_without_a_limit_is_watched_in_its_own_cgroup(monkeypatch: p
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     limit, _ = make_limit(None)
     try:
-        assert limit.cgroup == found[0]
+        assert isinstance(limit, JobCgroup)
+        assert (limit.job, limit.cgroup) == (found[0], None)
         assert limit.oom_kills() in (0, None)
         assert limit.command(["true"]) == ["true"]
     finally:
         limit.close()
     assert found[0].path.is_dir()
+
+
+# Cgroups around the run's own ----------------------------------------------------------------------------------------
+
+INSIDE = """
+import json, os, subprocess, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from ogbnlib.memory.limits import make_limit
+from ogbnlib.runs.supervise import supervise
+limit, _ = make_limit(int(sys.argv[2]) or None)
+neighbour = subprocess.Popen([sys.executable, "-c", sys.argv[5]]) if sys.argv[5] else None
+done = supervise([sys.executable, "-c", sys.argv[4]], Path(sys.argv[3]), limit, echo=False)
+ended = neighbour.wait() if neighbour else None
+print(json.dumps([done.exit_code, done.evidence, done.peak_bytes, done.tally.held_peak_bytes, ended]))
+"""
+HOG_SOON = "import time; time.sleep(1.5)\n" + HOG
+SMALL = "import sys, time; held = b'x' * (30 << 20); time.sleep({}); sys.exit({})"
+
+
+def inside(
+    outer: Limit, limit_bytes: int, folder: Path, code: str, neighbour: str = "", **env: str
+) -> tuple[int, dict[str, Any], int | None, int, int | None]:
+    """Supervise `code` from within the cgroup of `outer`: exit code, evidence, peaks, and the neighbour's status."""
+    assert outer.cgroup is not None
+    if outer.cgroup.version == 2:
+        pytest.skip("under v2 a cgroup that holds processes has no others below it")
+    command = [sys.executable, "-c", INSIDE, str(outer.cgroup.path), str(limit_bytes), str(folder), code, neighbour]
+    keep = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
+    done = subprocess.run(command, capture_output=True, text=True, env={**keep, **env}, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: tuple[int, dict[str, Any], int | None, int, int | None] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_kill_for_an_outer_limit_is_not_blamed_on_the_runs_own(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    outer = kernel_limit(300 * MB)
+    code, evidence, peak, _, _ = inside(outer, 4096 * MB, tmp_path, HOG)
+    assert (code, evidence["killed_by"]) == (137, "kernel")
+    assert outer.cgroup is not None
+    assert evidence["outer_limit"] == {"limit_bytes": 300 * MB, "cgroup": str(outer.cgroup.path)}
+    assert (peak or 0) < 300 * MB
+
+
+def test_a_kill_for_the_runs_own_limit_is_not_blamed_on_the_one_around_it(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    code, evidence, _, _, _ = inside(kernel_limit(800 * MB), 80 * MB, tmp_path, HOG)
+    assert (code, evidence["killed_by"], evidence["outer_limit"]) == (137, "kernel", None)
+
+
+@pytest.mark.parametrize(("exit_code", "ends"), [(0, "by itself"), (75, "at a checkpoint"), (7, "with an error")])
+def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit], exit_code: int, ends: str
+) -> None:
+    job = kernel_limit(400 * MB)
+    code, evidence, peak, held, neighbour = inside(
+        job, 0, tmp_path, SMALL.format(4, exit_code), HOG_SOON, SLURM_JOB_ID="1"
+    )
+    assert neighbour == -9
+    assert job.oom_kills() == 1
+    assert (code, evidence) == (exit_code, {"killed_by": None, "oom_kills": None, "outer_limit": None})
+    assert peak is None
+    assert 30 * MB < held < 80 * MB  # not the job's, which had 400 MB
+
+
+def test_in_a_job_the_runs_own_kill_is_told_with_the_limit_that_was_met(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    job = kernel_limit(300 * MB)
+    code, evidence, _, _, _ = inside(job, 0, tmp_path, HOG, SLURM_JOB_ID="1")
+    assert job.cgroup is not None
+    outer = {"limit_bytes": 300 * MB, "cgroup": str(job.cgroup.path)}
+    assert (code, evidence) == (137, {"killed_by": "kernel", "oom_kills": 1, "outer_limit": outer})
+
+
+def test_in_a_job_a_killed_worker_is_the_runs_own_though_its_trainer_ends_by_itself(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    told = "os.waitpid(pid, 0); sys.exit(f'RuntimeError: DataLoader worker (pid {pid}) is killed by signal: Killed. ')"
+    code, evidence, _, _, _ = inside(kernel_limit(300 * MB), 0, tmp_path, WORKER + told, SLURM_JOB_ID="1")
+    assert (code, evidence["killed_by"], evidence["oom_kills"]) == (137, "kernel", 1)
+
+
+def test_of_nested_v2_cgroups_the_nearest_whose_limit_was_met_is_named(cgroup_v2: Path) -> None:
+    def met(path: Path, times: int) -> None:
+        (path / "memory.events").write_text(f"low 0\nmax 9\noom {times}\noom_kill {times}\n")
+
+    job = cgroup_v2 / "job"
+    for path in (job, job / "step"):
+        (path / "memory.max").write_text(str(2**30))
+        met(path, 3)
+    limit, _ = make_limit(300 * MB)
+    assert limit.cgroup is not None
+    met(limit.cgroup.path, 0)
+    met(job, 4)
+    limit.ended(-9, by_sigkill=True)
+    assert limit.killed_by is None  # none was killed in its own
+    (limit.cgroup.path / "memory.events").write_text("oom 0\noom_kill 1\n")
+    limit.ended(-9, by_sigkill=True)
+    assert limit.evidence()["outer_limit"] == {"limit_bytes": 2**30, "cgroup": str(job)}
+    other, _ = make_limit(300 * MB)
+    assert other.cgroup is not None
+    met(other.cgroup.path, 1)
+    met(job, 5)  # which counts what was met below it
+    other.ended(-9, by_sigkill=True)
+    assert other.evidence()["outer_limit"] is None
+    for one in (limit, other):
+        one.close()

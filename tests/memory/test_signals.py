@@ -21,9 +21,9 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.memory.limits import make_limit
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, StopRequest, handled, held_back
-from ogbnlib.runs.diagnosis import STOPPED, diagnose
-from ogbnlib.runs.sandbox import supervise
-from ogbnlib.runs.timeline import read_events, read_metrics, read_phases
+from ogbnlib.runs.diagnosis import STOPPED
+from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.supervise import supervise
 from ogbnlib.training.train import TrainResult, train
 from ogbnlib.training.trainer import Trainer
 
@@ -86,7 +86,7 @@ def test_a_signal_in_an_epoch_stops_after_the_running_batch_with_a_checkpoint_of
     assert position(tmp_path / "run") == (0, 48)
     assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["exit_code"], result["diagnosis"]["cause"]) == (STOPPED, "stopped, checkpoint written")
+    assert (result["exit_code"], result["diagnosis"]["cause"]) == (STOPPED, "stopped at a checkpoint")
     assert "--resume" in diagnose(tmp_path / "run").remedy
 
 
@@ -115,9 +115,9 @@ def test_a_signal_in_an_evaluation_costs_neither_training_nor_the_evaluations_re
     with pytest.raises(Stopped, match="120 of 120 seeds trained"):
         train(config, tmp_path / "run")
     assert position(tmp_path / "run") == (0, 120)
-    assert not len(read_metrics(tmp_path / "run"))
+    assert not len(Run(tmp_path / "run").metrics)
     assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
-    again = [phase.name for phase in read_phases(tmp_path / "run") if phase.attempt == 2]
+    again = [phase.name for phase in Run(tmp_path / "run").phases if phase.attempt == 2]
     assert "eval valid" in again
     assert not {"train epoch", "build train loader"} & set(again)
 
@@ -153,7 +153,7 @@ def test_a_run_stopped_every_few_batches_ends_with_the_weights_of_a_straight_one
             continue
     assert attempt == 16 // every
     assert scores(resumed) == scores(straight)
-    assert read_metrics(tmp_path / "run")["epoch"].tolist() == [1, 2]
+    assert Run(tmp_path / "run").metrics["epoch"].tolist() == [1, 2]
     expected = weights(tmp_path / "straight")
     assert all(torch.equal(value, expected[name]) for name, value in weights(tmp_path / "run").items())
 
@@ -170,7 +170,7 @@ def test_every_policy_goes_on_from_a_checkpoint_within_an_epoch(
     assert scores(train(tiny_config(**same), tmp_path / "run", resume=True)) == scores(straight)
     if policies[policy].get("lookahead") == 5000:
         plans = [
-            e["window_batches"] for e in read_events(tmp_path / "run") if e.get("loader") == "train" and "plan" in e
+            e["window_batches"] for e in Run(tmp_path / "run").events if e.get("loader") == "train" and "plan" in e
         ]
         assert len(plans) == 3  # for each attempt, and for the last evaluation of the train split
         assert all(1 <= plan < BATCHES for plan in plans)
@@ -220,7 +220,7 @@ def test_within_an_epoch_a_checkpoint_is_written_whenever_one_is_due(
     tiny_config: Config, tmp_path: Path, every_s: float, expected: int
 ) -> None:
     train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=every_s), tmp_path / "run")
-    begun = [event for event in read_events(tmp_path / "run") if event["event"] == "begin"]
+    begun = [event for event in Run(tmp_path / "run").events if event["event"] == "begin"]
     assert sum(event["phase"] == "checkpoint" for event in begun) == expected  # one before, one after the evaluation
 
 
@@ -236,7 +236,7 @@ def test_the_next_checkpoint_is_due_an_interval_after_the_last(
     monkeypatch.setattr(Trainer, "_step", ticking)
     monkeypatch.setattr("ogbnlib.training.trainer.time", SimpleNamespace(monotonic=lambda: clock[0]))
     train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=3), tmp_path / "run")
-    begun = [event for event in read_events(tmp_path / "run") if event["event"] == "begin"]
+    begun = [event for event in Run(tmp_path / "run").events if event["event"] == "begin"]
     assert sum(event["phase"] == "checkpoint" for event in begun) == 2 + 2  # after batches 3 and 6
 
 
@@ -334,9 +334,9 @@ def test_the_command_line_ends_with_75_and_goes_on_with_resume(tiny_dir: Path, t
     assert process.returncode == STOPPED, said + errors
     assert "stopped by SIGUSR1 in epoch" in said
     assert "Traceback" not in errors
-    assert json.loads((run / "result.json").read_text())["diagnosis"]["cause"] == "stopped, checkpoint written"
+    assert json.loads((run / "result.json").read_text())["diagnosis"]["cause"] == "stopped at a checkpoint"
     assert not any(is_alive(pid) for pid in children)
     done = position(run)[0]
     again = subprocess.run([*command, "--resume", "--set", f"epochs={done + 1}"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert read_metrics(run)["epoch"].tolist() == list(range(1, done + 2))
+    assert Run(run).metrics["epoch"].tolist() == list(range(1, done + 2))

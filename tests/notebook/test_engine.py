@@ -253,18 +253,20 @@ def test_an_out_of_memory_kill_is_named_by_the_counter_of_its_cgroup(
 def test_the_banner_names_the_phase_of_the_run_that_was_going_on(execute: Callable[..., Path], tmp_path: Path) -> None:
     cell = f"""
 from pathlib import Path
-from ogbnlib.runs.sandbox import start_attempt, write_result
+from ogbnlib.runs.attempt import Attempt
+from ogbnlib.runs.folder import Run
 from ogbnlib.memory.recorder import EventLog
 for name in ("finished", "going-on"):
     folder = Path({str(tmp_path)!r}) / name
     folder.mkdir()
-    start_attempt(folder)
+    attempt = Attempt(Run(folder))
     log = EventLog(folder)
     with log.phase("build valid loader"):
         if name == "going-on":
             import os; os.kill(os.getpid(), 9)
     (folder / "timeline.csv").touch()
-    write_result(folder, 0, 1.0, samples_from=0)
+    attempt.recorder.stop()
+    attempt.end(0)
 """
     with pytest.raises(NotebookEnded):
         execute(cell)

@@ -21,8 +21,7 @@ from matplotlib.lines import Line2D
 from ogbnlib.errors import InputError
 from ogbnlib.notebook.charts import plot_accuracy, plot_forecast, plot_knobs, plot_peaks
 from ogbnlib.notebook.plots import GIB, plot_cuda, plot_runs, plot_timeline
-from ogbnlib.runs.diagnosis import diagnose, read_result
-from ogbnlib.runs.sandbox import Run
+from ogbnlib.runs.folder import Run
 
 LIMIT = 256 * MB
 
@@ -37,7 +36,7 @@ def closed() -> Iterator[None]:
 def killed(tmp_path: Path) -> Path:
     return write_run(
         tmp_path / "killed", exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=LIMIT,
-        limit_engine="cgroup v2",
+        limit_by="cgroup v2",
     )  # fmt: skip
 
 
@@ -125,7 +124,7 @@ def test_panels_without_a_run_are_hidden(killed: Path, finished: Path) -> None:
 
 
 def as_run(folder: Path) -> Run:
-    return Run(folder, read_result(folder) or {}, diagnose(folder))
+    return Run(folder)
 
 
 def test_runs_in_a_list_are_called_by_their_folders(killed: Path, finished: Path) -> None:
@@ -267,7 +266,7 @@ def test_runs_on_a_gpu_are_compared_by_their_peaks_and_epochs(tmp_path: Path, fi
 def test_the_epoch_of_the_best_valid_accuracy_is_marked(finished: Path) -> None:
     rows = ["1,2.5,,0.3,0.4,1,1", "2,1.5,,0.6,0.5,1,1", "3,1.2,,0.5,0.7,1,1"]
     (finished / "metrics.csv").write_text("\n".join(["epoch,loss,train,valid,test,time_s,eval_time_s", *rows]) + "\n")
-    left, right = plot_accuracy({"one": Run(finished, {}, diagnose(finished))}).axes
+    left, right = plot_accuracy({"one": Run(finished)}).axes
     assert [list(line.get_ydata()) for line in left.lines] == [[2.5, 1.5, 1.2]]
     assert [list(line.get_ydata()) for line in right.lines[:2]] == [[0.3, 0.6, 0.5], [0.4, 0.5, 0.7]]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in right.lines[2:3]] == [([2], [0.6])]

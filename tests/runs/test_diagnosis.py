@@ -10,7 +10,9 @@ import pytest
 from conftest import MB, tree, write_run
 
 from ogbnlib.errors import InputError
-from ogbnlib.runs.diagnosis import EXIT_CODES, diagnose, explain_exit_code
+from ogbnlib.memory.signals import Stopped
+from ogbnlib.runs.diagnosis import EXIT_CODES, ended, exit_code_of, explain_exit_code
+from ogbnlib.runs.folder import diagnose
 
 CODES = [0, 1, 130, 135, 137, 139, 141, 143, 255, "0:125", "0:53"]
 
@@ -18,7 +20,7 @@ CODES = [0, 1, 130, 135, 137, 139, 141, 143, 255, "0:125", "0:53"]
 @pytest.mark.parametrize("code", CODES)
 def test_every_ending_that_occurs_has_a_meaning_and_a_remedy(code: int | str) -> None:
     meaning, remedy = explain_exit_code(code)
-    assert (meaning, remedy) == EXIT_CODES[str(code)]
+    assert (meaning, remedy) == EXIT_CODES[str(code)][1:]
     assert len(meaning) > 20
     assert len(remedy) > 10
 
@@ -45,15 +47,15 @@ def test_a_kill_without_evidence_is_of_unknown_cause(tmp_path: Path) -> None:
 
 
 def test_a_kill_under_a_limit_that_saw_none_says_so(tmp_path: Path) -> None:
-    run = write_run(tmp_path, exit_code=137, memory_limit_bytes=500 * MB, limit_engine="cgroup v2", oom_kills=0)
+    run = write_run(tmp_path, exit_code=137, memory_limit_bytes=500 * MB, limit_by="cgroup v2", oom_kills=0)
     found = diagnose(run)
     assert found.cause == "SIGKILL, cause unknown"
     assert "shows no out-of-memory kill" in found.text
 
 
-def test_an_out_of_memory_kill_names_phase_limit_engine_parts_counter_and_remedy(tmp_path: Path) -> None:
+def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp_path: Path) -> None:
     run = write_run(
-        tmp_path, exit_code=137, memory_limit_bytes=256 * MB, limit_engine="cgroup v1", killed_by="kernel", oom_kills=2
+        tmp_path, exit_code=137, memory_limit_bytes=256 * MB, limit_by="cgroup v1", killed_by="kernel", oom_kills=2
     )
     found = diagnose(run)
     assert (found.cause, found.exit_code, found.phase) == ("out of memory", 137, "build valid loader")
@@ -65,7 +67,7 @@ def test_an_out_of_memory_kill_names_phase_limit_engine_parts_counter_and_remedy
 
 
 def test_the_last_sample_and_its_growth_since_the_phase_began_are_told(tmp_path: Path) -> None:
-    found = diagnose(write_run(tmp_path, killed_by="watchdog", memory_limit_bytes=220 * MB, limit_engine="watchdog"))
+    found = diagnose(write_run(tmp_path, killed_by="watchdog", memory_limit_bytes=220 * MB, limit_by="watchdog"))
     assert found.last_sample == {"anon": 210.0 * MB, "shmem": 0.0, "file": 30.0 * MB}
     assert "210 MB anonymous" in found.text
     assert "40 MB of it came since the phase began" in found.text
@@ -186,3 +188,26 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
 def test_a_diagnosis_is_plain_json(tmp_path: Path) -> None:
     found = diagnose(write_run(tmp_path, killed_by="kernel", oom_kills=1))
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["text"] == str(found)
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({}, "no result"),
+        ({"exit_code": 0}, "finished"),
+        ({"exit_code": 137}, "SIGKILL, cause unknown, exit code 137"),
+        ({"exit_code": 137, "killed_by": "kernel"}, "out of memory, exit code 137"),
+        ({"exit_code": 76}, "out of GPU memory, exit code 76"),
+        ({"exit_code": 75}, "stopped at a checkpoint, exit code 75"),
+        ({"exit_code": 139}, "error, exit code 139"),
+    ],
+)
+def test_a_few_words_say_how_a_run_ended(result: dict[str, Any], words: str) -> None:
+    assert ended(result) == words
+
+
+def test_an_exception_and_its_exit_code_are_one_thing() -> None:
+    import torch
+
+    errors = [InputError("x"), Stopped("x"), KeyboardInterrupt(), torch.OutOfMemoryError("x"), MemoryError()]
+    assert [exit_code_of(error) for error in errors] == [2, 75, 130, 76, 1]

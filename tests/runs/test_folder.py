@@ -73,7 +73,7 @@ def test_a_child_holds_the_folder_for_as_long_as_it_lives_without_its_parent(
     code = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
         "folder = Path(sys.argv[1])\nprint('ready', flush=True)\n"
-        "run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', engine='watchdog', echo=False)\n"
+        "run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', limit_by='watchdog', echo=False)\n"
     )
     folder = tmp_path / "run"
     with python_child(code, str(tmp_path)) as parent:

@@ -21,11 +21,12 @@ from conftest import MB, is_alive, tree, wait_until
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.memory.limits import ENGINES, make_limit
+from ogbnlib.files import next_run_dir
+from ogbnlib.memory.limits import KINDS, make_limit
 from ogbnlib.memory.reading import process_tree
-from ogbnlib.runs.folder import prepare_run_dir
-from ogbnlib.runs.sandbox import Run, RunEnded, next_run_dir, run, supervise, watch
-from ogbnlib.runs.timeline import read_phases, read_timeline
+from ogbnlib.runs.folder import Run, RunEnded, own_run_dir
+from ogbnlib.runs.sandbox import run, watch
+from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources.synth import synthesize
 
 Config = Callable[..., TrainConfig]
@@ -39,6 +40,13 @@ FILES = {
     "output.log",
     ".lock",
 }
+
+
+def prepare(config: TrainConfig, folder: Path, *, resume: bool) -> None:
+    with own_run_dir(config, folder, resume=resume):
+        pass
+
+
 KILLS = int(os.environ.get("OGBNLIB_KILLS", "1"))
 
 
@@ -94,29 +102,29 @@ def test_a_limit_changes_no_result(limited: dict[str, Run], unlimited: dict[str,
 def test_a_kill_is_a_result_with_cause_phase_parts_and_remedy(limited: dict[str, Run]) -> None:
     found = limited["eager"].diagnosis
     assert found.cause == "out of memory"
-    assert found.phase in [phase.label for phase in read_phases(limited["eager"].run_dir)]
+    assert found.phase in [phase.label for phase in Run(limited["eager"].run_dir).phases]
     assert "features" in found.parts
     assert "loading=shared" in found.remedy
     assert limited["eager"].result["diagnosis"]["text"] == str(found)
 
 
-def test_a_result_states_limit_engine_peak_and_time(limited: dict[str, Run]) -> None:
+def test_a_result_states_its_limit_peak_and_time(limited: dict[str, Run]) -> None:
     for result in limited.values():
         stored = json.loads((result.run_dir / "result.json").read_text())
         assert stored == result.result
-        assert stored["limit_engine"] in ENGINES
+        assert stored["limit_by"] in KINDS
         assert stored["memory_limit_bytes"] > 0
         assert stored["duration_s"] > 0
         assert result.peak_bytes > 0
-        if stored["limit_engine"].startswith("cgroup"):
+        if stored["limit_by"].startswith("cgroup"):
             assert stored["peak_source"] == "kernel counter"
             assert stored["peak_bytes"] <= stored["memory_limit_bytes"]
 
 
 def test_a_kill_by_the_kernel_is_proven_by_its_counter(limited: dict[str, Run]) -> None:
     result = limited["eager"].result
-    if not result["limit_engine"].startswith("cgroup"):
-        pytest.skip(f"the limit here is a {result['limit_engine']}: {'; '.join(result['limit_engines_refused'])}")
+    if not result["limit_by"].startswith("cgroup"):
+        pytest.skip(f"the limit here is a {result['limit_by']}: {'; '.join(result['limits_refused'])}")
     assert result["killed_by"] == "kernel"
     assert result["oom_kills"] >= 1
 
@@ -129,7 +137,7 @@ def test_a_finished_run_leaves_all_its_files_whole(unlimited: dict[str, Run]) ->
         assert result.result["last_metrics"]["epoch"] == 1
         assert len(result.timeline) > 10
         assert "Epoch 001 | Loss: " in (result.run_dir / "output.log").read_text()
-        assert all(phase.end_s is not None for phase in read_phases(result.run_dir))
+        assert all(phase.end_s is not None for phase in Run(result.run_dir).phases)
 
 
 def test_samples_fall_into_the_phases_they_were_taken_in(unlimited: dict[str, Run]) -> None:
@@ -160,7 +168,7 @@ def test_resuming_with_other_values_is_refused_and_names_them(
 def test_thirty_epochs_hold_no_more_after_release_than_the_first(tiny_config: Config, tmp_path: Path) -> None:
     result = run(tiny_config(epochs=30, dropout=0.5, loading="lazy"), run_dir=tmp_path / "run", echo=False)
     assert result.exit_code == 0
-    phases = read_phases(result.run_dir)
+    phases = Run(result.run_dir).phases
     held = [phase.info["end_held_bytes"] for phase in phases if phase.name == "release"]
     assert len(held) >= 30
     # The evaluation loaders of one epoch take 100 kB: kept, they would be 3 MB by now.
@@ -188,7 +196,7 @@ BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"memory_limit": 8}, "memory_limit: "),
     ({}, {"memory_limit": "lots"}, "memory_limit: "),
     ({}, {"memory_limit": "-1 GB"}, "memory_limit: "),
-    ({}, {"memory_limit": "2 GB", "engine": "docker"}, "engine: "),
+    ({}, {"memory_limit": "2 GB", "limit_by": "docker"}, "limit_by: "),
     ({}, {"resume": True}, "{tmp}/run"),
     ({}, {"run_dir": "{tmp}/file"}, "{tmp}/file"),
     ({}, {"run_dir": "{tmp}/occupied"}, "{tmp}/occupied"),
@@ -217,7 +225,7 @@ def test_bad_input_is_named_and_nothing_is_written(
 
 
 def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, tmp_path: Path) -> None:
-    prepare_run_dir(tiny_config(), tmp_path / "run", resume=False)
+    prepare(tiny_config(), tmp_path / "run", resume=False)
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"torn")
     result = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
     assert (result.exit_code, result.diagnosis.cause) == (2, "bad input")
@@ -249,16 +257,16 @@ def test_a_repeated_name_gets_the_next_free_folder(tmp_path: Path) -> None:
 def test_what_changes_no_weight_may_change_on_resumption(
     tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    prepare_run_dir(tiny_config(), tmp_path / "run", resume=False)
+    prepare(tiny_config(), tmp_path / "run", resume=False)
     changed = tiny_config(**changes)
-    prepare_run_dir(changed, tmp_path / "run", resume=True)
+    prepare(changed, tmp_path / "run", resume=True)
     assert TrainConfig.load(tmp_path / "run" / "config.json") == changed
 
 
 def test_another_precision_is_refused_on_resumption(tiny_config: Config, tmp_path: Path) -> None:
-    prepare_run_dir(tiny_config(), tmp_path / "run", resume=False)
+    prepare(tiny_config(), tmp_path / "run", resume=False)
     with pytest.raises(InputError, match="precision was 'fp32', now 'bf16'"):
-        prepare_run_dir(tiny_config(precision="bf16"), tmp_path / "run", resume=True)
+        prepare(tiny_config(precision="bf16"), tmp_path / "run", resume=True)
 
 
 def test_another_data_set_is_refused_on_resumption(tiny_config: Config, tmp_path: Path, synth_dir: Path) -> None:
@@ -317,7 +325,7 @@ def test_a_child_ends_when_the_process_that_watches_it_is_killed(tiny_config: Co
     tiny_config(epochs=100_000).save(tmp_path / "wanted.json")
     code = (
         "import sys\nfrom pathlib import Path\nfrom ogbnlib import TrainConfig, run\nfolder = Path(sys.argv[1])\n"
-        "run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', engine='watchdog', echo=False)\n"
+        "run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', limit_by='watchdog', echo=False)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     try:
@@ -328,7 +336,7 @@ def test_a_child_ends_when_the_process_that_watches_it_is_killed(tiny_config: Co
         process.wait()
     wait_until(lambda: not any(is_alive(pid) for pid in children), "the child's end", 30)
     assert not (tmp_path / "run" / "result.json").exists()
-    assert len(read_timeline(tmp_path / "run")) > 0
+    assert len(Run(tmp_path / "run").timeline) > 0
 
 
 class _Killer(threading.Thread):
@@ -376,7 +384,7 @@ def test_a_run_ended_at_any_moment_stays_readable_and_goes_on_as_if_it_never_was
     in_windows = config.replace(dataset=str(tiny_store), loading="store", lookahead=5000)
     whole = run(config, run_dir=tmp_path / "whole", echo=False)
     assert whole.exit_code == 0
-    phases = read_phases(whole.run_dir)
+    phases = Run(whole.run_dir).phases
     first = {phase.name: phase.start_s for phase in reversed(phases)}
     end_s = max(phase.end_s or 0.0 for phase in phases)
     ended = 137 if number == signal.SIGKILL else 75
@@ -399,7 +407,7 @@ def test_a_run_ended_at_any_moment_stays_readable_and_goes_on_as_if_it_never_was
         assert finished == list(range(1, len(finished) + 1))
         if result.exit_code:
             kills += 1
-            causes = {137: "SIGKILL, cause unknown", 75: "stopped, checkpoint written"}
+            causes = {137: "SIGKILL, cause unknown", 75: "stopped at a checkpoint"}
             assert result.diagnosis.cause == causes[ended]
             continue
         assert all(torch.equal(value, _weights(whole.run_dir)[name]) for name, value in _weights(folder).items())
@@ -420,7 +428,7 @@ def test_no_cgroup_of_this_process_is_left_behind(limited: dict[str, Run], unlim
 def test_time_passes_in_the_timeline_even_before_the_first_phase(unlimited: dict[str, Run]) -> None:
     table = unlimited["shared"].timeline
     assert table["time_s"].is_monotonic_increasing
-    assert table["time_s"].iloc[0] < read_phases(unlimited["shared"].run_dir)[0].start_s
+    assert table["time_s"].iloc[0] < Run(unlimited["shared"].run_dir).phases[0].start_s
     assert time.time() > table["time_s"].max()
 
 

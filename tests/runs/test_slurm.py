@@ -36,10 +36,7 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
         for name, text in (("sacct", sacct), ("scontrol", scontrol)):
             failing = text.startswith("!")
             (folder / f"{name}.txt").write_text(text.removeprefix("!") + "\n")
-            fields = f'[ "$1" = --helpformat ] && {{ echo "{FIELDS.replace("|", " ")}"; exit 0; }}\n'
-            lines = f'#!/bin/sh\necho "$@" >> "{folder}/{name}.args"\n' + (
-                fields if name == "sacct" and not failing else ""
-            )
+            lines = f'#!/bin/sh\necho "$@" >> "{folder}/{name}.args"\n'
             lines += f'cat "{folder}/{name}.txt"' + (" >&2; exit 1\n" if failing else "\n")
             (folder / name).write_text(lines)
             (folder / name).chmod(0o755)
@@ -181,12 +178,16 @@ def test_without_accounting_the_controller_is_asked(says: Says, values: dict[str
     assert word in found.text
 
 
-def test_the_controllers_exit_code_goes_before_the_one_that_accounting_cuts(says: Says) -> None:
-    says(
-        sacct=table("2|2|FAILED|13:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK"),
-        scontrol=shown(JobState="FAILED", ExitCode="13:0"),
-    )
-    assert "exit code 13" in diagnose_job("2").text
+def test_the_runs_own_exit_code_goes_before_the_one_that_accounting_cuts(says: Says) -> None:
+    write_run(Path("runs/train-2"), exit_code=13)
+    says(sacct=table("2|2|FAILED|13:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK"))
+    assert "(exit code 13)" in diagnose_job("2").text
+
+
+def test_the_controller_is_not_asked_where_accounting_knows_the_job(says: Says, tmp_path: Path) -> None:
+    says(sacct=table(*OOM), scontrol=shown(JobState="FAILED"))
+    assert diagnose_job("2").sources == ["sacct"]
+    assert not (tmp_path / "bin" / "scontrol.args").exists()
 
 
 def test_the_runs_own_evidence_and_remedy_are_part_of_the_answer(says: Says) -> None:

@@ -17,14 +17,14 @@ from conftest import MB, write_run
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import Reading
 from ogbnlib.memory.recorder import COLUMNS, EventLog, Recorder
-from ogbnlib.runs.timeline import read_events, read_metrics, read_parts, read_phases, read_timeline
+from ogbnlib.runs.folder import Run
 
 
 def record(folder: Path, samples: int) -> None:
-    recorder = Recorder(folder, os.getpid())
+    recorder = Recorder(folder)
     for _ in range(samples):
-        recorder.sample()
-    recorder._file.close()
+        recorder.sample(os.getpid())
+    recorder.stop()
 
 
 def events(folder: Path, *lines: dict[str, Any]) -> Path:
@@ -35,7 +35,7 @@ def events(folder: Path, *lines: dict[str, Any]) -> Path:
 
 def test_every_sample_is_a_row_with_the_columns_of_a_reading(tmp_path: Path) -> None:
     record(tmp_path, 3)
-    table = read_timeline(tmp_path)
+    table = Run(tmp_path).timeline
     assert set(COLUMNS) <= set(table.columns)
     assert len(table) == 3
     assert (table["rss_anon_bytes"] > MB).all()
@@ -50,7 +50,7 @@ def test_a_timeline_torn_at_any_byte_loses_its_last_sample_only_and_counts_it(tm
     last = len(whole.splitlines(keepends=True)[-1])
     for cut in range(1, last):
         path.write_bytes(whole[:-cut])
-        table = read_timeline(tmp_path)
+        table = Run(tmp_path).timeline
         assert (len(table), table.attrs["torn_lines"]) == (2, 1), f"{cut} bytes cut"
 
 
@@ -63,7 +63,7 @@ def test_appending_after_a_line_torn_at_any_byte_damages_nothing_and_keeps_it_ou
     for cut in range(2, last):  # 1: only the newline is missing, and closing the line makes it whole
         path.write_bytes(whole[:-cut])
         record(tmp_path, 2)
-        table = read_timeline(tmp_path)
+        table = Run(tmp_path).timeline
         if (len(table), table.attrs["torn_lines"]) != (4, 1):
             wrong.append((cut, len(table), table.attrs["torn_lines"]))
     assert not wrong, f"(bytes cut, rows, torn lines), expected 4 rows and 1 torn line: {wrong}"
@@ -75,14 +75,14 @@ def test_a_torn_number_in_the_last_column_is_not_taken_for_a_sample(tmp_path: Pa
     path = tmp_path / "timeline.csv"
     path.write_bytes(path.read_bytes()[:-4])
     record(tmp_path, 1)
-    assert set(read_timeline(tmp_path)["cgroup_limit_bytes"].dropna()) == {1234567890.0}
+    assert set(Run(tmp_path).timeline["cgroup_limit_bytes"].dropna()) == {1234567890.0}
 
 
 def test_an_empty_timeline_is_read_as_no_samples(tmp_path: Path) -> None:
     (tmp_path / "timeline.csv").touch()
-    assert len(read_timeline(tmp_path)) == 0
+    assert len(Run(tmp_path).timeline) == 0
     (tmp_path / "timeline.csv").write_text(",".join(COLUMNS) + "\n")
-    assert len(read_timeline(tmp_path)) == 0
+    assert len(Run(tmp_path).timeline) == 0
 
 
 def test_torn_events_are_left_out_and_later_ones_stand(tmp_path: Path) -> None:
@@ -95,16 +95,16 @@ def test_torn_events_are_left_out_and_later_ones_stand(tmp_path: Path) -> None:
     last = len(whole.splitlines(keepends=True)[-1])
     for cut in range(2, last):
         path.write_bytes(whole[:-cut])
-        assert [event["event"] for event in read_events(tmp_path)] == ["start"], f"{cut} bytes cut"
+        assert [event["event"] for event in Run(tmp_path).events] == ["start"], f"{cut} bytes cut"
         log = EventLog(tmp_path)
         log.mark("note", text="again")
         log.close()
-        assert [event["event"] for event in read_events(tmp_path)] == ["start", "note"], f"{cut} bytes cut"
+        assert [event["event"] for event in Run(tmp_path).events] == ["start", "note"], f"{cut} bytes cut"
 
 
 def test_torn_metrics_are_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("epoch,loss,valid\n1,1.5,\n2,1.25,0.5\n3,1.1")
-    table = read_metrics(tmp_path)
+    table = Run(tmp_path).metrics
     assert table["epoch"].tolist() == [1, 2]
     assert table["valid"].isna().tolist() == [True, False]
     assert table.attrs["torn_lines"] == 1
@@ -112,17 +112,17 @@ def test_torn_metrics_are_left_out_and_counted(tmp_path: Path) -> None:
 
 def test_metrics_torn_inside_the_last_number_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("epoch,loss,valid\n1,1.5,0.25\n2,1.25,0.")
-    assert read_metrics(tmp_path)["epoch"].tolist() == [1]
+    assert Run(tmp_path).metrics["epoch"].tolist() == [1]
 
 
 def test_no_metrics_are_an_empty_table(tmp_path: Path) -> None:
-    assert len(read_metrics(tmp_path)) == 0
+    assert len(Run(tmp_path).metrics) == 0
 
 
-@pytest.mark.parametrize("reader", [read_timeline, read_events, read_phases, read_parts])
-def test_a_folder_without_the_file_is_named(tmp_path: Path, reader: Any) -> None:
+@pytest.mark.parametrize("name", ["timeline", "events", "phases", "parts"])
+def test_a_folder_without_the_file_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=str(tmp_path)):
-        reader(tmp_path)
+        getattr(Run(tmp_path), name)
 
 
 def test_phases_nest_and_carry_their_info(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_phases_nest_and_carry_their_info(tmp_path: Path) -> None:
         pass
     with log.phase("train epoch", epoch=2):
         pass
-    outer, inner, train = read_phases(tmp_path)
+    outer, inner, train = Run(tmp_path).phases
     assert [(p.name, p.depth) for p in (outer, inner, train)] == [
         ("eval valid", 0), ("build valid loader", 1), ("train epoch", 0)
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_phase_that_failed_is_ended_and_says_with_what(tmp_path: Path) -> None
     log = EventLog(tmp_path)
     with pytest.raises(ZeroDivisionError), log.phase("load"):
         _ = 1 / 0
-    (phase,) = read_phases(tmp_path)
+    (phase,) = Run(tmp_path).phases
     assert phase.end_s is not None
     assert phase.info["failed"] == "ZeroDivisionError"
 
@@ -156,13 +156,13 @@ def test_an_unfinished_phase_has_no_end_and_the_next_attempt_begins_at_depth_zer
         {"time_s": 11, "event": "begin", "phase": "eval valid"},
         {"time_s": 12, "event": "begin", "phase": "build valid loader"},
     )
-    assert [(p.name, p.end_s, p.attempt) for p in read_phases(tmp_path)] == [
+    assert [(p.name, p.end_s, p.attempt) for p in Run(tmp_path).phases] == [
         ("eval valid", None, 1), ("build valid loader", None, 1)
     ]  # fmt: skip
     with open(tmp_path / "events.jsonl", "a") as file:
         for line in ({"time_s": 20, "event": "start"}, {"time_s": 21, "event": "begin", "phase": "load"}):
             file.write(json.dumps(line) + "\n")
-    last = read_phases(tmp_path)[-1]
+    last = Run(tmp_path).phases[-1]
     assert (last.name, last.depth, last.attempt, last.start_s) == ("load", 0, 2, 11.0)
 
 
@@ -179,7 +179,7 @@ def test_every_sample_has_the_innermost_phase_it_fell_in(tmp_path: Path) -> None
         ],
         samples=[{"time_s": 100.5 + i, "rss_anon_bytes": MB} for i in range(7)],
     )
-    table = read_timeline(tmp_path)
+    table = Run(tmp_path).timeline
     assert table["time_s"].tolist() == [0.5 + i for i in range(7)]
     assert table["phase"].tolist() == [
         "", "eval valid", "build valid loader", "eval valid", "", "train epoch 3", "train epoch 3"
@@ -197,7 +197,7 @@ def test_a_phase_that_a_kill_left_open_ends_with_its_attempt(tmp_path: Path) -> 
         ],
         samples=[{"time_s": t, "rss_anon_bytes": MB} for t in (100.5, 101.5, 203, 206)],
     )
-    assert read_timeline(tmp_path)["phase"].tolist() == ["", "train epoch 1", "", "load"]
+    assert Run(tmp_path).timeline["phase"].tolist() == ["", "train epoch 1", "", "load"]
 
 
 def test_a_phase_over_in_an_instant_covers_nothing_else(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_phase_over_in_an_instant_covers_nothing_else(tmp_path: Path) -> None:
         ],
         samples=[{"time_s": 101, "rss_anon_bytes": MB}],
     )
-    assert read_timeline(tmp_path)["phase"].tolist() == [""]
+    assert Run(tmp_path).timeline["phase"].tolist() == [""]
 
 
 def test_samples_carry_the_last_marked_cuda_memory(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_samples_carry_the_last_marked_cuda_memory(tmp_path: Path) -> None:
         ],
         samples=[{"time_s": t, "rss_anon_bytes": MB} for t in (101, 103)],
     )
-    table = read_timeline(tmp_path)
+    table = Run(tmp_path).timeline
     assert table["cuda_allocated_bytes"].fillna(-1).tolist() == [-1, 5]
     assert table["cuda_reserved_bytes"].fillna(-1).tolist() == [-1, 9]
 
@@ -234,7 +234,7 @@ def test_parts_are_those_that_the_last_attempt_held(tmp_path: Path) -> None:
     log.part("features", 7)
     log.part("valid loader's CSC", 8)
     log.part("valid loader's CSC", 0)
-    assert read_parts(tmp_path) == {"features": 7}
+    assert Run(tmp_path).parts == {"features": 7}
 
 
 def test_a_log_without_a_folder_marks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,12 +249,12 @@ def test_a_log_without_a_folder_marks_nothing(tmp_path: Path, monkeypatch: pytes
 def test_files_of_a_process_killed_while_writing_are_readable(tmp_path: Path) -> None:
     code = (
         "import os, sys; from ogbnlib.memory.recorder import EventLog, Recorder\n"
-        "log, recorder = EventLog(sys.argv[1]), Recorder(sys.argv[1], os.getpid())\n"
+        "log, recorder = EventLog(sys.argv[1]), Recorder(sys.argv[1])\n"
         "log.mark('start'); n = 0\n"
         "while True:\n"
         "    n += 1\n"
         "    with log.phase('train epoch', epoch=n):\n"
-        "        recorder.sample()\n"
+        "        recorder.sample(os.getpid())\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     try:
@@ -264,7 +264,7 @@ def test_files_of_a_process_killed_while_writing_are_readable(tmp_path: Path) ->
     finally:
         process.kill()
         process.wait()
-    table = read_timeline(tmp_path)
+    table = Run(tmp_path).timeline
     assert len(table) >= 10
     assert table.attrs["torn_lines"] <= 1
     assert table["phase"].str.startswith("train epoch").all()
@@ -279,18 +279,19 @@ def test_the_recorder_shows_each_reading_to_its_watcher(tmp_path: Path) -> None:
         if len(seen) >= 3:
             enough.set()
 
-    recorder = Recorder(tmp_path, os.getpid(), interval_s=0.01, on_sample=watch).start()
+    recorder = Recorder(tmp_path).start(os.getpid(), interval_s=0.01, on_sample=watch)
     assert enough.wait(30)
     recorder.stop()
-    assert len(read_timeline(tmp_path)) == len(seen)
+    assert len(Run(tmp_path).timeline) == len(seen)
 
 
 def test_an_error_in_the_recorders_thread_is_raised_by_stop(tmp_path: Path) -> None:
     def fail(reading: Reading) -> None:
         raise RuntimeError("the watcher failed")
 
-    recorder = Recorder(tmp_path, os.getpid(), on_sample=fail).start()
-    recorder._thread.join(30)
+    failed = threading.Event()
+    recorder = Recorder(tmp_path).start(os.getpid(), on_sample=fail, on_error=failed.set)
+    assert failed.wait(30)
     with pytest.raises(RuntimeError, match="the watcher failed"):
         recorder.stop()
 
@@ -302,8 +303,8 @@ def test_the_end_of_a_phase_carries_its_exact_peak_however_short_the_spike_was(t
             _ = len(b"x" * (100 * MB))
         with log.phase("quiet"):
             pass
-    begins = {e["phase"]: e for e in read_events(tmp_path) if e["event"] == "begin"}
-    ends = {e["phase"]: e for e in read_events(tmp_path) if e["event"] == "end"}
+    begins = {e["phase"]: e for e in Run(tmp_path).events if e["event"] == "begin"}
+    ends = {e["phase"]: e for e in Run(tmp_path).events if e["event"] == "end"}
     if ends["inner"]["peak_rss_bytes"] == 0:
         pytest.skip("this kernel gives no high-water mark of resident memory")
     grown = {name: ends[name]["peak_rss_bytes"] - begins[name]["rss_bytes"] for name in ends}

@@ -26,8 +26,8 @@ from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import own_memory
 from ogbnlib.memory.recorder import EventLog
+from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.timeline import read_events
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader, WindowPlan, available_bytes, plan_windows, prefetch
 from ogbnlib.sampling.policies import make_loaders, set_epoch
@@ -473,7 +473,7 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
     assert scores(train(config(**changes), folder)) == shared
     assert not new_threads(before)
     if folder is not None:
-        windows = [event for event in read_events(folder) if event["event"] == "window"]
+        windows = [event for event in Run(folder).events if event["event"] == "window"]
         trained = [window for window in windows if window["loader"] == "train" and window["epoch"] > 0]
         assert bool(windows) == (lookahead == "1 MB")
         assert sum(window["batches"] for window in trained) == (30 if windows else 0)
@@ -647,7 +647,7 @@ def test_a_store_four_times_the_budget_is_trained_within_it(
     )
     result = run(config, "1 GB", run_dir=tmp_path / "run", echo=False)
     assert result.exit_code == 0, result.result
-    events = read_events(tmp_path / "run")
+    events = Run(tmp_path / "run").events
     windows = [event for event in events if event["event"] == "window"]
     assert sum(window["batches"] for window in windows) == 2 * 148
     assert len({window["epoch"] for window in windows}) == 2

@@ -16,7 +16,7 @@ from torch_geometric.loader import NeighborLoader, NodeLoader
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.runs.timeline import read_events, read_parts
+from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders, make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.ogb import open_raw
@@ -107,17 +107,17 @@ def test_shared_loaders_hold_no_coo_and_share_one_csc(make: Make, tmp_path: Path
         assert loader.data.edge_index.numel() == 0
         assert loader.data.x.data_ptr() == loaders.data.x.data_ptr()
     assert loaders.row.dtype == np.int32  # type: ignore[attr-defined]
-    assert not [name for name in read_parts(tmp_path) if "COO" in name or "loader" in name]
+    assert not [name for name in Run(tmp_path).parts if "COO" in name or "loader" in name]
 
 
 def test_eager_builds_all_stock_loaders_before_the_first_batch(make: Make, tmp_path: Path) -> None:
     loaders = make(loading="eager")
     assert isinstance(loaders.train_loader(), NeighborLoader)
     csc = {f"{split} loader's CSC" for split in ("train", "valid", "test")}
-    assert csc <= set(read_parts(tmp_path))
+    assert csc <= set(Run(tmp_path).parts)
     assert loaders.eval_loader("valid") is loaders.eval_loader("valid")
     list(loaders.eval_batches("valid"))
-    assert csc <= set(read_parts(tmp_path))
+    assert csc <= set(Run(tmp_path).parts)
 
 
 def test_lazy_deletes_the_evaluation_loader_and_its_csc(make: Make, tmp_path: Path) -> None:
@@ -134,24 +134,24 @@ def test_lazy_deletes_the_evaluation_loader_and_its_csc(make: Make, tmp_path: Pa
     batches = loaders.eval_batches("valid")
     next(batches)
     assert made[0]() is not None
-    assert "valid loader's CSC" in read_parts(tmp_path)
+    assert "valid loader's CSC" in Run(tmp_path).parts
     for _ in batches:
         pass
     assert [reference() for reference in made] == [None, None]
-    assert "valid loader's CSC" not in read_parts(tmp_path)
+    assert "valid loader's CSC" not in Run(tmp_path).parts
 
 
 def test_an_evaluation_cut_short_gives_its_memory_back_too(make: Make, tmp_path: Path) -> None:
     batches = make(loading="lazy").eval_batches("valid")
     next(batches)
     batches.close()  # type: ignore[attr-defined]
-    assert "valid loader's CSC" not in read_parts(tmp_path)
+    assert "valid loader's CSC" not in Run(tmp_path).parts
 
 
 def test_a_release_reports_its_steps(make: Make, tmp_path: Path) -> None:
     for _ in make(loading="lazy").eval_batches("test"):
         pass
-    (release,) = [event for event in read_events(tmp_path) if event["event"] == "release"]
+    (release,) = [event for event in Run(tmp_path).events if event["event"] == "release"]
     assert {"gc", "malloc_trim", "synchronize", "empty_cache"} <= set(release)
 
 
@@ -161,7 +161,7 @@ def test_dropping_the_train_loader_frees_it(make: Make, tmp_path: Path) -> None:
     loaders.drop_train_loader()
     gc.collect()
     assert reference() is None
-    assert "train loader's CSC" not in read_parts(tmp_path)
+    assert "train loader's CSC" not in Run(tmp_path).parts
     loaders.drop_train_loader()
 
 
@@ -169,7 +169,7 @@ def test_evaluating_the_train_split_uses_the_resident_csc(make: Make, tmp_path: 
     loaders = make(loading="lazy")
     train = loaders.train_loader()
     assert loaders.eval_loader("train").node_sampler is train.node_sampler
-    before = len([e for e in read_events(tmp_path) if e["event"] == "begin" and e["phase"] == "build train loader"])
+    before = len([e for e in Run(tmp_path).events if e["event"] == "begin" and e["phase"] == "build train loader"])
     assert before == 1
 
 
@@ -199,7 +199,7 @@ def test_iterating_takes_nothing_from_torchs_random_numbers(make: Make) -> None:
 def test_float16_features_stay_half_as_large_in_memory(make: Make, tmp_path: Path, policy: str) -> None:
     loaders = make(loading=policy, feature_dtype="float16")
     assert loaders.data.x.dtype == torch.float16
-    assert read_parts(tmp_path)["features"] == 300 * 8 * 2
+    assert Run(tmp_path).parts["features"] == 300 * 8 * 2
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])

@@ -23,8 +23,8 @@ from conftest import wait_until
 from slurm_cluster import Cluster
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run as run_alone
-from ogbnlib.runs.timeline import read_events, read_metrics
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "slurm").glob("*.sbatch"))
@@ -51,7 +51,7 @@ def activate(site: Path, text: str) -> None:
 
 def attempts(run: Path) -> int:
     """How many attempts a run has begun."""
-    return sum(event["event"] == "start" for event in read_events(run)) if (run / "events.jsonl").is_file() else 0
+    return sum(event["event"] == "start" for event in Run(run).events) if (run / "events.jsonl").is_file() else 0
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +321,7 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", str(ended)), said
     assert ended >= 2 * KILLS
     assert "stopped at a checkpoint; back in the queue for restart 1" in said
-    assert read_metrics(run)["epoch"].tolist() == list(range(1, 60 * KILLS + 1))
+    assert Run(run).metrics["epoch"].tolist() == list(range(1, 60 * KILLS + 1))
     config = TrainConfig.load(run / "config.json")
     run_alone(config.replace(progress="none"), run_dir=site / "alone", echo=False)
     one, other = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (run, site / "alone"))
@@ -414,7 +414,7 @@ def test_several_processes_train_one_run(
     assert said.count("Epoch 001 | Loss: ") == 1
     run = site / "runs" / f"train_ddp-{job_id}"
     assert json.loads((run / "result.json").read_text())["exit_code"] == 0
-    assert [event["ranks"] for event in read_events(run) if "ranks" in event] == [nodes * processes]
+    assert [event["ranks"] for event in Run(run).events if "ranks" in event] == [nodes * processes]
 
 
 def test_several_processes_stop_at_a_checkpoint_and_resume(
@@ -438,4 +438,4 @@ def test_several_processes_stop_at_a_checkpoint_and_resume(
     said = output(site, job_id)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), said
     assert "Epoch 025 | Loss: " in said
-    assert [event["ranks"] for event in read_events(run) if "ranks" in event] == [2, 2]
+    assert [event["ranks"] for event in Run(run).events if "ranks" in event] == [2, 2]

@@ -31,7 +31,7 @@ from ogbnlib.graph.sort import csc_from_chunks, plan_shift
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.verify import verify_store
 from ogbnlib.memory.limits import Limit
-from ogbnlib.runs.sandbox import supervise
+from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources import convert as module
 from ogbnlib.sources.convert import convert, write_store
 from ogbnlib.sources.ogb import open_raw

@@ -22,8 +22,8 @@ from conftest import is_alive, wait_until
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
+from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.timeline import read_events, read_metrics
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.training.train import train
 
@@ -162,7 +162,7 @@ def test_an_error_of_the_first_rank_is_raised_by_all(jobs: dict[str, Any]) -> No
 
 
 def test_only_the_first_rank_writes_and_it_tells_every_ranks_memory(jobs: dict[str, Any]) -> None:
-    events = read_events(jobs["folder"] / "shrunk")
+    events = Run(jobs["folder"] / "shrunk").events
     starts = [i for i, event in enumerate(events) if event["event"] == "start"]
     first = events[: [*starts, len(events)][1]]  # another test may have resumed it
     assert sum(event["event"] == "begin" and event["phase"] == "train epoch" for event in first) == 1
@@ -171,7 +171,7 @@ def test_only_the_first_rank_writes_and_it_tells_every_ranks_memory(jobs: dict[s
     assert set(memory) == {0, 1}
     assert all(0 < note["rss_anon_bytes"] < 2**34 and note["pss_bytes"] > 0 for note in memory.values())
     assert any("its own copy" in note.get("text", "") for note in notes)
-    assert read_metrics(jobs["folder"] / "grown")["epoch"].tolist() == [1, 2]
+    assert Run(jobs["folder"] / "grown").metrics["epoch"].tolist() == [1, 2]
 
 
 # Two ranks in a child ------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_signal_and_leaves_no_oth
     tiny_config: Config, tmp_path: Path
 ) -> None:
     sender = _Sender(tmp_path / "run", signal.SIGKILL, rank=1)
-    result = run(tiny_config(epochs=1000), run_dir=tmp_path / "run", num_ranks=2, engine="watchdog", echo=False)
+    result = run(tiny_config(epochs=1000), run_dir=tmp_path / "run", num_ranks=2, limit_by="watchdog", echo=False)
     ended_s = time.monotonic()
     sender.join()
     assert result.exit_code == 137
@@ -223,7 +223,7 @@ def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(tiny_c
     sender = _Sender(tmp_path / "run", signal.SIGUSR1, rank=None)
     stopped = run(config, "4 GB", run_dir=tmp_path / "run", num_ranks=2, echo=False)
     sender.join()
-    assert (stopped.exit_code, stopped.diagnosis.cause) == (75, "stopped, checkpoint written"), stopped.diagnosis
+    assert (stopped.exit_code, stopped.diagnosis.cause) == (75, "stopped at a checkpoint"), stopped.diagnosis
     assert "stopped by SIGUSR1 in epoch" in stopped.result["last_output"]
     assert not any(is_alive(pid) for pid in sender.ranks)
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
@@ -253,7 +253,7 @@ def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(tiny_dir: Pa
     assert len(re.findall(r"^Epoch 001 \| Loss: ", done.stdout, re.MULTILINE)) == 1
     assert done.stdout.count("Finished without an error") == 1
     assert json.loads((folder / "result.json").read_text())["exit_code"] == 0
-    assert read_metrics(folder)["epoch"].tolist() == [1]
+    assert Run(folder).metrics["epoch"].tolist() == [1]
 
 
 def test_a_memory_limit_under_a_launcher_is_refused(tiny_dir: Path, tmp_path: Path) -> None:

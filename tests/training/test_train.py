@@ -15,8 +15,7 @@ from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.runs.diagnosis import diagnose
-from ogbnlib.runs.timeline import read_metrics, read_phases, read_timeline
+from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.training.checkpoint import METRIC_COLUMNS
 from ogbnlib.training.train import TrainResult, train
 from ogbnlib.training.trainer import Progress, epoch_line
@@ -158,14 +157,14 @@ def test_a_run_folder_holds_everything_about_the_run(tiny_config: Config, tmp_pa
     config = tiny_config()
     result = train(config, tmp_path / "run")
     assert TrainConfig.load(tmp_path / "run" / "config.json") == config
-    table = read_metrics(tmp_path / "run")
+    table = Run(tmp_path / "run").metrics
     assert table.columns.tolist() == list(METRIC_COLUMNS)
     assert table["loss"].tolist() == column(result, "loss")
     assert same(weights(tmp_path / "run"), result.model.state_dict())
-    assert len(read_timeline(tmp_path / "run")) > 0
-    names = [phase.name for phase in read_phases(tmp_path / "run")]
+    assert len(Run(tmp_path / "run").timeline) > 0
+    names = [phase.name for phase in Run(tmp_path / "run").phases]
     assert {"load", "train epoch", "eval valid", "eval test", "eval train", "checkpoint"} <= set(names)
-    assert all(phase.end_s is not None for phase in read_phases(tmp_path / "run"))
+    assert all(phase.end_s is not None for phase in Run(tmp_path / "run").phases)
 
 
 def test_a_run_that_finished_in_this_process_is_diagnosed_as_finished(tiny_config: Config, tmp_path: Path) -> None:
@@ -184,13 +183,13 @@ def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(
     assert column(resumed, "loss") == column(straight, "loss")
     assert column(resumed, "valid") == column(straight, "valid")
     assert same(weights(tmp_path / "parts"), weights(tmp_path / "straight"))
-    assert read_metrics(tmp_path / "parts")["epoch"].tolist() == [1, 2, 3, 4]
+    assert Run(tmp_path / "parts").metrics["epoch"].tolist() == [1, 2, 3, 4]
 
 
 def test_each_attempt_in_this_process_is_an_attempt_of_the_timeline(tiny_config: Config, tmp_path: Path) -> None:
     train(tiny_config(epochs=1), tmp_path / "run")
     train(tiny_config(epochs=2), tmp_path / "run", resume=True)
-    assert {phase.attempt for phase in read_phases(tmp_path / "run")} == {1, 2}
+    assert {phase.attempt for phase in Run(tmp_path / "run").phases} == {1, 2}
 
 
 def test_resuming_a_finished_run_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
@@ -208,8 +207,8 @@ def test_metrics_of_an_epoch_whose_checkpoint_was_not_written_are_not_kept_twice
     with open(tmp_path / "run" / "metrics.csv", "a") as file:
         file.write("2,9.9,,,,1.0,1.0\n3,9.")
     train(tiny_config(epochs=2), tmp_path / "run", resume=True)
-    assert read_metrics(tmp_path / "run")["epoch"].tolist() == [1, 2]
-    assert read_metrics(tmp_path / "run")["loss"].max() < 9
+    assert Run(tmp_path / "run").metrics["epoch"].tolist() == [1, 2]
+    assert Run(tmp_path / "run").metrics["loss"].max() < 9
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", "other"])
@@ -275,10 +274,10 @@ def test_the_callers_thread_count_is_left_as_it_was(tiny_config: Config) -> None
 
 
 def test_memory_is_released_every_k_batches_when_asked(tiny_config: Config, tmp_path: Path) -> None:
-    from ogbnlib.runs.timeline import read_events
+    from ogbnlib.runs.folder import Run
 
     train(tiny_config(epochs=1, release_every=3, loading="shared"), tmp_path / "run")
-    after = [e["after"] for e in read_events(tmp_path / "run") if e["event"] == "release"]
+    after = [e["after"] for e in Run(tmp_path / "run").events if e["event"] == "release"]
     assert [word for word in after if word.startswith("batch")] == ["batch 3", "batch 6"]
 
 

@@ -1,0 +1,124 @@
+"""What an attempt of a run has come to, kept up to date while it goes on: phase, parts, largest samples.
+
+Events and samples pass by once and are not kept, so it is as small after a week as after a minute, and the end of a run
+costs no reading back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from .reading import Reading
+
+SIZES = tuple(field.name for field in fields(Reading) if field.name.endswith("_bytes"))
+BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and another begins
+_KEPT = ("dataset", "metrics", "cuda_oom", "rank ended")
+
+
+def phase_label(name: str, info: Mapping[str, Any]) -> str:
+    return f"{name} {info['epoch']}" if "epoch" in info else name
+
+
+def precedes(event: Mapping[str, Any], time_s: float) -> bool:
+    """Whether an event came before the sample of this moment; a phase's last moment is its own."""
+    return event["time_s"] < time_s or (event["time_s"] == time_s and event["event"] != "end")
+
+
+@dataclass
+class PhaseNow:
+    """A phase that is open, or the one that says where an attempt ended. `held_bytes`: by the run when it began."""
+
+    name: str
+    label: str
+    depth: int
+    held_bytes: int | None
+
+
+class Tally:
+    """An attempt of a run, by its events and samples in the order of time. A `start` begins anew.
+
+    Attributes:
+        phases: The most that was held in any sample in phases of each name, "" between phases, in bytes.
+        parts: The named parts that are held now, in bytes; `largest_parts` their largest sizes.
+        peaks: The largest sample of each column, of their sums, and of what is held (`Reading.held`), in bytes.
+        last: What was held at the last sample: anonymous, shared and file bytes.
+        events: The last event of each kind that the ending of a run is told by: `dataset`, `metrics`, `cuda_oom`,
+            and the first `rank ended`.
+    """
+
+    def __init__(self, began_s: float | None = None) -> None:
+        self.phases: dict[str, int] = {}
+        self.parts: dict[str, int] = {}
+        self.largest_parts: dict[str, int] = {}
+        self.peaks: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        self.events: dict[str, dict[str, Any]] = {}
+        self.duration_s = 0.0
+        self._began_s = began_s
+        self._open: list[PhaseNow] = []
+        self._failed: PhaseNow | None = None
+        self._newest: PhaseNow | None = None
+
+    @property
+    def phase(self) -> PhaseNow | None:
+        """The innermost phase that is open or failed, else the one that began last; None before the first."""
+        if self._open and (self._failed is None or self._open[-1].depth >= self._failed.depth):
+            return self._open[-1]
+        return self._failed or self._newest
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Anonymous + shared memory at the last sample."""
+        return self.last["anon"] + self.last["shmem"] if self.last else None
+
+    @property
+    def held_peak_bytes(self) -> int | None:
+        return self.peaks.get("held_bytes")
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "start":
+            vars(self).update(vars(Tally(event["time_s"])))
+        elif kind == "begin":
+            label = phase_label(event["phase"], event)
+            self._newest = PhaseNow(event["phase"], label, len(self._open), self.held_bytes)
+            self._open.append(self._newest)
+        elif kind == "end":
+            self._end(event)
+        elif kind == "part":
+            name, size = event["name"], int(event["bytes"])
+            self.parts.pop(name, None)
+            if size:
+                self.parts[name] = size
+            self.largest_parts[name] = max(self.largest_parts.get(name, 0), size)
+        elif kind in _KEPT and not (kind == "rank ended" and kind in self.events):
+            self.events[kind] = dict(event)
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        while self._open:
+            phase = self._open.pop()
+            if phase.name == event["phase"]:
+                if "failed" in event and (self._failed is None or phase.depth >= self._failed.depth):
+                    self._failed = phase
+                return
+
+    def sample(self, time_s: float, reading: Reading) -> None:
+        if self._began_s is None:
+            self._began_s = time_s
+        self.duration_s = time_s - self._began_s
+        sizes = {name: size for name in SIZES if (size := getattr(reading, name)) is not None}
+        sizes.pop("cgroup_limit_bytes", None)
+        if "rss_anon_bytes" in sizes:
+            anon, shmem, file = (sizes.get(f"rss_{part}_bytes", 0) for part in ("anon", "shmem", "file"))
+            sizes |= {"rss_bytes": anon + shmem + file, "anon_shmem_bytes": anon + shmem}
+        if "cgroup_anon_bytes" in sizes:
+            sizes["cgroup_anon_shmem_bytes"] = sizes["cgroup_anon_bytes"] + sizes["cgroup_shmem_bytes"]
+        if (held := reading.held()) is not None:
+            self.last = dict(zip(("anon", "shmem", "file"), held, strict=True))
+            name, size = self._open[-1].name if self._open else "", held[0] + held[1]
+            sizes["held_bytes"] = size
+            self.phases[name] = max(self.phases.get(name, 0), size)
+        for name, size in sizes.items():
+            self.peaks[name] = max(self.peaks.get(name, 0), size)

@@ -1,0 +1,84 @@
+"""One attempt of a run: from its event `start` to its result.json."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..config import TrainConfig
+from ..files import write_json
+from ..forecast.audit import audit
+from ..forecast.sizes import GraphSize
+from ..memory.recorder import RUNS_VARIABLE, Recorder
+from ..memory.tally import Tally
+from .diagnosis import explain
+from .folder import RESULT, Run
+
+
+class Attempt:
+    """Marks the start of an attempt, holds what records it, and writes its result.
+
+    The result of an earlier attempt moves to the events: it must not pass for this one's, and must not be lost.
+    """
+
+    def __init__(self, before: Run, config: TrainConfig | None = None, **info: Any):
+        self.before, self.config, self.run_dir = before, config, before.run_dir
+        self.recorder = Recorder(self.run_dir)
+        self.recorder.log.mark("start", **info, previous=before.result or None)
+        (self.run_dir / RESULT).unlink(missing_ok=True)
+        runs = Path(os.environ.get(RUNS_VARIABLE, ""))
+        if runs.is_file():  # gone where this process has outlived the one that asked
+            with open(runs, "a") as file:
+                file.write(f"{self.run_dir.resolve()}\n")
+        self._begin = time.monotonic()
+
+    def end(self, exit_code: int, *, with_forecast: bool = False, **evidence: Any) -> Run:
+        """Write result.json: how the attempt ended, its peaks, and why it ended. The recorder has been stopped.
+
+        Args:
+            with_forecast: Put what was predicted for the config beside what was measured.
+            evidence: What the limit knows: `memory_limit_bytes`, `limit_by`, `killed_by`, `oom_kills`, `outer_limit`,
+                `kernel_peak_bytes`, all absent for a run in this process; and whatever else belongs into the result.
+        """
+        tally = self.recorder.tally
+        kernel_peak = evidence.pop("kernel_peak_bytes", None)
+        result: dict[str, Any] = {
+            "exit_code": exit_code,
+            "memory_limit_bytes": None,
+            "limit_by": None,
+            "killed_by": None,
+            "oom_kills": None,
+            **evidence,
+            "duration_s": round(time.monotonic() - self._begin, 3),
+            "peak_bytes": kernel_peak or tally.peaks.get("held_bytes"),
+            "peak_source": "kernel counter" if kernel_peak else "samples",
+            "sampled_peaks_bytes": tally.peaks,
+            "last_metrics": self._last_metrics(),
+        }
+        if with_forecast and self.config is not None:
+            result["forecast"] = _forecast(self.config, result["memory_limit_bytes"], tally)
+        diagnosis = explain(self.run_dir, self.config, result, tally)
+        result["diagnosis"] = diagnosis.to_dict()
+        write_json(self.run_dir / RESULT, result)
+        known = {} if self.config is None else {"config": self.config}
+        return Run(self.run_dir, result=result, diagnosis=diagnosis, tally=tally, **known)
+
+    def _last_metrics(self) -> dict[str, Any] | None:
+        """The last epoch's, of this attempt or of those before."""
+        if marked := self.recorder.tally.events.get("metrics"):
+            return {key: value for key, value in marked.items() if key not in ("time_s", "event")}
+        metrics = self.before.metrics
+        if not len(metrics):
+            return None
+        return {str(key): None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
+
+
+def _forecast(config: TrainConfig, limit_bytes: int | None, tally: Tally) -> dict[str, Any]:
+    """The entry `forecast`; `size_from` says whether the trainer or the data set's own files named its size."""
+    marked = tally.events.get("dataset")
+    size = None if marked is None else GraphSize(**{item.name: marked[item.name] for item in fields(GraphSize)})
+    entry = audit(config, limit_bytes, tally.phases, tally.largest_parts, size)
+    return {"size_from": "files" if size is None else "run", **entry}

@@ -1,0 +1,265 @@
+"""Promises of `recorder` and `tally`: a week is as small as a minute, and no peak, boundary or last sample is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MB, wait_until
+
+from ogbnlib.memory import reading
+from ogbnlib.memory.reading import Reading
+from ogbnlib.memory.recorder import STRETCHES, EventLog, Recorder, Thinning
+from ogbnlib.memory.tally import Tally
+from ogbnlib.runs.folder import Run
+
+WEEK_S = 7 * 24 * 3600.0
+
+
+def sample(held_bytes: int, **more: Any) -> Reading:
+    """A reading of a process that is alone in a cgroup, with as many digits as a large run's."""
+    values = {"num_processes": 1, "rss_anon_bytes": held_bytes, "rss_file_bytes": 10**9, "rss_shmem_bytes": 0}
+    values |= {"cgroup_usage_bytes": 3 * 10**10, "cgroup_anon_bytes": held_bytes, "cgroup_file_bytes": 10**10}
+    values |= {"cgroup_shmem_bytes": 0, "cgroup_peak_bytes": 6 * 10**10, "cgroup_limit_bytes": 128 * 2**30}
+    return Reading(**{**values, **more})
+
+
+class Simulated:
+    """A run on a clock of its own: samples as a recorder takes them, events as a trainer marks them.
+
+    It is sampled at 20 Hz at first and later three times in each stretch of which one sample stays, for time's sake.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.began_s = self.now_s = 1.7e9
+        monkeypatch.setattr("ogbnlib.memory.recorder.time.time", lambda: self.now_s)
+        self.recorder, self.trainer = Recorder(folder), EventLog(folder)
+        self.peaks: list[int] = []  # of each phase, in order
+        self.random = random.Random(0)
+
+    def phase(self, name: str, duration_s: float, peak_bytes: int, **info: Any) -> None:
+        """A phase with one sample of `peak_bytes` somewhere in it, all others below."""
+        self.trainer.mark("begin", phase=name, **info)
+        end_s, step_s = self.now_s + duration_s, max(0.05, (self.now_s - self.began_s) / STRETCHES / 3)
+        samples = max(3, int(duration_s / step_s))
+        at = self.random.randrange(samples)
+        for i in range(samples):
+            self.now_s += duration_s / (samples + 1)
+            held = peak_bytes if i == at else self.random.randrange(peak_bytes // 2, peak_bytes)
+            self.recorder.add(round(self.now_s, 4), sample(held))
+        self.peaks.append(peak_bytes)
+        self.now_s = end_s
+        self.trainer.mark("end", phase=name)
+
+
+def test_a_weeks_samples_stay_small_and_keep_every_phases_peak_and_both_sides_of_every_boundary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Simulated(tmp_path, monkeypatch)
+    run.trainer.mark("start")
+    for epoch in range(1, 170):
+        run.phase("train epoch", 3360, 40 * 10**9 + epoch * MB, epoch=epoch)
+        run.phase("eval valid", 210, 30 * 10**9 + epoch * MB)
+        run.phase("checkpoint", 10, 20 * 10**9 + epoch * MB)
+    run.recorder.stop()
+    assert run.now_s - run.began_s > WEEK_S
+    size = (tmp_path / "timeline.csv").stat().st_size
+    print(f"a week: {size / MB:.2f} MB")
+    assert size < 5 * MB
+    done = Run.open(tmp_path)
+    peaks = done.timeline.groupby((done.timeline["phase"] != done.timeline["phase"].shift()).cumsum())
+    assert peaks["cgroup_anon_bytes"].max().tolist() == run.peaks
+    assert peaks["phase"].first().tolist() == [phase.label for phase in done.phases]
+    tally = run.recorder.tally
+    assert tally.phases == {"train epoch": max(run.peaks), "eval valid": run.peaks[-2], "checkpoint": run.peaks[-1]}
+    assert (tally.held_peak_bytes, tally.peaks["cgroup_anon_bytes"]) == (max(run.peaks), max(run.peaks))
+    assert tally.duration_s == pytest.approx(run.now_s - run.began_s, abs=5)
+    assert vars(done.tally)["phases"] == tally.phases  # and so a reader of the files finds them
+
+
+def test_a_resumed_run_is_thinned_by_its_whole_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Simulated(tmp_path, monkeypatch)
+    first.phase("train epoch", 100.0, 10**9)
+    first.recorder.stop()
+    kept = len(Run(tmp_path).samples)
+    assert kept > 0.9 * 100 / 0.05
+    again = Simulated(tmp_path, monkeypatch)
+    again.began_s, again.now_s = first.began_s, first.began_s + 100_000
+    for i in range(1000):  # 20 s at 50 Hz are less than one stretch of 50 s
+        again.recorder.add(again.now_s + i / 50, sample(10**9 + i))
+    again.recorder.stop()
+    added = Run(tmp_path).samples.iloc[kept:]
+    assert len(added) == 1
+    assert added["cgroup_anon_bytes"].tolist() == [10**9 + 999]
+
+
+def test_the_last_sample_is_on_disk_at_any_moment_and_the_largest_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Simulated(tmp_path, monkeypatch)
+    run.phase("train epoch", 1.0, 10**9)
+    before = len(Run(tmp_path).samples)
+    for i, held in enumerate((5, 900, 30, 7)):
+        run.recorder.add(run.now_s + 5000 + i / 10, sample(held))
+        table = Run(tmp_path).samples
+        assert table.attrs["torn_lines"] == 0
+        assert table["cgroup_anon_bytes"].iloc[-1] == held
+        assert table["cgroup_anon_bytes"].iloc[before:].max() == (900 if i else 5)
+    run.recorder.stop()
+    assert Run(tmp_path).samples["cgroup_anon_bytes"].iloc[before:].tolist() == [900, 7]
+
+
+def test_a_kill_within_a_stretch_leaves_whole_lines_and_the_next_attempt_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Simulated(tmp_path, monkeypatch)
+    run.recorder.add(1.7e9, sample(10))
+    run.recorder.add(1.7e9 + 5000, sample(500))
+    run.recorder.add(1.7e9 + 5001, sample(20))
+    path = tmp_path / "timeline.csv"
+    path.write_bytes(path.read_bytes()[:-3])  # in the middle of writing the last one
+    again = Recorder(tmp_path)
+    again.add(1.7e9 + 5002, sample(30))
+    again.stop()
+    table = Run(tmp_path).samples
+    assert (table["cgroup_anon_bytes"].tolist(), table.attrs["torn_lines"]) == ([10, 500, 30], 1)
+
+
+def test_the_watcher_sees_every_sample_of_a_thinned_timeline(tmp_path: Path) -> None:
+    (tmp_path / "timeline.csv").write_text("time_s\n1.0,\n")  # the run began decades ago
+    seen: list[Reading] = []
+    recorder = Recorder(tmp_path).start(os.getpid(), interval_s=0.005, on_sample=seen.append)
+    wait_until(lambda: len(seen) >= 20, "twenty samples")
+    recorder.stop()
+    assert len((tmp_path / "timeline.csv").read_text().splitlines()) <= 4  # of them the largest and the last
+
+
+def test_an_item_is_kept_of_each_stretch_and_the_number_grows_with_the_logarithm_of_the_time() -> None:
+    thinning, kept = Thinning[float](0.0), []
+    for i in range(1, 400_001):
+        if (ended := thinning.add(i / 20, (i * 7919) % 1000, i / 20)) is not None:
+            kept.append(ended)
+    assert STRETCHES <= len(kept) < STRETCHES * 7.5  # 1 + ln(20,000 s / 100 s) = 6.3
+    gaps = [later - earlier for earlier, later in itertools.pairwise(kept)]
+    assert max(gaps) < 2.2 * 20_000 / STRETCHES
+
+
+# The tally ------------------------------------------------------------------------------------------------------------
+
+
+def mark(tally: Tally, event: str, time_s: float = 0.0, **info: Any) -> None:
+    tally.event({"time_s": time_s, "event": event, **info})
+
+
+def test_a_tally_says_where_an_attempt_stands_and_what_it_held_as_the_phase_began() -> None:
+    tally = Tally()
+    assert (tally.phase, tally.held_bytes, tally.parts) == (None, None, {})
+    mark(tally, "begin", phase="eval valid")
+    tally.sample(1.0, sample(10 * MB))
+    mark(tally, "begin", phase="build valid loader")
+    tally.sample(2.0, sample(90 * MB))
+    assert tally.phase is not None
+    assert (tally.phase.label, tally.phase.depth, tally.phase.held_bytes) == ("build valid loader", 1, 10 * MB)
+    mark(tally, "end", phase="build valid loader")
+    assert tally.phase.label == "eval valid"
+    mark(tally, "end", phase="eval valid")
+    mark(tally, "begin", phase="train epoch", epoch=3)
+    mark(tally, "end", phase="train epoch")
+    assert tally.phase.label == "train epoch 3"  # the last one that it finished
+    assert tally.phases == {"eval valid": 10 * MB, "build valid loader": 90 * MB}
+
+
+def test_the_innermost_phase_that_failed_is_where_it_ended() -> None:
+    tally = Tally()
+    for name in ("eval valid", "build valid loader"):
+        mark(tally, "begin", phase=name)
+    for name in ("build valid loader", "eval valid"):
+        mark(tally, "end", phase=name, failed="MemoryError")
+    assert tally.phase is not None
+    assert tally.phase.label == "build valid loader"
+
+
+def test_an_attempt_takes_nothing_over_from_the_one_before() -> None:
+    tally = Tally()
+    mark(tally, "part", name="features", bytes=5)
+    mark(tally, "cuda_oom", message="full")
+    tally.sample(1.0, sample(MB))
+    mark(tally, "start", time_s=50.0)
+    assert vars(tally) == vars(Tally(50.0))
+
+
+def test_only_the_first_rank_to_end_is_told() -> None:
+    tally = Tally()
+    for rank in (1, 0):
+        mark(tally, "rank ended", rank=rank, exit_code=137)
+    assert tally.events["rank ended"]["rank"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "has_pss", "held"),
+    [
+        ({"num_processes": 1, "rss_anon_bytes": 7, "pss_anon_bytes": 5}, True, (7, 0, 0)),
+        ({"num_processes": 3, "rss_anon_bytes": 7}, True, None),
+        ({"num_processes": 3, "rss_anon_bytes": 7, "rss_file_bytes": 2}, False, (7, 0, 2)),
+        ({"num_processes": 3, "rss_anon_bytes": 7, "pss_anon_bytes": 5, "pss_shmem_bytes": 1}, True, (5, 1, 0)),
+        ({"num_processes": 3, "rss_anon_bytes": 7, "cgroup_anon_bytes": 4, "cgroup_file_bytes": 9}, True, (4, 0, 9)),
+        ({"num_processes": 0}, True, None),
+    ],
+)
+def test_held_memory_counts_each_page_once(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, int], has_pss: bool, held: tuple[int, int, int] | None
+) -> None:
+    monkeypatch.setattr(reading, "_gives_pss", lambda: has_pss)
+    assert Reading(**given).held() == held
+    assert Reading(**given).held_bytes == (None if held is None else held[0] + held[1])
+
+
+# Events ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_another_process_marks_is_followed_once_and_whole_lines_only(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"time_s": 1, "event": "of an earlier attempt"}\n')
+    log, other = EventLog(tmp_path), EventLog(tmp_path)
+    other.mark("part", name="features", bytes=1)
+    assert [event["event"] for event in log.follow()] == ["part"]
+    path = tmp_path / "events.jsonl"
+    line = json.dumps({"time_s": 2.0, "event": "note"}) + "\n"
+    with open(path, "a") as file:
+        file.write(line[:10])
+    assert not list(log.follow())
+    with open(path, "a") as file:
+        file.write(line[10:] + "torn" + "x" * 3 * MB + "\n" + line)
+    assert [event["event"] for event in log.follow()] == ["note", "note"]
+
+
+def test_readings_of_the_gpu_are_thinned_but_not_at_a_phases_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, allocated = [1.7e9], [0]
+    monkeypatch.setattr("ogbnlib.memory.recorder.time.time", lambda: now[0])
+    monkeypatch.setattr("ogbnlib.memory.recorder.cuda_reading", lambda largest: {"allocated_bytes": allocated[0]})
+    log = EventLog(tmp_path)
+    peaks = []
+    for epoch in range(5):
+        with log.phase("train epoch", epoch=epoch):
+            for batch in range(20_000):
+                now[0] += 1.0
+                allocated[0] = batch * 7919 % 10_007
+                log.cuda()
+            peaks.append(10_006)
+            allocated[0] = epoch
+    log.close()
+    marked = [event for event in Run(tmp_path).events if event["event"] == "cuda"]
+    assert len(marked) < 2 * STRETCHES * 6  # of 100,000 readings
+    assert sum(event["allocated_bytes"] == 10_006 for event in marked) >= len(peaks)
+    table, phases = Run(tmp_path).cuda, Run(tmp_path).phases
+    assert table["time_s"].is_monotonic_increasing
+    for epoch, phase in enumerate(phases):
+        inside = table[(table["time_s"] >= phase.start_s) & (table["time_s"] <= phase.until_s)]
+        assert inside["cuda_allocated_bytes"].max() == 10_006
+        assert inside["cuda_allocated_bytes"].iloc[-1] == epoch

@@ -1,0 +1,196 @@
+"""Promises of `attempt` and `folder`: each file is read once, and the end of a run is as quick after weeks as after a
+minute."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MB, write_run
+from run_history import RESUME, write_history
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.forecast.sizes import size_of
+from ogbnlib.runs.attempt import Attempt
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import run, watch
+from ogbnlib.runs.timeline import held_memory
+
+Config = Callable[..., TrainConfig]
+
+# Opens for reading ----------------------------------------------------------------------------------------------------
+
+_opened: list[tuple[str, int]] | None = None  # while a test listens
+
+
+def _listen(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _opened is not None and isinstance(arguments[0], str | bytes | os.PathLike):
+        _opened.append((os.fsdecode(arguments[0]), int(arguments[2])))
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[Path], dict[str, int]]]:
+    """How often this process has opened each file of a folder for reading since the fixture was made."""
+    global _opened
+    if not getattr(sys, "_ogbnlib_listens", False):
+        sys.addaudithook(_listen)  # for the rest of the process
+        sys._ogbnlib_listens = True  # type: ignore[attr-defined]
+    _opened = []
+
+    def count(folder: Path) -> dict[str, int]:
+        assert _opened is not None
+        paths = [Path(path) for path, flags in _opened if flags & os.O_ACCMODE != os.O_WRONLY]
+        return dict(Counter(path.name for path in paths if path.parent == folder and path.suffix != ".part"))
+
+    yield count
+    _opened = None
+
+
+def test_one_run_and_one_resumed_run_open_each_file_once_at_most_for_reading(
+    tiny_config: Config, tmp_path: Path, opened: Callable[[Path], dict[str, int]]
+) -> None:
+    folder = tmp_path / "run"
+    first = run(tiny_config(epochs=1), run_dir=folder, echo=False)
+    assert (first.exit_code, first.diagnosis.cause, first.config.epochs) == (0, "finished", 1)
+    once = opened(folder)
+    assert {"events.jsonl", "timeline.csv"} <= set(once)
+    assert max(once.values()) == 1, once
+    assert _opened is not None
+    _opened.clear()
+    second = run(tiny_config(epochs=2), run_dir=folder, resume=True, echo=False)
+    assert second.result["last_metrics"]["epoch"] == 2
+    again = opened(folder)
+    assert {"config.json", "result.json", "metrics.csv"} <= set(again)
+    assert max(again.values()) == 1, again
+    _opened.clear()
+    for _ in range(2):
+        assert (len(second.timeline) > 0, len(second.cuda), second.phases[0].name) == (True, 0, "open")
+        assert second.metrics["epoch"].tolist() == [1, 2]
+    assert opened(folder) == {"timeline.csv": 1, "events.jsonl": 1, "metrics.csv": 1}
+
+
+def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path: Path) -> None:
+    done = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
+    found = Run.open(tmp_path / "run")
+    assert (found.result, found.diagnosis, found.config) == (done.result, done.diagnosis, done.config)
+    assert (found.exit_code, found.peak_bytes, found.held_peak_bytes) == (0, done.peak_bytes, done.held_peak_bytes)
+    assert found.rss_peak_bytes == done.rss_peak_bytes > 50 * MB
+    # Read back from the files it is the same, but for samples of moments between two that were kept.
+    assert {name: found.tally.phases[name] for name in found.tally.phases} == done.tally.phases
+    assert (found.tally.parts, found.tally.largest_parts) == (done.tally.parts, done.tally.largest_parts)
+    assert repr(found) == f"Run('{tmp_path}/run', finished)"
+
+
+def test_a_folder_of_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{tmp_path}: expected the folder of a run"):
+        Run.open(tmp_path)
+    with pytest.raises(InputError, match=r"config\.json: expected a run's config"):
+        _ = watch(["-c", ""], name="a", runs_dir=tmp_path).config
+
+
+# Long runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_a_past_of_a_week_ends_as_soon_as_one_without(tiny_config: Config, tmp_path: Path) -> None:
+    # A tenth of the samples of a week: `tests/benchmarks/bench_result.py` takes all 12 million.
+    first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
+    assert first.exit_code == 0
+    write_history(tmp_path / "run", hours=168, phases=50_000, samples=1_200_000)
+    done = subprocess.run([sys.executable, "-c", RESUME, str(tmp_path / "run"), "2"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    print(told)
+    assert (told["exit_code"], told["forecast"]) == (0, True)
+    assert told["took_s"] < 3
+    assert told["peak_mb"] < 200
+    assert Run(tmp_path / "run").metrics["epoch"].tolist() == [1, 2]
+
+
+def test_reading_back_takes_time_in_proportion_to_what_is_read(tmp_path: Path) -> None:
+    write_history(tmp_path, hours=24, phases=50_000, samples=100_000)
+    begin_s = time.monotonic()
+    found = Run.open(tmp_path)
+    table = found.timeline
+    assert (len(found.phases), len(table)) == (50_000, 100_000)
+    assert found.diagnosis.cause == "no result"
+    assert time.monotonic() - begin_s < 30  # phases x samples are 5 thousand million
+    assert found.phases[-1].label == "checkpoint"
+    for i in (1, 50_000, 99_998):  # two samples a phase: at its beginning, and in its middle
+        assert table["phase"].iloc[i] == found.phases[i // 2].label
+
+
+# What a result is made of ---------------------------------------------------------------------------------------------
+
+
+def end(folder: Path, config: TrainConfig, *events: dict[str, Any], code: int = 0, **more: Any) -> Run:
+    """The result of an attempt that marked these events."""
+    attempt = Attempt(Run(folder), config)
+    for event in events:
+        attempt.recorder.log.mark(event.pop("event"), **event)
+    attempt.recorder.stop()
+    return attempt.end(code, with_forecast=True, **more)
+
+
+def test_the_forecast_check_takes_the_size_that_the_run_found(tiny_config: Config, tmp_path: Path) -> None:
+    config, size = tiny_config(), size_of(tiny_config().dataset)
+    files = end(tmp_path, config).result["forecast"]
+    marked = {"event": "dataset", **asdict(size), "num_nodes": 1_000_000}
+    run_ = end(tmp_path, config.replace(dataset="gone since"), marked).result["forecast"]
+    assert (files["size_from"], run_["size_from"]) == ("files", "run")
+    assert run_["peak_bytes"]["predicted"] > files["peak_bytes"]["predicted"]
+    gone = end(tmp_path, config.replace(dataset="gone since")).result["forecast"]
+    assert (gone["size_from"], "gone since" in gone["skipped"]) == ("files", True)
+
+
+def test_a_result_has_the_last_metrics_of_this_attempt_or_of_those_before(tiny_config: Config, tmp_path: Path) -> None:
+    row = {"epoch": 4, "loss": 0.5, "train": None}
+    assert end(tmp_path, tiny_config()).result["last_metrics"] is None
+    assert end(tmp_path, tiny_config(), {"event": "metrics", **row}).result["last_metrics"] == row
+    (tmp_path / "metrics.csv").write_text("epoch,loss,train\n3,0.75,\n")
+    assert end(tmp_path, tiny_config()).result["last_metrics"] == {"epoch": 3.0, "loss": 0.75, "train": None}
+
+
+def test_an_earlier_attempts_result_moves_to_the_events(tiny_config: Config, tmp_path: Path) -> None:
+    first = end(tmp_path, tiny_config(), code=75)
+    assert Run(tmp_path).result == first.result
+    Attempt(Run(tmp_path), tiny_config()).recorder.stop()
+    assert not (tmp_path / "result.json").exists()
+    starts = [event["previous"] for event in Run(tmp_path).events if event["event"] == "start"]
+    assert starts == [None, first.result]
+
+
+def test_an_outer_limits_kill_is_told_with_that_limit(tiny_config: Config, tmp_path: Path) -> None:
+    outer = {"limit_bytes": 750 * MB, "cgroup": "/sys/fs/cgroup/memory/job"}
+    more = {"killed_by": "kernel", "oom_kills": 1, "outer_limit": outer}
+    own = end(tmp_path, tiny_config(), code=137, memory_limit_bytes=4096 * MB, limit_by="cgroup v1", **more)
+    text = own.diagnosis.text
+    assert "for the limit of 750 MB of the cgroup /sys/fs/cgroup/memory/job around it" in text
+    assert "not for its own limit of 4.00 GB (cgroup v1)" in text
+    assert "under a limit of 4.00 GB" not in text
+    assert "its own limit" not in end(tmp_path, tiny_config(), code=137, **more).diagnosis.text
+
+
+def test_the_held_memory_of_a_timeline_counts_each_page_once(tmp_path: Path) -> None:
+    one = {"num_processes": 1, "rss_anon_bytes": 7 * MB, "rss_shmem_bytes": MB, "rss_file_bytes": 2 * MB}
+    pss = {"pss_anon_bytes": 5 * MB, "pss_shmem_bytes": 0, "pss_file_bytes": MB}
+    rows = [{**one, **pss}, {**one, **pss, "num_processes": 3}, {**one, "num_processes": 3}]
+
+    def held(name: str, samples: list[dict[str, float]]) -> list[float]:
+        rows = [{"time_s": 100.0 + i, **values} for i, values in enumerate(samples)]
+        table = held_memory(Run(write_run(tmp_path / name, samples=rows)).timeline)
+        return [value / MB for value in table["anon"] + table["shmem"]]
+
+    assert held("processes", rows) == [8, 5]
+    assert held("no PSS", [one, {**one, "num_processes": 3}]) == [8, 8]
+    cgroup = {"cgroup_anon_bytes": 4 * MB, "cgroup_shmem_bytes": 0, "cgroup_file_bytes": 9 * MB}
+    assert held("cgroup", [one, {**one, **cgroup}]) == [4]
