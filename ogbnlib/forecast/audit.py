@@ -1,4 +1,4 @@
-"""What a run says about its forecast: predicted against measured peak, phases and parts, from the run's own files."""
+"""What a run says about its forecast: predicted against measured peak, phases and parts."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import TrainConfig
-from ..errors import InputError
-from .phases import PhasePlan, Plan, predict
-from .sizes import size_of
+from .phases import Forecast, PhaseForecast
 
 
 def kind_of(phase: str) -> str:
@@ -22,45 +19,27 @@ def kind_of(phase: str) -> str:
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
 
 
-def predicted_phases(plan: Plan) -> dict[str, PhasePlan]:
-    """The forecast's highest phase of each kind."""
-    peaks: dict[str, PhasePlan] = {}
-    for phase in plan.phases:
-        kind = kind_of(phase.name)
-        if kind not in peaks or phase.held_bytes > peaks[kind].held_bytes:
-            peaks[kind] = phase
-    return peaks
-
-
-def audit(
-    config: TrainConfig, memory_limit_bytes: int | None, measured: Mapping[str, int], marked: Mapping[str, int]
-) -> dict[str, Any]:
+def audit(forecast: Forecast, measured: Mapping[str, int], marked: Mapping[str, int]) -> dict[str, Any]:
     """The entry `forecast` of result.json.
 
-    `peak_bytes`, `phases` and `parts` each hold `predicted` and `measured`; what a run did not come to is None. Where
-    the data set's size is not to be had, `skipped` says why instead.
+    `peak_bytes`, `phases` and `parts` each hold `predicted` and `measured`; what a run did not come to is None.
 
     Args:
-        measured: The most held in each kind of phase (`kind_of`).
+        measured: The most held in each kind of phase (`kind_of`), and outside of any under "".
         marked: The largest size of each named part.
     """
-    try:
-        plan = predict(config, size_of(config.dataset), memory_limit_bytes=memory_limit_bytes)
-    except InputError as error:
-        return {"skipped": str(error)}
-    phases = {
-        kind: {"predicted": phase.held_bytes, "measured": measured.get(kind), "parts": dict(phase.parts)}
-        for kind, phase in predicted_phases(plan).items()
-    }
-    expected: dict[str, int] = {}
-    for phase in plan.phases:
-        for name, size in phase.parts.items():
-            expected[name] = max(expected.get(name, 0), size)
+    highest: dict[str, PhaseForecast] = {}
+    parts: dict[str, int] = {}
+    for phase in forecast.phases:
+        kind = kind_of(phase.name)
+        highest[kind] = max(highest.get(kind, phase), phase, key=lambda phase: phase.held_bytes)
+        parts |= {name: max(size, parts.get(name, 0)) for name, size in phase.parts.items()}
     return {
-        "peak_phase": plan.peak.name,
-        "peak_bytes": {"predicted": plan.peak_bytes, "measured": max(measured.values(), default=None)},
-        "phases": phases,
-        "parts": {
-            name: {"predicted": expected[name], "measured": size} for name, size in marked.items() if name in expected
+        "peak_phase": forecast.peak.name,
+        "peak_bytes": {"predicted": forecast.peak_bytes, "measured": max(measured.values(), default=None)},
+        "phases": {
+            kind: {"predicted": phase.held_bytes, "measured": measured.get(kind), "parts": dict(phase.parts)}
+            for kind, phase in highest.items()
         },
+        "parts": {name: {"predicted": parts[name], "measured": size} for name, size in marked.items() if name in parts},
     }

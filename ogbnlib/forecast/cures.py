@@ -7,17 +7,16 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes
-from .phases import gpu_bytes, split_batch
-from .sizes import size_of, smaller_fan_out
+from .phases import predict
+from .sizes import smaller_fan_out
 
 
 def step_bytes(config: TrainConfig) -> int | None:
     """The forecast of a training step on the GPU; None where the data set's size is not to be had any more."""
     try:
-        size = size_of(config.dataset)
+        return sum(predict(config).gpu.values())
     except InputError:
         return None
-    return sum(gpu_bytes(config, split_batch(config, size, "train"), size).values())
 
 
 def cuda_cures(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:

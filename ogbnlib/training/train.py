@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..forecast.phases import step_reserve_bytes
+from ..forecast.passes import step_reserve_bytes
 from ..forecast.sizes import size_of_dataset
 from ..graph.store import Dataset
 from ..memory import cuda
