@@ -6,7 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .phases import Forecast, PhaseForecast
+from ..config import TrainConfig
+from ..errors import InputError
+from .phases import PhaseForecast, predict
+from .sizes import GraphSize
 
 
 def kind_of(phase: str) -> str:
@@ -19,15 +22,30 @@ def kind_of(phase: str) -> str:
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
 
 
-def audit(forecast: Forecast, measured: Mapping[str, int], marked: Mapping[str, int]) -> dict[str, Any]:
+def audit(
+    config: TrainConfig,
+    memory_limit_bytes: int | None,
+    measured: Mapping[str, int],
+    marked: Mapping[str, int],
+    size: GraphSize | None = None,
+) -> dict[str, Any]:
     """The entry `forecast` of result.json.
 
-    `peak_bytes`, `phases` and `parts` each hold `predicted` and `measured`; what a run did not come to is None.
+    `peak_bytes`, `phases` and `parts` each hold `predicted` and `measured`; what a run did not come to is None. Where
+    the data set's size is not to be had, `skipped` says why instead.
 
     Args:
-        measured: The most held in each kind of phase (`kind_of`), and outside of any under "".
+        measured: The most held in phases of each name, "" between phases.
         marked: The largest size of each named part.
+        size: The data set's, as the run found it; None reads it from its files.
     """
+    try:
+        forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
+    except InputError as error:
+        return {"skipped": str(error)}
+    held: dict[str, int] = {}
+    for name, peak in measured.items():
+        held[kind_of(name)] = max(held.get(kind_of(name), 0), peak)
     highest: dict[str, PhaseForecast] = {}
     parts: dict[str, int] = {}
     for phase in forecast.phases:
@@ -38,8 +56,8 @@ def audit(forecast: Forecast, measured: Mapping[str, int], marked: Mapping[str, 
         "peak_phase": forecast.peak.name,
         "peak_bytes": {"predicted": forecast.peak_bytes, "measured": max(measured.values(), default=None)},
         "phases": {
-            kind: {"predicted": phase.held_bytes, "measured": measured.get(kind), "parts": dict(phase.parts)}
+            kind: {"predicted": phase.held_bytes, "measured": held.get(kind), "parts": dict(phase.parts)}
             for kind, phase in highest.items()
         },
-        "parts": {name: {"predicted": parts[name], "measured": size} for name, size in marked.items() if name in parts},
+        "parts": {name: {"predicted": parts[name], "measured": most} for name, most in marked.items() if name in parts},
     }

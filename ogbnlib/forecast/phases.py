@@ -20,11 +20,8 @@ from .passes import MODEL, Pass, files_bytes
 from .sizes import (
     RUNTIME_BYTES,
     GraphSize,
-    coo_bytes,
     feature_itemsize,
-    features_bytes,
     label_itemsize,
-    labels_bytes,
     shared_csc_bytes,
     size_of,
     stock_csc_bytes,
@@ -173,10 +170,10 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
     if shared:
         run.hold("shared CSC", shared_csc_bytes(size, edges, config.engine))
         run.phase("build shared CSC", {"row int32 -> int64": 4 * edges} if config.engine == "pyg" else {})
-    run.hold("features", features_bytes(size, feature_itemsize(config, size)))
-    run.hold("labels", labels_bytes(size))
+    run.hold("features", size.num_nodes * size.num_features * feature_itemsize(config, size))
+    run.hold("labels", size.num_nodes * label_itemsize(size.num_classes))
     if not shared:
-        run.hold("edge_index (COO)", coo_bytes(edges))
+        run.hold("edge_index (COO)", 16 * edges)  # int64 [2, E]
     run.phase("load")
 
     def build(split: str, label: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -172,10 +172,9 @@ def _word(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _halvings(value: int, least: int) -> Iterator[int]:
-    while value // 2 >= least:
-        value //= 2
-        yield value
+def _turned_down(name: str, value: Any, smaller: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:
+    while (value := smaller(value)) is not None:
+        yield {name: value}
 
 
 def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
@@ -184,16 +183,12 @@ def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
     one_way = size.stored == "store" and config.undirected and not size.undirected
     if config.loading != "store" and config.engine != "pyg" and not one_way:
         policies.append("store")
-    fan_outs, now = [], smaller_fan_out(config.num_neighbors)
-    while now is not None:
-        fan_outs.append({"num_neighbors": now})
-        now = smaller_fan_out(now)
     return [
         [{"loading": policy} for policy in policies],
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" else [],
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
-        [{"batch_size": size} for size in _halvings(config.batch_size, 32)],
-        fan_outs,
+        [*_turned_down("batch_size", config.batch_size, lambda seeds: seeds // 2 if seeds >= 64 else None)],
+        [*_turned_down("num_neighbors", config.num_neighbors, smaller_fan_out)],
     ]
 
 

@@ -186,24 +186,9 @@ def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
     return 2 if config.feature_dtype == "float16" else 4
 
 
-def features_bytes(size: GraphSize, itemsize: int) -> int:
-    """x: [num_nodes, num_features] of `itemsize` bytes."""
-    return size.num_nodes * size.num_features * itemsize
-
-
-def labels_bytes(size: GraphSize) -> int:
-    """y in RAM, see `label_itemsize`."""
-    return size.num_nodes * label_itemsize(size.num_classes)
-
-
 def label_itemsize(num_classes: int) -> int:
     """Bytes of `ogb_raw.label_dtype`: int16, or int64 beyond 32,767 classes."""
     return 2 if num_classes <= 32767 else 8
-
-
-def coo_bytes(edges: int) -> int:
-    """edge_index int64 [2, E]: 16 bytes an edge."""
-    return 16 * edges
 
 
 def stock_csc_bytes(size: GraphSize, edges: int) -> int:
@@ -224,5 +209,5 @@ def shared_csc_bytes(size: GraphSize, edges: int, engine: str = "numba") -> int:
 
 def store_bytes(size: GraphSize, edges: int, itemsize: int) -> dict[str, int]:
     """The files of a store that training reads: `shared_csc_bytes` and the features."""
-    colptr = 8 * (size.num_nodes + 1)
-    return {"colptr": colptr, "row": shared_csc_bytes(size, edges) - colptr, "x": features_bytes(size, itemsize)}
+    colptr, x = 8 * (size.num_nodes + 1), size.num_nodes * size.num_features * itemsize
+    return {"colptr": colptr, "row": shared_csc_bytes(size, edges) - colptr, "x": x}

@@ -24,7 +24,6 @@ from ..config import TrainConfig
 from ..errors import InputError, parse_bytes
 from ..files import next_run_dir, write_json
 from ..forecast.audit import audit
-from ..forecast.phases import predict
 from ..forecast.sizes import RUNTIME_BYTES
 from ..graph.store import is_store, open_store
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
@@ -320,20 +319,15 @@ def _supervised(
         kernel_peak_bytes=outcome.peak_bytes,
         last_output=words[-1] if words and outcome.exit_code not in (0, 137) else None,
         notes=notes,
-        **({} if config is None else {"forecast": forecast_entry(config, limit.limit_bytes, folder)}),
+        **(
+            {}
+            if config is None
+            else {"forecast": audit(config, limit.limit_bytes, measured_phases(folder), measured_parts(folder))}
+        ),
     )
     if outcome.interrupted:
         raise KeyboardInterrupt(f"{folder}: interrupted; go on with resume=True")
     return result
-
-
-def forecast_entry(config: TrainConfig, limit_bytes: int | None, folder: Path) -> dict[str, Any]:
-    """The entry `forecast` of result.json; where the data set's size is not to be had, `skipped` says why instead."""
-    try:
-        forecast = predict(config, memory_limit_bytes=limit_bytes)
-    except InputError as error:
-        return {"skipped": str(error)}
-    return audit(forecast, measured_phases(folder), measured_parts(folder))
 
 
 def start_attempt(folder: Path, **info: Any) -> int:

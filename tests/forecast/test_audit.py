@@ -11,16 +11,16 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.audit import kind_of
+from ogbnlib.forecast.audit import audit, kind_of
 from ogbnlib.forecast.planner import margin_bytes
-from ogbnlib.runs.sandbox import Run, forecast_entry, run
+from ogbnlib.runs.sandbox import Run, run
 from ogbnlib.runs.timeline import measured_parts, measured_phases
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.synth import synthesize
 
 
 def audited(folder: Path, dataset: str) -> dict[str, Any]:
-    return forecast_entry(TrainConfig.create(dataset=dataset), None, folder)
+    return audit(TrainConfig.create(dataset=dataset), None, measured_phases(folder), measured_parts(folder))
 
 
 KINDS = {
