@@ -195,6 +195,14 @@ class TrainConfig(BaseModel):
             raise ValueError('eval_splits: expected "valid" and "test"; the train split is ruled by train_eval')
         return self
 
+    def splits_to_evaluate(self, epoch: int) -> list[str]:
+        """The splits whose accuracy is wanted after `epoch`: every `eval_every` epochs and after the last."""
+        final = epoch == self.epochs
+        splits: list[str] = [*self.eval_splits] if final or epoch % self.eval_every == 0 else []
+        if (self.train_eval == "every_epoch" and splits) or (self.train_eval == "final" and final):
+            splits.insert(0, "train")
+        return splits
+
     @classmethod
     def create(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> TrainConfig:
         """A config from names and values; every mistake in them is reported in one `InputError`."""

@@ -6,7 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+MB, GB = 2**20, 2**30  # the units of every text, table and plot
+_BINARY = {"": 1, "K": 2**10, "M": MB, "G": GB, "T": 2**40}
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 
 

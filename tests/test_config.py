@@ -133,6 +133,24 @@ def test_replace_validates_like_a_new_config() -> None:
         make().replace(epochs="x")
 
 
+@pytest.mark.parametrize(
+    ("values", "evaluated"),
+    [
+        ({}, [["valid", "test"], ["valid", "test"], ["train", "valid", "test"]]),
+        ({"train_eval": "every_epoch", "eval_every": 2}, [[], ["train", "valid", "test"], ["train", "valid", "test"]]),
+        ({"train_eval": "never", "eval_every": 5, "eval_splits": "valid"}, [[], [], ["valid"]]),
+        ({"train_eval": "final", "eval_splits": ""}, [[], [], ["train"]]),
+        ({"train_eval": "every_epoch", "eval_splits": ""}, [[], [], []]),
+    ],
+    ids=str,
+)
+def test_splits_are_evaluated_every_so_often_and_after_the_last_epoch(
+    values: dict[str, Any], evaluated: list[list[str]]
+) -> None:
+    config = TrainConfig.create(dataset="x", epochs=3, **values)
+    assert [config.splits_to_evaluate(epoch) for epoch in (1, 2, 3)] == evaluated
+
+
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     config = make(num_neighbors="15 10 5", eval_splits="", num_threads=None, lr=0.1 + 0.2, undirected="yes")
     config.save(tmp_path / "config.json")

@@ -1,4 +1,4 @@
-"""What a run says about its forecast: predicted against measured peak, phases and parts, from the run's own files."""
+"""What a run says about its forecast: predicted against measured peak, phases and parts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import InputError
-from .phases import PhasePlan, Plan, predict
-from .sizes import GraphSize, size_of
+from .phases import PhaseForecast, predict
+from .sizes import GraphSize
 
 
 def kind_of(phase: str) -> str:
@@ -20,16 +20,6 @@ def kind_of(phase: str) -> str:
     if phase.startswith("train epoch"):
         return "train"
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
-
-
-def predicted_phases(plan: Plan) -> dict[str, PhasePlan]:
-    """The forecast's highest phase of each kind."""
-    peaks: dict[str, PhasePlan] = {}
-    for phase in plan.phases:
-        kind = kind_of(phase.name)
-        if kind not in peaks or phase.held_bytes > peaks[kind].held_bytes:
-            peaks[kind] = phase
-    return peaks
 
 
 def audit(
@@ -50,25 +40,24 @@ def audit(
         size: The data set's, as the run found it; None reads it from its files.
     """
     try:
-        plan = predict(config, size or size_of(config.dataset), memory_limit_bytes=memory_limit_bytes)
+        forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
     except InputError as error:
         return {"skipped": str(error)}
     held: dict[str, int] = {}
     for name, peak in measured.items():
         held[kind_of(name)] = max(held.get(kind_of(name), 0), peak)
-    phases = {
-        kind: {"predicted": phase.held_bytes, "measured": held.get(kind), "parts": dict(phase.parts)}
-        for kind, phase in predicted_phases(plan).items()
-    }
-    expected: dict[str, int] = {}
-    for phase in plan.phases:
-        for name, part_bytes in phase.parts.items():
-            expected[name] = max(expected.get(name, 0), part_bytes)
+    highest: dict[str, PhaseForecast] = {}
+    parts: dict[str, int] = {}
+    for phase in forecast.phases:
+        kind = kind_of(phase.name)
+        highest[kind] = max(highest.get(kind, phase), phase, key=lambda phase: phase.held_bytes)
+        parts |= {name: max(size, parts.get(name, 0)) for name, size in phase.parts.items()}
     return {
-        "peak_phase": plan.peak.name,
-        "peak_bytes": {"predicted": plan.peak_bytes, "measured": max(measured.values(), default=None)},
-        "phases": phases,
-        "parts": {
-            name: {"predicted": expected[name], "measured": found} for name, found in marked.items() if name in expected
+        "peak_phase": forecast.peak.name,
+        "peak_bytes": {"predicted": forecast.peak_bytes, "measured": max(measured.values(), default=None)},
+        "phases": {
+            kind: {"predicted": phase.held_bytes, "measured": held.get(kind), "parts": dict(phase.parts)}
+            for kind, phase in highest.items()
         },
+        "parts": {name: {"predicted": parts[name], "measured": most} for name, most in marked.items() if name in parts},
     }

@@ -7,17 +7,16 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes
-from .phases import gpu_bytes, split_batch
-from .sizes import size_of, smaller_fan_out
+from .phases import predict
+from .sizes import smaller_fan_out
 
 
 def step_bytes(config: TrainConfig) -> int | None:
     """The forecast of a training step on the GPU; None where the data set's size is not to be had any more."""
     try:
-        size = size_of(config.dataset)
+        return sum(predict(config).gpu.values())
     except InputError:
         return None
-    return sum(gpu_bytes(config, split_batch(config, size, "train"), size).values())
 
 
 def cuda_cures(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
@@ -44,7 +43,7 @@ def cuda_cures(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
         missing = max(0, requested - unallocated - oom["free_bytes"])
     now = step_bytes(config)
     for changes, cost in _changes(config):
-        name = " ".join(f"{key}={_word(value)}" for key, value in changes.items())
+        name = " ".join(f"{key}={list(value) if key == 'num_neighbors' else value}" for key, value in changes.items())
         text = f"{name} {cost}"
         if now is not None and (then := step_bytes(config.replace(**changes))) is not None:
             if then >= now:
@@ -68,7 +67,3 @@ def _changes(config: TrainConfig) -> Iterator[tuple[dict[str, Any], str]]:
         yield {"activation_checkpointing": True}, "keeps the gradients and computes each layer twice"
     if fewer := smaller_fan_out(config.num_neighbors):
         yield {"num_neighbors": fewer}, "changes what is learned"
-
-
-def _word(value: Any) -> str:
-    return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, tuple) else str(value)

@@ -1,7 +1,8 @@
 """What a run will hold, phase by phase, in named parts, before anything is loaded.
 
 Only sizes go in, so it answers in well under a second, on a login node, for a data set that is not there yet. The parts
-and their formulas are in `footprint`; here they are added up the way the loading policies hold them.
+and their formulas are in `sizes`, `step` and `passes`; here a ledger adds them up the way the loading policies hold
+them. The conversion of a data set that is no store yet is not among the phases: it keeps to any limit by itself.
 
 `held_bytes` is anonymous and shared memory, which only the run itself can give back and which a kill goes by.
 `cache_bytes` is the page cache that a phase would like to have and that the kernel takes back under pressure.
@@ -9,51 +10,29 @@ and their formulas are in `footprint`; here they are added up the way the loadin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..sampling.budget import (
-    DISK_BYTES_PER_S,
-    Batch,
-    WindowPlan,
-    batch_bytes,
-    choose_windows,
-    compact_batch_bytes,
-    queued_bytes,
-    window_fixed_bytes,
-)
+from ..sampling.budget import BatchShape, Windows, sweep_s, usable_bytes, window_budget
+from .passes import MODEL, Pass, files_bytes
 from .sizes import (
-    CSC_CHUNKS_BYTES,
-    PREFETCH_FACTOR,
     RUNTIME_BYTES,
-    WORKER_BYTES,
     GraphSize,
-    coo_bytes,
-    expected_batch,
     feature_itemsize,
-    features_bytes,
     label_itemsize,
-    labels_bytes,
-    num_edges,
-    reverse_edges_bytes,
-    sampling_bytes,
     shared_csc_bytes,
     size_of,
-    spread,
     stock_csc_bytes,
     stock_sort_bytes,
-    store_bytes,
+    trained_edges,
 )
-from .step import activation_bytes, layer_widths, model_state_bytes
-
-# Phases ---------------------------------------------------------------------------------------------------------------
+from .step import layer_widths, model_state_bytes
 
 
 @dataclass(frozen=True)
-class PhasePlan:
+class PhaseForecast:
     """The parts held at the highest moment of a phase, and the page cache that it would use, in bytes."""
 
     name: str
@@ -65,30 +44,49 @@ class PhasePlan:
         return sum(self.parts.values())
 
 
+class Ledger:
+    """The parts that a run holds as it goes along, in bytes, and its phases so far."""
+
+    def __init__(self, runtime_bytes: int):
+        self.held = {"runtime": runtime_bytes}
+        self.phases: list[PhaseForecast] = []
+
+    def hold(self, name: str, size_bytes: int) -> None:
+        self.held[name] = size_bytes
+
+    def drop(self, name: str) -> None:
+        self.held.pop(name, None)
+
+    def phase(self, name: str, *passing: Mapping[str, int], cache_bytes: int = 0) -> None:
+        """Write down a phase that has, at its highest, what is held and what is `passing`."""
+        parts = dict(self.held)
+        for some in passing:
+            parts |= some
+        self.phases.append(PhaseForecast(name, parts, cache_bytes))
+
+
 @dataclass(frozen=True)
-class Plan:
+class Forecast:
     """What `predict` returns.
 
     Attributes:
         batch: The expected training batch.
         gpu: The training step on a GPU by parts; the CUDA context, 0.3 to 0.6 GB, comes on top.
-        window: How a store is read, under loading=store.
-        epoch_s: See `epoch_s`.
+        windows: How a store is read in training, under loading=store.
         least_bytes: The smallest limit under which the run works at all: its peak, and less under loading=store with
             lookahead=auto, which takes what it is given.
     """
 
     config: TrainConfig
     size: GraphSize
-    phases: tuple[PhasePlan, ...]
-    batch: Batch
+    phases: tuple[PhaseForecast, ...]
+    batch: BatchShape
     gpu: Mapping[str, int]
-    window: WindowPlan | None = None
-    epoch_s: float = 0.0
-    least_bytes: int = 0
+    windows: Windows | None
+    least_bytes: int
 
     @property
-    def peak(self) -> PhasePlan:
+    def peak(self) -> PhaseForecast:
         """The phase that holds most."""
         return max(self.phases, key=lambda phase: phase.held_bytes)
 
@@ -100,56 +98,24 @@ class Plan:
     def cache_bytes(self) -> int:
         return max(phase.cache_bytes for phase in self.phases)
 
+    @property
+    def epoch_s(self) -> float:
+        """Seconds of a training epoch on the 2-core reference machine (one torch thread, 1.2 GB/s disk); to compare.
 
-def _moving(config: TrainConfig, batch: Batch, size: GraphSize, training: bool) -> dict[str, int]:
-    """What a pass takes in the trainer's own process: a batch and a step.
-
-    A step is its activations and float16 features widened to float32, or the sampling of the next batch where that is
-    more.
-    """
-    itemsize = feature_itemsize(config, size)
-    one = batch_bytes(batch, size.num_features, itemsize)
-    widened = 4 * batch.num_nodes * size.num_features if itemsize == 2 else 0
-    step = activation_bytes(config, batch, size.num_features, size.num_classes, training) + widened
-    return {"batch in use": one, "step: activations and sampling": max(step, sampling_bytes(batch))}
-
-
-def _workers(config: TrainConfig, batch: Batch, size: GraphSize, split: str, others: int) -> dict[str, int]:
-    """What a pass over `split` takes in its workers and, if they are persistent, in those of `others` idle loaders.
-
-    Batches are handed over in shared memory: `num_workers * prefetch_factor` ready beside the one in use, if there are
-    as many. Each worker samples at the same time as the others.
-    """
-    if not config.num_workers:
-        return {}
-    one = batch_bytes(batch, size.num_features, feature_itemsize(config, size))
-    ready = min(PREFETCH_FACTOR * config.num_workers, max(0, _num_batches(size, split, batch) - 1))
-    idle = others * config.num_workers if config.persistent_workers else 0
-    return {
-        "workers' batches (shared memory)": ready * one,
-        "workers": config.num_workers * (WORKER_BYTES + sampling_bytes(batch)) + idle * WORKER_BYTES,
-    }
-
-
-def _num_batches(size: GraphSize, split: str, batch: Batch) -> int:
-    return -(-size.num_seeds[split] // max(1, batch.hop_nodes[0]))
-
-
-def _prefetched(config: TrainConfig, batch: Batch, size: GraphSize, training: bool) -> dict[str, int]:
-    """What a pass over a store takes whose batches a thread prepares, `store_loader.prefetch`; windows aside."""
-    ready = queued_bytes(batch, size.num_features, feature_itemsize(config, size))
-    return {"batches ready": ready, **_moving(config, batch, size, training)}
-
-
-def step_reserve_bytes(config: TrainConfig, batch: Batch, size: GraphSize) -> int:
-    """What loading=store keeps free of windows: batches on their way, a training step, weights.
-
-    0 where `lookahead` is a size of its own: all of that is for windows.
-    """
-    if config.lookahead != "auto":
-        return 0
-    state = model_state_bytes(config, size.num_features, size.num_classes)
-    return sum(_prefetched(config, batch, size, True).values()) + state
+        0.7 ms a batch, 0.35 us a node for sampling and gathering, 30 GFLOP/s of matrix products (4 * T * in * H for a
+        layer's two matrices, as much again twice for the backward pass but for the first layer's input): measured at
+        [3, 2] x 128 x 16 and [15, 10, 5] x 1024 x 64 and x 256. Windows add one pass over the files each.
+        """
+        config, size, batch = self.config, self.size, self.batch
+        hops, work = len(config.num_neighbors), 0.0
+        for i, (width, out) in enumerate(layer_widths(config, size.num_features, size.num_classes)):
+            work += 4 * sum(batch.hop_nodes[: hops - i]) * width * out * (2 if i == 0 else 3)
+        batches = Pass(config, size, "train", batch).num_batches
+        train_s = batches * (0.7e-3 + 0.35e-6 * batch.num_nodes + work / 30e9)
+        if self.windows is None or self.windows.window_batches is None:
+            return train_s
+        read_s = sweep_s(files_bytes(config, size), hops) * self.windows.num_windows
+        return max(train_s, read_s) if self.windows.overlapped else train_s + read_s
 
 
 def predict(
@@ -158,7 +124,7 @@ def predict(
     *,
     memory_limit_bytes: int | None = None,
     runtime_bytes: int = RUNTIME_BYTES,
-) -> Plan:
+) -> Forecast:
     """The memory of a run, phase by phase: load, build, train, eval, final.
 
     Args:
@@ -170,19 +136,18 @@ def predict(
         InputError: when the data set's size cannot be read, or its store cannot do what the config asks for.
     """
     size = size or size_of(config.dataset)
-    batch = split_batch(config, size, "train")
-    window = None
+    windows = None
     if config.loading == "store":
         _check_store(config, size)
-        window, phases = _store_phases(config, size, runtime_bytes, memory_limit_bytes)
+        windows, ledger = _from_store(config, size, Ledger(runtime_bytes), memory_limit_bytes)
     else:
-        phases = _ram_phases(config, size, runtime_bytes)
-    plan = Plan(config, size, tuple(phases), batch, gpu_bytes(config, batch, size), window)
-    least = plan.peak_bytes
+        ledger = _in_ram(config, size, Ledger(runtime_bytes))
+    least = max(phase.held_bytes for phase in ledger.phases)
     if config.loading == "store" and config.lookahead == "auto":
-        _, smallest = _store_phases(config, size, runtime_bytes, 0)  # windows of one batch, one at a time
-        least = min(least, max(phase.held_bytes for phase in smallest))
-    return replace(plan, epoch_s=epoch_s(plan), least_bytes=least)
+        _, smallest = _from_store(config, size, Ledger(runtime_bytes), 0)  # windows of one batch, one at a time
+        least = min(least, max(phase.held_bytes for phase in smallest.phases))
+    train = Pass.over(config, size, "train", training=True)
+    return Forecast(config, size, tuple(ledger.phases), train.batch, train.on_gpu(), windows, least)
 
 
 def _check_store(config: TrainConfig, size: GraphSize) -> None:
@@ -193,199 +158,83 @@ def _check_store(config: TrainConfig, size: GraphSize) -> None:
         raise InputError(f"undirected: {size.name} has no reverse edges; convert it with --undirected")
 
 
-def split_batch(config: TrainConfig, size: GraphSize, split: str, training: bool = True) -> Batch:
-    """The expected batch of a split; that of an evaluation has `eval_batch_size` seeds."""
-    seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
-    return expected_batch(size, config.undirected, min(seeds, size.num_seeds[split]), config.num_neighbors)
-
-
 def _evaluations(config: TrainConfig) -> tuple[list[str], list[str]]:
     """The splits evaluated between epochs, with the train loader resident, and after the last, without it."""
-    if not config.epochs:
-        return [], []
-    between: list[str] = [*config.eval_splits] if config.epochs > config.eval_every else []
-    final: list[str] = [*config.eval_splits]
-    if config.train_eval == "every_epoch" and config.eval_splits:
-        between, final = (["train", *between] if between else []), ["train", *final]
-    elif config.train_eval == "final":
-        final = ["train", *final]
-    return between, final
+    between = config.splits_to_evaluate(config.eval_every) if config.epochs > config.eval_every else []
+    return between, config.splits_to_evaluate(config.epochs) if config.epochs else []
 
 
-def _ram_phases(config: TrainConfig, size: GraphSize, runtime: int) -> list[PhasePlan]:
-    """eager, lazy and shared: the graph in RAM.
-
-    Where OGB's own code reads the data set, what its parser of csv files takes on the way is not in here.
-    """
-    edges = num_edges(size, config.undirected)
-    nodes = {
-        "features": features_bytes(size, feature_itemsize(config, size)),
-        "labels": labels_bytes(size),
-    }
-    shared = config.loading == "shared"
-    by_ogb = size.stored == "csv" or (size.stored == "raw" and config.reader == "ogb")
-    # OGB's array is the run's own, unless it is converted.
-    read = {"features as OGB read them": features_bytes(size, 4)} if by_ogb else {}
-    converted = read if config.feature_dtype == "float16" else {}
-    phases: list[PhasePlan] = []
-
-    def add(name: str, *parts: Mapping[str, int]) -> None:
-        phases.append(PhasePlan(name, {name: amount for some in parts for name, amount in some.items()}))
-
-    held = {"runtime": runtime}
+def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
+    """eager, lazy and shared: the store's arrays read into RAM, the edges as COO or as one CSC."""
+    edges, shared = trained_edges(size, config.undirected), config.loading == "shared"
     if shared:
-        held["shared CSC"] = shared_csc_bytes(size, edges, config.engine)
-        on_the_way = {**read, "edge_index (COO)": coo_bytes(size.num_edges)} if by_ogb else {}
-        if size.stored == "raw" and not by_ogb:
-            on_the_way["chunks of the edge list"] = CSC_CHUNKS_BYTES
-        if config.engine == "pyg":
-            on_the_way["row int32 -> int64"] = 4 * edges
-        add("build shared CSC", held, on_the_way)
-        held |= nodes
-        add("load", held, converted)
-    else:
-        held |= nodes
-        if config.undirected:
-            given = {"edge_index (COO)": coo_bytes(size.num_edges)}
-            add("add reverse edges", held, given, {"to_undirected": reverse_edges_bytes(size)})
-        held["edge_index (COO)"] = coo_bytes(edges)
-        add("load", held, converted)
+        run.hold("shared CSC", shared_csc_bytes(size, edges, config.engine))
+        run.phase("build shared CSC", {"row int32 -> int64": 4 * edges} if config.engine == "pyg" else {})
+    run.hold("features", size.num_nodes * size.num_features * feature_itemsize(config, size))
+    run.hold("labels", size.num_nodes * label_itemsize(size.num_classes))
+    if not shared:
+        run.hold("edge_index (COO)", 16 * edges)  # int64 [2, E]
+    run.phase("load")
 
-    sort = {"sort": stock_sort_bytes(size, edges)}
+    def build(split: str, label: str) -> None:
+        run.hold(f"{split} loader's CSC", stock_csc_bytes(size, edges))
+        run.phase(label, {"sort": stock_sort_bytes(size, edges)})
 
-    def csc(split: str) -> dict[str, int]:
-        return {} if shared else {f"{split} loader's CSC": stock_csc_bytes(size, edges)}
-
-    resident = ["train", *(config.eval_splits if config.loading == "eager" else ())] if config.epochs else []
-    for split in resident:
-        held |= csc(split)
-        if not shared:
-            add(f"build {split} loader", held, sort)
-    held["model, gradients, Adam"] = model_state_bytes(config, size.num_features, size.num_classes)
+    resident: list[str] = ["train", *(config.eval_splits if config.loading == "eager" else ())] if config.epochs else []
+    for split in resident if not shared else ():
+        build(split, f"build {split} loader")
+    run.hold(MODEL, model_state_bytes(config, size.num_features, size.num_classes))
     between, final = _evaluations(config)
     if config.epochs:
-        batch = split_batch(config, size, "train")
-        workers = _workers(config, batch, size, "train", len(resident) - 1 if between else 0)
-        add("train", held, _moving(config, batch, size, True), workers)
-
-    def evaluate(split: str, when: str) -> None:
-        own = {name: amount for name, amount in csc(split).items() if name not in held}
-        if own:
-            add(f"build {split} loader ({when})", held, own, sort)
-        # An evaluation of the train split has a loader of its own, on the resident one's CSC.
-        others = [name for name in resident if name != split or split == "train"]
-        batch = split_batch(config, size, split, training=False)
-        workers = _workers(config, batch, size, split, len(others))
-        add(f"{when} {split}", held, own, _moving(config, batch, size, False), workers)
-
-    for name in between:
-        evaluate(name, "eval")
-    held.pop("train loader's CSC", None)
-    resident = resident[1:]
-    for name in final:
-        evaluate(name, "final")
-    return phases
+        train = Pass.over(config, size, "train", training=True)
+        run.phase("train", train.step(), train.workers(len(resident) - 1 if between else 0))
+    for when, splits in (("eval", between), ("final", final)):
+        if when == "final":
+            run.drop("train loader's CSC")
+            resident = resident[1:]
+        for split in splits:
+            made = not shared and split not in resident
+            if made:
+                build(split, f"build {split} loader ({when})")
+            # An evaluation of the train split has a loader of its own, on the resident one's CSC.
+            idle = [name for name in resident if name != split or split == "train"]
+            evaluation = Pass.over(config, size, split, training=False)
+            run.phase(f"{when} {split}", evaluation.step(), evaluation.workers(len(idle)))
+            if made:
+                run.drop(f"{split} loader's CSC")
+    return run
 
 
-def _windows(
-    config: TrainConfig, size: GraphSize, split: str, batch: Batch, budget: int | None, share: float
-) -> WindowPlan:
-    itemsize = feature_itemsize(config, size)
-    files = store_bytes(size, num_edges(size, config.undirected), itemsize)
-    batches, reserve = _num_batches(size, split, batch), step_reserve_bytes(config, batch, size)
-    return choose_windows(files, size.num_nodes, size.num_features * itemsize, batch, batches, budget, share, reserve)
-
-
-def _window_bytes(config: TrainConfig, size: GraphSize, batch: Batch, window: WindowPlan) -> int:
-    """What a window really holds: each distinct node's features once, and every batch's own ids and edges."""
-    assert window.window_batches is not None
-    reach = spread(size, config.undirected)[1]
-    drawn = window.window_batches * batch.num_nodes
-    distinct = min(drawn, reach * -math.expm1(-drawn / reach))
-    own = window.window_batches * compact_batch_bytes(batch, 0)
-    itemsize = feature_itemsize(config, size)
-    return int(distinct * size.num_features * itemsize) + own + window_fixed_bytes(size.num_nodes)
-
-
-def _store_phases(
-    config: TrainConfig, size: GraphSize, runtime: int, limit: int | None
-) -> tuple[WindowPlan, list[PhasePlan]]:
+def _from_store(config: TrainConfig, size: GraphSize, run: Ledger, limit: int | None) -> tuple[Windows, Ledger]:
     """store: the graph on disk, read through the page cache where it fits, else in windows."""
     per_seed = 8 + label_itemsize(size.num_classes)  # ids int64
-    base = {"runtime": runtime, "splits and their labels": per_seed * sum(size.num_seeds.values())}
-    phases = [PhasePlan("load", base)]
-    base = {**base, "model, gradients, Adam": model_state_bytes(config, size.num_features, size.num_classes)}
-    files = store_bytes(size, num_edges(size, config.undirected), feature_itemsize(config, size))
-    budget: int | None = None
-    if config.lookahead not in ("auto", "off"):
-        budget = int(config.lookahead)
-    elif config.lookahead == "auto" and limit is not None:
-        budget = max(0, int(0.95 * limit) - phases[0].held_bytes)
+    run.hold("splits and their labels", per_seed * sum(size.num_seeds.values()))
+    run.phase("load")
+    left = None if limit is None else max(0, usable_bytes(limit) - sum(run.held.values()))
+    run.hold(MODEL, model_state_bytes(config, size.num_features, size.num_classes))
+    cache_bytes = sum(files_bytes(config, size).values())
 
-    def add(when: str, split: str, batch: Batch, window: WindowPlan, ahead: Mapping[str, int]) -> None:
-        training = when == "train"
-        name = when if training else f"{when} {split}"
-        moving = _prefetched(config, batch, size, training)
-        if window.window_batches is not None:  # prepared by a thread, whatever `num_workers` is
-            count = 2 if window.overlapped and (window.num_windows > 1 or (training and config.epochs > 1)) else 1
-            windows = {"windows": count * _window_bytes(config, size, batch, window)}
-            phases.append(PhasePlan(name, {**base, **moving, **windows, **ahead}))
-            return
-        if config.num_workers:
-            workers = _workers(config, batch, size, split, 1 if when == "eval" else 0)
-            moving = {**_moving(config, batch, size, training), **workers}
-        phases.append(PhasePlan(name, {**base, **moving, **ahead}, sum(files.values())))
+    def read(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
+        if windows.window_batches is not None:  # prepared by a thread, whatever `num_workers` is
+            count = 2 if windows.overlapped and windows.num_windows * num_passes > 1 else 1
+            run.phase(name, one.prefetched(), {"windows": count * one.window_bytes(windows)})
+        elif config.num_workers:
+            run.phase(name, one.step(), one.workers(idle_loaders), cache_bytes=cache_bytes)
+        else:
+            run.phase(name, one.prefetched(), cache_bytes=cache_bytes)
 
-    batch = split_batch(config, size, "train")
-    plan = _windows(config, size, "train", batch, budget, 0.45)
+    train = Pass.over(config, size, "train", training=True)
+    windows = train.windows(window_budget(config.lookahead, left))
     if config.epochs:
-        add("train", "train", batch, plan, {})
-    pair = budget is not None and plan.window_batches is not None and plan.overlapped
-    rest = budget - 2 * plan.window_bytes if pair and budget is not None else budget
-    waiting = {"next window to train on": _window_bytes(config, size, batch, plan)} if pair else {}
+        read("train", train, windows, config.epochs, 0)
     between, final = _evaluations(config)
-    for splits, when, left, ahead in ((between, "eval", rest, waiting), (final, "final", budget, {})):
-        for split in splits:
-            batch = split_batch(config, size, split, training=False)
-            add(when, split, batch, _windows(config, size, split, batch, left, 0.5), ahead)
-    return plan, phases
-
-
-def gpu_bytes(config: TrainConfig, batch: Batch, size: GraphSize) -> dict[str, int]:
-    """The parts of a training step in GPU memory, allocated by torch, at its peak.
-
-    The batch is copied whole: x in its own dtype, widened there to float32, and edge_index.
-    """
-    itemsize = feature_itemsize(config, size)
-    widened = 4 * batch.num_nodes * size.num_features if itemsize == 2 else 0
-    return {
-        "batch": batch_bytes(batch, size.num_features, itemsize) + widened,
-        "model, gradients, Adam": model_state_bytes(config, size.num_features, size.num_classes),
-        "activations": activation_bytes(config, batch, size.num_features, size.num_classes),
-    }
-
-
-# Time -----------------------------------------------------------------------------------------------------------------
-
-
-def epoch_s(plan: Plan) -> float:
-    """Seconds of a training epoch on the 2-core reference machine (one torch thread, 1.2 GB/s disk); to compare with.
-
-    0.7 ms a batch, 0.35 us a node for sampling and gathering, 30 GFLOP/s of matrix products (4 * T * in * H for a
-    layer's two matrices, as much again twice for the backward pass but for the first layer's input): measured at
-    [3, 2] x 128 x 16 and [15, 10, 5] x 1024 x 64 and x 256. Windows add one pass over the files each.
-    """
-    config, size, batch = plan.config, plan.size, plan.batch
-    hops = len(config.num_neighbors)
-    work = 0.0
-    for i, (width, out) in enumerate(layer_widths(config, size.num_features, size.num_classes)):
-        targets = sum(batch.hop_nodes[: hops - i])
-        work += 4 * targets * width * out * (2 if i == 0 else 3)
-    batches = _num_batches(size, "train", batch)
-    train_s = batches * (0.7e-3 + 0.35e-6 * batch.num_nodes + work / 30e9)
-    window = plan.window
-    if window is None or window.window_batches is None:
-        return train_s
-    files = store_bytes(size, num_edges(size, config.undirected), feature_itemsize(config, size))
-    sweep_s = (files["x"] + hops * (files["colptr"] + files["row"])) / DISK_BYTES_PER_S * window.num_windows
-    return max(train_s, sweep_s) if window.overlapped else train_s + sweep_s
+    if windows.prepared_ahead:
+        run.hold("next window to train on", train.window_bytes(windows))
+    for split in between:
+        one = Pass.over(config, size, split, training=False)
+        read(f"eval {split}", one, one.windows(window_budget(config.lookahead, left, windows)), 1, 1)
+    run.drop("next window to train on")
+    for split in final:
+        one = Pass.over(config, size, split, training=False)
+        read(f"final {split}", one, one.windows(window_budget(config.lookahead, left)), 1, 0)
+    return windows, run

@@ -1,6 +1,6 @@
 """Will it fit, and what would: `plan` a configuration, `recommend` one for a limit, the `ladder` of all limits.
 
-Nothing is loaded; `forecast.predict` does the arithmetic. A verdict allows for its error, which was at most 8 % or
+Nothing is loaded; `phases.predict` does the arithmetic. A verdict allows for its error, which was at most 8 % or
 60 MB in nine of ten of the configurations it was checked on: FITS and WILL NOT FIT are claimed outside that margin,
 TIGHT inside it.
 """
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes, parse_bytes
-from .phases import Plan, predict
-from .sizes import RUNTIME_BYTES, GraphSize, size_of, smaller_fan_out
+from ..errors import GB, MB, InputError, format_bytes, parse_bytes
+from .phases import Forecast, predict
+from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, size_of, smaller_fan_out
+from .step import saved_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 FITS, TIGHT, WILL_NOT_FIT = "FITS", "TIGHT", "WILL NOT FIT"
-GB = 2**30
 # What the ladder tries, the most capable first: each takes less memory than the one before it.
 _LARGE = {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 256}
 _MEDIUM = {"num_neighbors": (15, 10), "batch_size": 1024, "hidden_channels": 64}
@@ -31,9 +31,9 @@ _SMALL = {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16}
 RUNGS: tuple[dict[str, Any], ...] = (
     {"loading": "shared", "feature_dtype": "float32", **_LARGE},
     {"loading": "shared", "feature_dtype": "float16", **_LARGE},
-    {"loading": "store", **_LARGE},
-    {"loading": "store", **_MEDIUM},
-    {"loading": "store", **_SMALL},
+    {"loading": "store", "feature_dtype": "float16", **_LARGE},
+    {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
+    {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
 _LADDER = ("loading", "features", "batch_size", "num_neighbors", "hidden", "peak GB", "page cache GB", "epoch min")
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
@@ -41,67 +41,69 @@ ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 
 
 def margin_bytes(predicted_bytes: int) -> int:
     """What a prediction may be off: 8 % or 60 MB, whichever is more."""
-    return max(int(0.08 * predicted_bytes), 60 * 2**20)
+    return max(int(0.08 * predicted_bytes), 60 * MB)
 
 
-def verdict(plan: Plan, limit_bytes: int) -> str:
+def verdict(forecast: Forecast, limit_bytes: int) -> str:
     """FITS, TIGHT or WILL NOT FIT under a limit."""
-    need = plan.least_bytes
+    need = forecast.least_bytes
     if need + margin_bytes(need) <= limit_bytes:
         return FITS
     return TIGHT if need - margin_bytes(need) <= limit_bytes else WILL_NOT_FIT
 
 
-def sbatch_mem(plan: Plan, limit_bytes: int | None = None) -> str:
+def sbatch_mem(forecast: Forecast, limit_bytes: int | None = None) -> str:
     """The `#SBATCH --mem` to ask for: the predicted peak and its margin, in whole GB.
 
     A store's windows take what they are given, so there it is no more than a limit that fits. Page cache is on top of
     what must be had: a job that asks for it as well reads the store from memory.
     """
-    need = plan.peak_bytes + margin_bytes(plan.peak_bytes)
-    if plan.window is not None and limit_bytes is not None and verdict(plan, limit_bytes) == FITS:
+    need = forecast.peak_bytes + margin_bytes(forecast.peak_bytes)
+    if forecast.windows is not None and limit_bytes is not None and verdict(forecast, limit_bytes) == FITS:
         need = min(need, limit_bytes)
     return f"#SBATCH --mem={-(-need // GB)}G"
 
 
-def _convert_hint(plan: Plan) -> str:
-    """What has to be done before a plan with loading=store can be run on a data set that is not a store yet."""
-    if plan.config.loading != "store" or plan.size.stored == "store":
+def _convert_hint(forecast: Forecast) -> str:
+    """What makes the store that a forecast with loading=store is about, where there is none yet."""
+    config, size = forecast.config, forecast.size
+    if config.loading != "store" or size.stored == "store":
         return ""
-    both = " --undirected" if plan.config.undirected or plan.size.undirected else ""
-    return f" (after `python -m ogbnlib convert{both}`)"
+    both = " --undirected" if config.undirected or size.undirected else ""
+    half = " --feature-dtype float16" if config.feature_dtype == "float16" else ""
+    return f" (after `python -m ogbnlib convert{both}{half}`)"
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A changed configuration that fits: what was changed, and its own plan."""
+    """A changed configuration that fits: what was changed, and its own forecast."""
 
     changes: Mapping[str, Any]
-    plan: Plan
+    forecast: Forecast
 
     def __str__(self) -> str:
         sets = " ".join(f"{name}={_word(value)}" for name, value in self.changes.items())
-        return f"{sets}: peak {format_bytes(self.plan.peak_bytes)}{_convert_hint(self.plan)}"
+        return f"{sets}: peak {format_bytes(self.forecast.peak_bytes)}{_convert_hint(self.forecast)}"
 
 
 @dataclass(frozen=True)
 class Advice:
     """What `plan` returns; `print` it for the table, `to_dict` for the numbers."""
 
-    plan: Plan
+    forecast: Forecast
     limit_bytes: int | None
     alternatives: tuple[Alternative, ...]
 
     @property
     def verdict(self) -> str | None:
         """FITS, TIGHT or WILL NOT FIT; None without a limit."""
-        return None if self.limit_bytes is None else verdict(self.plan, self.limit_bytes)
+        return None if self.limit_bytes is None else verdict(self.forecast, self.limit_bytes)
 
     def table(self) -> pd.DataFrame:
         """Rows: parts; columns: phases; values in GB (2**30 bytes), and the sums below."""
         import pandas as pd
 
-        phases = self.plan.phases
+        phases = self.forecast.phases
         names = list(dict.fromkeys(name for phase in phases for name in phase.parts))
         rows = {name: [phase.parts.get(name, 0) / GB for phase in phases] for name in names}
         rows["held at once"] = [phase.held_bytes / GB for phase in phases]
@@ -109,29 +111,31 @@ class Advice:
         return pd.DataFrame.from_dict(rows, orient="index", columns=[phase.name for phase in phases]).round(3)
 
     def __str__(self) -> str:
-        plan, config, limit = self.plan, self.plan.config, self.limit_bytes
+        forecast, config, limit = self.forecast, self.forecast.config, self.limit_bytes
         fan_out = _word(config.num_neighbors)
         lines = [
-            f"{plan.size.name}: {plan.size.num_nodes:,} nodes, {plan.size.num_edges:,} edges; "
-            f"loading={config.loading}{_convert_hint(plan)}, [{fan_out}] x {config.batch_size}, "
+            f"{forecast.size.name}: {forecast.size.num_nodes:,} nodes, {forecast.size.num_edges:,} edges; "
+            f"loading={config.loading}{_convert_hint(forecast)}, [{fan_out}] x {config.batch_size}, "
             f"{config.num_workers} workers",
             "",
             f"{'phase':<30} {'held at once':>12}  largest parts",
         ]
-        for phase in plan.phases:
+        for phase in forecast.phases:
             largest = sorted(phase.parts.items(), key=lambda item: -item[1])[:3]
-            mark = " <- peak" if phase is plan.peak else ""
+            mark = " <- peak" if phase is forecast.peak else ""
             parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
             lines.append(f"{phase.name:<30} {format_bytes(phase.held_bytes):>12}  {parts}{mark}")
         lines.append("")
-        lines.append(f"peak {format_bytes(plan.peak_bytes)} in '{plan.peak.name}'; {sbatch_mem(plan, limit)}")
-        if plan.cache_bytes:
+        lines.append(
+            f"peak {format_bytes(forecast.peak_bytes)} in '{forecast.peak.name}'; {sbatch_mem(forecast, limit)}"
+        )
+        if forecast.cache_bytes:
             lines.append(
-                f"page cache: {format_bytes(plan.cache_bytes)} would be used, and is given back under pressure"
+                f"page cache: {format_bytes(forecast.cache_bytes)} would be used, and is given back under pressure"
             )
-        if plan.window is not None and plan.window.window_batches is not None:
-            lines.append(f"the store is read in {plan.window}")
-        gpu = sum(plan.gpu.values())
+        if forecast.windows is not None and forecast.windows.window_batches is not None:
+            lines.append(f"the store is read in {forecast.windows}")
+        gpu = sum(forecast.gpu.values())
         lines.append(f"a training step on a GPU: {format_bytes(gpu)} allocated, beside the CUDA context")
         if limit is not None:
             lines.append(f"under {format_bytes(limit)}: {self.verdict}")
@@ -143,24 +147,24 @@ class Advice:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        plan = self.plan
+        forecast = self.forecast
         return {
-            "dataset": plan.size.name,
+            "dataset": forecast.size.name,
             "verdict": self.verdict,
             "limit_bytes": self.limit_bytes,
-            "peak_bytes": plan.peak_bytes,
-            "peak_phase": plan.peak.name,
-            "least_bytes": plan.least_bytes,
-            "margin_bytes": margin_bytes(plan.peak_bytes),
-            "cache_bytes": plan.cache_bytes,
-            "epoch_s": round(plan.epoch_s, 1),
-            "sbatch": sbatch_mem(plan, self.limit_bytes),
+            "peak_bytes": forecast.peak_bytes,
+            "peak_phase": forecast.peak.name,
+            "least_bytes": forecast.least_bytes,
+            "margin_bytes": margin_bytes(forecast.peak_bytes),
+            "cache_bytes": forecast.cache_bytes,
+            "epoch_s": round(forecast.epoch_s, 1),
+            "sbatch": sbatch_mem(forecast, self.limit_bytes),
             "phases": [
                 {"name": phase.name, "held_bytes": phase.held_bytes, "parts": dict(phase.parts)}
-                for phase in plan.phases
+                for phase in forecast.phases
             ],
-            "gpu": dict(plan.gpu),
-            "would_fit": [{"changes": dict(a.changes), "peak_bytes": a.plan.peak_bytes} for a in self.alternatives],
+            "gpu": dict(forecast.gpu),
+            "would_fit": [{"changes": dict(a.changes), "peak_bytes": a.forecast.peak_bytes} for a in self.alternatives],
         }
 
 
@@ -168,10 +172,9 @@ def _word(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _halvings(value: int, least: int) -> Iterator[int]:
-    while value // 2 >= least:
-        value //= 2
-        yield value
+def _turned_down(name: str, value: Any, smaller: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:
+    while (value := smaller(value)) is not None:
+        yield {name: value}
 
 
 def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
@@ -180,16 +183,12 @@ def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
     one_way = size.stored == "store" and config.undirected and not size.undirected
     if config.loading != "store" and config.engine != "pyg" and not one_way:
         policies.append("store")
-    fan_outs, now = [], smaller_fan_out(config.num_neighbors)
-    while now is not None:
-        fan_outs.append({"num_neighbors": now})
-        now = smaller_fan_out(now)
     return [
         [{"loading": policy} for policy in policies],
-        [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" and config.loading != "store" else [],
+        [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" else [],
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
-        [{"batch_size": size} for size in _halvings(config.batch_size, 32)],
-        fan_outs,
+        [*_turned_down("batch_size", config.batch_size, lambda seeds: seeds // 2 if seeds >= 64 else None)],
+        [*_turned_down("num_neighbors", config.num_neighbors, smaller_fan_out)],
     ]
 
 
@@ -201,20 +200,16 @@ def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int, runtim
         for chosen in itertools.combinations(knobs, count):
             for steps in itertools.product(*chosen):
                 changes = {name: value for step in steps for name, value in step.items()}
-                if changes.get("loading") == "store" and "feature_dtype" in changes:
-                    continue  # a store has its own
                 changed = config.replace(**changes)
-                plan = predict(changed, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
-                if verdict(plan, limit_bytes) == FITS:
-                    found.append(Alternative(changes, plan))
+                if changed.loading == size.stored == "store" and "feature_dtype" in changes:
+                    continue  # a store has its own
+                forecast = predict(changed, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
+                if verdict(forecast, limit_bytes) == FITS:
+                    found.append(Alternative(changes, forecast))
                     break
         if found:
             return found
     return []
-
-
-def _limit(memory_limit: str | int | None) -> int | None:
-    return None if memory_limit is None else parse_bytes(memory_limit)
 
 
 def plan(
@@ -234,7 +229,7 @@ def plan(
     Raises:
         InputError: when the data set's size cannot be read, or the limit is not a size.
     """
-    limit_bytes = _limit(memory_limit)
+    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size = size or size_of(config.dataset)
     forecast = predict(config, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
     tried: list[Alternative] = []
@@ -259,7 +254,7 @@ def recommend(
     """The most capable rung of `RUNGS` that fits the limit, with `settings` of your own in its place where given.
 
     Args:
-        max_epoch_s: Pass over rungs whose epoch takes longer, by `forecast.epoch_s`.
+        max_epoch_s: Pass over rungs whose epoch takes longer, by `Forecast.epoch_s`.
 
     Raises:
         InputError: when not even the last rung fits, or is fast enough, or as `plan`.
@@ -269,14 +264,14 @@ def recommend(
     for config in _rungs(dataset, settings):
         advice = plan(config, memory_limit, size=size, runtime_bytes=runtime_bytes)
         if advice.verdict == FITS:
-            if max_epoch_s is None or advice.plan.epoch_s <= max_epoch_s:
+            if max_epoch_s is None or advice.forecast.epoch_s <= max_epoch_s:
                 return replace(advice, alternatives=())
-            too_slow_s.append(advice.plan.epoch_s)
+            too_slow_s.append(advice.forecast.epoch_s)
     if too_slow_s:
         least_s = math.ceil(min(too_slow_s))
         raise InputError(f"max_epoch_s: expected at least {least_s} for {size.name}, got {max_epoch_s}")
-    least = advice.plan.least_bytes
-    need_mb = -(-(least + margin_bytes(least)) // 2**20)
+    least = advice.forecast.least_bytes
+    need_mb = -(-(least + margin_bytes(least)) // MB)
     raise InputError(f"memory_limit: expected at least {need_mb} MB for {size.name}, got {memory_limit}")
 
 
@@ -289,7 +284,7 @@ def ladder(
 ) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: what to run, its predicted peak, and an epoch's time.
 
-    Times are those of `forecast.epoch_s`, a 2-core machine's: compare them with each other. With `max_epoch_s`, smaller
+    Times are those of `Forecast.epoch_s`, a 2-core machine's: compare them with each other. With `max_epoch_s`, smaller
     batches and fan-outs are taken where a large one would take longer.
 
     Raises:
@@ -303,14 +298,14 @@ def ladder(
     for allocation in ALLOCATIONS:
         row: dict[str, Any] = dict.fromkeys(_LADDER, "")
         try:
-            best = recommend(dataset, allocation, size=size, max_epoch_s=max_epoch_s, **settings).plan
+            best = recommend(dataset, allocation, size=size, max_epoch_s=max_epoch_s, **settings).forecast
         except InputError:
             rows.append({**row, "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time"})
             continue
         config = best.config
         row |= {
             "loading": config.loading,
-            "features": "store's own" if config.loading == "store" else config.feature_dtype,
+            "features": f"float{8 * feature_itemsize(config, size)}",
             "batch_size": config.batch_size,
             "num_neighbors": _word(config.num_neighbors),
             "hidden": config.hidden_channels,
@@ -320,3 +315,27 @@ def ladder(
         }
         rows.append(row)
     return pd.DataFrame(rows, index=pd.Index(ALLOCATIONS, name="you have"))
+
+
+def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per option: what a training step will take, in MB (2**20 bytes), before anything is run.
+
+    Columns: `kept MB`, the activations that wait for the backward pass; `peak MB`, the most that layers have alive,
+    kept ones included; `GPU step MB`, with the batch, the weights, their gradients and Adam's moments.
+
+    Args:
+        config: The run to start from.
+        options: Names to changes of it, such as `{"plain": {}, "bf16": {"precision": "bf16"}}`.
+
+    Raises:
+        InputError: for a bad value, or when the data set's size cannot be read.
+    """
+    import pandas as pd
+
+    size, rows = size_of(config.dataset), {}
+    for name, changes in options.items():
+        forecast = predict(config.replace(**changes), size)
+        kept = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
+        taken = {"kept": kept, "peak": forecast.gpu["activations"], "GPU step": sum(forecast.gpu.values())}
+        rows[name] = {f"{word} MB": round(count / MB, 1) for word, count in taken.items()}
+    return pd.DataFrame.from_dict(rows, orient="index")

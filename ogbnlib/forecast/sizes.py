@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..config import TrainConfig
-from ..errors import InputError, unknown_name
-from ..sampling.budget import Batch
+from ..errors import MB, InputError, unknown_name
+from ..sampling.budget import BatchShape
 
 if TYPE_CHECKING:
     from ..graph.store import Dataset
 
 
-MIB = 2**20
 # A training process at rest, kernels loaded (`train.warm_up`); `sandbox.measure_runtime_bytes` measures it anew.
-RUNTIME_BYTES = 354 * MIB
+RUNTIME_BYTES = 354 * MB
 # What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers added 17 MB.
-WORKER_BYTES = 8 * MIB
-# Streaming a compressed member: two decompression streams, their chunks and the counting of the edges.
-CSC_CHUNKS_BYTES = 80 * MIB
+WORKER_BYTES = 8 * MB
 # DataLoader's own default: batches that each worker has ready or under way (torch.utils.data, prefetch_factor).
 PREFETCH_FACTOR = 2
 
@@ -126,12 +123,15 @@ def _normal_cdf(z: float) -> float:
     return 0.5 * (1 + math.erf(z / math.sqrt(2)))
 
 
-def num_edges(size: GraphSize, undirected: bool) -> int:
-    """Edges that are trained on: twice those of a directed graph with `undirected` (1 to 2 % are repeats and go)."""
+def trained_edges(size: GraphSize, undirected: bool | None) -> int:
+    """Edges that are trained on: twice those of a directed graph with `undirected` (1 to 2 % are repeats and go).
+
+    None takes the graph as it is.
+    """
     return size.num_edges * (2 if undirected and not size.undirected else 1)
 
 
-def spread(size: GraphSize, undirected: bool) -> tuple[float, float]:
+def spread(size: GraphSize, undirected: bool | None) -> tuple[float, float]:
     """(sigma of the log-normal degrees, number of nodes over which sampling spreads); fits to the synthetic data set.
 
     0.92 and 0.40 of the nodes in a citation graph, where few papers cite back into the recent ones that many seeds
@@ -141,14 +141,16 @@ def spread(size: GraphSize, undirected: bool) -> tuple[float, float]:
     return (0.70, 0.60 * size.num_nodes) if both else (0.92, 0.40 * size.num_nodes)
 
 
-def expected_batch(size: GraphSize, undirected: bool, num_seeds: int, num_neighbors: Sequence[int]) -> Batch:
+def expected_batch(
+    size: GraphSize, undirected: bool | None, num_seeds: int, num_neighbors: Sequence[int]
+) -> BatchShape:
     """The batch that `num_seeds` seeds grow into.
 
     Each node found at one hop gets `mean_sampled` neighbors at the next. Of m draws in all, reach * (1 - exp(-m /
     reach)) nodes are distinct.
     """
     sigma, reach = spread(size, undirected)
-    mean_degree = num_edges(size, undirected) / size.num_nodes
+    mean_degree = trained_edges(size, undirected) / size.num_nodes
     seeds = min(num_seeds, size.num_nodes)
     nodes, edges, found, draws = [float(seeds)], [], float(seeds), float(seeds)
     for k in num_neighbors:
@@ -157,7 +159,7 @@ def expected_batch(size: GraphSize, undirected: bool, num_seeds: int, num_neighb
         total = min(max(found, reach * -math.expm1(-draws / reach)), float(size.num_nodes))
         nodes.append(total - found)
         found = total
-    return Batch(tuple(round(n) for n in nodes), tuple(round(n) for n in edges))
+    return BatchShape(tuple(round(n) for n in nodes), tuple(round(n) for n in edges))
 
 
 def smaller_fan_out(num_neighbors: Sequence[int]) -> tuple[int, ...] | None:
@@ -166,7 +168,7 @@ def smaller_fan_out(num_neighbors: Sequence[int]) -> tuple[int, ...] | None:
     return smaller if smaller != tuple(num_neighbors) else None
 
 
-def sampling_bytes(batch: Batch) -> int:
+def sampling_bytes(batch: BatchShape) -> int:
     """The sampler's own arrays while it draws a batch: ids and hash table, offsets and degrees, rows and columns.
 
     About 32 bytes a node and 48 an edge, all freed before the batch is used.
@@ -178,30 +180,15 @@ def sampling_bytes(batch: Batch) -> int:
 
 
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
-    """Bytes of a feature: `feature_dtype` in RAM; a store's own, and float16 for one that is still to be made."""
-    if config.loading == "store":
-        return size.feature_itemsize if size.stored == "store" else 2
+    """Bytes of a feature: a store's own under loading=store, else `feature_dtype`, also of a store still to be made."""
+    if config.loading == "store" and size.stored == "store":
+        return size.feature_itemsize
     return 2 if config.feature_dtype == "float16" else 4
-
-
-def features_bytes(size: GraphSize, itemsize: int) -> int:
-    """x: [num_nodes, num_features] of `itemsize` bytes."""
-    return size.num_nodes * size.num_features * itemsize
-
-
-def labels_bytes(size: GraphSize) -> int:
-    """y in RAM, see `label_itemsize`."""
-    return size.num_nodes * label_itemsize(size.num_classes)
 
 
 def label_itemsize(num_classes: int) -> int:
     """Bytes of `ogb_raw.label_dtype`: int16, or int64 beyond 32,767 classes."""
     return 2 if num_classes <= 32767 else 8
-
-
-def coo_bytes(edges: int) -> int:
-    """edge_index int64 [2, E]: 16 bytes an edge."""
-    return 16 * edges
 
 
 def stock_csc_bytes(size: GraphSize, edges: int) -> int:
@@ -214,14 +201,6 @@ def stock_sort_bytes(size: GraphSize, edges: int) -> int:
     return max(0, 32 * edges - stock_csc_bytes(size, edges))
 
 
-def reverse_edges_bytes(size: GraphSize) -> int:
-    """What PyG's `to_undirected` takes beside the edges it is given: 178 bytes for each of them, measured.
-
-    Both directions are concatenated, turned into int64 keys, sorted with a permutation, and gathered.
-    """
-    return 178 * size.num_edges
-
-
 def shared_csc_bytes(size: GraphSize, edges: int, engine: str = "numba") -> int:
     """One CSC for all: colptr int64 and row int32, int64 for the stock sampler and from 2**31 nodes on."""
     wide = engine == "pyg" or size.num_nodes >= 2**31
@@ -230,5 +209,5 @@ def shared_csc_bytes(size: GraphSize, edges: int, engine: str = "numba") -> int:
 
 def store_bytes(size: GraphSize, edges: int, itemsize: int) -> dict[str, int]:
     """The files of a store that training reads: `shared_csc_bytes` and the features."""
-    colptr = 8 * (size.num_nodes + 1)
-    return {"colptr": colptr, "row": shared_csc_bytes(size, edges) - colptr, "x": features_bytes(size, itemsize)}
+    colptr, x = 8 * (size.num_nodes + 1), size.num_nodes * size.num_features * itemsize
+    return {"colptr": colptr, "row": shared_csc_bytes(size, edges) - colptr, "x": x}

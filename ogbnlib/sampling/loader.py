@@ -1,6 +1,6 @@
 """A PyG `NodeLoader` over a store on disk: batches from the page cache where it holds the store, else from windows.
 
-`plan_windows` decides from the memory that is left which of the two it is, and how many batches a window has;
+`fit_windows` decides from the memory that is left which of the two it is, and how many batches a window has;
 `StoreLoader` hands the batches out in order. A thread prepares ahead while the model trains.
 """
 
@@ -25,7 +25,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from ..graph.store import Store
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
-from .budget import QUEUE_BATCHES, QUEUE_BYTES, Batch, WindowPlan, choose_windows
+from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
 from .choice import EpochSampler
 from .disk import CHUNK_BYTES, DiskArray
 from .sampler import CSCSampler
@@ -58,7 +58,7 @@ def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int 
     def produce() -> None:
         try:
             for item in source:
-                ready.maxsize = max(1, min(depth, budget_bytes // max(1, _tensor_bytes(item))))
+                ready.maxsize = queue_depth(_tensor_bytes(item), depth, budget_bytes)
                 put(("item", item))
                 del item
                 if stopped.is_set():
@@ -84,14 +84,14 @@ def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int 
 
 
 def available_bytes() -> int:
-    """What this process may still take: its limit less what it holds, or what the host has left; 5 % are spared.
+    """What this process may still take of what is usable of its limit, or of what the host has left.
 
     The ranks of a node share its limit with their launcher, and its memory.
     """
     ranks = local_ranks()
     launcher = (read_rss([os.getppid()])[0] or 0) if ranks > 1 else 0
-    left = (int(0.95 * effective_limit()[0]) - launcher) // ranks - own_memory()[0]
-    return max(0, min(left, int(0.95 * psutil.virtual_memory().available) // ranks))
+    left = (usable_bytes(effective_limit()[0]) - launcher) // ranks - own_memory()[0]
+    return max(0, min(left, usable_bytes(psutil.virtual_memory().available) // ranks))
 
 
 def local_ranks() -> int:
@@ -111,16 +111,17 @@ def fill_page_cache(store: Store) -> None:
                 pass
 
 
-def plan_windows(
+def fit_windows(
     store: Store,
     sampler: CSCSampler,
     seeds: Tensor,
     batch_size: int,
     available: int | None,
-    pair_share: float,
-    reserve: Callable[[Batch], int] = lambda batch: 0,
-) -> WindowPlan:
-    """`forecast.choose_windows` with one real batch, drawn through the maps, for what a batch holds.
+    *,
+    training: bool,
+    reserve: Callable[[BatchShape], int] = lambda batch: 0,
+) -> Windows:
+    """`choose_windows` with one real batch, drawn through the maps, for what a batch holds.
 
     Repeated nodes across batches only lower what the windows then take. `seeds` are as many of the ids that an epoch
     starts from as this loader gets, `available` is for each rank of this node; `reserve` tells from that batch what a
@@ -129,12 +130,19 @@ def plan_windows(
     files = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
     batches = -(-len(seeds) // batch_size)
     if available is None or not batches:
-        return WindowPlan(None, True, 0, available or 0)
+        return Windows(None, True, 0, available or 0)
     probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
-    batch = Batch(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
-    row_bytes, sharers = store.num_features * store.x.itemsize, local_ranks()
+    batch = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
     return choose_windows(
-        files, store.num_nodes, row_bytes, batch, batches, available, pair_share, reserve(batch), sharers
+        files,
+        store.num_nodes,
+        store.num_features * store.x.itemsize,
+        batch,
+        batches,
+        available,
+        training=training,
+        reserve=reserve(batch),
+        sharers=local_ranks(),
     )
 
 
@@ -149,7 +157,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         node_sampler: Decides the neighbors.
         input_nodes: int64 seeds, in RAM.
         labels: int16 or int64, one per seed.
-        plan: From `plan_windows`.
+        windows: From `fit_windows`.
         arguments: As for `torch.utils.data.DataLoader`; `sampler` must be an `EpochSampler`.
 
     Attributes:
@@ -164,19 +172,19 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         node_sampler: CSCSampler,
         input_nodes: Tensor,
         labels: Tensor,
-        plan: WindowPlan,
+        windows: Windows,
         **arguments: Any,
     ):
-        self.store, self.plan, self.labels = store, plan, labels
+        self.store, self.windows, self.labels = store, windows, labels
         self.last_epoch: int | None = None
         self.on_window: Callable[..., None] = lambda **info: None
         mapped = Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=store.num_nodes)
-        if plan.window_batches is None:
+        if windows.window_batches is None:
             mapped.x = _mapped_tensor(store.x)
         super().__init__(mapped, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
         self._ahead: tuple[int, Future[Window]] | None = None
         self._executor: ThreadPoolExecutor | None = None
-        if plan.window_batches is not None:
+        if windows.window_batches is not None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
             self._arrays = {
                 "colptr": self._disk_array("colptr", 8, store.num_nodes + 1),
@@ -186,7 +194,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _disk_array(self, name: str, row_bytes: int, num_rows: int) -> DiskArray:
         # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
-        chunk = min(CHUNK_BYTES, max(2**18, self.plan.available_bytes // 64 // 4096 * 4096))
+        chunk = min(CHUNK_BYTES, max(2**18, self.windows.available_bytes // 64 // 4096 * 4096))
         return DiskArray(self.store.file_path(name), self.store.data_offset(name), row_bytes, num_rows, chunk)
 
     def _with_labels(self, batch: Data) -> Data:
@@ -194,7 +202,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         return batch
 
     def __iter__(self) -> Iterator[Data]:
-        if self.plan.window_batches is not None:
+        if self.windows.window_batches is not None:
             return prefetch(self._window_batches())
         if self.num_workers:
             return cast("Iterator[Data]", super().__iter__())
@@ -204,9 +212,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _prepare(self, epoch: int, start: int, begin: int) -> Window:
         """The window that starts at place `begin` of this loader's share of `epoch` from position `start` on."""
-        assert self.plan.window_batches is not None
+        assert self.windows.window_batches is not None
         size = self.batch_size
-        positions = self.sampler.share(epoch, start)[begin : begin + size * self.plan.window_batches]
+        positions = self.sampler.share(epoch, start)[begin : begin + size * self.windows.window_batches]
         parts = positions.split(size)
         seeds = self.input_data.node
         begun, read_before = time.monotonic(), self._bytes_read()
@@ -239,10 +247,10 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         return self._executor.submit(self._prepare, epoch, start, begin)
 
     def _window_batches(self) -> Iterator[Data]:
-        assert self.plan.window_batches is not None
+        assert self.windows.window_batches is not None
         assert isinstance(self.sampler, EpochSampler)
         epoch, start = self.sampler.epoch, self.sampler.start
-        step = self.batch_size * self.plan.window_batches
+        step = self.batch_size * self.windows.window_batches
         begins = list(range(0, len(self.sampler), step))
         pending: Future[Window] | None = None
         if self._ahead is not None:
@@ -254,7 +262,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         for i, begin in enumerate(begins):
             window = (pending or self._submit(epoch, start, begin)).result()
             pending = None
-            if self.plan.overlapped:
+            if self.windows.overlapped:
                 if i + 1 < len(begins):
                     pending = self._submit(epoch, start, begins[i + 1])
                 elif self.last_epoch is not None and epoch < self.last_epoch:

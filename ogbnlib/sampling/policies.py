@@ -34,9 +34,9 @@ from ..memory import signals
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..sources.catalog import check_store
-from .budget import Batch, WindowPlan
+from .budget import BatchShape, Windows, window_budget
 from .choice import EpochSampler
-from .loader import StoreLoader, available_bytes, fill_page_cache, local_ranks, plan_windows
+from .loader import StoreLoader, available_bytes, fill_page_cache, fit_windows, local_ranks
 from .sampler import CSCSampler
 from .window import compile_lookahead
 
@@ -44,7 +44,7 @@ from .window import compile_lookahead
 _STREAM = {"train": 0, "valid": 1, "test": 2}
 
 
-Reserve = Callable[[Batch], int]
+Reserve = Callable[[BatchShape], int]
 
 
 class Loaders:
@@ -225,7 +225,7 @@ class StoreLoaders(Loaders):
         assert isinstance(dataset, Store)  # check_store has seen to it
         self.store = dataset
         self._available = available_bytes()
-        self._train_plan: WindowPlan | None = None
+        self._train_windows: Windows | None = None
         self._labels = {split: torch.from_numpy(dataset.y[ids.numpy()]) for split, ids in self.splits.items()}
         dataset.advise_random()
         self.log.part("splits and their labels", sum(map(_bytes, [*self.splits.values(), *self._labels.values()])))
@@ -236,7 +236,7 @@ class StoreLoaders(Loaders):
 
     def drop_train_loader(self) -> None:
         super().drop_train_loader()
-        self._train_plan = None
+        self._train_windows = None
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         config, store = self.config, self.store
@@ -250,33 +250,22 @@ class StoreLoaders(Loaders):
             )
             arguments = self._arguments(split, shuffle)
             seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
-            share = 0.5 - 0.05 * shuffle
-            plan = plan_windows(
-                store, sampler, seeds, arguments["batch_size"], self._budget(shuffle), share, self._reserve
+            budget = window_budget(
+                config.lookahead, self._available, None if shuffle else self._train_windows, local_ranks()
             )
-            self.log.mark("note", loader=split, plan=str(plan), window_batches=plan.window_batches)
-            loader = StoreLoader(store, sampler, labels=self._labels[split], plan=plan, **arguments)
+            windows = fit_windows(
+                store, sampler, seeds, arguments["batch_size"], budget, training=shuffle, reserve=self._reserve
+            )
+            self.log.mark("note", loader=split, windows=str(windows), window_batches=windows.window_batches)
+            loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
             loader.on_window = functools.partial(self.log.mark, "window", loader=split)
         if shuffle:
-            self._train_plan, loader.last_epoch = plan, config.epochs
+            self._train_windows, loader.last_epoch = windows, config.epochs
             first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # one rank fills it for all of its node
-            if plan.window_batches is None and config.lookahead != "off" and first:
+            if windows.window_batches is None and config.lookahead != "off" and first:
                 with self.log.phase("load into page cache"):
                     fill_page_cache(store)
         return loader
-
-    def _budget(self, training: bool) -> int | None:
-        """Bytes for the windows of a loader; None where they are switched off.
-
-        An evaluation gets what the training loader leaves: a tenth where that holds two windows, as the next one is
-        being prepared meanwhile, and everything where it holds one, which has been used up by then.
-        """
-        if self.config.lookahead == "off":
-            return None
-        budget = self._available if self.config.lookahead == "auto" else int(self.config.lookahead) // local_ranks()
-        plan = self._train_plan
-        pair = not training and plan is not None and plan.window_batches is not None and plan.overlapped
-        return budget - 2 * plan.window_bytes if pair and plan is not None else budget
 
     def eval_loader(self, split: str) -> NodeLoader:
         return self._build(split, shuffle=False)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from ..config import TrainConfig
-from ..forecast.phases import step_reserve_bytes
+from ..forecast.passes import step_reserve_bytes
 from ..forecast.sizes import size_of_dataset
 from ..graph.store import Dataset
 from ..memory import cuda

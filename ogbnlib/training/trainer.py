@@ -184,13 +184,6 @@ class Trainer:
             accuracy.fill_(score(self.loaders.labels(split), predicted))
         return float(ranks.sum(accuracy))
 
-    def _splits_to_evaluate(self, epoch: int) -> list[str]:
-        config, final = self.config, epoch == self.config.epochs
-        splits: list[str] = list(config.eval_splits) if final or epoch % config.eval_every == 0 else []
-        if (config.train_eval == "every_epoch" and splits) or (config.train_eval == "final" and final):
-            splits.insert(0, "train")
-        return splits
-
     def run(self) -> None:
         """All epochs that are left, each with its evaluation, its line, its row and its checkpoint."""
         config, num_seeds = self.config, self.num_seeds["train"]
@@ -203,7 +196,7 @@ class Trainer:
                 # The final evaluation needs no train loader: its CSC and workers make room for the eval loaders.
                 self.loaders.drop_train_loader()
             begin = time.monotonic()
-            splits = self._splits_to_evaluate(epoch)
+            splits = config.splits_to_evaluate(epoch)
             if splits:
                 self.save()  # a kill in an evaluation must not cost the epoch
             scores = {split: self.evaluate(split) for split in splits}

@@ -88,7 +88,7 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     (
         "600 MB",
         {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
-        [{"loading": "store", "batch_size": 250}, {"loading": "store", "num_neighbors": (8, 8)}],
+        [{"loading": "store", "batch_size": 125}, {"loading": "store", "num_neighbors": (4, 4)}],
     ),
 ]
 
@@ -105,7 +105,7 @@ def test_what_is_suggested_fits_with_the_fewest_and_smallest_changes_and_the_fir
         changed = config(**values).replace(**found.changes)
         again = plan(changed, limit)
         assert again.verdict == FITS
-        assert again.plan.peak_bytes == found.plan.peak_bytes
+        assert again.forecast.peak_bytes == found.forecast.peak_bytes
         knobs.append([KNOBS.index(name) for name in found.changes if name in KNOBS])
     assert len({len(turned) for turned in knobs}) == 1
     assert knobs == sorted(knobs)
@@ -128,6 +128,7 @@ def test_what_has_to_be_converted_first_says_so() -> None:
     assert "convert`" in str(plan(config(loading="eager"), "64 GB").alternatives[0])
     assert "convert --undirected`" in str(plan(config(loading="eager", undirected=True), "64 GB").alternatives[0])
     assert "convert`" in str(plan(config(loading="store")))
+    assert "convert --feature-dtype float16`" in str(plan(config(loading="store", feature_dtype="float16")))
     both = plan(config(loading="eager"), "64 GB", size=STORE), plan(config(loading="store"), "64 GB", size=STORE)
     assert "convert" not in str(both[0]) + str(both[1])
 
@@ -138,13 +139,13 @@ def test_what_has_to_be_converted_first_says_so() -> None:
 def test_the_table_names_phases_parts_peak_verdict_and_the_memory_to_ask_for() -> None:
     advice = plan(config(loading="eager"), "64 GB")
     text = str(advice)
-    for phase in advice.plan.phases:
+    for phase in advice.forecast.phases:
         assert phase.name in text
     for words in ("<- peak", "WILL NOT FIT", "what would fit", "#SBATCH --mem=190G", "test loader's CSC"):
         assert words in text
     table = advice.table()
-    assert list(table.columns) == [phase.name for phase in advice.plan.phases]
-    assert table.loc["held at once"].max() == pytest.approx(advice.plan.peak_bytes / GB, abs=0.001)
+    assert list(table.columns) == [phase.name for phase in advice.forecast.phases]
+    assert table.loc["held at once"].max() == pytest.approx(advice.forecast.peak_bytes / GB, abs=0.001)
 
 
 def test_the_numbers_are_json_and_add_up() -> None:
@@ -173,7 +174,7 @@ def rung(best: TrainConfig) -> int:
 
 
 def test_more_memory_never_recommends_less() -> None:
-    found = [rung(recommend("ogbn-papers100M", f"{gb} GB").plan.config) for gb in (1, 2, 4, 8, 16, 32, 48, 64, 128)]
+    found = [rung(recommend("ogbn-papers100M", f"{gb} GB").forecast.config) for gb in (1, 2, 4, 8, 16, 32, 48, 64, 128)]
     assert found == sorted(found, reverse=True)
     assert len(set(found)) > 2
 
@@ -182,12 +183,12 @@ def test_a_recommendation_fits_and_the_rung_above_it_does_not() -> None:
     for allocation in ("1 GB", "8 GB", "48 GB"):
         advice = recommend("ogbn-papers100M", allocation)
         assert advice.verdict == FITS
-        above = config(**RUNGS[rung(advice.plan.config) - 1])
+        above = config(**RUNGS[rung(advice.forecast.config) - 1])
         assert plan(above, allocation).verdict != FITS
 
 
 def test_settings_of_your_own_are_kept() -> None:
-    best = recommend("ogbn-papers100M", "64 GB", model="gat", heads=8, hidden_channels=64).plan.config
+    best = recommend("ogbn-papers100M", "64 GB", model="gat", heads=8, hidden_channels=64).forecast.config
     assert (best.model, best.heads, best.hidden_channels) == ("gat", 8, 64)
 
 
@@ -261,7 +262,7 @@ def test_what_is_recommended_runs_under_its_limit_where_eager_is_foretold_to_be_
     fixed = {"num_neighbors": [3, 2], "batch_size": 128, "hidden_channels": 16, "epochs": 1, "train_eval": "never"}
     values = {**fixed, "device": "cpu", "progress": "none"}
     limit = 900 * MB
-    best = recommend(str(data), limit, **values).plan
+    best = recommend(str(data), limit, **values).forecast
     assert best.config.loading == "shared"
     eager = best.config.replace(loading="eager")
     assert plan(eager, limit).verdict == WILL_NOT_FIT

@@ -18,7 +18,6 @@ from ogbnlib.forecast.sizes import (
     GraphSize,
     expected_batch,
     feature_itemsize,
-    features_bytes,
     label_itemsize,
     mean_sampled,
     shared_csc_bytes,
@@ -28,7 +27,7 @@ from ogbnlib.forecast.sizes import (
 )
 from ogbnlib.forecast.step import model_state_bytes, parameter_count
 from ogbnlib.graph.store import label_dtype
-from ogbnlib.sampling.budget import Batch, batch_bytes
+from ogbnlib.sampling.budget import BatchShape, batch_bytes
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
 
@@ -122,7 +121,7 @@ def test_a_batch_takes_what_its_tensors_take(tiny_config: Config, tiny_dir: Path
 
     loader = make_loaders(open_raw(tiny_dir), tiny_config(feature_dtype="float16"), EventLog(None)).train_loader()
     for real in loader:
-        batch = Batch(tuple(real.num_sampled_nodes), tuple(real.num_sampled_edges))
+        batch = BatchShape(tuple(real.num_sampled_nodes), tuple(real.num_sampled_edges))
         assert batch_bytes(batch, 8, 2) == real.x.nbytes + real.n_id.nbytes + real.edge_index.nbytes
 
 
@@ -166,7 +165,7 @@ def test_a_batch_has_no_more_nodes_than_the_graph(fan_out: tuple[int, ...]) -> N
 
 
 def test_a_batch_of_no_seeds_is_empty() -> None:
-    assert expected_batch(PAPERS, False, 0, (3, 2)) == Batch((0, 0, 0), (0, 0))
+    assert expected_batch(PAPERS, False, 0, (3, 2)) == BatchShape((0, 0, 0), (0, 0))
 
 
 def test_features_have_the_itemsize_of_where_they_are() -> None:
@@ -175,5 +174,5 @@ def test_features_have_the_itemsize_of_where_they_are() -> None:
     assert feature_itemsize(config, PAPERS) == 2
     assert feature_itemsize(config.replace(feature_dtype="float32"), PAPERS) == 4
     assert feature_itemsize(config.replace(loading="store"), PAPERS) == 2
+    assert feature_itemsize(TrainConfig.create(dataset="x", loading="store"), PAPERS) == 4
     assert feature_itemsize(config.replace(loading="store"), stored) == 4
-    assert features_bytes(PAPERS, 4) == 111_059_956 * 128 * 4

@@ -170,7 +170,7 @@ def test_every_policy_goes_on_from_a_checkpoint_within_an_epoch(
     assert scores(train(tiny_config(**same), tmp_path / "run", resume=True)) == scores(straight)
     if policies[policy].get("lookahead") == 5000:
         plans = [
-            e["window_batches"] for e in Run(tmp_path / "run").events if e.get("loader") == "train" and "plan" in e
+            e["window_batches"] for e in Run(tmp_path / "run").events if e.get("loader") == "train" and "windows" in e
         ]
         assert len(plans) == 3  # for each attempt, and for the last evaluation of the train split
         assert all(1 <= plan < BATCHES for plan in plans)

@@ -29,7 +29,7 @@ from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.choice import EpochSampler
-from ogbnlib.sampling.loader import StoreLoader, WindowPlan, available_bytes, plan_windows, prefetch
+from ogbnlib.sampling.loader import StoreLoader, Windows, available_bytes, fit_windows, prefetch
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
@@ -98,7 +98,7 @@ def make(stores: Callable[..., Store]) -> Iterator[Make]:
             CSCSampler(store.colptr, store.row, NUM_NEIGHBORS, seed=3, node_id=store.node_id),
             ids,
             torch.from_numpy(np.array(store.y[ids.numpy()])),
-            WindowPlan(window_batches, overlapped, 0, 2**20),
+            Windows(window_batches, overlapped, 0, 2**20),
             batch_size=BATCH,
             sampler=EpochSampler(len(ids), shuffle=shuffle, seed=3),
             **arguments,
@@ -265,28 +265,29 @@ def test_leaving_a_source_that_then_fails_raises_nothing() -> None:
 # Planning ------------------------------------------------------------------------------------------------------------
 
 
-def plan(store: Store, available: int | None, batch_size: int = BATCH, pair_share: float = 0.45) -> WindowPlan:
+def fit(store: Store, available: int | None, batch_size: int = BATCH, training: bool = True) -> Windows:
     sampler = CSCSampler(store.colptr, store.row, NUM_NEIGHBORS, node_id=store.node_id)
-    return plan_windows(store, sampler, torch.from_numpy(store.splits["train"]), batch_size, available, pair_share)
+    seeds = torch.from_numpy(store.splits["train"])
+    return fit_windows(store, sampler, seeds, batch_size, available, training=training)
 
 
 def test_windows_are_planned_only_where_the_store_does_not_fit(stores: Callable[..., Store]) -> None:
     store = stores()
     size = sum(store.file_bytes(name) for name in ("colptr", "row", "x"))
     for enough in (size, size + 1, 10 * size, None):
-        assert plan(store, enough).window_batches is None
+        assert fit(store, enough).window_batches is None
     for little in (size - 1, size // 2, 1000, 1, 0):
-        assert (plan(store, little).window_batches or 0) >= 1
+        assert (fit(store, little).window_batches or 0) >= 1
 
 
-@pytest.mark.parametrize("share", [0.5, 0.45])
+@pytest.mark.parametrize("training", [False, True])
 def test_within_a_kind_a_larger_budget_never_makes_smaller_windows_and_they_stay_within_it(
-    stores: Callable[..., Store], share: float
+    stores: Callable[..., Store], training: bool
 ) -> None:
     store = stores()
     size, last = sum(store.file_bytes(name) for name in ("colptr", "row", "x")), {True: 0, False: 0}
     for budget in range(size // 10, size, size // 10):
-        made = plan(store, budget, pair_share=share)
+        made = fit(store, budget, training=training)
         assert made.window_batches is not None
         assert made.available_bytes == budget
         assert made.window_bytes * (2 if made.overlapped else 1) <= budget
@@ -295,12 +296,12 @@ def test_within_a_kind_a_larger_budget_never_makes_smaller_windows_and_they_stay
 
 
 def test_a_budget_below_one_batch_still_gives_windows_of_one(stores: Callable[..., Store]) -> None:
-    assert plan(stores(), 1).window_batches == 1
+    assert fit(stores(), 1).window_batches == 1
 
 
 def test_the_plan_says_what_was_chosen(stores: Callable[..., Store]) -> None:
-    assert "page cache" in str(plan(stores(), 2**30))
-    made = plan(stores(), 2**20)
+    assert "page cache" in str(fit(stores(), 2**30))
+    made = fit(stores(), 2**20)
     assert f"windows of {made.window_batches} batches" in str(made)
     assert "1.00 MB" in str(made) or "1 MB" in str(made)
 
