@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import InputError
 from ..runs.diagnosis import read_result
 from ..runs.sandbox import Run
-from .plots import _KILLED, _LIMIT, GIB, PARTS, _folder, _grid
+from .plots import _KILLED, _LIMIT, GB, PARTS, _folder, _grid
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,15 +77,15 @@ def plot_peaks(peaks_bytes: Mapping[str, float], limit_bytes: float | None = Non
     if ax is None:
         _, ax = plt.subplots(figsize=(7, 0.5 * len(peaks_bytes) + 1.2), layout="constrained")
     names = list(peaks_bytes)
-    values = [peaks_bytes[name] / GIB for name in names]
+    values = [peaks_bytes[name] / GB for name in names]
     colours = [_KILLED if limit_bytes and peaks_bytes[name] >= 0.98 * limit_bytes else PARTS[0][2] for name in names]
     bars = ax.barh(names, values, color=colours)
     ax.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
     ax.invert_yaxis()
     if limit_bytes:
-        ax.axvline(limit_bytes / GIB, color=_LIMIT, linestyle="--")
-    ax.set_xlim(0, 1.15 * max([*values, (limit_bytes or 0) / GIB]))
-    ax.set_xlabel("peak memory in GiB")
+        ax.axvline(limit_bytes / GB, color=_LIMIT, linestyle="--")
+    ax.set_xlim(0, 1.15 * max([*values, (limit_bytes or 0) / GB]))
+    ax.set_xlabel("peak memory in GB")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
@@ -113,20 +113,20 @@ def plot_forecast(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, 
     left = np.zeros(len(phases))
     for i, name in enumerate([*top, "other parts"]):
         if name == "other parts":
-            sizes = np.array([phase["predicted"] for phase in phases.values()]) / GIB - left
+            sizes = np.array([phase["predicted"] for phase in phases.values()]) / GB - left
         else:
-            sizes = np.array([phase["parts"].get(name, 0) for phase in phases.values()]) / GIB
+            sizes = np.array([phase["parts"].get(name, 0) for phase in phases.values()]) / GB
         colour = "#cccccc" if name == "other parts" else colours(i)
         ax.barh(rows, sizes, left=left, height=0.62, color=colour, label=name, alpha=0.85)
         left += sizes
     measured = [phase["measured"] for phase in phases.values()]
     for row, value in zip(rows, measured, strict=True):
         if value is not None:
-            ax.plot([value / GIB] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2.2, zorder=5)
+            ax.plot([value / GB] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2.2, zorder=5)
     ax.plot([], [], color="black", linewidth=2.2, label="measured peak")
     ax.set_yticks(rows, list(phases))
     ax.invert_yaxis()
-    ax.set_xlabel("anonymous + shared memory, GiB")
+    ax.set_xlabel("anonymous + shared memory, GB")
     ax.set_title(title or f"{folder.name}: predicted parts, measured peaks", fontsize=10)
     ax.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     ax.spines[["top", "right"]].set_visible(False)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-GIB = 2**30
+GB = 2**30
 # Anonymous memory is what kills, so it has the strong colour; the file cache is reclaimable and pale.
 PARTS = (
     ("anon", "anonymous", "#3b6fb6"),
@@ -127,7 +127,7 @@ def plot_timeline(
     if ax is None:
         _, ax = plt.subplots(figsize=(9, 4.2), layout="constrained")
     time_s = table["time_s"].to_numpy()
-    stacks = np.array([table[f"{source}_{part}_bytes"].fillna(0).to_numpy() for part, _, _ in PARTS]) / GIB
+    stacks = np.array([table[f"{source}_{part}_bytes"].fillna(0).to_numpy() for part, _, _ in PARTS]) / GB
     names, colours = [name for _, name, _ in PARTS], [colour for *_, colour in PARTS]
     waits = np.flatnonzero(np.diff(time_s) > _WAIT_S) + 1
     drawn = np.insert(time_s, waits, time_s[waits]), np.insert(stacks, waits, np.nan, axis=1)
@@ -135,24 +135,24 @@ def plot_timeline(
     end_s = float(time_s[-1]) if len(time_s) else 1.0
     limit = result.get("memory_limit_bytes")
     held = stacks[0] + stacks[1]
-    top = (top_bytes or _top_bytes(folder)) / GIB
+    top = (top_bytes or _top_bytes(folder)) / GB
     _draw_phases(ax, read_phases(folder), end_s, label_from=0.028 * end_s)
     if limit:
-        ax.axhline(limit / GIB, color=_LIMIT, linestyle="--", linewidth=1.4, zorder=3)
-        text = f"limit {limit / GIB:.2f} GiB"
-        ax.annotate(text, (0.0, limit / GIB), xycoords=("axes fraction", "data"), xytext=(4, 3),
+        ax.axhline(limit / GB, color=_LIMIT, linestyle="--", linewidth=1.4, zorder=3)
+        text = f"limit {limit / GB:.2f} GB"
+        ax.annotate(text, (0.0, limit / GB), xycoords=("axes fraction", "data"), xytext=(4, 3),
                     textcoords="offset points", ha="left", fontsize=8, color=_LIMIT, zorder=5)  # fmt: skip
     killed = result.get("exit_code") == 137
     if len(held) and not killed:
         at = int(held.argmax())
         ax.plot(time_s[at], held[at], "o", color="black", markersize=4, zorder=6)
         late = time_s[at] > 0.75 * end_s
-        ax.annotate(f"peak {held[at]:.2f} GiB", (time_s[at], held[at]), xytext=(-6 if late else 0, 8),
+        ax.annotate(f"peak {held[at]:.2f} GB", (time_s[at], held[at]), xytext=(-6 if late else 0, 8),
                     textcoords="offset points", ha="right" if late else "center", va="bottom", fontsize=8.5, zorder=6,
                     bbox=_LABEL)  # fmt: skip
     if killed and len(held):
         # The last sample falls before the last allocation: what the kernel stopped was the climb to the limit.
-        height = limit / GIB if limit else held[-1]
+        height = limit / GB if limit else held[-1]
         ax.plot([time_s[-1]] * 2, [held[-1], height], ":", color=_KILLED, linewidth=1.5, zorder=5)
         if result.get("diagnosis", {}).get("phase"):
             # Well below the climb that it names, which it would hide.
@@ -165,7 +165,7 @@ def plot_timeline(
     ax.set_xlim(0, end_s * 1.02)
     ax.set_ylim(0, top)
     ax.set_xlabel("seconds")
-    ax.set_ylabel("memory in GiB" + ("" if source == "cgroup" else " (sum over processes)"))
+    ax.set_ylabel("memory in GB" + ("" if source == "cgroup" else " (sum over processes)"))
     if title is None:
         title = f"{folder.name}: {_ending(folder)}"
     ax.set_title(title, fontsize=10, color=_KILLED if killed else "black")
@@ -198,10 +198,10 @@ def plot_cuda(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, titl
     if ax is None:
         _, ax = plt.subplots(figsize=(9, 4.2), layout="constrained")
     time_s = table["time_s"].to_numpy()
-    stacks = np.array([table[f"cuda_{name}_bytes"].fillna(0).to_numpy() for name, _, _ in CUDA_LAYERS]) / GIB
+    stacks = np.array([table[f"cuda_{name}_bytes"].fillna(0).to_numpy() for name, _, _ in CUDA_LAYERS]) / GB
     names, colours = [name for _, name, _ in CUDA_LAYERS], [colour for *_, colour in CUDA_LAYERS]
     ax.stackplot(time_s, stacks, labels=names, colors=colours, linewidth=0, zorder=2)
-    largest = table["cuda_largest_free_bytes"] / GIB
+    largest = table["cuda_largest_free_bytes"] / GB
     if largest.notna().any():
         base = stacks[0] + np.minimum(largest.to_numpy(), stacks[1])
         ax.plot(time_s, base, color=_LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
@@ -218,7 +218,7 @@ def plot_cuda(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, titl
     ax.set_xlim(0, end_s * 1.02)
     ax.set_ylim(0, 1.05 * float(stacks.sum(axis=0).max()))
     ax.set_xlabel("seconds")
-    ax.set_ylabel("GPU memory in GiB")
+    ax.set_ylabel("GPU memory in GB")
     ax.set_title(title or f"{folder.name}: {_ending(folder)}", fontsize=10, color=_KILLED if failed else "black")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=3, fontsize=8, frameon=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-GIB = 2**30
+GB = 2**30
 
 
 def held_peak_bytes(run: Run) -> int:
@@ -31,7 +31,7 @@ def rss_peak_bytes(run: Run) -> int:
 
 
 def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """One row per run: how and where it ended, peak of anonymous + shared memory in GiB, times, last metrics."""
+    """One row per run: how and where it ended, peak of anonymous + shared memory in GB, times, last metrics."""
     import pandas as pd
 
     rows = []
@@ -41,7 +41,7 @@ def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
             "run": name,
             "ended": "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})",
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
-            "peak GiB": round(held_peak_bytes(run) / GIB, 3),
+            "peak GB": round(held_peak_bytes(run) / GB, 3),
             "run s": round(run.result["duration_s"], 1),
         }
         if len(metrics):
@@ -88,7 +88,7 @@ def forecast_table(
                 "measured MB": round(measured / 2**20, 0),
                 "error %": round(100 * (plan.peak_bytes / measured - 1), 1),
                 "epoch s": round(metrics["time_s"].iloc[-1], 2) if len(metrics) else float("nan"),
-                f"{full} GB": round(at_full.peak_bytes / GIB, 2),
+                f"{full} GB": round(at_full.peak_bytes / GB, 2),
                 "its peak in": at_full.peak.name,
             }
         )
@@ -96,7 +96,7 @@ def forecast_table(
 
 
 def loader_costs(run: Run, num_edges: int) -> pd.DataFrame:
-    """What building each loader took, kept, and needed on the way, in MiB and in bytes per edge.
+    """What building each loader took, kept, and needed on the way, in MB and in bytes per edge.
 
     One row for each `build ... loader` phase of the run, and for the shared CSC where there is one; from the kernel's
     own counters (`timeline.phase_memory`), not from samples.
@@ -105,13 +105,13 @@ def loader_costs(run: Run, num_edges: int) -> pd.DataFrame:
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
         size = table.pop(f"{column}_bytes")
-        table[f"{column} MiB"] = (size / 2**20).round(1)
+        table[f"{column} MB"] = (size / 2**20).round(1)
         table[f"{column} bytes per edge"] = (size / num_edges).round(2)
     return table.rename(columns={"duration_s": "seconds"}).round({"seconds": 2}).set_index("phase")
 
 
 def released(run: Run) -> pd.DataFrame:
-    """What each call of `release_memory` in a run gave back, step by step in MiB (negative: the step cost memory).
+    """What each call of `release_memory` in a run gave back, step by step in MB (negative: the step cost memory).
 
     NaN where a step is impossible, as CUDA's are on a CPU.
     """
@@ -120,14 +120,14 @@ def released(run: Run) -> pd.DataFrame:
     events = [event for event in read_events(run.run_dir) if event["event"] == "release"]
     table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
     for step in table.columns[1:]:
-        table[f"{step} MiB"] = (table.pop(step).astype(float) / 2**20).round(1)
+        table[f"{step} MB"] = (table.pop(step).astype(float) / 2**20).round(1)
     return table
 
 
 def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """One row per run on a GPU: peaks of allocated and reserved memory in GiB, retried allocations, seconds an epoch.
+    """One row per run on a GPU: peaks of allocated and reserved memory in GB, retried allocations, seconds an epoch.
 
-    The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GiB" is the most
+    The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GB" is the most
     that was reserved beyond what was allocated in any reading. NaN for a run that used no GPU. What each option should
     take is `activations.compare_options`' part, which needs no GPU.
     """
@@ -139,9 +139,9 @@ def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
         emptied = [event for event in read_events(run.run_dir) if event["event"] == "empty_cache"]
         rows[name] = {
             "ended": "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})",
-            "allocated GiB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GIB,
-            "reserved GiB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GIB,
-            "unallocated GiB": table["cuda_unallocated_bytes"].max() / GIB,
+            "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GB,
+            "reserved GB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GB,
+            "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
             "retries": table["cuda_alloc_retries"].max(),
             "empty_cache s": sum(event["took_s"] for event in emptied),
             "epoch s": metrics["time_s"].mean() if len(metrics) else float("nan"),
