@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import InputError
 from ..runs.folder import Run
-from .plots import GB, KILLED, LIMIT, PARTS, axes, opened, panels
+from .plots import GB, KILLED, LIMIT, PARTS, axes, mark, opened, panels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +84,8 @@ def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None =
     ax.invert_yaxis()
     if limit_bytes:
         ax.axvline(limit_bytes / GB, color=LIMIT, linestyle="--")
-        ax.set_title(f"limit {limit_bytes / GB:.2f} GB", color=LIMIT, fontsize=9, x=limit_bytes / GB, loc="left")
+        style = {"ha": "center", "color": LIMIT, "xycoords": ("data", "axes fraction")}
+        mark(ax, f"limit {limit_bytes / GB:.2f} GB", (limit_bytes / GB, 1.0), (0, 3), **style)
     ax.set_xlim(0, 1.15 * max([*sizes, limit_bytes or 0]) / GB)
     ax.set_xlabel("peak memory in GB")
     return ax

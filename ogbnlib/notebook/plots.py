@@ -108,7 +108,7 @@ def _draw_phases(ax: Axes, phases: list[Phase], end_s: float) -> None:
         ax.text((start + stop) / 2, 0.985, label, transform=ax.get_xaxis_transform(), zorder=4, **style)
 
 
-def _mark(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
+def mark(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
     """A label beside a point, on white so that the curve under it does not disturb."""
     style = {"bbox": _LABEL, "zorder": 7, "fontsize": 8.5, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
@@ -146,7 +146,7 @@ def plot_timeline(
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
         where = {"xycoords": ("axes fraction", "data"), "bbox": None}
-        _mark(ax, f"limit {limit:.2f} GB", (0.0, limit), (4, 3), color=LIMIT, **where)
+        mark(ax, f"limit {limit:.2f} GB", (0.0, limit), (4, 3), color=LIMIT, **where)
     held = stacks[0] + stacks[1]
     killed = run.result.get("exit_code") == 137
     if killed and len(held):
@@ -157,13 +157,13 @@ def plot_timeline(
         if phase := run.diagnosis.phase:
             # Well below the climb that it names, which it would hide.
             style = {"ha": "right", "va": "center", "color": KILLED}
-            _mark(ax, f"killed in\n{phase}", (end_s, 0.4 * height), (-10, 0), **style)
+            mark(ax, f"killed in\n{phase}", (end_s, 0.4 * height), (-10, 0), **style)
     elif len(held):
         at = int(held.argmax())
         ax.plot(time_s[at], held[at], "o", color="black", markersize=4, zorder=6)
         late = time_s[at] > 0.75 * end_s
         side = {"ha": "right" if late else "center", "va": "bottom"}
-        _mark(ax, f"peak {held[at]:.2f} GB", (time_s[at], held[at]), (-6 if late else 0, 8), **side)
+        mark(ax, f"peak {held[at]:.2f} GB", (time_s[at], held[at]), (-6 if late else 0, 8), **side)
     ax.set_xlim(0, end_s * 1.02)
     ax.set_ylim(0, (top_bytes or _top_bytes(run)) / GB)
     ax.set_xlabel("seconds")
