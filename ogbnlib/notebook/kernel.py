@@ -29,8 +29,9 @@ from ..memory.cgroup import Cgroup, effective_limit, find_cgroup
 from ..memory.reading import Reading
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
-from ..runs.diagnosis import RESULT, diagnose, explain_exit_code
-from ..runs.sandbox import RunEnded, is_interactive
+from ..runs.diagnosis import explain_exit_code
+from ..runs.folder import Run, RunEnded
+from ..runs.sandbox import is_interactive
 
 BAR_INTERVAL_S = 10.0  # between two states of a progress bar in the log
 _OVERWRITTEN = re.compile(r".*\r(?=[^\n])")  # what a carriage return takes back, as nbclient's coalesce_streams has it
@@ -90,18 +91,16 @@ class KernelWatch:
 
     def __init__(self, process: subprocess.Popen[bytes], pending: set[int], folder: Path):
         self.process, self._pending, self._told = process, pending, False
-        self.peak_bytes = 0
         self.cgroup = _counting_cgroup(process.pid)
         self.begin_cell()
-        self._recorder = Recorder(folder, process.pid, interval_s=0.1, on_sample=self._on_sample).start()
+        self._recorder = Recorder(folder).start(process.pid, interval_s=0.1, on_sample=self._hand_on)
         self.stop = self._recorder.stop
 
     def begin_cell(self) -> None:
         """An out-of-memory kill counted before this moment was not the kernel's."""
         self._kills_before = self.cgroup.oom_kills() if self.cgroup else None
 
-    def _on_sample(self, reading: Reading) -> None:
-        self.peak_bytes = max(self.peak_bytes, reading.held_bytes or 0)
+    def _hand_on(self, reading: Reading) -> None:
         for signum in sorted(self._pending):
             name = signal.Signals(signum).name
             if signum == signal.SIGTERM or catches(self.process.pid, signum):
@@ -136,7 +135,8 @@ class KernelWatch:
         return f"SIGKILL, cause unknown ({known}): {meaning.partition('cause unknown: ')[2]}", remedy
 
     def peak(self) -> str:
-        text = f"{format_bytes(self.peak_bytes)} anonymous and shared memory in the kernel and its children (samples)"
+        held = self._recorder.tally.held_peak_bytes
+        text = f"{format_bytes(held)} anonymous and shared memory in the kernel and its children (samples)"
         if self.cgroup and self.cgroup.limit_bytes() and (peak := self.cgroup.peak_bytes()):
             text += f"; {format_bytes(peak)} by its cgroup's own counter, page cache and papermill included"
         return text
@@ -215,7 +215,6 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         return error
 
     def _death(self, watch: KernelWatch) -> KernelDied:
-        watch.stop()
         if self._at is not None and self.nb.cells[self._at].execution_count is None:
             self.nb.cells[self._at].execution_count = self.code_cells_executed  # it died before it could say so
         code = watch.exit_code()
@@ -231,8 +230,8 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         cell = self.nb.cells[self._at]
         text = f"cell {self._at + 1} of {len(self.nb.cells)}, In [{cell.execution_count}]: `{_first_line(cell)}`"
         runs = self._runs.read_text().splitlines()[self._runs_before :]
-        going_on = [run for run in map(Path, runs) if run.is_dir() and not (run / RESULT).exists()]
-        return text + "".join(f"; in it the run {run}. {diagnose(run)}" for run in going_on[-1:])
+        going_on = [run for run in map(Run, runs) if run.run_dir.is_dir() and run.exit_code is None]
+        return text + "".join(f"; in it the run {run.run_dir}. {run.diagnosis}" for run in going_on[-1:])
 
     def output(self, outs: list[Any], *args: Any) -> Any:
         """Successive pieces of one stream become one output, in which a progress bar shows its last state."""

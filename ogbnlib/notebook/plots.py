@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import InputError
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
+from ..runs.diagnosis import ended
 from ..runs.folder import Run
-from ..runs.timeline import Phase, read_cuda
+from ..runs.timeline import Phase, held_memory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,19 +51,10 @@ def axes(ax: Axes | None, width: float = 9, height: float = 4.2) -> Axes:
     return ax
 
 
-def _ending(run: Run) -> str:
-    code = run.result.get("exit_code")
-    known = {None: "no result", 0: "finished", 137: "killed, exit code 137"}
-    known[OUT_OF_CUDA_MEMORY] = f"out of GPU memory, exit code {OUT_OF_CUDA_MEMORY}"
-    return known.get(code, f"exit code {code}")
-
-
-def _stacks(run: Run) -> tuple[Array, Array, str]:
-    """Times of the samples, their parts in GB (one row each of PARTS), and who counted: the cgroup, or processes."""
-    table = run.timeline
-    source = "cgroup" if table["cgroup_anon_bytes"].notna().any() else "rss"
-    table = table.dropna(subset=[f"{source}_anon_bytes"])
-    return table["time_s"].to_numpy(), _layers(table, f"{source}_{{}}_bytes", PARTS), source
+def _stacks(run: Run) -> tuple[Array, Array]:
+    """Times of the samples, and what was held at them in GB, one row each of PARTS."""
+    held = held_memory(run.timeline)
+    return held["time_s"].to_numpy(), _layers(held, "{}", PARTS)
 
 
 def _layers(table: pd.DataFrame, column: str, layers: Sequence[tuple[str, str, str]]) -> Array:
@@ -71,7 +63,7 @@ def _layers(table: pd.DataFrame, column: str, layers: Sequence[tuple[str, str, s
 
 def _top_bytes(run: Run) -> float:
     """Room for the highest sample and the limit, and above them for the phases' names."""
-    _, stacks, _ = _stacks(run)
+    _, stacks = _stacks(run)
     highest = float(stacks.sum(axis=0).max(initial=0)) * GB
     return 1.7 * max(highest, float(run.result.get("memory_limit_bytes") or 0), 2**20)
 
@@ -135,7 +127,7 @@ def plot_timeline(
         InputError: when the folder holds no timeline.
     """
     run, ax = opened(run), axes(ax)
-    time_s, stacks, source = _stacks(run)
+    time_s, stacks = _stacks(run)
     names, colours = [name for _, name, _ in PARTS], [colour for *_, colour in PARTS]
     waits = np.flatnonzero(np.diff(time_s) > _WAIT_S) + 1
     drawn = np.insert(time_s, waits, time_s[waits]), np.insert(stacks, waits, np.nan, axis=1)
@@ -167,8 +159,8 @@ def plot_timeline(
     ax.set_xlim(0, end_s * 1.02)
     ax.set_ylim(0, (top_bytes or _top_bytes(run)) / GB)
     ax.set_xlabel("seconds")
-    ax.set_ylabel("memory in GB" + ("" if source == "cgroup" else " (sum over processes)"))
-    ax.set_title(title or f"{run.run_dir.name}: {_ending(run)}", fontsize=10, color=KILLED if killed else "black")
+    ax.set_ylabel("memory in GB")
+    ax.set_title(title or f"{run.run_dir.name}: {ended(run.result)}", fontsize=10, color=KILLED if killed else "black")
     if legend:
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=4, fontsize=8, frameon=False)
     return ax
@@ -191,7 +183,7 @@ def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None)
         InputError: when the run marked no GPU memory, as on a CPU.
     """
     run = opened(run)
-    table = read_cuda(run.run_dir)
+    table = run.cuda
     if not len(table):
         raise InputError(f"{run.run_dir}: expected a run on a GPU, found no GPU memory in its events")
     ax = axes(ax)
@@ -215,7 +207,7 @@ def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None)
     ax.set_ylim(0, 1.05 * float(stacks.sum(axis=0).max()))
     ax.set_xlabel("seconds")
     ax.set_ylabel("GPU memory in GB")
-    ax.set_title(title or f"{run.run_dir.name}: {_ending(run)}", fontsize=10, color=KILLED if failed else "black")
+    ax.set_title(title or f"{run.run_dir.name}: {ended(run.result)}", fontsize=10, color=KILLED if failed else "black")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=3, fontsize=8, frameon=False)
     return ax
 
@@ -246,7 +238,7 @@ def plot_runs(runs: Mapping[str, RunLike] | Sequence[Run], *, columns: int = 3) 
     top = max(_top_bytes(run) for _, run in titled)
     handles: dict[str, Any] = {}
     for i, (ax, (name, run)) in enumerate(zip(grid.flat, titled, strict=False)):
-        plot_timeline(run, ax, title=f"{name}: {_ending(run)}", top_bytes=top, legend=False)
+        plot_timeline(run, ax, title=f"{name}: {ended(run.result)}", top_bytes=top, legend=False)
         if i % grid.shape[1]:
             ax.set_ylabel("")
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 
 from ..forecast.phases import predict
 from ..forecast.sizes import RUNTIME_BYTES, num_edges, size_of
+from ..runs.diagnosis import ended
 from ..runs.folder import Run
-from ..runs.timeline import phase_memory, read_cuda
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 GB = 2**30
-
-
-def _ended(run: Run) -> str:
-    return "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})"
 
 
 def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
@@ -30,7 +26,7 @@ def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
         metrics = run.metrics
         row: dict[str, object] = {
             "run": name,
-            "ended": _ended(run),
+            "ended": ended(run.result),
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
             "peak GB": round(run.held_peak_bytes / GB, 3),
             "run s": round(run.result["duration_s"], 1),
@@ -90,9 +86,9 @@ def loader_costs(run: Run) -> pd.DataFrame:
     """What building each loader took, kept, and needed on the way, in MB and in bytes per edge.
 
     One row for each `build ... loader` phase of the run, and for the shared CSC where there is one; from the kernel's
-    own counters (`timeline.phase_memory`), not from samples.
+    own counters (`Run.phase_memory`), not from samples.
     """
-    table, edges = phase_memory(run.run_dir), num_edges(size_of(run.config.dataset), run.config.undirected)
+    table, edges = run.phase_memory, num_edges(size_of(run.config.dataset), run.config.undirected)
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
         size = table.pop(f"{column}_bytes")
@@ -125,10 +121,10 @@ def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
 
     rows = {}
     for name, run in runs.items():
-        table, metrics = read_cuda(run.run_dir), run.metrics
+        table, metrics = run.cuda, run.metrics
         emptied = [event for event in run.events if event["event"] == "empty_cache"]
         rows[name] = {
-            "ended": _ended(run),
+            "ended": ended(run.result),
             "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GB,
             "reserved GB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GB,
             "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
@@ -143,13 +139,13 @@ def compare_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
     """One row per run: what a training step adds at its highest, in MB, an epoch's seconds, both to the first run's.
 
     On a GPU what torch allocated there; else the trainer's own high-water mark within an epoch less what it held before
-    (`timeline.phase_memory`), the batch and its sampling included.
+    (`Run.phase_memory`), the batch and its sampling included.
     """
     import pandas as pd
 
     allocated, rows = compare_cuda(runs)["allocated GB"] * 2**10, {}
     for name, run in runs.items():
-        phases = phase_memory(run.run_dir)
+        phases = run.phase_memory
         inside = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"].max() / 2**20
         step = inside if allocated.isna()[name] else allocated[name]
         rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].mean()}

@@ -142,9 +142,12 @@ def test_no_runs_are_refused() -> None:
         plot_runs({})
 
 
-def test_a_folder_without_a_timeline_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_timeline_is_named(finished: Path, tmp_path: Path) -> None:
+    (finished / "timeline.csv").unlink()
     with pytest.raises(InputError, match=r"timeline\.csv"):
-        plot_timeline(tmp_path)
+        plot_timeline(finished)
+    with pytest.raises(InputError, match="expected the folder of a run"):
+        plot_timeline(tmp_path / "nothing")
 
 
 def test_a_run_that_died_before_its_first_sample_is_drawn(tmp_path: Path) -> None:
