@@ -29,7 +29,9 @@ _NAMES = {
     "training.train": "train",
     "notebook.plots": "plot_cuda plot_runs plot_timeline",
     "notebook.charts": "epoch_times plot_accuracy plot_forecast plot_knobs plot_peaks",
-    "notebook.tables": "compare_cuda compare_runs compare_steps forecast_table loader_costs phase_seconds released",
+    "notebook.converge": "run_until_converged",
+    "notebook.tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs"
+    " phase_seconds released",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted([*_HOME, "beliefs", "__version__"])

@@ -15,7 +15,7 @@ from ..forecast.planner import FITS, Advice
 from ..forecast.sizes import size_of
 from ..graph.store import open_store
 from ..runs.folder import Run
-from .tables import compare_cuda, compare_steps, loader_costs, phase_seconds, released
+from .tables import best_epochs, compare_cuda, compare_steps, loader_costs, phase_seconds, released
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -368,9 +368,9 @@ def converging_needs_the_data_in_memory(run: Run) -> Judged:
     """Holds where the run held more than its store takes on disk, beside the interpreter."""
     store = open_store(run.config.dataset)
     begun = next(phase for phase in run.phases if phase.name == "compile kernels").info["end_held_bytes"]
-    best, held = run.metrics.loc[run.metrics["valid"].idxmax()], run.held_peak_bytes - begun
+    best, held = best_epochs({"run": run}).loc["run"], run.held_peak_bytes - begun
     measured = f"{format_bytes(held)} held beside the interpreter, {format_bytes(store.nbytes)} on disk: test accuracy "
-    measured += f"{best['test']:.3f} at the best valid accuracy, epoch {best['epoch']:.0f} of {len(run.metrics)}"
+    measured += f"{best['test']:.3f} at the best valid accuracy, epoch {best['best epoch']:.0f} of {len(run.metrics)}"
     return measured, held > store.nbytes
 
 
@@ -385,7 +385,7 @@ def checkpoints_cost_time(run: Run) -> Judged:
 @_belief("the directed graph is enough")
 def the_directed_graph_is_enough(undirected: Run, directed: Run) -> Judged:
     """Test accuracy at the best valid accuracy; not settled within two standard errors of the difference."""
-    both, one_way = (run.metrics.loc[run.metrics["valid"].idxmax(), "test"] for run in (undirected, directed))
+    both, one_way = best_epochs({"both": undirected, "one way": directed})["test"]
     error = _standard_error(both, one_way, size_of(undirected.config.dataset).num_seeds["test"])
     measured = f"test accuracy {one_way:.3f} directed, {both:.3f} with reverse edges; standard error of the difference "
     within = "not measured: within two standard errors"

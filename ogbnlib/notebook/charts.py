@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import InputError
 from ..runs.folder import Run
-from .plots import GB, KILLED, LIMIT, PARTS, axes, mark, opened, panels
+from .plots import GB, KILLED, LIMIT, PARTS, axes, mark, opened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,32 +132,21 @@ def plot_forecast(run: RunLike, ax: Axes | None = None, *, title: str | None = N
     return ax
 
 
-def plot_knobs(tables: Mapping[str, pd.DataFrame], *, columns: int = 4) -> Figure:
-    """One panel a knob, all on one scale from zero: predicted and measured peak of each of its settings.
-
-    Under each setting stands the forecast of the full data set.
+def plot_knobs(forecasts: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """One bar a setting: its predicted peak, the measured one as a mark, and beside it the full data set's forecast.
 
     Args:
-        tables: By knob, as `forecast_table` makes them.
-        columns: Panels in a row.
+        forecasts: As `forecast_table` makes them.
     """
-    if not tables:
-        raise InputError("tables: expected at least one knob to draw, got none")
-    figure, grid = panels(len(tables), columns, 3.6, 3.1)
-    top, full = 0.0, ""
-    for ax, (knob, table) in zip(grid.flat, tables.items(), strict=False):
-        (full,) = (name for name in table.columns if name.endswith(" GB"))
-        at = np.arange(len(table))
-        ax.bar(at, table["predicted MB"], width=0.62, color=PARTS[2][2], label="predicted")
-        ax.hlines(table["measured MB"], at - 0.38, at + 0.38, color="black", linewidth=2.2, label="measured")
-        ticks = [f"{name}\n{size:.1f} GB" for name, size in zip(table.index, table[full], strict=True)]
-        ax.set_xticks(at, ticks, fontsize=8)
-        ax.set_title(knob, fontsize=10)
-        top = max(top, float(table[["predicted MB", "measured MB"]].max().max()))
-    grid[0, 0].set_ylim(0, 1.12 * top)
-    for ax in grid[:, 0]:
-        ax.set_ylabel("peak memory in MB")
-    handles = grid[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncol=2, fontsize=8, frameon=False)
-    figure.suptitle(f"below each setting: the forecast for {full.removesuffix(' GB')}", fontsize=10)
-    return figure
+    (full,) = (name for name in forecasts.columns if name.endswith(" GB"))
+    ax, rows = axes(ax, 9, 0.4 * len(forecasts) + 1.6), np.arange(len(forecasts))
+    bars = ax.barh(rows, forecasts["predicted MB"], height=0.62, color=PARTS[2][2], label="predicted")
+    ax.vlines(forecasts["measured MB"], rows - 0.38, rows + 0.38, color="black", linewidth=2.2, label="measured")
+    ax.bar_label(bars, [f"{size:.1f} GB" for size in forecasts[full]], padding=10, fontsize=9)
+    ax.set_yticks(rows, forecasts.index)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.15 * float(forecasts[["predicted MB", "measured MB"]].max().max()))
+    ax.set_xlabel("peak memory in MB")
+    ax.set_title(f"beside each bar: the forecast for {full.removesuffix(' GB')}", fontsize=10)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=2, fontsize=8, frameon=False)
+    return ax

@@ -212,17 +212,6 @@ def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None)
     return ax
 
 
-def panels(count: int, columns: int, width: float, height: float) -> tuple[Figure, Any]:
-    """Panels on one scale, `columns` in a row; what the last row has too many is hidden."""
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    size = width * columns, height * rows
-    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
-    for i, ax in enumerate(grid.flat):
-        axes(ax).set_visible(i < count)
-    return figure, grid
-
-
 def plot_runs(runs: Mapping[str, RunLike] | Sequence[Run], *, columns: int = 3) -> Figure:
     """Several runs side by side, every one on the same memory scale.
 
@@ -234,12 +223,17 @@ def plot_runs(runs: Mapping[str, RunLike] | Sequence[Run], *, columns: int = 3) 
     titled = [(name, opened(run)) for name, run in pairs]
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
-    figure, grid = panels(len(titled), columns, 4.6, 3.9)
+    columns = min(columns, len(titled))
+    rows = -(-len(titled) // columns)
+    size = 4.6 * columns, 3.9 * rows
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for i, ax in enumerate(grid.flat):
+        axes(ax).set_visible(i < len(titled))
     top = max(_top_bytes(run) for _, run in titled)
     handles: dict[str, Any] = {}
     for i, (ax, (name, run)) in enumerate(zip(grid.flat, titled, strict=False)):
         plot_timeline(run, ax, title=f"{name}: {ended(run.result)}", top_bytes=top, legend=False)
-        if i % grid.shape[1]:
+        if i % columns:
             ax.set_ylabel("")
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncol=4, fontsize=8, frameon=False)

@@ -154,6 +154,18 @@ def compare_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
     return table.round(3)
 
 
+def best_epochs(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """One row per run: the epoch of its best valid accuracy, both accuracies in it, epochs trained, peak in GB."""
+    import pandas as pd
+
+    rows = {}
+    for name, run in runs.items():
+        best = run.metrics.loc[run.metrics["valid"].idxmax()]
+        found = {"best epoch": int(best["epoch"]), "valid": best["valid"], "test": best["test"]}
+        rows[name] = {**found, "epochs trained": len(run.metrics), "peak GB": round(run.held_peak_bytes / GB, 3)}
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
 def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
     """Seconds that each run spent in each kind of phase, epochs summed, without the phases inside it."""
     import pandas as pd

@@ -199,20 +199,14 @@ def test_a_result_without_a_forecast_is_refused(tmp_path: Path, result: dict[str
         plot_forecast(write_run(tmp_path / "run", exit_code=0, **result))
 
 
-def test_every_knob_has_a_panel_on_one_scale_with_its_settings_and_their_full_size() -> None:
+def test_every_setting_is_a_bar_with_its_measured_peak_and_its_forecast_at_full_size() -> None:
     columns = {"predicted MB": [500, 600], "measured MB": [510.0, float("nan")], "big GB": [60.41, 33.95]}
-    tables = {knob: pd.DataFrame(columns, index=["a", "b"]) for knob in ("batch_size", "feature_dtype")}
-    first, second = plot_knobs(tables).axes
-    assert (first.get_title(), second.get_title()) == ("batch_size", "feature_dtype")
-    assert first.get_ylim() == second.get_ylim()
-    assert first.get_ylim()[0] == 0
-    assert [label.get_text() for label in first.get_xticklabels()] == ["a\n60.4 GB", "b\n34.0 GB"]
-    assert [bar.get_height() for bar in first.patches] == [500, 600]  # type: ignore[attr-defined]
-
-
-def test_no_knobs_are_refused() -> None:
-    with pytest.raises(InputError, match="tables"):
-        plot_knobs({})
+    ax = plot_knobs(pd.DataFrame(columns, index=["as given", "float16"]))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["as given", "float16"]
+    assert [bar.get_width() for bar in ax.patches] == [500, 600]  # type: ignore[attr-defined]
+    assert texts(ax) == ["60.4 GB", "34.0 GB"]
+    (marks,) = ax.collections
+    assert marks.get_paths()[0].vertices[0, 0] == 510  # type: ignore[index]
 
 
 def on_a_gpu(folder: Path, exit_code: int = 0, **more: int) -> Path:
