@@ -10,25 +10,40 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-_HOME = {
-    "InputError": "errors",
-    "TrainConfig": "config",
-    "release_memory": "memory.reading",
-    "synthesize": "sources.synth",
-    "write_raw": "sources.ogb_write",
-    "open_raw": "sources.ogb",
-    "run": "runs.sandbox",
-    "Run": "runs.folder",
-    "diagnose": "runs.folder",
+_NAMES = {
+    "config": "TrainConfig",
+    "errors": "InputError format_bytes parse_bytes",
+    "files": "next_run_dir",
+    "memory.reading": "read_memory release_memory",
+    "graph.store": "open_store",
+    "sources.ogb_write": "write_raw",
+    "sources.convert": "convert",
+    "sources.synth": "synthesize synthesize_store",
+    "sources.catalog": "open_dataset prepare_dataset",
+    "sampling.sampler": "CSCSampler",
+    "forecast.sizes": "size_of",
+    "forecast.phases": "predict",
+    "forecast.planner": "ladder plan recommend",
+    "runs.folder": "Run diagnose",
+    "runs.sandbox": "measure_runtime_bytes run scaled_limit watch",
+    "training.train": "train",
+    "notebook.plots": "plot_cuda plot_runs plot_timeline",
+    "notebook.charts": "epoch_times plot_accuracy plot_forecast plot_knobs plot_peaks",
+    "notebook.converge": "run_until_converged",
+    "notebook.tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs"
+    " phase_seconds released",
 }
-__all__ = [*_HOME, "__version__"]
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted([*_HOME, "beliefs", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "beliefs":
+        return importlib.import_module(f"{__name__}.notebook.beliefs")
     if name in _HOME:
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

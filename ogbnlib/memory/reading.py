@@ -52,8 +52,11 @@ class Reading:
         """Anonymous, shared and file bytes of the tree, each page counted once; None where that is not known.
 
         The cgroup's count where there is one, else PSS, which is not in every reading; RSS where it is one process
-        alone, and where the kernel gives no PSS.
+        alone, and where the kernel gives no PSS. No process of a tree that was killed has an RSS any more: what its
+        cgroup still counts then is being given back.
         """
+        if self.rss_anon_bytes is None:
+            return None
         source = "cgroup"
         if self.cgroup_anon_bytes is None:
             source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from ..errors import InputError
-from ..runs.diagnosis import read_result
-from ..runs.sandbox import Run
-from .plots import _KILLED, _LIMIT, GIB, PARTS, _folder, _grid
+from ..runs.folder import Run
+from .plots import GB, KILLED, LIMIT, PARTS, axes, mark, opened
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from .plots import RunLike
 
 
 def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: Axes | None = None) -> Axes:
@@ -27,8 +28,7 @@ def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: 
         runs: By (policy, limit).
         limits: Their order on the axis.
     """
-    if ax is None:
-        _, ax = plt.subplots(figsize=(7.5, 4), layout="constrained")
+    ax = axes(ax, 7.5, 4)
     policies = list(dict.fromkeys(policy for policy, _ in runs))
     highest = 0.0
     for policy in policies:
@@ -46,7 +46,6 @@ def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: 
     ax.set_ylim(0, 1.15 * highest or 1)
     ax.set_xlabel("memory limit at full size (cross: killed)")
     ax.set_ylabel("seconds per epoch")
-    ax.spines[["top", "right"]].set_visible(False)
     ax.legend(fontsize=8, frameon=False)
     return ax
 
@@ -62,50 +61,51 @@ def plot_accuracy(runs: Mapping[str, Run]) -> Figure:
         right.plot(metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test")
         right.plot(best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black")
     right.plot([], [], "o", color="white", markersize=9, markeredgecolor="black", label="best valid accuracy")
-    for ax, what in ((left, "loss on train"), (right, "accuracy")):
+    for ax, what in ((axes(left), "loss on train"), (axes(right), "accuracy")):
         ax.set_xlabel("epoch")
         ax.set_ylabel(what)
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        ax.spines[["top", "right"]].set_visible(False)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend(fontsize=8, frameon=False)
     right.set_ylim(bottom=0)
     return figure
 
 
-def plot_peaks(peaks_bytes: Mapping[str, float], limit_bytes: float | None = None, ax: Axes | None = None) -> Axes:
-    """Horizontal bars of peak memory by name, with the limit they have to stay under."""
-    if ax is None:
-        _, ax = plt.subplots(figsize=(7, 0.5 * len(peaks_bytes) + 1.2), layout="constrained")
-    names = list(peaks_bytes)
-    values = [peaks_bytes[name] / GIB for name in names]
-    colours = [_KILLED if limit_bytes and peaks_bytes[name] >= 0.98 * limit_bytes else PARTS[0][2] for name in names]
-    bars = ax.barh(names, values, color=colours)
-    ax.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None = None, ax: Axes | None = None) -> Axes:
+    """Horizontal bars of peak memory by name, with the limit they have to stay under.
+
+    Args:
+        peaks: Runs, of which the most anonymous + shared memory is drawn, or bytes.
+    """
+    ax = axes(ax, 9, 0.5 * len(peaks) + 1.2)
+    sizes = [float(peak) if isinstance(peak, int | float) else opened(peak).held_peak_bytes for peak in peaks.values()]
+    colours = [KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS[0][2] for size in sizes]
+    bars = ax.barh(list(peaks), [size / GB for size in sizes], color=colours)
+    ax.bar_label(bars, fmt="%.2f GB", padding=3, fontsize=9)
     ax.invert_yaxis()
     if limit_bytes:
-        ax.axvline(limit_bytes / GIB, color=_LIMIT, linestyle="--")
-    ax.set_xlim(0, 1.15 * max([*values, (limit_bytes or 0) / GIB]))
-    ax.set_xlabel("peak memory in GiB")
-    ax.spines[["top", "right"]].set_visible(False)
+        ax.axvline(limit_bytes / GB, color=LIMIT, linestyle="--")
+        style = {"ha": "center", "color": LIMIT, "xycoords": ("data", "axes fraction")}
+        mark(ax, f"limit {limit_bytes / GB:.2f} GB", (limit_bytes / GB, 1.0), (0, 3), **style)
+    ax.set_xlim(0, 1.15 * max([*sizes, limit_bytes or 0]) / GB)
+    ax.set_xlabel("peak memory in GB")
     return ax
 
 
-def plot_forecast(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, title: str | None = None) -> Axes:
+def plot_forecast(run: RunLike, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """A run's forecast beside what was measured: one bar a phase, its largest parts stacked, the measured peak a mark.
 
     Raises:
         InputError: when the run has no result yet, or no forecast in it.
     """
-    folder = _folder(run)
-    forecast = (read_result(folder) or {}).get("forecast", {})
+    run = opened(run)
+    forecast = run.result.get("forecast", {})
     if "phases" not in forecast:
         raise InputError(
-            f"{folder}: expected a result with a forecast, found {forecast.get('skipped', 'none')}; "
-            "only runs of `sandbox.run` have one"
+            f"{run.run_dir}: expected a result with a forecast, found {forecast.get('skipped', 'none')}; "
+            "only runs of `run` have one"
         )
     phases = forecast["phases"]
-    if ax is None:
-        _, ax = plt.subplots(figsize=(9, 0.55 * len(phases) + 1.6), layout="constrained")
+    ax = axes(ax, 9, 0.5 * len(phases) + 1.6)
     names = list(dict.fromkeys(name for phase in phases.values() for name in phase["parts"]))
     top = sorted(names, key=lambda name: -max(phase["parts"].get(name, 0) for phase in phases.values()))[:7]
     colours = plt.get_cmap("tab10")
@@ -113,54 +113,40 @@ def plot_forecast(run: Run | str | os.PathLike[str], ax: Axes | None = None, *, 
     left = np.zeros(len(phases))
     for i, name in enumerate([*top, "other parts"]):
         if name == "other parts":
-            sizes = np.array([phase["predicted"] for phase in phases.values()]) / GIB - left
+            sizes = np.array([phase["predicted"] for phase in phases.values()]) / GB - left
         else:
-            sizes = np.array([phase["parts"].get(name, 0) for phase in phases.values()]) / GIB
+            sizes = np.array([phase["parts"].get(name, 0) for phase in phases.values()]) / GB
         colour = "#cccccc" if name == "other parts" else colours(i)
         ax.barh(rows, sizes, left=left, height=0.62, color=colour, label=name, alpha=0.85)
         left += sizes
     measured = [phase["measured"] for phase in phases.values()]
     for row, value in zip(rows, measured, strict=True):
         if value is not None:
-            ax.plot([value / GIB] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2.2, zorder=5)
+            ax.plot([value / GB] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2.2, zorder=5)
     ax.plot([], [], color="black", linewidth=2.2, label="measured peak")
     ax.set_yticks(rows, list(phases))
     ax.invert_yaxis()
-    ax.set_xlabel("anonymous + shared memory, GiB")
-    ax.set_title(title or f"{folder.name}: predicted parts, measured peaks", fontsize=10)
+    ax.set_xlabel("anonymous + shared memory, GB")
+    ax.set_title(title or f"{run.run_dir.name}: predicted parts, measured peaks", fontsize=10)
     ax.legend(fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
-def plot_knobs(tables: Mapping[str, pd.DataFrame], *, columns: int = 4) -> Figure:
-    """One panel a knob, all on one scale from zero: predicted and measured peak of each of its settings.
-
-    Under each setting stands the forecast of the full data set.
+def plot_knobs(forecasts: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """One bar a setting: its predicted peak, the measured one as a mark, and beside it the full data set's forecast.
 
     Args:
-        tables: By knob, as `report.forecast_table` makes them.
-        columns: Panels in a row.
+        forecasts: As `forecast_table` makes them.
     """
-    if not tables:
-        raise InputError("tables: expected at least one knob to draw, got none")
-    figure, axes = _grid(len(tables), columns, 3.6, 3.1)
-    top, full = 0.0, ""
-    for ax, (knob, table) in zip(axes.flat, tables.items(), strict=False):
-        (full,) = (name for name in table.columns if name.endswith(" GB"))
-        at = np.arange(len(table))
-        ax.bar(at, table["predicted MB"], width=0.62, color=PARTS[2][2], label="predicted")
-        ax.hlines(table["measured MB"], at - 0.38, at + 0.38, color="black", linewidth=2.2, label="measured")
-        ticks = [f"{name}\n{size:.1f} GB" for name, size in zip(table.index, table[full], strict=True)]
-        ax.set_xticks(at, ticks, fontsize=8)
-        ax.set_title(knob, fontsize=10)
-        ax.spines[["top", "right"]].set_visible(False)
-        top = max(top, float(table[["predicted MB", "measured MB"]].max().max()))
-    axes[0, 0].set_ylim(0, 1.12 * top)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("peak memory in MB")
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncol=2, fontsize=8, frameon=False
-    )
-    figure.suptitle(f"below each setting: the forecast for {full.removesuffix(' GB')}", fontsize=10)
-    return figure
+    (full,) = (name for name in forecasts.columns if name.endswith(" GB"))
+    ax, rows = axes(ax, 9, 0.4 * len(forecasts) + 1.6), np.arange(len(forecasts))
+    bars = ax.barh(rows, forecasts["predicted MB"], height=0.62, color=PARTS[2][2], label="predicted")
+    ax.vlines(forecasts["measured MB"], rows - 0.38, rows + 0.38, color="black", linewidth=2.2, label="measured")
+    ax.bar_label(bars, [f"{size:.1f} GB" for size in forecasts[full]], padding=10, fontsize=9)
+    ax.set_yticks(rows, forecasts.index)
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.15 * float(forecasts[["predicted MB", "measured MB"]].max().max()))
+    ax.set_xlabel("peak memory in MB")
+    ax.set_title(f"beside each bar: the forecast for {full.removesuffix(' GB')}", fontsize=10)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=2, fontsize=8, frameon=False)
+    return ax

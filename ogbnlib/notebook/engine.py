@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import json
 import typing
 from pathlib import Path
@@ -60,79 +61,56 @@ class Engine:
         return nb_language(nb, language)
 
 
-class Parameter:
-    """One assignment of a `parameters` cell: its type from the annotation, or else from the default."""
+def takes(annotation: str | None, value: object) -> bool:
+    """Whether `value` fits. As in JSON: a list fits `tuple` and an int fits `float`, but a bool is not an int.
 
-    def __init__(self, name: str, annotation: ast.expr | None, value: ast.expr | None):
-        self.name = name
-        try:
-            self.default = None if value is None else ast.literal_eval(value)
-        except ValueError:
-            value = None  # an expression: it says nothing about the type
-        if annotation is None and value is not None and self.default is not None:
-            annotation = ast.Name(type(self.default).__name__, ast.Load())
-        self.expected = "anything" if annotation is None else ast.unparse(annotation).strip("'\"")
-        self._adapter = None if annotation is None else _adapter(self.expected)
-
-    def takes(self, value: object) -> bool:
-        """Whether `value` fits. As in JSON: a list fits `tuple` and an int fits `float`, but a bool is not an int.
-
-        An annotation made of names other than Python's own types and `typing` can't be read here: it takes anything.
-        """
-        if self._adapter is None:
-            return True
-        try:
-            self._adapter.validate_json(json.dumps(value), strict=True)
-        except (ValidationError, TypeError):  # TypeError: not a value that a notebook's metadata can hold
-            return False
-        return True
-
-    def how_to_pass(self, value: object) -> str:
-        """What on papermill's command line would give the value that was probably meant, or one like the default."""
-        if self.takes(str(value)):
-            return f"; pass it as text: -r {self.name} {json.dumps(str(value))}"
-        meant = [_yaml(value), [_yaml(word) for word in value.split()]] if isinstance(value, str) else []
-        meant += [int(value)] if isinstance(value, float) and value.is_integer() else []
-        for candidate in (*meant, self.default):
-            if candidate is not None and self.takes(candidate):
-                return f"; pass it as -y '{self.name}: {json.dumps(candidate)}'"
-        return ""
-
-
-def _yaml(text: str) -> object:
-    try:
-        return yaml.safe_load(text.strip(","))
-    except yaml.YAMLError:
-        return text
-
-
-def _adapter(annotation: str) -> TypeAdapter[Any] | None:
-    try:
-        return TypeAdapter(eval(annotation, {"__builtins__": {}}, _NAMES))
-    except (NameError, AttributeError, TypeError, SyntaxError, PydanticUserError):
-        return None
-
-
-def read_parameters(source: str) -> dict[str, Parameter]:
-    """The assignments of a `parameters` cell, by name.
-
-    Raises:
-        InputError: when the cell is not Python.
+    An annotation made of names other than Python's own types and `typing` can't be read here: it takes anything.
     """
     try:
-        statements = ast.parse(source).body
-    except SyntaxError as error:
-        raise InputError(f"parameters cell: expected plain assignments in Python, found {error}") from None
+        adapter: TypeAdapter[Any] = TypeAdapter(eval(annotation or "object", {"__builtins__": {}}, _NAMES))
+    except (NameError, AttributeError, TypeError, SyntaxError, PydanticUserError):
+        return True
+    try:
+        adapter.validate_json(json.dumps(value), strict=True)
+    except (ValidationError, TypeError):  # TypeError: not a value that a notebook's metadata can hold
+        return False
+    return True
+
+
+def read_parameters(source: str) -> dict[str, tuple[str | None, object]]:
+    """(type, default) of each assignment in a `parameters` cell; the type is the annotation, or else the default's.
+
+    papermill's own `inspect_notebook` goes by a regular expression, which passes over `str | None`, `Literal[...]` and
+    `tuple[int, ...]` as if there were no such parameter.
+
+    Raises:
+        SyntaxError: when the cell is not Python.
+    """
     found = {}
-    for statement in statements:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            name = statement.target.id
-            found[name] = Parameter(name, statement.annotation, statement.value)
-        elif isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    found[target.id] = Parameter(target.id, None, statement.value)
+    for statement in ast.parse(source).body:
+        if not isinstance(statement, ast.Assign | ast.AnnAssign):
+            continue
+        annotation, default = getattr(statement, "annotation", None), None
+        with contextlib.suppress(ValueError, TypeError):  # an expression, or no value: it says nothing about the type
+            default = ast.literal_eval(statement.value)  # type: ignore[arg-type]
+        of_default = None if default is None else type(default).__name__
+        for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+            if isinstance(target, ast.Name):
+                found[target.id] = ast.unparse(annotation).strip("'\"") if annotation else of_default, default
     return found
+
+
+def _how_to_pass(name: str, annotation: str | None, value: object, default: object) -> str:
+    """What on papermill's command line would give the value that was probably meant, or one like the default."""
+    if takes(annotation, str(value)):
+        return f"; pass it as text: -r {name} {json.dumps(str(value))}"
+    texts = [value, f"[{value.replace(' ', ', ')}]"] if isinstance(value, str) else []
+    texts += [f"{value:g}"] if isinstance(value, float) else []  # -p makes 1e3 a float
+    for text in [*texts, json.dumps(default, default=str)]:
+        with contextlib.suppress(yaml.YAMLError):
+            if (meant := yaml.safe_load(text)) is not None and takes(annotation, meant):
+                return f"; pass it as -y '{name}: {json.dumps(meant)}'"
+    return ""
 
 
 def check_parameters(nb: Any) -> None:
@@ -149,24 +127,22 @@ def check_parameters(nb: Any) -> None:
     """
     given = dict(nb.metadata.papermill.get("parameters") or {})
     given = {name: value for name, value in given.items() if name not in _GIVEN_BY_PAPERMILL}
-    if not given:
-        return
-    cells = [cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])]
-    if not cells:
+    cell = next((cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None)
+    if given and cell is None:
         raise ParameterError(
             f"{', '.join(sorted(given))}: expected a notebook with a cell tagged 'parameters', found none; "
             "tag the cell that assigns the defaults, or pass no parameters"
         )
     try:
-        known = read_parameters(cells[0].source)
-    except InputError as error:
-        raise ParameterError(str(error)) from None
+        known = read_parameters(cell.source) if given and cell is not None else {}
+    except SyntaxError as error:
+        raise ParameterError(f"parameters cell: expected plain assignments in Python, found {error}") from None
     problems = []
     for name, value in given.items():
         if name not in known:
             problems.append(unknown_name(name, known, "parameter"))
-        elif not (parameter := known[name]).takes(value):
-            found = f"found {value!r} ({type(value).__name__})"
-            problems.append(f"{name}: expected {parameter.expected}, {found}{parameter.how_to_pass(value)}")
+        elif not takes((expected := known[name])[0], value):
+            found = f"expected {expected[0]}, found {value!r} ({type(value).__name__})"
+            problems.append(f"{name}: {found}{_how_to_pass(name, expected[0], value, expected[1])}")
     if problems:
         raise ParameterError("\n".join(problems))

@@ -6,15 +6,12 @@ that ran is marked failed, later ones stay pending, and a banner says cause, lim
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,12 +26,13 @@ from papermill.log import logger
 
 from ..errors import InputError, format_bytes
 from ..memory.cgroup import Cgroup, effective_limit, find_cgroup
-from ..memory.reading import process_tree, read_pss, read_rss
-from ..memory.recorder import RUNS_VARIABLE
-from ..runs.diagnosis import RESULT, diagnose, explain_exit_code
-from ..runs.sandbox import RunEnded, is_interactive
+from ..memory.reading import Reading
+from ..memory.recorder import RUNS_VARIABLE, Recorder
+from ..memory.signals import handled
+from ..runs.diagnosis import explain_exit_code
+from ..runs.folder import Run, RunEnded
+from ..runs.sandbox import is_interactive
 
-FORWARDED = (signal.SIGUSR1, signal.SIGTERM)
 BAR_INTERVAL_S = 10.0  # between two states of a progress bar in the log
 _OVERWRITTEN = re.compile(r".*\r(?=[^\n])")  # what a carriage return takes back, as nbclient's coalesce_streams has it
 
@@ -56,6 +54,7 @@ class KernelDied(DeadKernelError):
     def __init__(self, facts: dict[str, str], exit_code: int):
         super().__init__(facts["cause"])
         self.facts, self.exit_code = facts, exit_code
+        self.lines = [f"{name}: {text}" for name, text in facts.items()]
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -77,69 +76,40 @@ def _counting_cgroup(pid: int) -> Cgroup | None:
     found = find_cgroup(pid)
     if found is None:
         return None
-    cgroup, mount = found
-    path = cgroup.path
-    while Cgroup(path, cgroup.version).oom_kills() is None:
-        if path in (mount, path.parent):
-            return None
-        path = path.parent
-    return Cgroup(path, cgroup.version)
+    (own, mount), above = found, found[0].path.parents
+    paths = [own.path, *(path for path in above if path.is_relative_to(mount))]
+    cgroups = (Cgroup(path, own.version) for path in paths)
+    return next((cgroup for cgroup in cgroups if cgroup.oom_kills() is not None), None)
 
 
 class KernelWatch:
-    """A thread beside a kernel: takes its tree's memory every 0.1 s, and hands it the signals that papermill received.
+    """Beside a kernel: records its tree's memory every 0.1 s, and hands it the signals that papermill received.
 
     SIGUSR1 would end a kernel that does not catch it, so it is kept until a run that catches it is going on. SIGTERM is
     always handed on: a kernel that does not catch it ends, and its notebook says so while there is still time to write.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], pending: set[int]):
+    def __init__(self, process: subprocess.Popen[bytes], pending: set[int], folder: Path):
         self.process, self._pending, self._told = process, pending, False
-        self.peak_bytes = 0  # anonymous + shared
         self.cgroup = _counting_cgroup(process.pid)
-        self.kills_before = self._kills()
-        self._next_pss_s = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="kernel-watch", daemon=True)
-        self._thread.start()
-
-    def _kills(self) -> int | None:
-        return self.cgroup.oom_kills() if self.cgroup else None
+        self.begin_cell()
+        self._recorder = Recorder(folder).start(process.pid, interval_s=0.1, on_sample=self._hand_on)
+        self.stop = self._recorder.stop
 
     def begin_cell(self) -> None:
         """An out-of-memory kill counted before this moment was not the kernel's."""
-        if self.process.poll() is None:
-            self.kills_before = self._kills()
+        self._kills_before = self.cgroup.oom_kills() if self.cgroup else None
 
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while not self._stop.wait(0.1):
-            self._sample()
-            for signum in [number for number in FORWARDED if number in self._pending]:
-                name = signal.Signals(signum).name
-                if signum == signal.SIGTERM or catches(self.process.pid, signum):
-                    self._pending.discard(signum)
-                    logger.warning(f"{name} received and handed to the kernel")
-                    self.process.send_signal(signum)
-                elif not self._told:
-                    self._told = True
-                    logger.warning(f"{name} received and kept until the kernel catches it, as during a training run")
-
-    def _sample(self) -> None:
-        pids, begin = process_tree(self.process.pid), time.monotonic()
-        anon, _, shmem = read_rss(pids)
-        if len(pids) > 1:  # RSS counts what forked workers share once for each: only PSS adds up, but it costs more
-            if begin < self._next_pss_s:
-                return
-            _, pss_anon, _, pss_shmem = read_pss(pids)
-            if pss_anon is not None and pss_shmem is not None:
-                anon, shmem = pss_anon, pss_shmem
-            self._next_pss_s = begin + 20 * (time.monotonic() - begin)
-        if anon is not None and shmem is not None:
-            self.peak_bytes = max(self.peak_bytes, anon + shmem)
+    def _hand_on(self, reading: Reading) -> None:
+        for signum in sorted(self._pending):
+            name = signal.Signals(signum).name
+            if signum == signal.SIGTERM or catches(self.process.pid, signum):
+                self._pending.discard(signum)
+                logger.warning(f"{name} received and handed to the kernel")
+                self.process.send_signal(signum)
+            elif not self._told:
+                self._told = True
+                logger.warning(f"{name} received and kept until the kernel catches it, as during a training run")
 
     def exit_code(self) -> int:
         """The ended kernel's exit status, 128 + N after signal N; 1 for a kernel that left with 0 in mid-notebook."""
@@ -150,19 +120,23 @@ class KernelWatch:
         """What ended the kernel, as far as there is evidence, and what to do next."""
         if self.process.returncode == 0:
             return "left by itself with status 0 before the notebook's end", "look for os._exit in the cell that ran"
-        after = self._kills()
-        if code == 137 and self.cgroup and after is not None and after > (self.kills_before or 0):
-            text = f"out of memory: killed by the kernel's out-of-memory killer (oom_kill counter of {self.cgroup.path}"
-            text += f" rose from {self.kills_before} to {after})"
-            return text, "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
         meaning, remedy = explain_exit_code(code)
-        if code == 137:
-            known = f"no kill counted in {self.cgroup.path}" if self.cgroup else "no oom_kill counter can be read here"
-            meaning = f"SIGKILL, cause unknown ({known}): {meaning.partition('cause unknown: ')[2]}"
-        return meaning, remedy
+        if code != 137:
+            return meaning, remedy
+        before, after = self._kills_before, self.cgroup.oom_kills() if self.cgroup else None
+        if self.cgroup is None or before is None or after is None:  # one count alone says nothing about this cell
+            known = "no oom_kill counter can be read here"
+        elif after > before:
+            text = f"out of memory: killed by the kernel's out-of-memory killer (oom_kill counter of {self.cgroup.path}"
+            text += f" rose from {before} to {after})"
+            return text, "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
+        else:
+            known = f"no kill counted in {self.cgroup.path}"
+        return f"SIGKILL, cause unknown ({known}): {meaning.partition('cause unknown: ')[2]}", remedy
 
     def peak(self) -> str:
-        text = f"{format_bytes(self.peak_bytes)} anonymous and shared memory in the kernel and its children (samples)"
+        held = self._recorder.tally.held_peak_bytes
+        text = f"{format_bytes(held)} anonymous and shared memory in the kernel and its children (samples)"
         if self.cgroup and self.cgroup.limit_bytes() and (peak := self.cgroup.peak_bytes()):
             text += f"; {format_bytes(peak)} by its cgroup's own counter, page cache and papermill included"
         return text
@@ -185,12 +159,13 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         self._bars: dict[str, str] = {}  # by stream, the last state of a bar that the log has not shown
 
     def execute(self, **options: Any) -> Any:
-        with tempfile.NamedTemporaryFile(prefix="ogbnlib-runs-") as runs:
-            self._runs, self._runs_before = Path(runs.name), 0
+        with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as folder:
+            self._runs, self._runs_before = Path(folder) / "runs", 0
+            self._runs.touch()
             try:
                 return super().execute(**options)
             except BaseException as error:
-                raise self._note(error) from None
+                raise self._ended or self._note(error) from None  # a client's cleaning up may fail as well
             finally:
                 if self._watch is not None:
                     self._watch.stop()
@@ -207,7 +182,7 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
                 f"kernel {self.kernel_name!r}: expected one that runs as a process on this machine, found one of "
                 f"{type(provisioner).__name__}; use it without --engine ogbnlib"
             )
-        self._watch = KernelWatch(process, self._pending)
+        self._watch = KernelWatch(process, self._pending, self._runs.parent)
 
     def execute_cell(self, cell: Any, index: int) -> Any:
         if cell.cell_type == "code" and self._watch is not None:
@@ -221,44 +196,32 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         except CellExecutionError:
             raise  # papermill marks this one itself
         except BaseException as error:
-            raise self._note(error) from None
+            self._ended = self._note(error)
+            raise self._ended from None
 
     def _note(self, error: BaseException) -> BaseException:
-        """Mark the cell at which the notebook ended, before papermill saves it as completed."""
-        if self._ended is not None:
-            return self._ended
-        cells = self.nb.cells
-        if self._at is not None and cells[self._at].execution_count is None:
-            cells[self._at].execution_count = self.code_cells_executed  # the kernel died before it could say so
+        """Mark the cell at which the notebook ended, which papermill holds for completed."""
         # jupyter_client raises a RuntimeError of these words for a kernel that died before it was ready.
         if self._watch and isinstance(error, RuntimeError) and "Kernel died" in str(error):
-            error = self._death()
-        self._ended = error
-        first = next((i for i, cell in enumerate(cells) if cell.cell_type == "code"), None)
-        index = first if self._at is None else self._at
-        if index is not None:
-            lines = [f"{name}: {text}" for name, text in error.facts.items()] if isinstance(error, KernelDied) else []
-            lines = lines or f"{type(error).__name__}: {error}".splitlines()
-            output = nbformat.v4.new_output("error", ename=type(error).__name__, evalue=str(error), traceback=lines)
-            cells[index].outputs.append(output)
-            self.nb_man.cell_exception(cells[index], cell_index=index)
+            error = self._death(self._watch)
+        first = next((i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"), None)
+        if (index := first if self._at is None else self._at) is not None:
+            cell = self.nb.cells[index]
+            lines = error.lines if isinstance(error, KernelDied) else f"{type(error).__name__}: {error}".splitlines()
+            cell.outputs += [
+                nbformat.v4.new_output("error", ename=type(error).__name__, evalue=str(error), traceback=lines)
+            ]
+            self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
-    def _death(self) -> KernelDied:
-        assert self._watch is not None
-        self._watch.stop()
-        code = self._watch.exit_code()
-        cause, remedy = self._watch.cause(code)
+    def _death(self, watch: KernelWatch) -> KernelDied:
+        if self._at is not None and self.nb.cells[self._at].execution_count is None:
+            self.nb.cells[self._at].execution_count = self.code_cells_executed  # it died before it could say so
+        code = watch.exit_code()
+        cause, remedy = watch.cause(code)
         limit, source = effective_limit()
-        facts = {
-            "cause": cause,
-            "exit code": str(code),
-            "limit": f"{format_bytes(limit)} ({source})",
-            "peak": self._watch.peak(),
-            "phase": self._phase(),
-            "next": remedy,
-        }
-        return KernelDied(facts, code)
+        facts = {"cause": cause, "exit code": str(code), "limit": f"{format_bytes(limit)} ({source})"}
+        return KernelDied(facts | {"peak": watch.peak(), "phase": self._phase(), "next": remedy}, code)
 
     def _phase(self) -> str:
         """The cell, and the training run that was going on in it."""
@@ -267,8 +230,8 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         cell = self.nb.cells[self._at]
         text = f"cell {self._at + 1} of {len(self.nb.cells)}, In [{cell.execution_count}]: `{_first_line(cell)}`"
         runs = self._runs.read_text().splitlines()[self._runs_before :]
-        going_on = [run for run in map(Path, runs) if run.is_dir() and not (run / RESULT).exists()]
-        return text + "".join(f"; in it the run {run}. {diagnose(run)}" for run in going_on[-1:])
+        going_on = [run for run in map(Run, runs) if run.run_dir.is_dir() and run.exit_code is None]
+        return text + "".join(f"; in it the run {run.run_dir}. {run.diagnosis}" for run in going_on[-1:])
 
     def output(self, outs: list[Any], *args: Any) -> Any:
         """Successive pieces of one stream become one output, in which a progress bar shows its last state."""
@@ -299,20 +262,6 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         super().log_output_message(output)
 
 
-@contextlib.contextmanager
-def _kept_signals() -> Iterator[set[int]]:
-    """Signals received while a notebook is executed, to be handed to the kernel; none outside the main thread."""
-    pending: set[int] = set()
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, lambda got, _: pending.add(got)) for number in FORWARDED}
-    try:
-        yield pending
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     """papermill's engine with `Client`. Called by `engine.Engine` once the parameters have been checked."""
 
@@ -340,28 +289,14 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
         return nb
 
     @classmethod
-    def execute_managed_notebook(
-        cls,
-        nb_man: Any,
-        kernel_name: str,
-        start_timeout: int = 60,
-        execution_timeout: int | None = None,
-        **options: Any,
-    ) -> None:
-        timeout = execution_timeout or options.pop("timeout", None)
+    def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, start_timeout: int = 60, **options: Any) -> None:
+        timeout = options.pop("execution_timeout", None) or options.get("timeout")
         for unused in ("input_path", "timeout", "startup_timeout"):  # as papermill's own engine has it
             options.pop(unused, None)
-        with _kept_signals() as pending:
-            client = Client(
-                nb_man,
-                pending,
-                timeout=timeout,
-                startup_timeout=start_timeout,
-                kernel_name=kernel_name,
-                log=logger,
-                **options,
-            )
-            client.execute()
+        options |= {"kernel_name": kernel_name, "timeout": timeout, "startup_timeout": start_timeout, "log": logger}
+        pending: set[int] = set()  # received while the notebook is executed
+        with handled(lambda number, _: pending.add(number)):
+            Client(nb_man, pending, **options).execute()
 
 
 def _banner(died: KernelDied) -> Any:

@@ -1,37 +1,24 @@
-"""Tables for people: runs side by side, what loaders cost, and beliefs beside measurements."""
+"""Tables for people: runs side by side, beside their forecast, and what loaders and releases took and gave."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..config import TrainConfig
 from ..forecast.phases import predict
-from ..forecast.sizes import RUNTIME_BYTES, size_of
-from ..runs import diagnosis
-from ..runs.folder import CONFIG
-from ..runs.sandbox import Run
-from ..runs.timeline import phase_memory, read_cuda, read_events, read_phases
+from ..forecast.sizes import RUNTIME_BYTES, num_edges, size_of
+from ..runs.diagnosis import ended
+from ..runs.folder import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-GIB = 2**30
-
-
-def held_peak_bytes(run: Run) -> int:
-    """The most anonymous + shared memory in any sample: what can't be taken back, unlike the page cache."""
-    return diagnosis.held_peak_bytes(run.result)
-
-
-def rss_peak_bytes(run: Run) -> int:
-    """The most RSS in any sample, summed over the run's processes: what top and htop show as RES."""
-    return int(run.timeline[["rss_anon_bytes", "rss_file_bytes", "rss_shmem_bytes"]].sum(axis=1).max())
+GB = 2**30
 
 
 def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """One row per run: how and where it ended, peak of anonymous + shared memory in GiB, times, last metrics."""
+    """One row per run: how and where it ended, peak of anonymous + shared memory in GB, times, last metrics."""
     import pandas as pd
 
     rows = []
@@ -39,9 +26,9 @@ def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
         metrics = run.metrics
         row: dict[str, object] = {
             "run": name,
-            "ended": "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})",
+            "ended": ended(run.result),
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
-            "peak GiB": round(held_peak_bytes(run) / GIB, 3),
+            "peak GB": round(run.held_peak_bytes / GB, 3),
             "run s": round(run.result["duration_s"], 1),
         }
         if len(metrics):
@@ -75,11 +62,11 @@ def forecast_table(
 
     rows = []
     for name, run in runs.items():
-        config = TrainConfig.load(run.run_dir / CONFIG)
+        config = run.config
         limit = run.result["memory_limit_bytes"]
         plan = predict(config, memory_limit_bytes=limit, runtime_bytes=runtime_bytes)
         at_full = predict(config.replace(dataset=full), size_of(full), runtime_bytes=runtime_bytes)
-        measured = held_peak_bytes(run) if run.exit_code == 0 else float("nan")
+        measured = run.held_peak_bytes if run.exit_code == 0 else float("nan")
         metrics = run.metrics
         rows.append(
             {
@@ -88,65 +75,95 @@ def forecast_table(
                 "measured MB": round(measured / 2**20, 0),
                 "error %": round(100 * (plan.peak_bytes / measured - 1), 1),
                 "epoch s": round(metrics["time_s"].iloc[-1], 2) if len(metrics) else float("nan"),
-                f"{full} GB": round(at_full.peak_bytes / GIB, 2),
+                f"{full} GB": round(at_full.peak_bytes / GB, 2),
                 "its peak in": at_full.peak.name,
             }
         )
     return pd.DataFrame(rows).set_index("setting")
 
 
-def loader_costs(run: Run, num_edges: int) -> pd.DataFrame:
-    """What building each loader took, kept, and needed on the way, in MiB and in bytes per edge.
+def loader_costs(run: Run) -> pd.DataFrame:
+    """What building each loader took, kept, and needed on the way, in MB and in bytes per edge.
 
     One row for each `build ... loader` phase of the run, and for the shared CSC where there is one; from the kernel's
-    own counters (`timeline.phase_memory`), not from samples.
+    own counters (`Run.phase_memory`), not from samples.
     """
-    table = phase_memory(run.run_dir)
+    table, edges = run.phase_memory, num_edges(size_of(run.config.dataset), run.config.undirected)
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
         size = table.pop(f"{column}_bytes")
-        table[f"{column} MiB"] = (size / 2**20).round(1)
-        table[f"{column} bytes per edge"] = (size / num_edges).round(2)
+        table[f"{column} MB"] = (size / 2**20).round(1)
+        table[f"{column} bytes per edge"] = (size / edges).round(2)
     return table.rename(columns={"duration_s": "seconds"}).round({"seconds": 2}).set_index("phase")
 
 
 def released(run: Run) -> pd.DataFrame:
-    """What each call of `release_memory` in a run gave back, step by step in MiB (negative: the step cost memory).
+    """What each call of `release_memory` in a run gave back, step by step in MB (negative: the step cost memory).
 
     NaN where a step is impossible, as CUDA's are on a CPU.
     """
     import pandas as pd
 
-    events = [event for event in read_events(run.run_dir) if event["event"] == "release"]
+    events = [event for event in run.events if event["event"] == "release"]
     table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
     for step in table.columns[1:]:
-        table[f"{step} MiB"] = (table.pop(step).astype(float) / 2**20).round(1)
+        table[f"{step} MB"] = (table.pop(step).astype(float) / 2**20).round(1)
     return table
 
 
 def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """One row per run on a GPU: peaks of allocated and reserved memory in GiB, retried allocations, seconds an epoch.
+    """One row per run on a GPU: peaks of allocated and reserved memory in GB, retried allocations, seconds an epoch.
 
-    The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GiB" is the most
-    that was reserved beyond what was allocated in any reading. NaN for a run that used no GPU. What each option should
-    take is `activations.compare_options`' part, which needs no GPU.
+    The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GB" is the most
+    that was reserved beyond what was allocated in any reading. NaN for a run that used no GPU.
     """
     import pandas as pd
 
     rows = {}
     for name, run in runs.items():
-        table, metrics = read_cuda(run.run_dir), run.metrics
-        emptied = [event for event in read_events(run.run_dir) if event["event"] == "empty_cache"]
+        table, metrics = run.cuda, run.metrics
+        emptied = [event for event in run.events if event["event"] == "empty_cache"]
         rows[name] = {
-            "ended": "finished" if run.exit_code == 0 else f"{run.diagnosis.cause} ({run.exit_code})",
-            "allocated GiB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GIB,
-            "reserved GiB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GIB,
-            "unallocated GiB": table["cuda_unallocated_bytes"].max() / GIB,
+            "ended": ended(run.result),
+            "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GB,
+            "reserved GB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GB,
+            "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
             "retries": table["cuda_alloc_retries"].max(),
             "empty_cache s": sum(event["took_s"] for event in emptied),
             "epoch s": metrics["time_s"].mean() if len(metrics) else float("nan"),
         }
     return pd.DataFrame.from_dict(rows, orient="index").round(3)
+
+
+def compare_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """One row per run: what a training step adds at its highest, in MB, an epoch's seconds, both to the first run's.
+
+    On a GPU what torch allocated there; else the trainer's own high-water mark within an epoch less what it held before
+    (`Run.phase_memory`), the batch and its sampling included.
+    """
+    import pandas as pd
+
+    allocated, rows = compare_cuda(runs)["allocated GB"] * 2**10, {}
+    for name, run in runs.items():
+        phases = run.phase_memory
+        inside = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"].max() / 2**20
+        step = inside if allocated.isna()[name] else allocated[name]
+        rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].mean()}
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    table[["to plain", "time to plain"]] = table[["step MB", "epoch s"]] / table.iloc[0]
+    return table.round(3)
+
+
+def best_epochs(runs: Mapping[str, Run]) -> pd.DataFrame:
+    """One row per run: the epoch of its best valid accuracy, both accuracies in it, epochs trained, peak in GB."""
+    import pandas as pd
+
+    rows = {}
+    for name, run in runs.items():
+        best = run.metrics.loc[run.metrics["valid"].idxmax()]
+        found = {"best epoch": int(best["epoch"]), "valid": best["valid"], "test": best["test"]}
+        rows[name] = {**found, "epochs trained": len(run.metrics), "peak GB": round(run.held_peak_bytes / GB, 3)}
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
@@ -155,7 +172,7 @@ def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
 
     columns = {}
     for name, run in runs.items():
-        phases = [phase for phase in read_phases(run.run_dir) if phase.end_s is not None]
+        phases = [phase for phase in run.phases if phase.end_s is not None]
         own: dict[str, float] = {}
         for phase in phases:
             assert phase.end_s is not None
@@ -164,14 +181,3 @@ def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
             own[phase.name] = own.get(phase.name, 0.0) + phase.end_s - phase.start_s - inner
         columns[name] = own
     return pd.DataFrame(columns).fillna(0.0).round(3)
-
-
-def ledger(rows: Sequence[tuple[str, str, bool | str]]) -> pd.DataFrame:
-    """Beliefs beside measurements. Each row: (belief, what was measured, whether it holds, or which half does)."""
-    import pandas as pd
-
-    table = []
-    for belief, measured, verdict in rows:
-        word = verdict if isinstance(verdict, str) else "holds" if verdict else "does not hold"
-        table.append((belief, measured, word))
-    return pd.DataFrame(table, columns=["believed", "measured", "verdict"])

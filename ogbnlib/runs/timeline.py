@@ -195,7 +195,7 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
     for part in PARTS:
         columns = [table[f"{kind}_{part}_bytes"].where(source == kind, 0.0) for kind in ("rss", "pss", "cgroup")]
         held[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
-    return held.dropna(subset=["anon"])
+    return held[table["rss_anon_bytes"].notna() & held["anon"].notna()]
 
 
 def tally_of(events: Sequence[Event], samples: pd.DataFrame) -> Tally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from conftest import MB, python_child
 
 from ogbnlib.memory import reading as memory
 from ogbnlib.memory.cgroup import Cgroup, effective_limit, find_cgroup
-from ogbnlib.memory.reading import process_tree, read_memory, read_pss, release_memory
+from ogbnlib.memory.reading import Reading, process_tree, read_memory, read_pss, release_memory
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = (
@@ -247,3 +248,9 @@ print(json.dumps([given["malloc_trim"], before - read_memory(os.getpid()).rss_an
     claimed, seen = answer
     assert claimed > 80 * MB
     assert seen > 80 * MB
+
+
+def test_what_is_still_counted_of_a_tree_that_was_killed_is_not_held() -> None:
+    alive = Reading(num_processes=1, rss_anon_bytes=10, cgroup_anon_bytes=9, cgroup_shmem_bytes=0)
+    assert alive.held_bytes == 9
+    assert dataclasses.replace(alive, rss_anon_bytes=None, cgroup_anon_bytes=3).held_bytes is None

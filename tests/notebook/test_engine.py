@@ -24,9 +24,10 @@ from papermill.engines import papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
 from ogbnlib.errors import InputError
+from ogbnlib.memory.cgroup import Cgroup
 from ogbnlib.memory.limits import Limit
 from ogbnlib.notebook.engine import Engine, check_parameters
-from ogbnlib.notebook.kernel import NotebookEnded
+from ogbnlib.notebook.kernel import KernelWatch, NotebookEnded
 
 ROOT = Path(__file__).parents[2]
 PARAMETERS = """
@@ -274,6 +275,33 @@ for name in ("finished", "going-on"):
     assert f"in it the run {tmp_path / 'going-on'}." in text
     assert "in phase 'build valid loader'" in text
     assert str(tmp_path / "finished") not in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        (3, 4, "out of memory: killed by the kernel's out-of-memory killer (oom_kill counter of /nowhere rose from 3"),
+        (3, 3, "SIGKILL, cause unknown (no kill counted in /nowhere)"),
+        (None, 4, "SIGKILL, cause unknown (no oom_kill counter can be read here)"),
+        (3, None, "SIGKILL, cause unknown (no oom_kill counter can be read here)"),
+    ],
+)
+def test_out_of_memory_is_claimed_where_the_counter_was_read_before_and_after(
+    tmp_path: Path, before: int | None, after: int | None, cause: str
+) -> None:
+    class Counter(Cgroup):
+        def oom_kills(self) -> int | None:
+            return counts.pop(0)
+
+    counts = [before, after]
+    with subprocess.Popen(["sleep", "60"]) as process:
+        watch = KernelWatch(process, set(), tmp_path)
+        watch.cgroup = Counter(Path("/nowhere"), 2)
+        watch.begin_cell()
+        process.kill()
+        process.wait()
+        watch.stop()
+    assert watch.cause(137)[0].startswith(cause)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.errors import InputError
 from ogbnlib.notebook.charts import plot_accuracy, plot_forecast, plot_knobs, plot_peaks
-from ogbnlib.notebook.plots import GIB, plot_cuda, plot_runs, plot_timeline
+from ogbnlib.notebook.plots import GB, plot_cuda, plot_runs, plot_timeline
 from ogbnlib.runs.folder import Run
 
 LIMIT = 256 * MB
@@ -61,9 +61,9 @@ def texts(ax: Axes) -> list[str]:
 def test_the_limit_is_a_line_at_its_height(killed: Path) -> None:
     ax = plot_timeline(killed)
     (line,) = lines(ax, "--")
-    assert list(line.get_ydata()) == [LIMIT / GIB] * 2
-    assert "limit 0.25 GiB" in texts(ax)
-    assert ax.get_ylim()[1] > LIMIT / GIB
+    assert list(line.get_ydata()) == [LIMIT / GB] * 2
+    assert "limit 0.25 GB" in texts(ax)
+    assert ax.get_ylim()[1] > LIMIT / GB
 
 
 def test_without_a_limit_there_is_no_line(finished: Path) -> None:
@@ -73,14 +73,14 @@ def test_without_a_limit_there_is_no_line(finished: Path) -> None:
 def test_a_kill_is_a_cross_at_the_last_sample_and_in_the_title(killed: Path) -> None:
     ax = plot_timeline(killed)
     (cross,) = crosses(ax)
-    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([4.5], [LIMIT / GIB])
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([4.5], [LIMIT / GB])
     assert "137" in ax.get_title()
 
 
 def test_a_finished_run_has_no_cross_but_its_peak(finished: Path) -> None:
     ax = plot_timeline(finished)
     assert not crosses(ax)
-    assert "peak 0.02 GiB" in texts(ax)
+    assert "peak 0.02 GB" in texts(ax)
 
 
 def test_phases_are_shaded_from_their_begin_to_their_end_and_named(killed: Path) -> None:
@@ -100,12 +100,12 @@ def test_memory_is_stacked_by_kind_and_named(killed: Path) -> None:
     names = [text.get_text() for text in legend.get_texts()]
     assert [name.split()[0] for name in names] == ["anonymous", "shared", "file", "killed"]
     anonymous = ax.collections[0].get_paths()[0].vertices[:, 1]
-    assert max(anonymous) == pytest.approx(210 * MB / GIB)
+    assert max(anonymous) == pytest.approx(210 * MB / GB)
 
 
 def test_it_draws_where_it_is_told_and_as_it_is_told(finished: Path) -> None:
     _, ax = plt.subplots()
-    assert plot_timeline(finished, ax, title="mine", top_bytes=2 * GIB, legend=False) is ax
+    assert plot_timeline(finished, ax, title="mine", top_bytes=2 * GB, legend=False) is ax
     assert (ax.get_title(), ax.get_ylim(), ax.get_legend()) == ("mine", (0.0, 2.0), None)
 
 
@@ -113,7 +113,7 @@ def test_runs_side_by_side_have_one_scale_that_holds_them_all(killed: Path, fini
     figure = plot_runs({"A": killed, "B": finished})
     first, second = figure.axes
     assert first.get_ylim() == second.get_ylim()
-    assert first.get_ylim()[1] > LIMIT / GIB
+    assert first.get_ylim()[1] > LIMIT / GB
     assert first.get_title().startswith("A: ")
     assert second.get_title().startswith("B: ")
 
@@ -142,9 +142,12 @@ def test_no_runs_are_refused() -> None:
         plot_runs({})
 
 
-def test_a_folder_without_a_timeline_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_a_timeline_is_named(finished: Path, tmp_path: Path) -> None:
+    (finished / "timeline.csv").unlink()
     with pytest.raises(InputError, match=r"timeline\.csv"):
-        plot_timeline(tmp_path)
+        plot_timeline(finished)
+    with pytest.raises(InputError, match="expected the folder of a run"):
+        plot_timeline(tmp_path / "nothing")
 
 
 def test_a_run_that_died_before_its_first_sample_is_drawn(tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_a_run_that_died_before_its_first_sample_is_drawn(tmp_path: Path) -> Non
 
 
 def test_peaks_are_bars_with_the_limit_and_those_that_reach_it_stand_out() -> None:
-    ax = plot_peaks({"eager": 4 * GIB, "shared": 1 * GIB}, limit_bytes=4 * GIB)
+    ax = plot_peaks({"eager": 4 * GB, "shared": 1 * GB}, limit_bytes=4 * GB)
     assert [bar.get_width() for bar in ax.patches] == [4.0, 1.0]  # type: ignore[attr-defined]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["eager", "shared"]
     (line,) = lines(ax, "--")
@@ -176,9 +179,9 @@ def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tm
     ax = plot_forecast(write_run(tmp_path / "run", exit_code=0, forecast=FORECAST))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["load", "train"]
     ends = [max(bar.get_x() + bar.get_width() for bar in ax.patches if round(bar.get_y() + 0.31) == i) for i in (0, 1)]  # type: ignore[attr-defined]
-    assert ends == pytest.approx([300 * MB / GIB, 310 * MB / GIB])
+    assert ends == pytest.approx([300 * MB / GB, 310 * MB / GB])
     marks = [list(line.get_xdata()) for line in ax.lines if len(line.get_xdata())]
-    assert marks == [[280 * MB / GIB] * 2]
+    assert marks == [[280 * MB / GB] * 2]
 
 
 def test_parts_beyond_the_seven_largest_are_drawn_as_one(tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ def test_parts_beyond_the_seven_largest_are_drawn_as_one(tmp_path: Path) -> None
     phases = {"load": {"predicted": 55 * MB, "measured": 50 * MB, "parts": parts}}
     ax = plot_forecast(write_run(tmp_path / "run", exit_code=0, forecast={"phases": phases}))
     assert len(ax.patches) == 8
-    assert ax.patches[-1].get_width() == pytest.approx((1 + 2 + 3) * MB / GIB)  # type: ignore[attr-defined]
+    assert ax.patches[-1].get_width() == pytest.approx((1 + 2 + 3) * MB / GB)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("result", [{}, {"forecast": {"skipped": "the data is gone"}}], ids=["none", "skipped"])
@@ -196,35 +199,29 @@ def test_a_result_without_a_forecast_is_refused(tmp_path: Path, result: dict[str
         plot_forecast(write_run(tmp_path / "run", exit_code=0, **result))
 
 
-def test_every_knob_has_a_panel_on_one_scale_with_its_settings_and_their_full_size() -> None:
+def test_every_setting_is_a_bar_with_its_measured_peak_and_its_forecast_at_full_size() -> None:
     columns = {"predicted MB": [500, 600], "measured MB": [510.0, float("nan")], "big GB": [60.41, 33.95]}
-    tables = {knob: pd.DataFrame(columns, index=["a", "b"]) for knob in ("batch_size", "feature_dtype")}
-    first, second = plot_knobs(tables).axes
-    assert (first.get_title(), second.get_title()) == ("batch_size", "feature_dtype")
-    assert first.get_ylim() == second.get_ylim()
-    assert first.get_ylim()[0] == 0
-    assert [label.get_text() for label in first.get_xticklabels()] == ["a\n60.4 GB", "b\n34.0 GB"]
-    assert [bar.get_height() for bar in first.patches] == [500, 600]  # type: ignore[attr-defined]
-
-
-def test_no_knobs_are_refused() -> None:
-    with pytest.raises(InputError, match="tables"):
-        plot_knobs({})
+    ax = plot_knobs(pd.DataFrame(columns, index=["as given", "float16"]))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["as given", "float16"]
+    assert [bar.get_width() for bar in ax.patches] == [500, 600]  # type: ignore[attr-defined]
+    assert texts(ax) == ["60.4 GB", "34.0 GB"]
+    (marks,) = ax.collections
+    assert marks.get_paths()[0].vertices[0, 0] == 510  # type: ignore[index]
 
 
 def on_a_gpu(folder: Path, exit_code: int = 0, **more: int) -> Path:
-    reading = {"event": "cuda", "allocated_bytes": 2 * GIB, "reserved_bytes": 3 * GIB, **more}
+    reading = {"event": "cuda", "allocated_bytes": 2 * GB, "reserved_bytes": 3 * GB, **more}
     events = [
         {"time_s": 100.0, "event": "start"},
         {"time_s": 101.0, "event": "begin", "phase": "train epoch", "epoch": 1},
         {"time_s": 101.5, **reading},
-        {"time_s": 103.0, **reading, "allocated_bytes": GIB},
+        {"time_s": 103.0, **reading, "allocated_bytes": GB},
     ]
     return write_run(folder, exit_code=exit_code, events=events)
 
 
 def test_the_layers_of_gpu_memory_are_stacked_over_time(tmp_path: Path) -> None:
-    ax = plot_cuda(on_a_gpu(tmp_path / "a", free_bytes=5 * GIB, largest_free_bytes=GIB // 2))
+    ax = plot_cuda(on_a_gpu(tmp_path / "a", free_bytes=5 * GB, largest_free_bytes=GB // 2))
     tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in ax.collections[:3]]  # type: ignore[index]
     assert tops == [2, 3, 8]
     (line,) = [line for line in ax.lines if line.get_label() == "of it the largest free block"]
@@ -254,13 +251,13 @@ def test_a_run_on_a_cpu_has_no_gpu_memory_to_draw(finished: Path) -> None:
 def test_runs_on_a_gpu_are_compared_by_their_peaks_and_epochs(tmp_path: Path, finished: Path) -> None:
     from ogbnlib.notebook.tables import compare_cuda
 
-    folder = on_a_gpu(tmp_path / "a", peak_allocated_bytes=4 * GIB, alloc_retries=3)
+    folder = on_a_gpu(tmp_path / "a", peak_allocated_bytes=4 * GB, alloc_retries=3)
     (folder / "metrics.csv").write_text("epoch,loss,train,valid,test,time_s,eval_time_s\n1,2,,,,5.0,1\n2,1,,,,7.0,1\n")
     table = compare_cuda({"gpu": as_run(folder), "cpu": as_run(finished)})
     row = table.loc["gpu"]
-    assert (row["allocated GiB"], row["reserved GiB"], row["unallocated GiB"]) == (4, 3, 2)
+    assert (row["allocated GB"], row["reserved GB"], row["unallocated GB"]) == (4, 3, 2)
     assert (row["retries"], row["epoch s"], row["ended"]) == (3, 6, "finished")
-    assert table.loc["cpu"].isna()["allocated GiB"]
+    assert table.loc["cpu"].isna()["allocated GB"]
 
 
 def test_the_epoch_of_the_best_valid_accuracy_is_marked(finished: Path) -> None:
