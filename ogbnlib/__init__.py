@@ -23,7 +23,7 @@ _NAMES = {
     "sampling.sampler": "CSCSampler",
     "forecast.sizes": "size_of",
     "forecast.phases": "predict",
-    "forecast.planner": "ladder plan recommend",
+    "forecast.planner": "ladder plan recommend step_table",
     "runs.folder": "Run diagnose",
     "runs.sandbox": "measure_runtime_bytes run scaled_limit watch",
     "training.train": "train",

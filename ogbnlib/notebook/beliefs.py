@@ -175,8 +175,8 @@ def lazy_loaders_are_enough(limited: Run, advice: Advice | None = None) -> Judge
     measured = _ends({f"under {format_bytes(limited.result['memory_limit_bytes'])}": limited})
     if advice is None:
         return measured, limited.exit_code == 0
-    measured += f"; {advice.plan.size.name} under {format_bytes(advice.limit_bytes)}: {advice.verdict}, "
-    measured += f"{format_bytes(advice.plan.peak_bytes)} predicted"
+    measured += f"; {advice.forecast.size.name} under {format_bytes(advice.limit_bytes)}: {advice.verdict}, "
+    measured += f"{format_bytes(advice.forecast.peak_bytes)} predicted"
     return measured, limited.exit_code == 0 and advice.verdict == FITS
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..forecast.phases import predict
-from ..forecast.sizes import RUNTIME_BYTES, num_edges, size_of
+from ..forecast.sizes import RUNTIME_BYTES, size_of, trained_edges
 from ..runs.diagnosis import ended
 from ..runs.folder import Run
 
@@ -88,7 +88,7 @@ def loader_costs(run: Run) -> pd.DataFrame:
     One row for each `build ... loader` phase of the run, and for the shared CSC where there is one; from the kernel's
     own counters (`Run.phase_memory`), not from samples.
     """
-    table, edges = run.phase_memory, num_edges(size_of(run.config.dataset), run.config.undirected)
+    table, edges = run.phase_memory, trained_edges(size_of(run.config.dataset), run.config.undirected)
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
         size = table.pop(f"{column}_bytes")
