@@ -54,6 +54,13 @@ class RunEnded(RuntimeError):
     """A run that did not finish. The text is its exit code, a colon and its diagnosis."""
 
 
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: expected a run's {what}, found no such file; pass the folder of a run") from None
+
+
 class Run:
     """A run by its folder, as `sandbox.run` returns it and `Run.open` finds it again, however it ended.
 
@@ -71,21 +78,12 @@ class Run:
         Raises:
             InputError: when it is not the folder of a run.
         """
-        run = cls(run_dir)
-        if not any((run.run_dir / name).is_file() for name in (CONFIG, EVENTS, TIMELINE)):
-            text = f"expected the folder of a run ({CONFIG}, {EVENTS}), found neither in it"
-            raise InputError(f"{run_dir}: {text}")
-        return run
+        if not any(Path(run_dir, name).is_file() for name in (CONFIG, EVENTS, TIMELINE)):
+            raise InputError(f"{run_dir}: expected the folder of a run ({CONFIG}, {EVENTS}), found neither in it")
+        return cls(run_dir)
 
     def __repr__(self) -> str:
         return f"Run({str(self.run_dir)!r}, {ended(self.result)})"
-
-    def _read(self, name: str, what: str) -> bytes:
-        try:
-            return (self.run_dir / name).read_bytes()
-        except FileNotFoundError:
-            text = f"expected a run's {what}, found no such file; pass the folder of a run"
-            raise InputError(f"{self.run_dir / name}: {text}") from None
 
     # What its files hold ----------------------------------------------------------------------------------------------
 
@@ -97,7 +95,7 @@ class Run:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """The events of all attempts in order, `time_s` as in the file (`time.time()`)."""
-        return list(parse_events(self._read(EVENTS, "events")))
+        return list(parse_events(_read(self.run_dir / EVENTS, "events")))
 
     @cached_property
     def phases(self) -> list[read.Phase]:
@@ -113,33 +111,21 @@ class Run:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv as it is, `time_s` in `time.time()` seconds; `timeline` has more."""
-        return read.samples_table(self._read(TIMELINE, "timeline"))
+        return read.samples_table(_read(self.run_dir / TIMELINE, "timeline"))
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """The samples that were kept, with the phase each fell in.
-
-        Columns: `time_s` since the run began, those of `memory.Reading` in bytes (NaN where not read), `phase`
-        (innermost, "" between phases), and the last marked reading of the GPU, as `cuda` has it (NaN without).
-        `attrs["torn_lines"]` counts lines that a kill tore and that are left out.
-
-        Raises:
-            InputError: when the folder holds no timeline.csv.
-        """
+        """The samples that were kept, each with the phase it fell in, see `timeline.timeline_table`."""
         return read.timeline_table(self.samples, self._events_or_none, self._origin_s)
 
     @cached_property
     def cuda(self) -> pd.DataFrame:
-        """The readings of GPU memory that were kept: `time_s` since the run began, `cuda_allocated_bytes`,
-        `cuda_reserved_bytes`, `cuda_unallocated_bytes` (reserved less allocated), `cuda_free_bytes`,
-        `cuda_largest_free_bytes`, `cuda_alloc_retries`, `cuda_ooms`, `cuda_peak_allocated_bytes` and
-        `cuda_peak_reserved_bytes` (see `cuda.cuda_reading`). No rows for a run that used no GPU.
-        """
+        """The readings of GPU memory that were kept, see `timeline.cuda_table`; no rows for a run that used no GPU."""
         return read.cuda_table(self.events, self._origin_s)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """`metrics.csv`, one row per epoch; empty when none was finished. A torn last line is left out."""
+        """metrics.csv, one row per epoch; empty when none was finished. A torn last line is left out."""
         path = self.run_dir / METRICS
         return read.csv_table(path.read_bytes() if path.is_file() else b"")
 
@@ -179,7 +165,7 @@ class Run:
         """What ended the last attempt; works after a SIGKILL of run or watcher."""
         if "diagnosis" in self.result:
             return Diagnosis(**self.result["diagnosis"])
-        config = None
+        config = None  # of another command, or of another version
         with contextlib.suppress(InputError):
             config = self.config
         return explain(self.run_dir, config, self.result, self.tally)
@@ -207,10 +193,9 @@ class Run:
     @property
     def rss_peak_bytes(self) -> int:
         """The most RSS in any sample, summed over the run's processes: what top and htop show as RES."""
-        peak = self.result.get("sampled_peaks_bytes", {}).get("rss_bytes")
-        if peak is None:
-            peak = self.samples[["rss_anon_bytes", "rss_file_bytes", "rss_shmem_bytes"]].sum(axis=1).max()
-        return int(peak)
+        if peak := self.result.get("sampled_peaks_bytes", {}).get("rss_bytes"):
+            return int(peak)
+        return int(self.samples[[f"rss_{part}_bytes" for part in read.PARTS]].sum(axis=1).max())
 
     @property
     def is_finished(self) -> bool:

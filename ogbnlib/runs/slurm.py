@@ -44,7 +44,7 @@ WAITING = {
 }
 # What scontrol says, under sacct's names.
 NAMES = {"JobId": "JobID", "JobState": "State", "RunTime": "Elapsed", "TimeLimit": "Timelimit"}
-NAMES |= {"MinMemoryNode": "ReqMem"}
+NAMES["MinMemoryNode"] = "ReqMem"
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STOPPED")
 # How slurmstepd's own lines in the job's output file name an end; the last one counts.
 WORDS_IN_OUTPUT = (
@@ -82,18 +82,10 @@ class JobDiagnosis:
 
 
 def parse_sacct(text: str) -> list[dict[str, str]]:
-    """Rows of `sacct --parsable2`, jobs and steps in the order they come; only the last attempt of a requeued job."""
-    lines = text.splitlines()
-    if not lines:
-        return []
-    names = lines[0].split("|")
-    rows = [dict(zip(names, line.split("|", len(names) - 1), strict=False)) for line in lines[1:]]
-    last: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if "." not in row["JobID"]:  # a new attempt: its steps follow
-            last = {name: kept for name, kept in last.items() if name.partition(".")[0] != row["JobID"]}
-        last[row["JobID"]] = row
-    return list(last.values())
+    """Rows of `sacct --parsable2`, jobs and their steps."""
+    header, *lines = text.splitlines() or [""]
+    names = header.split("|")
+    return [dict(zip(names, line.split("|", len(names) - 1), strict=False)) for line in lines]
 
 
 def parse_scontrol(text: str) -> list[dict[str, str]]:
@@ -116,8 +108,11 @@ def _call(*argv: str) -> tuple[str, str]:
 
 
 def _ask(job_id: str) -> tuple[str, list[dict[str, str]], list[str]]:
-    """The tool that knows the job ("" where none does), its rows under sacct's names, and why other tools do not."""
-    text, refusal = _call("sacct", "-j", job_id, "--parsable2", "--duplicates", f"--format={','.join(FIELDS)}")
+    """The tool that knows the job ("" where none does), its rows under sacct's names, and why other tools do not.
+
+    Of a requeued job sacct tells the last attempt.
+    """
+    text, refusal = _call("sacct", "-j", job_id, "--parsable2", f"--format={','.join(FIELDS)}")
     if rows := parse_sacct(text):
         return "sacct", rows, []
     missing = [f"sacct: {refusal or f'it knows no job {job_id}'}"]
@@ -128,10 +123,6 @@ def _ask(job_id: str) -> tuple[str, list[dict[str, str]], list[str]]:
             row["JobID"] = f"{row['ArrayJobId']}_{row.get('ArrayTaskId', '')}"
         rows.append(row)
     return ("scontrol" if rows else ""), rows, missing + ([f"scontrol: {refusal}"] if refusal else [])
-
-
-def _seconds(duration: str) -> str:
-    return duration if re.fullmatch(r"(\d+-)?\d+(:\d+)+(\.\d+)?", duration) else ""
 
 
 def _sizes(rows: list[dict[str, str]]) -> list[int]:
@@ -206,15 +197,17 @@ class _Job:
     def state(self) -> str:
         return self.words.get("State") or self.output_state or ""
 
+    def _time(self, before: str, name: str) -> str:
+        time = self.words.get(name, "")  # or a word such as Partition_Limit
+        return f" {before} {time}" if re.fullmatch(r"(\d+-)?\d+(:\d+)+(\.\d+)?", time) else ""
+
     @property
     def after(self) -> str:
-        elapsed = _seconds(self.words.get("Elapsed", ""))
-        return f" after {elapsed}" if elapsed else ""
+        return self._time("after", "Elapsed")
 
     @property
     def limit(self) -> str:
-        limit = _seconds(self.words.get("Timelimit", ""))
-        return f" of {limit}" if limit else ""
+        return self._time("of", "Timelimit")
 
     @property
     def resume(self) -> str:

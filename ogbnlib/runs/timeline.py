@@ -106,7 +106,12 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
 
 
 def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
-    """The readings of GPU memory as they were marked, with the columns that `timeline_table` has of them."""
+    """The readings of GPU memory that were kept, see `cuda.cuda_reading`.
+
+    Columns: `time_s` since the run began, `cuda_allocated_bytes`, `cuda_reserved_bytes`, `cuda_unallocated_bytes`
+    (reserved less allocated), `cuda_free_bytes`, `cuda_largest_free_bytes`, `cuda_alloc_retries`, `cuda_ooms`,
+    `cuda_peak_allocated_bytes` and `cuda_peak_reserved_bytes`; NaN where the run's version did not record them.
+    """
     import pandas as pd
 
     cuda = pd.DataFrame(
@@ -151,7 +156,12 @@ def samples_table(data: bytes) -> pd.DataFrame:
 
 
 def timeline_table(samples: pd.DataFrame, events: Sequence[Event], origin_s: float) -> pd.DataFrame:
-    """`samples` in seconds since the run began, each with the phase it fell in and the last reading of the GPU."""
+    """`samples` with the phase that each fell in and the last reading of the GPU before it.
+
+    Columns: `time_s` since the run began, those of `Reading` in bytes (NaN where not read), `phase` (innermost, ""
+    between phases), and those of `cuda_table` (NaN without a GPU). `attrs["torn_lines"]` counts lines that a kill tore
+    and that are left out.
+    """
     import numpy as np
     import pandas as pd
 

@@ -1,7 +1,11 @@
 """The child of `sandbox.run` with several ranks: PyTorch's own launcher, with an ending that says what happened.
 
-`torchrun` ends with 1 whatever a rank died of. `python -m ogbnlib.training.launch NUM_RANKS RUN_DIR` starts the ranks
-by the same code, passes SIGUSR1 and SIGTERM on to all of them, names the rank that ended first, and ends with its code.
+`torchrun` by itself, with `--signals-to-handle`, dies of a SIGUSR1 in its first two seconds, before it has handlers;
+later it ends with 1 and 38 lines of traceback though its ranks have stopped at a checkpoint, as it does whatever a rank
+died of; and it trains on, unwatched, when its parent was killed (all seen with torch 2.13).
+
+`python -m ogbnlib.training.launch NUM_RANKS RUN_DIR` starts the ranks by the same code, keeps stop signals waiting
+until there are ranks and passes them on to all, names the rank that ended first, and ends with its code.
 """
 
 from __future__ import annotations

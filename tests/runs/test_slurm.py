@@ -126,16 +126,6 @@ ENDINGS = {
         "stopped at a checkpoint",
         ["OGBNLIB_MAX_RESTARTS"],
     ),
-    "requeued, then finished": (
-        [
-            "2|2|REQUEUED|0:0|0:0|1000M||00:00:00|Partition_Limit|n0|None|WORK",
-            "2.batch|2.batch|FAILED|75:0|||1080K|00:00:00||n0||",
-            "2|2|COMPLETED|0:0|0:0|1000M||00:00:01|01:00:00|n0|BeginTime|WORK",
-            "2.batch|2.batch|COMPLETED|0:0|||4876K|00:00:01||n0||",
-        ],
-        "finished",
-        ["00:00:01"],
-    ),
 }
 
 
@@ -150,7 +140,7 @@ def test_each_ending_that_accounting_shows_is_told_apart(says: Says, tmp_path: P
     assert "sacct" in found.sources
     assert cause == "finished" or f"Next: {found.remedy}." in found.text
     asked = (tmp_path / "bin" / "sacct.args").read_text().splitlines()[-1]
-    assert asked == "-j 2 --parsable2 --duplicates --format=" + FIELDS.replace("|", ",")
+    assert asked == "-j 2 --parsable2 --format=" + FIELDS.replace("|", ",")
 
 
 def shown(**values: str) -> str:
