@@ -26,7 +26,6 @@ from ..sampling.budget import (
     window_fixed_bytes,
 )
 from .sizes import (
-    CSC_CHUNKS_BYTES,
     PREFETCH_FACTOR,
     RUNTIME_BYTES,
     WORKER_BYTES,
@@ -38,7 +37,6 @@ from .sizes import (
     label_itemsize,
     labels_bytes,
     num_edges,
-    reverse_edges_bytes,
     sampling_bytes,
     shared_csc_bytes,
     size_of,
@@ -187,8 +185,8 @@ def predict(
 
 def _check_store(config: TrainConfig, size: GraphSize) -> None:
     """What `store.check_store` refuses, as far as sizes tell."""
-    if config.engine == "pyg":
-        raise InputError("engine: loading='store' samples with engine='numba' only, got 'pyg'")
+    if config.sampler == "pyg":
+        raise InputError("sampler: loading='store' samples with sampler='numba' only, got 'pyg'")
     if config.undirected and size.stored == "store" and not size.undirected:
         raise InputError(f"undirected: {size.name} has no reverse edges; convert it with --undirected")
 
@@ -213,20 +211,13 @@ def _evaluations(config: TrainConfig) -> tuple[list[str], list[str]]:
 
 
 def _ram_phases(config: TrainConfig, size: GraphSize, runtime: int) -> list[PhasePlan]:
-    """eager, lazy and shared: the graph in RAM.
-
-    Where OGB's own code reads the data set, what its parser of csv files takes on the way is not in here.
-    """
+    """eager, lazy and shared: the graph in RAM."""
     edges = num_edges(size, config.undirected)
     nodes = {
         "features": features_bytes(size, feature_itemsize(config, size)),
         "labels": labels_bytes(size),
     }
     shared = config.loading == "shared"
-    by_ogb = size.stored == "csv" or (size.stored == "raw" and config.reader == "ogb")
-    # OGB's array is the run's own, unless it is converted.
-    read = {"features as OGB read them": features_bytes(size, 4)} if by_ogb else {}
-    converted = read if config.feature_dtype == "float16" else {}
     phases: list[PhasePlan] = []
 
     def add(name: str, *parts: Mapping[str, int]) -> None:
@@ -234,22 +225,14 @@ def _ram_phases(config: TrainConfig, size: GraphSize, runtime: int) -> list[Phas
 
     held = {"runtime": runtime}
     if shared:
-        held["shared CSC"] = shared_csc_bytes(size, edges, config.engine)
-        on_the_way = {**read, "edge_index (COO)": coo_bytes(size.num_edges)} if by_ogb else {}
-        if size.stored == "raw" and not by_ogb:
-            on_the_way["chunks of the edge list"] = CSC_CHUNKS_BYTES
-        if config.engine == "pyg":
-            on_the_way["row int32 -> int64"] = 4 * edges
-        add("build shared CSC", held, on_the_way)
+        held["shared CSC"] = shared_csc_bytes(size, edges, config.sampler)
+        add("build shared CSC", held)
         held |= nodes
-        add("load", held, converted)
+        add("load", held)
     else:
         held |= nodes
-        if config.undirected:
-            given = {"edge_index (COO)": coo_bytes(size.num_edges)}
-            add("add reverse edges", held, given, {"to_undirected": reverse_edges_bytes(size)})
         held["edge_index (COO)"] = coo_bytes(edges)
-        add("load", held, converted)
+        add("load", held)
 
     sort = {"sort": stock_sort_bytes(size, edges)}
 

@@ -8,106 +8,23 @@ the tests check the sums at other scales and settings. No torch, no data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
 
 from ..config import TrainConfig
-from ..errors import InputError, unknown_name
+from ..graph.store import GraphSize
 from ..sampling.budget import Batch
+from ..sources.catalog import size_of
+from ..sources.official import KNOWN
 
-if TYPE_CHECKING:
-    from ..graph.store import Dataset
-
+__all__ = ["KNOWN", "GraphSize", "size_of"]
 
 MIB = 2**20
 # A training process at rest, kernels loaded (`train.warm_up`); `sandbox.measure_runtime_bytes` measures it anew.
 RUNTIME_BYTES = 354 * MIB
 # What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers added 17 MB.
 WORKER_BYTES = 8 * MIB
-# Streaming a compressed member: two decompression streams, their chunks and the counting of the edges.
-CSC_CHUNKS_BYTES = 80 * MIB
 # DataLoader's own default: batches that each worker has ready or under way (torch.utils.data, prefetch_factor).
 PREFETCH_FACTOR = 2
-
-
-@dataclass(frozen=True)
-class GraphSize:
-    """The numbers that decide memory.
-
-    Attributes:
-        num_edges: As loaded, in one direction unless `undirected`.
-        num_seeds: Nodes of the splits "train", "valid" and "test".
-        undirected: Whether reverse edges are among `num_edges`.
-        stored: As a store, whose features have `feature_itemsize` bytes a value; as raw arrays; or as csv files, which
-            OGB's own code reads into RAM whole.
-    """
-
-    name: str
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    num_classes: int
-    num_seeds: Mapping[str, int]
-    undirected: bool = False
-    stored: Literal["raw", "csv", "store"] = "raw"
-    feature_itemsize: int = 4
-
-
-def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
-    splits = dict(zip(("train", "valid", "test"), seeds, strict=True))
-    both = name in ("ogbn-products", "ogbn-proteins")
-    stored: Literal["raw", "csv"] = "raw" if name == "ogbn-papers100M" else "csv"
-    return GraphSize(name, nodes, edges * (2 if both else 1), features, classes, splits, both, stored)
-
-
-# Open Graph Benchmark (Hu et al., NeurIPS 2020), table 2 and the pages of its data sets. OGB adds the reverse edges of
-# products and proteins on reading. mag: papers and their citations alone; proteins: no node features, 112 labels.
-KNOWN = {
-    size.name: size
-    for size in (
-        _known("ogbn-arxiv", 169_343, 1_166_243, 128, 40, 90_941, 29_799, 48_603),
-        _known("ogbn-products", 2_449_029, 61_859_140, 100, 47, 196_615, 39_323, 2_213_091),
-        _known("ogbn-mag", 736_389, 5_416_271, 128, 349, 629_571, 64_879, 41_939),
-        _known("ogbn-proteins", 132_534, 39_561_252, 0, 112, 86_619, 21_236, 24_679),
-        _known("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338),
-    )
-}
-
-
-def size_of(dataset: str) -> GraphSize:
-    """The size of a known OGB data set, or of a folder, from its headers and split files.
-
-    Raises:
-        InputError: for an OGB name that is not known, and as `open_store` and `open_raw` for a folder.
-    """
-    if dataset.startswith("ogbn-"):
-        if dataset not in KNOWN:
-            raise InputError(f"dataset: {unknown_name(dataset, KNOWN, 'data set')}")
-        return KNOWN[dataset]
-    # Not at the top: they compile kernels, and a known data set should be answered at once.
-    from ..graph.store import is_store, open_store
-    from ..sources.ogb import open_raw
-
-    return size_of_dataset(open_store(dataset) if is_store(dataset) else open_raw(dataset))
-
-
-def size_of_dataset(dataset: Dataset) -> GraphSize:
-    """The size of an open data set."""
-    from ..graph.store import Store
-
-    store = dataset if isinstance(dataset, Store) else None
-    return GraphSize(
-        name=dataset.name,
-        num_nodes=dataset.num_nodes,
-        num_edges=dataset.num_edges,
-        num_features=dataset.num_features,
-        num_classes=dataset.num_classes,
-        num_seeds={split: len(ids) for split, ids in dataset.read_splits().items()},
-        undirected=store is not None and store.undirected,
-        stored="raw" if store is None else "store",
-        feature_itemsize=4 if store is None else store.x.itemsize,
-    )
 
 
 def mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
@@ -126,12 +43,12 @@ def _normal_cdf(z: float) -> float:
     return 0.5 * (1 + math.erf(z / math.sqrt(2)))
 
 
-def num_edges(size: GraphSize, undirected: bool) -> int:
+def num_edges(size: GraphSize, undirected: bool | None) -> int:
     """Edges that are trained on: twice those of a directed graph with `undirected` (1 to 2 % are repeats and go)."""
     return size.num_edges * (2 if undirected and not size.undirected else 1)
 
 
-def spread(size: GraphSize, undirected: bool) -> tuple[float, float]:
+def spread(size: GraphSize, undirected: bool | None) -> tuple[float, float]:
     """(sigma of the log-normal degrees, number of nodes over which sampling spreads); fits to the synthetic data set.
 
     0.92 and 0.40 of the nodes in a citation graph, where few papers cite back into the recent ones that many seeds
@@ -141,7 +58,7 @@ def spread(size: GraphSize, undirected: bool) -> tuple[float, float]:
     return (0.70, 0.60 * size.num_nodes) if both else (0.92, 0.40 * size.num_nodes)
 
 
-def expected_batch(size: GraphSize, undirected: bool, num_seeds: int, num_neighbors: Sequence[int]) -> Batch:
+def expected_batch(size: GraphSize, undirected: bool | None, num_seeds: int, num_neighbors: Sequence[int]) -> Batch:
     """The batch that `num_seeds` seeds grow into.
 
     Each node found at one hop gets `mean_sampled` neighbors at the next. Of m draws in all, reach * (1 - exp(-m /
@@ -178,9 +95,9 @@ def sampling_bytes(batch: Batch) -> int:
 
 
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
-    """Bytes of a feature: `feature_dtype` in RAM; a store's own, and float16 for one that is still to be made."""
-    if config.loading == "store":
-        return size.feature_itemsize if size.stored == "store" else 2
+    """Bytes of a feature: a store's own under loading=store, else `feature_dtype`, also of a store still to be made."""
+    if config.loading == "store" and size.stored == "store":
+        return size.feature_itemsize
     return 2 if config.feature_dtype == "float16" else 4
 
 
@@ -212,14 +129,6 @@ def stock_csc_bytes(size: GraphSize, edges: int) -> int:
 def stock_sort_bytes(size: GraphSize, edges: int) -> int:
     """What building it takes beyond that: its peak is 32 bytes an edge (sorted column, permutation, row, copies)."""
     return max(0, 32 * edges - stock_csc_bytes(size, edges))
-
-
-def reverse_edges_bytes(size: GraphSize) -> int:
-    """What PyG's `to_undirected` takes beside the edges it is given: 178 bytes for each of them, measured.
-
-    Both directions are concatenated, turned into int64 keys, sorted with a permutation, and gathered.
-    """
-    return 178 * size.num_edges
 
 
 def shared_csc_bytes(size: GraphSize, edges: int, engine: str = "numba") -> int:

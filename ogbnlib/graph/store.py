@@ -121,9 +121,13 @@ class Store:
             num_seeds={split: self.files[split].shape[0] for split in SPLITS},
             undirected=self.undirected,
             stored="store",
-            feature_itemsize=np.dtype(self.files["x"].dtype).itemsize,
+            feature_itemsize=self.feature_dtype.itemsize,
             keep_hops=self.keep_hops,
         )
+
+    @property
+    def feature_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.files["x"].dtype)
 
     @property
     def nbytes(self) -> int:
@@ -192,7 +196,7 @@ class Store:
                     raise InputError(f"{file}: it became shorter while it was read")
                 yield begin, values.reshape(shape)
 
-    def read(self, name: str, dtype: DTypeLike = None) -> Array:
+    def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
         """Array `name`, in its own dtype or, for features, another; the peak is the result and a chunk.
 
         Raises:
@@ -208,7 +212,7 @@ class Store:
         return out
 
     def read_edge_index(self) -> Array:
-        """Edges int64 [2, E], source above destination, column by column; reverse edges are among them if undirected."""
+        """Edges int64 [2, E], source above destination, column by column, reverse edges included."""
         edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
         for begin, sources in self.chunks("row"):
             edge_index[0, begin : begin + len(sources)] = sources

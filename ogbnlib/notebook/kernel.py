@@ -27,12 +27,12 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
-from ..errors import InputError, format_bytes
+from ..errors import InputError, format_bytes, is_interactive
 from ..memory.cgroup import Cgroup, effective_limit, find_cgroup
 from ..memory.reading import process_tree, read_pss, read_rss
 from ..memory.recorder import RUNS_VARIABLE
 from ..runs.diagnosis import RESULT, diagnose, explain_exit_code
-from ..runs.sandbox import RunEnded, is_interactive
+from ..runs.sandbox import RunEnded
 
 FORWARDED = (signal.SIGUSR1, signal.SIGTERM)
 BAR_INTERVAL_S = 10.0  # between two states of a progress bar in the log

@@ -21,19 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
-from ..errors import InputError, parse_bytes
+from ..errors import InputError, is_interactive, parse_bytes
 from ..files import next_run_dir, write_json
 from ..forecast.audit import audit
 from ..forecast.sizes import RUNTIME_BYTES
-from ..graph.store import is_store, open_store
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, kill_tree, make_limit
 from ..memory.recorder import RUNS_VARIABLE, TIMELINE, EventLog, Recorder
 from ..memory.signals import Forward, handled, held_back
-from ..sources.catalog import check_store
-from ..sources.official import locate_official
-from ..sources.ogb import open_raw
+from ..sources.catalog import locate_for
 from .diagnosis import RESULT, Diagnosis, diagnose, read_result
 from .folder import CONFIG, OUTPUT, own_run_dir
 from .timeline import measured_parts, measured_phases, read_csv_lines, read_metrics, read_timeline
@@ -86,11 +83,6 @@ class Run:
         if self.exit_code != 0:
             raise RunEnded(f"{self.exit_code}: {self.diagnosis}")
         return self
-
-
-def is_interactive() -> bool:
-    """Whether a person watches: a terminal, or a notebook opened in JupyterLab (papermill sets no session name)."""
-    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
 
 
 def has_ended(pid: int) -> bool:
@@ -478,19 +470,16 @@ def check_inputs(config: TrainConfig) -> None:
         InputError: for a missing or damaged data set (from its headers), an engine that is not installed, or a GPU
             that is not there (the one check that imports torch, only when `device="cuda"` or `precision="fp16"`).
     """
-    if config.engine == "pyg" and not any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse")):
+    if config.sampler == "pyg" and not any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse")):
         raise InputError(
-            "engine: 'pyg' needs pyg-lib or torch-sparse, and neither is installed; use engine='numba', or "
+            "sampler: 'pyg' needs pyg-lib or torch-sparse, and neither is installed; use sampler='numba', or "
             "pip install torch-sparse (builds from source, about 20 minutes)"
         )
     if config.device == "cuda":
         resolve_device(config.device)
     if config.precision == "fp16":
         check_precision(config.precision, config.device)
-    if config.dataset.startswith("ogbn-"):
-        locate_official(config.dataset, config.root, config.download, config.reader)
-    else:
-        check_store((open_store if is_store(config.dataset) else open_raw)(config.dataset), config)
+    locate_for(config)
 
 
 def _default_name(config: TrainConfig) -> str:

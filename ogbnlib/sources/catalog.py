@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes, is_interactive
-from ..files import StrPath, locked
+from ..files import StrPath, check_new, locked
 from ..graph.store import GraphSize, Store, is_store, open_store
 from .official import KNOWN, Located, locate_official, open_official
 from .ogb import RawDataset, open_raw
@@ -55,25 +54,35 @@ class _Named:
             size = KNOWN[self.official.name]
         return dataclasses.replace(size, feature_itemsize=self.dtype.itemsize)
 
+    def source(self) -> Source:
+        """What the store is made of, downloaded where it is not there yet."""
+        if self.raw is not None:
+            return self.raw
+        assert self.official is not None
+        return open_official(self.official)
+
+    def rounding(self) -> str:
+        own = self.raw.members()["node_feat"].dtype if self.raw is not None else np.dtype(np.float32)
+        return "" if own.itemsize <= self.dtype.itemsize else f", features rounded from {own} to {self.dtype}"
+
 
 def _resolve(
     dataset: str, data_dir: StrPath | None, undirected: bool | None, feature_dtype: FeatureDtype | None, download: bool
 ) -> _Named:
-    official = None
+    official = raw = None
     if dataset.startswith("ogbn-"):
         official = locate_official(dataset, data_dir or OFFICIAL_DIR, download)
-    folder = Path(dataset) if official is None else official.folder
-    raw = None
-    if official is None:
+        folder = official.folder
+        if official.present and official.binary:
+            raw = open_raw(folder, num_classes=official.num_classes)
+    else:
+        folder = Path(os.path.abspath(dataset))
         raw = open_raw(folder)
-    elif official.present and official.binary:
-        raw = open_raw(folder, num_classes=int(official.meta["num classes"]))
     own = np.dtype(np.float32) if raw is None else raw.feature_dtype
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
-    name = folder.resolve().name if official is None else folder.name
-    name += ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
-    target = Path(data_dir if data_dir is not None else folder.absolute().parent) / f"{name}.store"
-    return _Named(folder, official, raw, target, bool(undirected), dtype)
+    name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
+    beside = folder.parent if data_dir is None else Path(data_dir)
+    return _Named(folder, official, raw, beside / f"{name}.store", bool(undirected), dtype)
 
 
 def _existing(named: _Named) -> Store | None:
@@ -98,26 +107,32 @@ def _existing(named: _Named) -> Store | None:
             f"{named.folder}: it changed since {store.path} was made of it; delete the store to have it converted "
             "again, or name the store as the data set to go on with it as it was"
         )
-    if (store.undirected, store.keep_hops, store.x_dtype) != (named.undirected, None, named.dtype):
+    if (store.undirected, store.keep_hops, store.feature_dtype) != (named.undirected, None, named.dtype):
         raise InputError(
             f"{store.path}: expected a store with undirected={named.undirected}, {named.dtype} features and all nodes, "
-            f"found undirected={store.undirected}, {store.x_dtype} and keep_hops={store.keep_hops}; move it away, or "
-            "name it as the data set"
+            f"found undirected={store.undirected}, {store.feature_dtype} and keep_hops={store.keep_hops}; "
+            "move it away, or name it as the data set"
         )
     return store
 
 
 def _check_direction(store: Store, undirected: bool | None) -> Store:
-    if undirected is not None and undirected != store.undirected:
-        raise InputError(
-            f"undirected: {store.path} was made with undirected={store.undirected}, asked for was {undirected}; "
-            f"leave it out, or name the data that the store was made from"
-        )
+    check_direction(store.path, store.undirected, undirected)
     return store
 
 
+def check_direction(store: object, has: bool, undirected: bool | None) -> None:
+    """Refuse `undirected` where it contradicts what a store `has`."""
+    if undirected not in (None, has):
+        raise InputError(
+            f"undirected: {store} was made with undirected={has}, asked for was {undirected}; leave it out, or name "
+            "the data that the store was made from"
+        )
+
+
 def _check_folder(named: _Named) -> None:
-    """Refuse a place for the store that can't be written to."""
+    """Refuse a place for the store that is taken or can't be written to."""
+    check_new(named.target)
     there = next(folder for folder in named.target.absolute().parents if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise _unwritable(named.target)
@@ -125,8 +140,8 @@ def _check_folder(named: _Named) -> None:
 
 def _unwritable(target: Path, reason: object = "no permission") -> InputError:
     return InputError(
-        f"{target}: the data set is to be converted to a store there, which can't be written ({reason}); pass data_dir, "
-        "a folder of your own (for an official name with a link in it to the data set's folder)"
+        f"{target}: the data set is to be converted to a store there, which can't be written ({reason}); pass "
+        "data_dir, a folder of your own (for an official name with a link in it to the data set's folder)"
     )
 
 
@@ -214,10 +229,9 @@ def open_dataset(
             return store
         from .convert import disk_bytes, origin_of, write_store
 
-        source: Source = named.raw if named.raw is not None else open_official(_present(named))
+        source = named.source()
         about = format_bytes(disk_bytes(source, named.undirected, named.dtype)[0])
-        given = "" if named.raw is None else _rounding(named.raw, named.dtype)
-        say(f"{named.folder}: converting it, once, to the store {named.target}, about {about}{given}")
+        say(f"{named.folder}: converting it, once, to {named.target}, about {about}{named.rounding()}")
         bar = is_interactive() if progress is None else progress
         return write_store(
             source, named.target, origin={**origin_of(named.folder), "num_nodes": source.num_nodes},
@@ -229,12 +243,82 @@ def open_dataset(
 @contextlib.contextmanager
 def _made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
     """Only one process makes what is to be at `target`; others wait, and look again."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = target.with_name(f".{target.name}.once")
-        stack = contextlib.ExitStack()
-        stack.enter_context(locked(lock, f"{target}: it is being made", wait=check))
-    except OSError as error:
-        raise _unwritable(target, error.strerror) from None
-    with stack:
+    with contextlib.ExitStack() as stack:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            lock = target.with_name(f".{target.name}.once")
+            stack.enter_context(locked(lock, f"{target}: it is being made", wait=check))
+        except OSError as error:
+            raise _unwritable(target, error.strerror) from None
         yield
+
+
+# For a run ------------------------------------------------------------------------------------------------------------
+
+
+def _asked(config: TrainConfig) -> dict[str, Any]:
+    rounded = config.loading == "store" and config.feature_dtype == "float16"  # in RAM it is rounded on reading
+    names = ("data_dir", "undirected", "download")
+    return {name: getattr(config, name) for name in names} | {"feature_dtype": "float16" if rounded else None}
+
+
+def locate_for(config: TrainConfig) -> GraphSize:
+    """`locate` the data set of a run, and `check_store`."""
+    size = locate(config.dataset, **_asked(config))
+    check_store(size, config)
+    return size
+
+
+def open_for(config: TrainConfig, **how: Any) -> Store:
+    """`open_dataset` of a run; `how` as there."""
+    return open_dataset(config.dataset, **_asked(config), **how)
+
+
+def check_store(size: GraphSize, config: TrainConfig) -> None:
+    """Refuse what `config` asks of a data set that does not hold it: reverse edges, as many hops.
+
+    Raises:
+        InputError: naming the parameter.
+    """
+    if size.stored == "store":
+        check_direction(size.name, size.undirected, config.undirected)
+    if size.keep_hops is not None and len(config.num_neighbors) > size.keep_hops:
+        raise InputError(
+            f"num_neighbors: {size.name} keeps {size.keep_hops} hops, got {len(config.num_neighbors)}; "
+            "convert it with a larger --keep-hops"
+        )
+    if config.loading == "store" and config.sampler == "pyg":
+        raise InputError("sampler: loading='store' samples with sampler='numba' only, got 'pyg'")
+
+
+# For a notebook -------------------------------------------------------------------------------------------------------
+
+
+def prepare_dataset(
+    dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool | None = None
+) -> str:
+    """The folder of a store for a notebook: that of `dataset`, or without one of the generated data set.
+
+    Made on first use in `data_dir`, where every notebook and run finds it.
+
+    Raises:
+        InputError: as `open_dataset` and `synthesize_store`.
+    """
+    if dataset:
+        store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
+    else:
+        name = f"synthetic-{scale:g}-seed{seed}" + ("-undirected" if undirected else "")
+        path = Path(data_dir) / f"{name}.store"
+        with contextlib.nullcontext() if is_store(path) else _made_once(path, lambda: None):
+            if not is_store(path):
+                from .synth import synthesize_store
+
+                print(f"{path}: generating it, once")
+                progress = True if is_interactive() else print
+                synthesize_store(path, scale, seed, undirected=bool(undirected), progress=progress)
+        store = open_store(path)
+    print(
+        f"{store.path}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
+        f"{format_bytes(store.nbytes)}"
+    )
+    return str(store.path)

@@ -168,7 +168,6 @@ class _Conversion:
         return features
 
 
-
 class _Lines:
     """Stands in for a bar where nobody watches one: a line every 30 s."""
 
@@ -266,7 +265,7 @@ def _clear_errors(target: Path) -> Iterator[None]:
 
 
 def origin_of(folder: Path) -> dict[str, Any]:
-    """What a store says of the folder in OGB's layout that it was made from: its path, and each file's size and mtime."""
+    """What a store says of the OGB folder it was made from: its path, and each file's size and mtime in ns."""
     files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
     files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
     stats = ((str(file.relative_to(folder)), file.stat()) for file in files)

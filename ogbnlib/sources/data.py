@@ -126,8 +126,8 @@ class ArraySource:
         for chunk in slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])):
             check(chunk, begin)
             begin += len(chunk)
-        if problem := check.problem():
-            raise InputError(f"x: {problem}")
+        if said := check.problem():
+            raise InputError(f"x: {said}")
         return source
 
 

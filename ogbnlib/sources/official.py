@@ -97,6 +97,10 @@ class Located:
     binary: bool
     present: bool
 
+    @property
+    def num_classes(self) -> int:
+        return int(self.meta["num classes"])
+
 
 def locate_official(name: str, root: StrPath, download: bool = False) -> Located:
     """All checks of `open_official`, without reading or downloading anything; imports neither torch nor ogb."""
@@ -115,7 +119,9 @@ def locate_official(name: str, root: StrPath, download: bool = False) -> Located
         if folder.exists():
             raise InputError(f"{expected}: expected this file, found none; move {folder} away or complete it")
         if not download:
-            raise InputError(f"{folder}: {name} is not there; pass download=True, or data_dir= the folder that holds it")
+            raise InputError(
+                f"{folder}: {name} is not there; pass download=True, or data_dir, the folder that holds it"
+            )
     release = folder / f"RELEASE_v{meta['version']}.txt"
     if expected.is_file() and not binary and not release.is_file():
         raise InputError(f"{release}: expected this file; ogb takes the data set for outdated, so download it again")
@@ -133,9 +139,8 @@ def open_official(found: Located) -> RawDataset | ArraySource:
     """
     if not found.present:
         _download(found.meta, found.folder.parent, found.folder)
-    num_classes = int(found.meta["num classes"])
     if found.binary:
-        return open_raw(found.folder, num_classes=num_classes)
+        return open_raw(found.folder, num_classes=found.num_classes)
     raw, inverse = str(found.folder / "raw"), found.meta["add_inverse_edge"] == "True"
     reader = importlib.import_module("ogb.io.read_graph_raw")
     try:
@@ -152,5 +157,5 @@ def open_official(found: Located) -> RawDataset | ArraySource:
         graph["node_feat"],
         labels,
         read_split_files(found.folder / "split" / found.meta["split"]),
-        num_classes,
+        found.num_classes,
     )

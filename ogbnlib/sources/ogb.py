@@ -168,7 +168,10 @@ def _hint(path: Path) -> str:
     if (path / "data.npz").is_file():
         return f"{path}: expected a data set folder, found its raw folder; pass {path.resolve().parent}"
     if (path / "raw" / "edge.csv.gz").is_file():
-        return f"{path}: expected raw/data.npz, found OGB's csv layout; name it as ogb does, such as ogbn-arxiv, with data_dir= the folder above it"
+        return (
+            f"{path}: expected raw/data.npz, found OGB's csv layout; name it as ogb does, such as ogbn-arxiv, and pass "
+            "data_dir, the folder above it"
+        )
     nested = [entry.parent.parent for entry in path.glob("*/raw/data.npz")]
     if len(nested) == 1:
         return f"{path}: expected raw/data.npz, found a data set one folder down; pass {nested[0]}"

@@ -27,8 +27,8 @@ def _sizes(scale: float) -> tuple[int, dict[str, int]]:
     sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
     if num_nodes < _MIN_NODES or min(sizes.values()) < 1:
         raise InputError(
-            f"scale: expected at least {_MIN_NODES / PAPERS.num_nodes:.1e} ({_MIN_NODES} nodes, a label in each split), "
-            f"got {scale!r}, which makes {num_nodes} nodes with splits of {list(sizes.values())}"
+            f"scale: expected at least {_MIN_NODES / PAPERS.num_nodes:.1e} ({_MIN_NODES} nodes, a label in each "
+            f"split), got {scale!r}, which makes {num_nodes} nodes with splits of {list(sizes.values())}"
         )
     return num_nodes, sizes
 

@@ -28,7 +28,7 @@ from ..forecast.step import activation_bytes, saved_bytes
 from ..memory.recorder import EventLog
 from ..sampling.budget import Batch
 from ..sampling.policies import compile_kernels, make_loaders, set_epoch
-from ..sources.catalog import open_dataset
+from ..sources.catalog import open_for
 from .models import GNN
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def sample_batches(config: TrainConfig, count: int) -> Sampled:
         InputError: when the data set can't be read.
     """
     compile_kernels(list(config.num_neighbors))
-    loaders = make_loaders(open_dataset(config), config, EventLog(None))
+    loaders = make_loaders(open_for(config), config, EventLog(None))
     try:
         loader = loaders.train_loader()
         set_epoch(loader, 1)
