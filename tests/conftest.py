@@ -64,6 +64,27 @@ def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def raw_arrays(path: Path) -> dict[str, np.ndarray]:
+    """edge_index, x and y (-1 where there is no label) of a folder in OGB's binary layout, as numpy reads them."""
+    with np.load(path / "raw" / "data.npz") as data, np.load(path / "raw" / "node-label.npz") as label:
+        y = label["node_label"].ravel()
+        return {"edge_index": data["edge_index"], "x": data["node_feat"], "y": np.nan_to_num(y, nan=-1).astype(int)}
+
+
+def csc_of(edge_index: np.ndarray, num_nodes: int, undirected: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """colptr and row of a graph: columns in the order of the edges, or both ways, sorted and without repeats."""
+    src, dst = edge_index
+    if undirected:
+        dst, src = np.unique(np.stack([np.r_[dst, src], np.r_[src, dst]]), axis=1)
+    order = np.argsort(dst, kind="stable")
+    return np.searchsorted(dst[order], np.arange(num_nodes + 1)), src[order]
+
+
+def left_in(folder: Path) -> list[str]:
+    """The names in a folder but for the files of locks, which stay and mean nothing by themselves."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix not in (".lock", ".once"))
+
+
 @pytest.fixture(scope="session")
 def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 labelled."""
@@ -80,7 +101,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Labels are NaN outside the splits, as in papers100M.
     """
-    from ogbnlib.sources.ogb_write import write_raw
+    from ogbnlib.sources.ogb import write_raw
 
     random = np.random.default_rng(0)
     n = 300
@@ -101,17 +122,15 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_store(tiny_dir: Path) -> Path:
-    """`tiny_dir` as a store, float32."""
-    from ogbnlib.sources.convert import convert
+    """The store of `tiny_dir`, float32, which any run on that finds."""
+    from ogbnlib.sources.catalog import open_dataset
 
-    path = tiny_dir.with_name("tiny-store")
-    convert(tiny_dir, path, feature_dtype="float32", progress=False)
-    return path
+    return open_dataset(str(tiny_dir), say=lambda line: None).path
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tiny_dir: Path) -> Callable[..., TrainConfig]:
-    """A config on `tiny_dir`, with changes."""
+def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
+    """A config on `tiny_dir`, which is converted already, with changes."""
     # As the trainer's own process does: walking what the imports leave would take 0.3 s of every release.
     import ogbnlib.training.train  # noqa: F401
 
