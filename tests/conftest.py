@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import gzip
 import json
 import os
 import signal
@@ -78,6 +79,26 @@ def csc_of(edge_index: np.ndarray, num_nodes: int, undirected: bool = False) -> 
         dst, src = np.unique(np.stack([np.r_[dst, src], np.r_[src, dst]]), axis=1)
     order = np.argsort(dst, kind="stable")
     return np.searchsorted(dst[order], np.arange(num_nodes + 1)), src[order]
+
+
+def official_csv(root: Path, edge_index: Any, x: Any, y: Any, splits: dict[str, Any]) -> Path:
+    """`root`/ogbn_arxiv in the layout of that data set's download: csv files; without a label a node has label 0."""
+    folder = root / "ogbn_arxiv"
+    for part in ("split/time", "raw", "processed"):
+        (folder / part).mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").touch()
+    files = {
+        "raw/edge": edge_index.T,
+        "raw/node-feat": x.astype(np.float64).round(3),
+        "raw/node-label": np.maximum(y, 0).reshape(-1, 1),
+        "raw/num-node-list": [[len(x)]],
+        "raw/num-edge-list": [[edge_index.shape[1]]],
+        **{f"split/time/{name}": np.reshape(ids, (-1, 1)) for name, ids in splits.items()},
+    }
+    for name, array in files.items():
+        text = "".join(",".join(map(str, line)) + "\n" for line in np.asarray(array).tolist())
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    return folder
 
 
 def left_in(folder: Path) -> list[str]:

@@ -134,7 +134,7 @@ def _check_folder(named: _Named) -> None:
     """Refuse a place for the store that is taken or can't be written to."""
     check_new(named.target)
     there = next(folder for folder in named.target.absolute().parents if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         raise _unwritable(named.target)
 
 

@@ -39,7 +39,7 @@ SORT = 32 * EDGES - CSC
 TABLE = [
     ({"loading": "eager"}, 188, FEATURES + COO + 3 * CSC + SORT),
     ({"loading": "lazy", "train_eval": "never"}, 161, FEATURES + COO + 2 * CSC + SORT),
-    ({"loading": "shared", "engine": "pyg"}, 71, FEATURES + 8 * (NODES + 1) + 8 * EDGES),
+    ({"loading": "shared", "sampler": "pyg"}, 71, FEATURES + 8 * (NODES + 1) + 8 * EDGES),
     ({"loading": "shared", "feature_dtype": "float16"}, 36, FEATURES // 2 + 8 * (NODES + 1) + 4 * EDGES),
 ]
 
@@ -227,25 +227,12 @@ def test_more_of_anything_takes_no_less() -> None:
             assert peaks == sorted(peaks)
 
 
-def test_a_data_set_that_ogb_reads_is_whole_in_ram_while_the_shared_csc_is_built() -> None:
-    size = KNOWN["ogbn-products"]
-    build = forecast(size).phases[0]
-    assert build.name == "build shared CSC"
-    assert build.held_bytes > 16 * size.num_edges + 4 * 100 * size.num_nodes
-    assert forecast(PAPERS, reader="ogb").peak_bytes > forecast(PAPERS).peak_bytes + 16 * EDGES - FEATURES // 10
-
-
-def test_reverse_edges_are_added_by_pyg_even_where_they_are() -> None:
-    names = [phase.name for phase in forecast(KNOWN["ogbn-products"], loading="lazy", undirected=True).phases]
-    assert "add reverse edges" in names
-
-
 def test_a_store_that_cannot_do_what_is_asked_is_refused() -> None:
     one_way = replace(PAPERS, stored="store")
     with pytest.raises(InputError, match="undirected: "):
         forecast(one_way, loading="store", undirected=True)
-    with pytest.raises(InputError, match="engine: "):
-        forecast(loading="store", engine="pyg")
+    with pytest.raises(InputError, match="sampler: "):
+        forecast(loading="store", sampler="pyg")
     forecast(replace(one_way, undirected=True), loading="store", undirected=True)
 
 

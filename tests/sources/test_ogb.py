@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tree
+from conftest import official_csv, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data
@@ -173,9 +173,7 @@ def test_the_class_count_comes_from_the_labels_without_a_meta_file(folder: Path)
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", "<f8", ">f8"])
-def test_features_of_any_float_type_are_read(
-    folder: Path, graph: dict[str, Any], dtype: str, compression: int
-) -> None:
+def test_features_of_any_float_type_are_read(folder: Path, graph: dict[str, Any], dtype: str, compression: int) -> None:
     x = graph["x"].astype(dtype)
     rewrite(folder / "raw" / "data.npz", compression, node_feat=x)
     dataset = open_raw(folder)
@@ -423,39 +421,17 @@ def test_an_unfit_meta_file_is_named(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ official names
 
 
-def official_csv(root: Path, graph: dict[str, Any]) -> Path:
-    """ogbn-arxiv's layout, as its download has it."""
-    folder = root / "ogbn_arxiv"
-    (folder / "split" / "time").mkdir(parents=True)
-    (folder / "raw").mkdir()
-    (folder / "processed").mkdir()
-    (folder / "RELEASE_v1.txt").touch()
-    arrays = {
-        "edge": graph["edge_index"].T,
-        "node-feat": graph["x"].astype(np.float64).round(3),
-        "node-label": np.abs(graph["y"]).reshape(-1, 1),
-        "num-node-list": [[N]],
-        "num-edge-list": [[E]],
-    }
-    files = {f"raw/{name}": array for name, array in arrays.items()}
-    files |= {f"split/time/{name}": np.reshape(ids, (-1, 1)) for name, ids in graph["splits"].items()}
-    for name, array in files.items():
-        text = "".join(",".join(map(str, line)) + "\n" for line in np.asarray(array).tolist())
-        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
-    return folder
-
-
 def test_an_official_csv_data_set_is_read_through_ogb(
     tmp_path: Path, graph: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = official_csv(tmp_path, graph)
+    folder = official_csv(tmp_path, **graph)
     (folder / "processed" / "data_processed").write_bytes(b"an old pickle, never to be loaded")
     before = tree(tmp_path)
     dataset = open_official(locate_official("ogbn-arxiv", tmp_path))
     assert isinstance(dataset, ArraySource)
     np.testing.assert_array_equal(read_x(dataset), graph["x"].astype(np.float64).round(3).astype(np.float32))
     np.testing.assert_array_equal(read_edges(dataset), graph["edge_index"])
-    np.testing.assert_array_equal(read_y(dataset), np.abs(graph["y"]))
+    np.testing.assert_array_equal(read_y(dataset), np.maximum(graph["y"], 0))
     np.testing.assert_array_equal(dataset.read_splits()["valid"], graph["splits"]["valid"])
     assert dataset.num_classes == 40
     assert capfd.readouterr().out == ""
@@ -463,7 +439,7 @@ def test_an_official_csv_data_set_is_read_through_ogb(
 
 
 def test_damage_in_csv_files_is_one_error(tmp_path: Path, graph: dict[str, Any]) -> None:
-    (official_csv(tmp_path, graph) / "raw" / "node-feat.csv.gz").write_bytes(b"torn")
+    (official_csv(tmp_path, **graph) / "raw" / "node-feat.csv.gz").write_bytes(b"torn")
     with pytest.raises(InputError, match="ogbn_arxiv/raw: ogb's reader could not read it"):
         open_official(locate_official("ogbn-arxiv", tmp_path))
 
@@ -493,7 +469,7 @@ def test_an_official_name_that_cannot_be_read_is_an_error_and_no_prompt(tmp_path
 
 
 def test_a_missing_release_file_is_an_error_and_no_prompt(tmp_path: Path, folder: Path, graph: dict[str, Any]) -> None:
-    (official_csv(tmp_path, graph) / "RELEASE_v1.txt").unlink()
+    (official_csv(tmp_path, **graph) / "RELEASE_v1.txt").unlink()
     with pytest.raises(InputError, match="RELEASE_v1"):
         open_official(locate_official("ogbn-arxiv", tmp_path))
     (folder / "RELEASE_v1.txt").unlink()
@@ -513,7 +489,7 @@ def test_a_download_with_consent_is_never_asked_about(
 ) -> None:
     import ogb.utils.url
 
-    official_csv(tmp_path / "remote", graph).rename(tmp_path / "remote" / "arxiv")
+    official_csv(tmp_path / "remote", **graph).rename(tmp_path / "remote" / "arxiv")
 
     def fetch(url: str, folder: str) -> str:
         assert url.endswith("arxiv.zip")

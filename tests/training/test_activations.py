@@ -11,7 +11,6 @@ import torch
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.phases import gpu_bytes, predict
-from ogbnlib.forecast.sizes import size_of_dataset
 from ogbnlib.memory.reading import release_memory
 from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.activations import SavedTensors, compare_options, measure_step, sample_batches
@@ -103,7 +102,7 @@ def test_precision_and_checkpointing_keep_less(wide: Config) -> None:
 
 
 def test_the_forecast_of_a_gpus_step_follows_the_options(wide: Config, synth_dir: Path) -> None:
-    size = size_of_dataset(open_raw(synth_dir))
+    size = open_raw(synth_dir).size
 
     def activations(**changes: Any) -> int:
         config = wide(hidden_channels=256, **changes)
