@@ -36,7 +36,7 @@ def _facts(dataset: Any, kind: str, as_json: bool) -> None:
 def synth(
     directory: Annotated[Path, typer.Argument(help="The new data set's folder.")],
     scale: Annotated[float, typer.Option(help="1.0 is the size of ogbn-papers100M, 0.01 has 1.1M nodes.")] = 0.01,
-    format: Annotated[str, typer.Option(help="raw: OGB's own layout; store: ready to train from disk.")] = "raw",
+    format: Annotated[str, typer.Option(help="store: ready to train from; raw: OGB's own layout.")] = "store",
     seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
     undirected: Annotated[bool, typer.Option("--undirected", help="Store only: add reverse edges.")] = False,
     as_json: Json = False,
@@ -51,7 +51,7 @@ def synth(
     if format != "raw":
         raise InputError(f"--format: expected raw or store, got {format!r}")
     if undirected:
-        raise InputError("--undirected: expected with --format store only; train raw data with undirected=true")
+        raise InputError("--undirected: expected with --format store only, got --format raw")
     _facts(synthesize(directory, scale=scale, seed=seed, progress=progress), "OGB raw layout", as_json)
 
 
@@ -60,7 +60,7 @@ def convert(
     raw_dir: Annotated[Path, typer.Argument(help="A data set in OGB's binary layout.")],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
     undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
-    feature_dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
+    feature_dtype: Annotated[str | None, typer.Option(help="float16 halves the store; else as the data are.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; obeyed, page cache included.')] = None,
     keep_hops: Annotated[int | None, typer.Option(help="Keep what an L-layer model can reach, drop the rest.")] = None,
     as_json: Json = False,

@@ -55,6 +55,10 @@ def _boolean(value: object) -> object:
     raise ValueError(f"expected true or false, got {value!r}")
 
 
+def _optional_boolean(value: object) -> object:
+    return None if _none(value) is None else _boolean(value)
+
+
 def _number(kind: type) -> Callable[[object], object]:
     def parse(value: object) -> object:
         if isinstance(value, bool):
@@ -103,6 +107,8 @@ Int = Annotated[int, BeforeValidator(_number(int))]
 Float = Annotated[float, BeforeValidator(_number(float))]
 Bool = Annotated[bool, BeforeValidator(_boolean)]
 OptionalCount = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_number(int)), BeforeValidator(_none)]
+OptionalBool = Annotated[bool | None, BeforeValidator(_optional_boolean)]
+OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)]
 OptionalBytes = Annotated[int | None, BeforeValidator(_optional_bytes)]
 Integers = Annotated[tuple[Int, ...], BeforeValidator(_integers)]
 Splits = Annotated[tuple[Split, ...], BeforeValidator(_words)]
@@ -117,14 +123,12 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # data
-    dataset: Annotated[
-        str, BeforeValidator(_path)
-    ]  # folder in OGB's binary raw layout, or an official name such as "ogbn-arxiv"
-    root: Annotated[str, BeforeValidator(_path)] = "dataset"  # where official data sets lie or are downloaded to
+    dataset: Annotated[str, BeforeValidator(_path)]  # a store, a folder in OGB's binary layout, or such as "ogbn-arxiv"
+    data_dir: OptionalPath = None  # for official data ("dataset") and for stores made of other data (beside them)
     download: Bool = False  # consent to download an official data set; without it a missing one is an error
-    reader: Literal["auto", "stream", "ogb"] = "auto"  # auto: stream raw/data.npz where there is one, else ogb's loader
-    undirected: Bool = False  # add reverse edges, drop duplicates
-    feature_dtype: Literal["float32", "float16"] = "float32"  # in RAM; a store has its own; training is float32
+    undirected: OptionalBool = None  # reverse edges; None: as the store is, and directed where it is still to be made
+    # In RAM, or of the store that loading=store has still to make; a store has its own. Training is float32.
+    feature_dtype: Literal["float32", "float16"] = "float32"
 
     # loading
     loading: Loading = (
@@ -133,7 +137,7 @@ class TrainConfig(BaseModel):
     lookahead: Annotated[str | int, BeforeValidator(_lookahead)] = (
         "auto"  # store only: memory for batches sampled ahead
     )
-    engine: Literal["numba", "pyg"] = "numba"  # pyg: the stock sampler, needs pyg-lib or torch-sparse
+    sampler: Literal["numba", "pyg"] = "numba"  # pyg: the stock one, needs pyg-lib or torch-sparse
     num_neighbors: Integers = (3, 2)  # one fan-out per layer, nearest hop first; -1 takes all neighbors
     batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per sampled batch
     accumulate: Annotated[Int, Field(gt=0)] = 1  # batches per optimizer step, times the number of processes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import sys
 from collections.abc import Iterable
 
 MB, GB = 2**20, 2**30  # the units of every text, table and plot
@@ -59,3 +61,8 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {what} {name!r}: {hint}known: {', '.join(known)}"
+
+
+def is_interactive() -> bool:
+    """Whether a person watches: a terminal, or a notebook opened in JupyterLab (papermill sets no session name)."""
+    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ

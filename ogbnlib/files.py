@@ -6,12 +6,16 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
+from filelock import FileLock, Timeout
+
+from .errors import InputError, format_bytes
 
 StrPath = str | os.PathLike[str]
 
@@ -50,18 +54,14 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: StrPath, overwrite: bool = False) -> Iterator[Path]:
+def new_folder(path: StrPath) -> Iterator[Path]:
     """A hidden neighbour of `path` to build in, which takes its place once the block ends without an error.
 
     Raises:
-        InputError: when `path` is a file or a folder with anything in it; with `overwrite`, when that is no data set.
+        InputError: when `path` is a file or a folder with anything in it.
     """
     path = Path(path).absolute()
-    old = path.is_dir() and any(path.iterdir())
-    if path.exists() and (not path.is_dir() or (old and not overwrite)):
-        raise InputError(f"{path}: expected a new or empty folder, found {'other content' if old else 'a file'}")
-    if old and not (path / "raw" / "data.npz").is_file():
-        raise InputError(f"{path}: overwrite replaces data sets only, and this folder holds no raw/data.npz")
+    check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
     try:
@@ -74,21 +74,56 @@ def new_folder(path: StrPath, overwrite: bool = False) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         beside.chmod(0o777 & ~umask)
-        if old:
-            # Two renames: whatever is killed in between, the old data set or the new one is there, whole.
-            replaced = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-            os.replace(path, replaced)
-            try:
-                os.replace(beside, path)
-            except OSError:
-                os.replace(replaced, path)
-                raise
-            shutil.rmtree(replaced)
-        else:
-            os.replace(beside, path)
+        os.replace(beside, path)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+
+
+def check_new(path: Path) -> None:
+    """Refuse a target that is a file or a folder with anything in it."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        found = "other content" if path.is_dir() else "a file"
+        raise InputError(f"{path}: expected a new or empty folder, found {found}; name another one or delete it")
+
+
+def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
+    """Refuse to write where the disk has less than `needed_bytes` left; `what` says what is needed, and for what."""
+    path = Path(path).absolute()
+    free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free
+    if free < needed_bytes:
+        raise InputError(f"{path}: expected {what}, found {format_bytes(free)}")
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Keep other processes, on this machine or another that shares the disk, out of what the lock file `path` guards.
+
+    The lock ends with the process at the latest; the file stays behind and means nothing by itself.
+
+    Args:
+        what: begins the sentence that a process reads which is kept out.
+        wait: called twice a second while another process holds the lock.
+
+    Raises:
+        InputError: without `wait`, when another process holds it.
+    """
+    lock = FileLock(path, thread_local=False)
+    while True:
+        try:
+            lock.acquire(blocking=False)
+            break
+        except Timeout:
+            if wait is None:
+                holder = path.read_text().strip() or "another process"
+                raise InputError(f"{what} by {holder}; wait for it, end it or name another folder") from None
+            wait()
+            time.sleep(0.5)
+    try:
+        path.write_text(f"pid {os.getpid()} on {socket.gethostname()} (since {time.strftime('%Y-%m-%d %H:%M:%S')})\n")
+        yield
+    finally:
+        lock.release()
 
 
 def next_run_dir(runs_dir: str | os.PathLike[str], name: str) -> Path:

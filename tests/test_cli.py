@@ -97,10 +97,10 @@ MISTAKES = [
     (["synth", "data", "--scale", "0.001", "--seed", "-1"], "seed: "),
     (["synth", "data", "--format", "zip"], "--format: expected raw"),
     (["plan", "--set", "batchsize=3"], "did you mean 'batch_size'"),
-    (["plan", "--set", "dataset=ogbn-paper"], "unknown data set 'ogbn-paper'"),
+    (["plan", "--set", "dataset=ogbn-paper"], "unknown official data set 'ogbn-paper'"),
     (["plan", "--set", "dataset=none"], "none: expected a data set folder"),
     (["plan", "--memory-limit", "128"], "memory_limit: "),
-    (["plan", "--set", "loading=store", "--set", "engine=pyg"], "engine: "),
+    (["plan", "--set", "loading=store", "--set", "sampler=pyg"], "sampler: "),
     (["plan", "--ladder", "--set", "size=3"], "unknown parameter 'size'"),
     (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
 ]

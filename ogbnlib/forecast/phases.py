@@ -152,8 +152,8 @@ def predict(
 
 def _check_store(config: TrainConfig, size: GraphSize) -> None:
     """What `store.check_store` refuses, as far as sizes tell."""
-    if config.engine == "pyg":
-        raise InputError("engine: loading='store' samples with engine='numba' only, got 'pyg'")
+    if config.sampler == "pyg":
+        raise InputError("sampler: loading='store' samples with sampler='numba' only, got 'pyg'")
     if config.undirected and size.stored == "store" and not size.undirected:
         raise InputError(f"undirected: {size.name} has no reverse edges; convert it with --undirected")
 
@@ -168,8 +168,8 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
     """eager, lazy and shared: the store's arrays read into RAM, the edges as COO or as one CSC."""
     edges, shared = trained_edges(size, config.undirected), config.loading == "shared"
     if shared:
-        run.hold("shared CSC", shared_csc_bytes(size, edges, config.engine))
-        run.phase("build shared CSC", {"row int32 -> int64": 4 * edges} if config.engine == "pyg" else {})
+        run.hold("shared CSC", shared_csc_bytes(size, edges, config.sampler))
+        run.phase("build shared CSC", {"row int32 -> int64": 4 * edges} if config.sampler == "pyg" else {})
     run.hold("features", size.num_nodes * size.num_features * feature_itemsize(config, size))
     run.hold("labels", size.num_nodes * label_itemsize(size.num_classes))
     if not shared:

@@ -181,7 +181,7 @@ def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
     """For each knob its changes, smallest first; the knobs in the order in which they should be turned."""
     policies = ["shared"] if config.loading in ("eager", "lazy") else []
     one_way = size.stored == "store" and config.undirected and not size.undirected
-    if config.loading != "store" and config.engine != "pyg" and not one_way:
+    if config.loading != "store" and config.sampler != "pyg" and not one_way:
         policies.append("store")
     return [
         [{"loading": policy} for policy in policies],

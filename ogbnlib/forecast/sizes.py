@@ -8,17 +8,16 @@ the tests check the sums at other scales and settings. No torch, no data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
 
 from ..config import TrainConfig
-from ..errors import MB, InputError, unknown_name
+from ..errors import MB
+from ..graph.store import GraphSize
 from ..sampling.budget import BatchShape
+from ..sources.catalog import size_of
+from ..sources.official import KNOWN
 
-if TYPE_CHECKING:
-    from ..graph.store import Dataset
-
+__all__ = ["KNOWN", "GraphSize", "size_of"]
 
 # A training process at rest, kernels loaded (`train.warm_up`); `sandbox.measure_runtime_bytes` measures it anew.
 RUNTIME_BYTES = 354 * MB
@@ -26,85 +25,6 @@ RUNTIME_BYTES = 354 * MB
 WORKER_BYTES = 8 * MB
 # DataLoader's own default: batches that each worker has ready or under way (torch.utils.data, prefetch_factor).
 PREFETCH_FACTOR = 2
-
-
-@dataclass(frozen=True)
-class GraphSize:
-    """The numbers that decide memory.
-
-    Attributes:
-        num_edges: As loaded, in one direction unless `undirected`.
-        num_seeds: Nodes of the splits "train", "valid" and "test".
-        undirected: Whether reverse edges are among `num_edges`.
-        stored: As a store, whose features have `feature_itemsize` bytes a value; as raw arrays; or as csv files, which
-            OGB's own code reads into RAM whole.
-    """
-
-    name: str
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    num_classes: int
-    num_seeds: Mapping[str, int]
-    undirected: bool = False
-    stored: Literal["raw", "csv", "store"] = "raw"
-    feature_itemsize: int = 4
-
-
-def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
-    splits = dict(zip(("train", "valid", "test"), seeds, strict=True))
-    both = name in ("ogbn-products", "ogbn-proteins")
-    stored: Literal["raw", "csv"] = "raw" if name == "ogbn-papers100M" else "csv"
-    return GraphSize(name, nodes, edges * (2 if both else 1), features, classes, splits, both, stored)
-
-
-# Open Graph Benchmark (Hu et al., NeurIPS 2020), table 2 and the pages of its data sets. OGB adds the reverse edges of
-# products and proteins on reading. mag: papers and their citations alone; proteins: no node features, 112 labels.
-KNOWN = {
-    size.name: size
-    for size in (
-        _known("ogbn-arxiv", 169_343, 1_166_243, 128, 40, 90_941, 29_799, 48_603),
-        _known("ogbn-products", 2_449_029, 61_859_140, 100, 47, 196_615, 39_323, 2_213_091),
-        _known("ogbn-mag", 736_389, 5_416_271, 128, 349, 629_571, 64_879, 41_939),
-        _known("ogbn-proteins", 132_534, 39_561_252, 0, 112, 86_619, 21_236, 24_679),
-        _known("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338),
-    )
-}
-
-
-def size_of(dataset: str) -> GraphSize:
-    """The size of a known OGB data set, or of a folder, from its headers and split files.
-
-    Raises:
-        InputError: for an OGB name that is not known, and as `open_store` and `open_raw` for a folder.
-    """
-    if dataset.startswith("ogbn-"):
-        if dataset not in KNOWN:
-            raise InputError(f"dataset: {unknown_name(dataset, KNOWN, 'data set')}")
-        return KNOWN[dataset]
-    # Not at the top: they compile kernels, and a known data set should be answered at once.
-    from ..graph.store import is_store, open_store
-    from ..sources.ogb import open_raw
-
-    return size_of_dataset(open_store(dataset) if is_store(dataset) else open_raw(dataset))
-
-
-def size_of_dataset(dataset: Dataset) -> GraphSize:
-    """The size of an open data set."""
-    from ..graph.store import Store
-
-    store = dataset if isinstance(dataset, Store) else None
-    return GraphSize(
-        name=dataset.name,
-        num_nodes=dataset.num_nodes,
-        num_edges=dataset.num_edges,
-        num_features=dataset.num_features,
-        num_classes=dataset.num_classes,
-        num_seeds={split: len(ids) for split, ids in dataset.read_splits().items()},
-        undirected=store is not None and store.undirected,
-        stored="raw" if store is None else "store",
-        feature_itemsize=4 if store is None else store.x.itemsize,
-    )
 
 
 def mean_sampled(mean_degree: float, k: int, sigma: float) -> float:

@@ -136,6 +136,10 @@ class NodeSet:
         """Add whole-number ids, which are trusted to be in range."""
         _put_all(self.words, nodes)
 
+    def contains(self, nodes: Array) -> Array:
+        """bool [len(nodes)]: which of these int64 ids are members."""
+        return (self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)) & _U1 != _U0
+
     def mask(self, begin: int, end: int) -> Array:
         """bool [end - begin]: which of these ids are members."""
         return _mask(self.words, begin, end)

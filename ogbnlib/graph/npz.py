@@ -125,15 +125,3 @@ class Member:
         with self._damage():
             if self._stream.read(1):
                 raise EOFError("it holds more than its header announces")
-
-
-def row_blocks(out: Array, fortran_order: bool, count: int) -> Iterator[tuple[Array, int]]:
-    """Views of about `count` values that together cover `out` [N, F] in the stream's order, each with its first row."""
-    if fortran_order:
-        for column in out.T:
-            for begin in range(0, len(column), count):
-                yield column[begin : begin + count], begin
-    else:
-        rows = max(1, count // max(1, out.shape[1]))
-        for begin in range(0, len(out), rows):
-            yield out[begin : begin + rows], begin

@@ -6,19 +6,20 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numba import njit
 
-from ..errors import InputError
 from ..files import Stream
+from .bits import NodeSet, has, kernel, put, rank
+from .checks import index_dtype
 from .npz import Array
 
 _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read back in sequence
 
 
-# Pairs on disk, by range of destinations -----------------------------------------------------------------------------
+# Pairs on disk, by range of destinations ------------------------------------------------------------------------------
 
 
 @njit(cache=True, nogil=True)
@@ -44,7 +45,7 @@ def _partition(src, dst, both, shift, starts, out):  # type: ignore[no-untyped-d
             at[col >> shift] = place + 1
 
 
-class _Pairs:
+class Pairs:
     """Edges on disk, as rows (dst - first dst of its range, src), so that each range of destinations can be read alone.
 
     A chunk is written in one piece, sorted by range; what is held in RAM is where each range begins in each chunk.
@@ -112,20 +113,53 @@ def plan_shift(num_cols: int, num_pairs: int, edge_bytes: int, workspace: int) -
     return max(0, (num_cols // wanted).bit_length() - 1) if wanted > 1 else (num_cols - 1).bit_length()
 
 
-Chunks = Iterable[tuple[Array, Array]]
+# What a model of few layers can reach ---------------------------------------------------------------------------------
 
 
-def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
-    """The dtype of node ids in `row`: int32, or int64 from 2**31 nodes on."""
-    return np.int32 if num_nodes < 2**31 else np.int64
+@kernel
+def _reach(pairs: Any, base: Any, inside: Any, reached: Any) -> None:
+    """Add to `reached` the source of every edge whose destination is `inside`."""
+    for i in range(len(pairs)):
+        if has(inside, base + pairs[i, 0]):
+            put(reached, pairs[i, 1])
 
 
-@njit(cache=True, nogil=True)
-def first_outside(src, dst, num_nodes):  # type: ignore[no-untyped-def]
-    for i in range(len(src)):
-        if src[i] < 0 or src[i] >= num_nodes or dst[i] < 0 or dst[i] >= num_nodes:
-            return i
-    return -1
+@kernel
+def _keep(pairs: Any, base: Any, expanded: Any, kept: Any, before: Any) -> Any:
+    """Keep the edges into `expanded` nodes, with new ids, at the front of `pairs`; returns how many there are."""
+    first, count = rank(kept, before, base), 0
+    for i in range(len(pairs)):
+        dst = base + pairs[i, 0]
+        if has(expanded, dst):
+            src = pairs[i, 1]
+            pairs[count, 0] = rank(kept, before, dst) - first
+            pairs[count, 1] = rank(kept, before, src)
+            count += 1
+    return count
+
+
+class Out(Protocol):
+    """Where sorted columns go, such as an `ArrayWriter`."""
+
+    length: int
+
+    def write(self, values: Array) -> None: ...
+
+
+class Kept:
+    """The nodes that are kept, those of them whose in-edges are, and their new ids."""
+
+    def __init__(self, kept: NodeSet, expanded: NodeSet) -> None:
+        self.kept, self.expanded = kept, expanded
+        self.num_nodes = kept.count()
+        self.ids, self.mask = kept.ranks, kept.mask
+
+    def edges(self, pairs: Array, base: int) -> Array:
+        """The kept ones of a range's pairs, whose first destination is node `base`, with new ids; in place."""
+        return pairs[: _keep(pairs, base, self.expanded.words, self.kept.words, self.kept.before)]
+
+
+# From pairs to columns ------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True, nogil=True)
@@ -135,17 +169,12 @@ def _count(col, ptr):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _place(src, dst, undirected, ptr, row):  # type: ignore[no-untyped-def]
-    """ptr[v + 1] is the next free place of column v; False when the columns were counted on other edges."""
-    for i in range(len(src)):
-        for way in range(2 if undirected else 1):
-            col, value = (dst[i], src[i]) if way == 0 else (src[i], dst[i])
-            place = ptr[col + 1]
-            if place >= len(row):
-                return False
-            row[place] = value
-            ptr[col + 1] = place + 1
-    return True
+def _place(values, col, ptr, row):  # type: ignore[no-untyped-def]
+    """ptr[v + 1] is the next free place of column v."""
+    for i in range(len(col)):
+        place = ptr[col[i] + 1]
+        row[place] = values[i]
+        ptr[col[i] + 1] = place + 1
 
 
 @njit(cache=True, nogil=True)
@@ -167,58 +196,6 @@ def _sort_and_compact(colptr, row):  # type: ignore[no-untyped-def]
     return kept
 
 
-def csc_from_chunks(
-    num_nodes: int, num_edges: int, chunks: Callable[[], Chunks], undirected: bool = False
-) -> tuple[Array, Array]:
-    """The CSC form of a graph that arrives in chunks, by a stable counting sort; the COO is never held.
-
-    Edge (src -> dst) goes to column dst and `row` holds src, in the order of arrival. That is PyG's `to_csc` with a
-    stable sort; torch's default sort, which it uses without pyg-lib, is not. With `undirected` the graph is that of
-    PyG's `to_undirected`: both directions, each column sorted and without repeats.
-
-    Args:
-        num_edges: the number of edges that `chunks` hands out, before reverse edges are added.
-        chunks: called twice; each time the same edges, as pairs of equally long whole-number arrays.
-
-    Returns:
-        colptr int64 [num_nodes + 1] and row int32 (int64 from 2**31 nodes on) [E], in RAM. The peak is those two and a
-        chunk; with `undirected`, row takes 2 * num_edges values until repeats are dropped.
-
-    Raises:
-        InputError: when an id is not from 0 to num_nodes - 1, or the number of edges is another.
-    """
-    ptr = np.zeros(num_nodes + 2, np.int64)
-
-    def checked() -> Chunks:
-        seen = 0
-        for src, dst in chunks():
-            bad = -1 if len(src) == len(dst) else min(len(src), len(dst))
-            bad = first_outside(src, dst, num_nodes) if bad < 0 else bad
-            if bad >= 0:
-                raise InputError(f"edge_index: expected pairs of ids below {num_nodes}; edge {seen + bad} is not")
-            seen += len(src)
-            if seen > num_edges:
-                break
-            yield src, dst
-        if seen != num_edges:
-            raise InputError(f"edge_index: expected {num_edges} edges, found {'more' if seen > num_edges else seen}")
-
-    for src, dst in checked():
-        _count(dst, ptr)
-        if undirected:
-            _count(src, ptr)
-    np.cumsum(ptr, out=ptr)
-    row = np.empty(int(ptr[-1]), index_dtype(num_nodes))
-    for src, dst in checked():
-        if not _place(src, dst, undirected, ptr, row):
-            raise InputError("edge_index: expected the same edges on both passes, found others on the second")
-    colptr = ptr[:-1]
-    if undirected:
-        kept = _sort_and_compact(colptr, row)
-        row.resize(kept, refcheck=False)  # gives the tail back without a copy
-    return colptr, row
-
-
 def csc_from_pairs(num_cols: int, col: Array, row: Array, unique: bool = False) -> tuple[Array, Array]:
     """The CSC form of edges held in RAM, by a stable counting sort; ids are trusted to be in range.
 
@@ -233,11 +210,118 @@ def csc_from_pairs(num_cols: int, col: Array, row: Array, unique: bool = False) 
     _count(col, ptr)
     np.cumsum(ptr, out=ptr)
     out = np.empty(len(row), row.dtype)
-    _place(row, col, False, ptr, out)
+    _place(row, col, ptr, out)
     colptr = ptr[:-1]
     if unique:
         out = out[: _sort_and_compact(colptr, out)]
     return colptr, out
+
+
+class EdgeSort:
+    """The way of an edge list to CSC: all of it to disk as pairs, then range by range into `row` and `colptr`.
+
+    Args:
+        folder: where temporary files go.
+        undirected: take every edge both ways; columns are then sorted and without repeats.
+        workspace: bytes that sorting may take.
+        done: told the bytes of each piece.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_nodes: int,
+        num_edges: int,
+        *,
+        undirected: bool,
+        workspace: int,
+        done: Callable[[int], None],
+    ) -> None:
+        self.folder, self.num_nodes, self.undirected = folder, num_nodes, undirected
+        self.workspace, self.done = workspace, done
+        self.chunk_edges = max(1, min(2**20, workspace // 128))
+        self.kept: Kept | None = None
+        self._dtype, self._serial = index_dtype(num_nodes), 0
+        self._edge_bytes = 3 * np.dtype(self._dtype).itemsize  # a pair, and its entry in row
+        self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
+
+    def _new_pairs(self, num_cols: int, num_pairs: int, widest: int = 63) -> Pairs:
+        shift = plan_shift(num_cols, num_pairs, self._edge_bytes, self.workspace)
+        self._serial += 1
+        return Pairs(self.folder / f"pairs-{self._serial}.tmp", num_cols, min(shift, widest), self._dtype)
+
+    def read(self, chunks: Iterable[tuple[Array, Array]]) -> None:
+        """Take all edges in: pairs of `src` and `dst`."""
+        for src, dst in chunks:
+            self._pairs.append(src, dst, self.undirected)
+            self.done(16 * len(src))
+        self._pairs.written()
+
+    def keep_hops(self, seeds: NodeSet, hops: int) -> Kept:
+        """Keep only the nodes within so many in-hops of `seeds`: one pass over the pairs per hop."""
+        inside = expanded = seeds
+        for _ in range(hops):
+            reached = inside.copy()
+            for number in range(self._pairs.num_ranges):
+                for piece in self._pairs.pieces(number, self.chunk_edges):
+                    _reach(piece, number << self._pairs.shift, inside.words, reached.words)
+                    self.done(piece.nbytes)
+            inside, expanded = reached, inside
+        self.kept = Kept(inside, expanded)
+        return self.kept
+
+    def write(self, row: Out, colptr: Out) -> None:
+        """Append all columns; deletes the pairs. `colptr` gets the 0 it begins with."""
+        self._row, self._colptr = row, colptr
+        colptr.write(np.zeros(1, np.int64))
+        self._write(self._pairs, 0)
+
+    def _write(self, pairs: Pairs, base: int) -> None:
+        """Append the columns of `pairs`, whose first destination is node `base`."""
+        for number in range(pairs.num_ranges):
+            first, width, count = base + (number << pairs.shift), pairs.width(number), pairs.count(number)
+            if count * self._edge_bytes + width * 8 <= self.workspace:
+                self._sort_in_ram(pairs.read(number), first, width)
+            elif width == 1:
+                self._stream_column(pairs, number, first)
+            else:
+                # More edges than an average range has: split it, as the whole was.
+                parts = self._new_pairs(width, count, (width - 1).bit_length() - 1)
+                for piece in pairs.pieces(number, self.chunk_edges):
+                    parts.append(piece[:, 1], piece[:, 0])
+                parts.written()
+                self._write(parts, first)
+                continue
+            self.done(count * pairs.pair_bytes)
+        pairs.delete()
+
+    def _columns_kept(self, first: int, width: int) -> int:
+        if self.kept is None:
+            return width
+        low, high = self.kept.ids(np.array([first, first + width]))
+        return int(high - low)
+
+    def _sort_in_ram(self, pairs: Array, first: int, width: int) -> None:
+        if self.kept is not None:
+            pairs = self.kept.edges(pairs, first)
+        colptr, row = csc_from_pairs(self._columns_kept(first, width), pairs[:, 0], pairs[:, 1], self.undirected)
+        self._colptr.write(colptr[1:] + self._row.length)
+        self._row.write(row)
+
+    def _stream_column(self, pairs: Pairs, number: int, first: int) -> None:
+        """One column that is too long for the workspace; with `undirected` as bits, which sorts and drops repeats."""
+        num_nodes = self.num_nodes if self.kept is None else self.kept.num_nodes
+        sources = NodeSet(num_nodes if self.undirected else 0)
+        for piece in pairs.pieces(number, self.chunk_edges):
+            edges = piece if self.kept is None else self.kept.edges(piece, first)
+            if self.undirected:
+                sources.add(edges[:, 1])
+            else:
+                self._row.write(edges[:, 1])
+        for begin in range(0, sources.num_nodes, 2**20):
+            end = min(begin + 2**20, num_nodes)
+            self._row.write(begin + np.flatnonzero(sources.mask(begin, end)))
+        self._colptr.write(np.full(self._columns_kept(first, 1), self._row.length))
 
 
 @njit(cache=True, nogil=True)

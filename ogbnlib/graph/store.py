@@ -7,7 +7,6 @@
 | `x.npy` | float16 or float32 | [N, F] | features, C order |
 | `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 where there is none |
 | `train.npy`, `valid.npy`, `test.npy` | int64 | [n] | node ids of the splits, in their original order |
-| `year.npy`, optional | int16 (int64 where a year needs it) | [N] | |
 | `node_id.npy`, where nodes were dropped | as `row` | [N] | ids in the original data set, ascending |
 
 Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 KiB, so that data begin on a page.
@@ -17,6 +16,7 @@ Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -27,59 +27,36 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
-from tqdm import tqdm
 
 from ..errors import InputError
 from ..files import StrPath
 from . import npz
+from .checks import SPLITS, FiniteCheck, index_dtype, label_dtype
 from .npz import Array
-from .sort import csc_from_chunks, index_dtype
-
-SPLITS = ("train", "valid", "test")
 
 
-def label_dtype(num_classes: int) -> type[np.signedinteger[Any]]:
-    """The dtype of cleaned labels: int16, or int64 beyond 32,767 classes."""
-    return np.int16 if num_classes <= 32767 else np.int64
+@dataclass(frozen=True)
+class GraphSize:
+    """The numbers of a data set that decide memory.
 
+    Attributes:
+        num_edges: In the data set as it is `stored`: reverse edges are among them where it is `undirected`.
+        num_seeds: Nodes of the splits "train", "valid" and "test".
+        stored: As a store; or what is still to be converted to one: OGB's binary layout, or its csv files.
+        feature_itemsize: Bytes of a feature in the store, or in the one that will be made.
+        keep_hops: As of `Store`.
+    """
 
-@dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """What any data set answers, streamed from disk or held in RAM; every `read_*` gives the caller an array."""
-
-    path: Path
     name: str
     num_nodes: int
     num_edges: int
     num_features: int
     num_classes: int
-
-    def read_x(self, dtype: DTypeLike = "float32", progress: bool = False) -> Array:
-        """Features [N, F]."""
-        raise NotImplementedError
-
-    def read_edge_index(self) -> Array:
-        """Edges int64 [2, E], source above destination."""
-        raise NotImplementedError
-
-    def read_y(self) -> Array:
-        """Labels [N], int16 (int64 beyond 32,767 classes); -1 where there is none."""
-        raise NotImplementedError
-
-    def read_splits(self) -> dict[str, Array]:
-        """Node ids int64 of `train`, `valid` and `test`."""
-        raise NotImplementedError
-
-    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        """(src, dst) int64 pairs in file order, `chunk_edges` at a time; ids are checked."""
-        raise NotImplementedError
-
-    def read_csc(self, undirected: bool = False) -> tuple[Array, Array]:
-        """colptr int64 [N + 1] and row int32 [E] in RAM; see `csc_from_chunks` for order, peak and errors."""
-        return csc_from_chunks(self.num_nodes, self.num_edges, self.edge_chunks, undirected)
-
-    def release(self, *names: Literal["x", "edge_index", "y"]) -> None:
-        """Let go of the arrays that this object holds itself; without effect on a data set streamed from disk."""
+    num_seeds: Mapping[str, int]
+    undirected: bool = False
+    stored: Literal["raw", "csv", "store"] = "raw"
+    feature_itemsize: int = 4
+    keep_hops: int | None = None
 
 
 FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
@@ -112,13 +89,19 @@ def _meta_crc32(meta: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Store(Dataset):
+class Store:
     """An open store; `open_store` makes one. Pickled, it carries its path only, and is opened anew where it arrives.
 
-    `colptr`, `row`, `x`, `y`, `year` and `node_id` are read-only memory maps, made at first use (`year` and `node_id`
-    None where there is none); `splits` are int64 ids in RAM. As a `Dataset` it can also be read into RAM whole.
+    `colptr`, `row`, `x`, `y` and `node_id` are read-only memory maps, made at first use (`node_id` None where there is
+    none); `splits` are int64 ids in RAM; what `read` and `read_edge_index` return is in RAM and the caller's.
     """
 
+    path: Path
+    name: str
+    num_nodes: int
+    num_edges: int  # the length of `row`
+    num_features: int
+    num_classes: int
     undirected: bool  # reverse edges added; columns then sorted and without repeats
     keep_hops: int | None  # only nodes within so many in-hops of a labelled one are there
     origin: Mapping[str, Any] = field(repr=False, compare=False)
@@ -126,6 +109,25 @@ class Store(Dataset):
 
     def __reduce__(self) -> tuple[Callable[[StrPath], Store], tuple[Path]]:
         return open_store, (self.path,)
+
+    @property
+    def size(self) -> GraphSize:
+        return GraphSize(
+            name=self.name,
+            num_nodes=self.num_nodes,
+            num_edges=self.num_edges,
+            num_features=self.num_features,
+            num_classes=self.num_classes,
+            num_seeds={split: self.files[split].shape[0] for split in SPLITS},
+            undirected=self.undirected,
+            stored="store",
+            feature_itemsize=self.feature_dtype.itemsize,
+            keep_hops=self.keep_hops,
+        )
+
+    @property
+    def feature_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.files["x"].dtype)
 
     @property
     def nbytes(self) -> int:
@@ -164,73 +166,61 @@ class Store(Dataset):
         return self._map("y")
 
     @cached_property
-    def year(self) -> Array | None:
-        return self._map("year") if "year" in self.files else None
-
-    @cached_property
     def node_id(self) -> Array | None:
         return self._map("node_id") if "node_id" in self.files else None
 
     @cached_property
     def splits(self) -> dict[str, Array]:
-        return {name: np.array(self._map(name)) for name in SPLITS}
+        return {name: self.read(name) for name in SPLITS}
 
     def advise_random(self) -> None:
         """Tell the kernel not to read ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
         for array in (self.colptr, self.row, self.x, self.y, *([] if self.node_id is None else [self.node_id])):
             array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
 
-    def read_x(self, dtype: DTypeLike = "float32", progress: bool = False) -> Array:
-        """Features [N, F] in RAM. Values that `dtype` can't hold are an `InputError`."""
-        out = np.empty((self.num_nodes, self.num_features), dtype)
-        step = max(1, npz.CHUNK_BYTES // (out.itemsize * self.num_features))
-        with tqdm(total=out.nbytes, unit="B", unit_scale=True, desc="x.npy", disable=not progress) as bar:
-            for begin in range(0, self.num_nodes, step):
-                block = out[begin : begin + step]
-                with np.errstate(over="ignore"):
-                    block[...] = self.x[begin : begin + step]
-                finite = np.isfinite(block).all(axis=1)
-                if not finite.all():
-                    row = begin + int(finite.argmin())
-                    raise InputError(f"{self.file_path('x')}: expected values finite as {out.dtype}, row {row} is not")
-                bar.update(block.nbytes)
+    def chunks(self, name: str) -> Iterator[tuple[int, Array]]:
+        """Array `name` in pieces of about 8 MB, each with the index of its first row; read, not mapped.
+
+        Raises:
+            InputError: when the file ends early.
+        """
+        info, file = self.files[name], self.file_path(name)
+        row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
+        step = max(1, npz.CHUNK_BYTES // max(1, row_bytes))
+        with open(file, "rb", buffering=0) as stream:
+            stream.seek(HEADER_BYTES)
+            for begin in range(0, info.shape[0], step):
+                shape = (min(step, info.shape[0] - begin), *info.shape[1:])
+                values = np.fromfile(stream, info.dtype, math.prod(shape))
+                if len(values) != math.prod(shape):
+                    raise InputError(f"{file}: it became shorter while it was read")
+                yield begin, values.reshape(shape)
+
+    def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
+        """Array `name`, in its own dtype or, for features, another; the peak is the result and a chunk.
+
+        Raises:
+            InputError: when features are not finite in `dtype`.
+        """
+        info = self.files[name]
+        out = np.empty(info.shape, dtype or info.dtype)
+        check = FiniteCheck(out.dtype) if out.dtype.kind == "f" else None
+        for begin, values in self.chunks(name):
+            out[begin : begin + len(values)] = values if check is None else check(values, begin)
+        if check is not None and (problem := check.problem()):
+            raise InputError(f"{self.file_path(name)}: {problem}")
         return out
 
-    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        """(src, dst) int64 pairs, column by column, `chunk_edges` at a time."""
-        for begin in range(0, self.num_edges, chunk_edges):
-            end = min(begin + chunk_edges, self.num_edges)
-            first, last = np.searchsorted(self.colptr, [begin, end - 1], side="right") - 1
-            ends = np.clip(self.colptr[first : last + 2], begin, end)
-            yield self.row[begin:end].astype(np.int64), np.repeat(np.arange(first, last + 1), np.diff(ends))
-
     def read_edge_index(self) -> Array:
-        """Edges int64 [2, E] in RAM, column by column; reverse edges are among them where the store has them."""
-        edge_index, at = np.empty((2, self.num_edges), np.int64), 0
-        for src, dst in self.edge_chunks():
-            edge_index[0, at : at + len(src)], edge_index[1, at : at + len(src)] = src, dst
-            at += len(src)
+        """Edges int64 [2, E], source above destination, column by column, reverse edges included."""
+        edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
+        for begin, sources in self.chunks("row"):
+            edge_index[0, begin : begin + len(sources)] = sources
+        for begin in range(0, self.num_nodes, step):
+            offsets = self.colptr[begin : begin + step + 1]
+            columns = np.arange(begin, begin + len(offsets) - 1)
+            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(columns, np.diff(offsets))
         return edge_index
-
-    def read_csc(self, undirected: bool = False) -> tuple[Array, Array]:
-        """colptr and row in RAM; `undirected` must be the store's own."""
-        if undirected != self.undirected:
-            raise InputError(
-                f"undirected: {self.path} was converted with undirected={self.undirected}, asked for was {undirected}; "
-                f"use undirected={self.undirected} or convert it anew"
-            )
-        return np.array(self.colptr), np.array(self.row)
-
-    def read_y(self) -> Array:
-        """Labels [N] in RAM; -1 where there is none."""
-        return np.array(self.y)
-
-    def read_splits(self) -> dict[str, Array]:
-        return dict(self.splits)
-
-    def read_year(self) -> Array | None:
-        """Years int64 [N] in RAM, or None."""
-        return None if self.year is None else self.year.astype(np.int64)
 
 
 def _expected(meta: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]]:
@@ -242,7 +232,6 @@ def _expected(meta: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], tuple
         "x": (("<f2", "<f4"), (nodes, meta["num_features"])),
         "y": ((_name(label_dtype(meta["num_classes"])),), (nodes,)),
         **dict.fromkeys(SPLITS, (("<i8",), (None,))),
-        "year": (("<i2", "<i8"), (nodes,)),
         "node_id": (("<i4", "<i8"), (nodes,)),
     }
 
@@ -318,13 +307,10 @@ def open_store(path: StrPath) -> Store:
     return Store(path=path, files=files, **{name: meta[name] for name in names})
 
 
-# Writing -------------------------------------------------------------------------------------------------------------
-
-
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{suffix}")
 
 
 def is_store(path: StrPath) -> bool:
     """Whether `path` is a store's folder, sound or not; nothing is read."""
-    return (Path(path) / "store.json").is_file()
+    return (Path(path) / META).is_file()

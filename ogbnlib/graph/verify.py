@@ -2,159 +2,102 @@
 
 from __future__ import annotations
 
-import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numba import njit
 from tqdm import tqdm
 
 from ..errors import InputError
 from ..files import StrPath
-from . import npz
+from .checks import FiniteCheck, split_problems
 from .npz import Array
-from .store import HEADER_BYTES, META, SPLITS, Store, open_store
+from .store import META, Store, open_store
 
-_BLOCK = 2**20  # columns that are checked at once
-
-
-# Verifying -----------------------------------------------------------------------------------------------------------
+Chunks = Iterator[tuple[int, Array]]  # (index of the first row, rows)
 
 
-@njit(cache=True, nogil=True)
-def _check_columns(row, first, colptr, v, last, num_nodes, unique):  # type: ignore[no-untyped-def]
-    """Check one piece of `row`, which begins at edge `first` inside column `v` after the id `last`.
-
-    Returns the number of ids out of range, the first edge that breaks ascending order (-1: none), and `v` and `last`
-    for the next piece.
-    """
-    outside, unsorted = 0, -1
-    for i in range(len(row)):
-        while v + 1 < len(colptr) and first + i >= colptr[v + 1]:
-            v += 1
-            last = -1
-        value = row[i]
-        if value < 0 or value >= num_nodes:
-            outside += 1
-        if unique and unsorted < 0 and value <= last:
-            unsorted = first + i
-        last = value
-    return outside, unsorted, v, last
+def _chunks(store: Store, name: str, bar: Any, damage: list[str]) -> Chunks:
+    """The rows of one file in order; ends with the comparison of the checksum."""
+    crc32, expected = 0, store.files[name].crc32
+    for begin, rows in store.chunks(name):
+        crc32 = zlib.crc32(rows.data, crc32)
+        yield begin, rows
+        bar.update(rows.nbytes)
+    if crc32 != expected:
+        damage.append(f"checksum {crc32:08x}, but {META} has {expected:08x}: the file was damaged or changed")
 
 
-class _Verifier:
-    def __init__(self, store: Store, bar: Any) -> None:
-        self.store, self.bar = store, bar
-        self.problems: list[str] = []
+def _ascending(rows: Array, last: int, strictly: bool) -> Array:
+    """bool [n]: which values are not above the one before them, or below it unless `strictly`."""
+    steps = np.diff(rows, prepend=rows.dtype.type(last))
+    return steps <= 0 if strictly else steps < 0
 
-    def say(self, name: str, problem: str) -> None:
-        self.problems.append(f"{self.store.file_path(name)}: {problem}")
 
-    def chunks(self, name: str) -> Iterator[tuple[int, Array]]:
-        """(index of its first row, rows) of one file in order; ends with the comparison of the checksum."""
-        info, crc32, at = self.store.files[name], 0, 0
-        dtype, row_shape = np.dtype(info.dtype), info.shape[1:]
-        row_bytes = dtype.itemsize * math.prod(row_shape)
-        step = max(1, npz.CHUNK_BYTES // row_bytes)
-        with open(self.store.file_path(name), "rb") as file:
-            file.seek(HEADER_BYTES)
-            while at < info.shape[0]:
-                data = file.read(min(step, info.shape[0] - at) * row_bytes)
-                if len(data) % row_bytes or not data:
-                    self.say(name, "it became shorter while it was read")
-                    return
-                crc32 = zlib.crc32(data, crc32)
-                yield at, np.frombuffer(data, dtype).reshape(-1, *row_shape)
-                at += len(data) // row_bytes
-                self.bar.update(len(data))
-        if crc32 != info.crc32:
-            self.say(name, f"checksum {crc32:08x}, but {META} has {info.crc32:08x}: the file was damaged or changed")
+def _offsets(store: Store, chunks: Chunks) -> Iterator[str]:
+    last, wrong, first_wrong = 0, 0, -1
+    for begin, rows in chunks:
+        if begin == 0 and rows[0] != 0:
+            yield f"expected to begin with 0, found {rows[0]}"
+        bad = np.flatnonzero(_ascending(rows, last, False))
+        first_wrong = begin + int(bad[0]) if bad.size and not wrong else first_wrong
+        wrong, last = wrong + bad.size, int(rows[-1])
+    if wrong:
+        yield f"expected ascending offsets, found {wrong} that are not, the first at {first_wrong}"
+    if last != store.num_edges:
+        yield f"expected to end with {store.num_edges} edges, found {last}"
 
-    def ids(self, name: str, high: int) -> None:
-        """Ascending unique ids from 0 to high - 1."""
-        last, wrong = -1, 0
-        for _, ids in self.chunks(name):
-            wrong += int((np.diff(ids, prepend=last) <= 0).sum()) + int((ids >= high).sum())
-            last = int(ids[-1])
-        if wrong:
-            self.say(name, f"expected ascending ids from 0 to {high - 1}, found {wrong} that are not")
 
-    def graph(self) -> None:
-        store = self.store
-        last, wrong, first_wrong = 0, 0, -1
-        for at, part in self.chunks("colptr"):
-            bad = np.flatnonzero(np.diff(part, prepend=last) < 0)
-            if at == 0 and part[0] != 0:
-                self.say("colptr", f"expected to begin with 0, found {part[0]}")
-            if bad.size and first_wrong < 0:
-                first_wrong = at + int(bad[0])
-            wrong, last = wrong + bad.size, int(part[-1])
-        if wrong:
-            self.say("colptr", f"expected ascending offsets, found {wrong} that are not, the first at {first_wrong}")
-        if last != store.num_edges:
-            self.say("colptr", f"expected to end with {store.num_edges} edges, found {last}")
-        sound, outside, unsorted = not wrong, 0, -1
-        v, previous = 0, -1
-        for at, part in self.chunks("row"):
-            done = 0
-            while done < len(part) and (v < store.num_nodes or not sound):
-                # One block of columns at a time. Without sound offsets only the range of the ids can be checked.
-                begin = v // _BLOCK * _BLOCK
-                colptr = store.colptr[begin : begin + _BLOCK + 1] if sound else np.array([0, store.num_edges])
-                begin = begin if sound else 0
-                end = min(len(part), max(int(colptr[-1]) - at, done)) if sound else len(part)
-                if end == done and sound:
-                    v, previous = begin + _BLOCK, -1
-                    continue
-                bad, order, local, previous = _check_columns(
-                    part[done:end], at + done, np.asarray(colptr), v - begin, previous, store.num_nodes,
-                    store.undirected and sound,
-                )  # fmt: skip
-                outside, unsorted = outside + bad, order if unsorted < 0 else unsorted
-                v, done = begin + local, end
-        if outside:
-            self.say("row", f"expected node ids from 0 to {store.num_nodes - 1}, found {outside} others")
-        if unsorted >= 0:
-            self.say("row", f"expected sorted columns without repeats (undirected), edge {unsorted} breaks it")
+def _sources(store: Store, chunks: Chunks) -> Iterator[str]:
+    last, outside, unsorted = -1, 0, -1
+    for begin, rows in chunks:
+        outside += int(((rows < 0) | (rows >= store.num_nodes)).sum())
+        if store.undirected and unsorted < 0:
+            falls = begin + np.flatnonzero(_ascending(rows, last, True))
+            # A new column may begin with any id.
+            starts = np.minimum(np.searchsorted(store.colptr, falls), store.num_nodes)
+            inside = falls[store.colptr[starts] != falls]
+            unsorted = int(inside[0]) if inside.size else -1
+        last = int(rows[-1])
+    if outside:
+        yield f"expected node ids from 0 to {store.num_nodes - 1}, found {outside} others"
+    if unsorted >= 0:
+        yield f"expected sorted columns without repeats (undirected), edge {unsorted} breaks it"
 
-    def nodes(self) -> None:
-        store, bad, first = self.store, 0, -1
-        for at, part in self.chunks("x"):
-            finite = np.isfinite(part)
-            if not finite.all():
-                first = at + int((~finite.all(axis=1)).argmax()) if first < 0 else first
-                bad += int((~finite).sum())
-        if bad:
-            self.say("x", f"expected finite values, found {bad} NaN or Inf, the first in row {first}")
-        wrong = 0
-        for _, labels in self.chunks("y"):
-            wrong += int(((labels < -1) | (labels >= store.num_classes)).sum())
-        if wrong:
-            self.say("y", f"expected labels from -1 to {store.num_classes - 1}, found {wrong} others")
-        if "year" in store.files:
-            for _ in self.chunks("year"):
-                pass
-        if "node_id" in store.files:
-            self.ids("node_id", int(store.origin.get("num_nodes", 2**63 - 1)))
 
-    def splits(self) -> None:
-        seen: dict[str, Array] = {}
-        for name in SPLITS:
-            ids = np.concatenate([np.empty(0, np.int64), *(part for _, part in self.chunks(name))])
-            outside = (ids < 0) | (ids >= self.store.num_nodes)
-            if outside.any():
-                self.say(name, f"expected node ids from 0 to {self.store.num_nodes - 1}, found {outside.sum()} others")
-                continue
-            if len(np.unique(ids)) != len(ids):
-                self.say(name, f"expected each node once, found {len(ids) - len(np.unique(ids))} repeats")
-            if unlabelled := int((self.store.y[ids] < 0).sum()):
-                self.say(name, f"expected labelled nodes, found {unlabelled} without a label")
-            for other, taken in seen.items():
-                if shared := np.intersect1d(ids, taken).size:
-                    self.say(name, f"expected no node of {other}, found {shared}")
-            seen[name] = ids
+def _features(store: Store, chunks: Chunks) -> Iterator[str]:
+    check = FiniteCheck(store.files["x"].dtype)
+    for begin, rows in chunks:
+        check(rows, begin)
+    if problem := check.problem():
+        yield problem
+
+
+def _labels(store: Store, chunks: Chunks) -> Iterator[str]:
+    wrong = sum(int(((rows < -1) | (rows >= store.num_classes)).sum()) for _, rows in chunks)
+    if wrong:
+        yield f"expected labels from -1 to {store.num_classes - 1}, found {wrong} others"
+
+
+def _original_ids(store: Store, chunks: Chunks) -> Iterator[str]:
+    last, wrong, high = -1, 0, int(store.origin.get("num_nodes", 2**63 - 1))
+    for _, rows in chunks:
+        wrong += int((_ascending(rows, last, True) | (rows >= high)).sum())
+        last = int(rows[-1])
+    if wrong:
+        yield f"expected ascending ids from 0 to {high - 1}, found {wrong} that are not"
+
+
+def _bytes_alone(store: Store, chunks: Chunks) -> Iterator[str]:
+    for _ in chunks:
+        pass
+    yield from ()
+
+
+_RULES: dict[str, Callable[[Store, Chunks], Iterator[str]]] = {
+    **{"colptr": _offsets, "row": _sources, "x": _features, "y": _labels, "node_id": _original_ids}
+}
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
@@ -168,9 +111,14 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
         store = open_store(path)
     except InputError as error:
         return [str(error)]
+    found: list[tuple[str, str]] = []
     with tqdm(total=store.nbytes, unit="B", unit_scale=True, desc="verify", disable=not progress, mininterval=1) as bar:
-        verifier = _Verifier(store, bar)
-        verifier.graph()
-        verifier.nodes()
-        verifier.splits()
-    return verifier.problems
+        for name in store.files:
+            damage: list[str] = []
+            try:
+                broken = list(_RULES.get(name, _bytes_alone)(store, _chunks(store, name, bar, damage)))
+            except InputError as error:
+                return [str(error)]
+            found += [(name, problem) for problem in broken + damage]
+    found += split_problems(store.splits, store.num_nodes, lambda ids: store.y[ids] >= 0)
+    return [f"{store.file_path(name)}: {problem}" for name, problem in found]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import socket
-import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError
-from ..files import Stream, StrPath, write_json
+from ..files import Stream, StrPath, check_new, locked, write_json
 from .npz import Array
 from .store import (
     FORMAT,
@@ -64,37 +60,6 @@ class ArrayWriter:
         self._stream.close()
 
 
-class _Lock:
-    """An exclusive lock in the form of a file with the holder's name in it; it ends with the process at the latest."""
-
-    def __init__(self, path: Path, target: Path) -> None:
-        self.path = path
-        while True:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = os.pread(self._fd, 200, 0).decode(errors="replace").strip() or "another process"
-                os.close(self._fd)
-                if not isinstance(error, BlockingIOError):
-                    raise
-                raise InputError(
-                    f"{target}: {holder} is writing this store; wait for it, end it or name another folder"
-                ) from None
-            # The last holder may have removed the file between our open and our lock: then it locks nobody out.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._fd), os.stat(path)):
-                    break
-            os.close(self._fd)
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"pid {os.getpid()} on {socket.gethostname()} (since {since})\n".encode(), 0)
-
-    def release(self) -> None:
-        self.path.unlink(missing_ok=True)
-        os.close(self._fd)
-
-
 class StoreWriter:
     """Builds a store in the hidden neighbour `.NAME.part`; one rename makes it appear, whole.
 
@@ -108,18 +73,16 @@ class StoreWriter:
     def __init__(self, path: StrPath) -> None:
         self.path = Path(path).resolve()  # of a link, what it points to is replaced
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = _Lock(_beside(self.path, "lock"), self.path)
         self.folder = _beside(self.path, "part")
         self._writers: dict[str, ArrayWriter] = {}
         self._files: dict[str, FileInfo] = {}
-        try:
-            check_target(self.path)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(_beside(self.path, "lock"), f"{self.path}: it is being written"))
+            check_new(self.path)
             if self.folder.exists():
                 shutil.rmtree(self.folder)
             self.folder.mkdir()
-        except BaseException:
-            self._lock.release()
-            raise
+            self._lock = stack.pop_all()
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -129,7 +92,7 @@ class StoreWriter:
             writer.abandon()
         if self.folder.exists():
             shutil.rmtree(self.folder)
-        self._lock.release()
+        self._lock.close()
 
     def create(self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
         """Begin the array `name`; close it with `close(name)`."""
@@ -156,7 +119,7 @@ class StoreWriter:
             "files": {name: {**vars(info), "shape": list(info.shape)} for name, info in sorted(self._files.items())},
         }
         write_json(self.folder / META, {**meta, "crc32": _meta_crc32(meta)})
-        check_target(self.path)
+        check_new(self.path)
         os.replace(self.folder, self.path)
         parent = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -164,12 +127,3 @@ class StoreWriter:
         finally:
             os.close(parent)
         return open_store(self.path)
-
-
-def check_target(path: Path) -> None:
-    """Refuse a target that is a file or a folder with anything in it."""
-    if path.is_dir() and not any(path.iterdir()):
-        return
-    if path.exists():
-        what = "a store" if (path / META).is_file() else "other content" if path.is_dir() else "a file"
-        raise InputError(f"{path}: expected a new or empty folder, found {what}; name another one or delete it")

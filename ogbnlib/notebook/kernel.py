@@ -24,14 +24,13 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
-from ..errors import InputError, format_bytes
+from ..errors import InputError, format_bytes, is_interactive
 from ..memory.cgroup import Cgroup, effective_limit, find_cgroup
 from ..memory.reading import Reading
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
 from ..runs.diagnosis import explain_exit_code
 from ..runs.folder import Run, RunEnded
-from ..runs.sandbox import is_interactive
 
 BAR_INTERVAL_S = 10.0  # between two states of a progress bar in the log
 _OVERWRITTEN = re.compile(r".*\r(?=[^\n])")  # what a carriage return takes back, as nbclient's coalesce_streams has it

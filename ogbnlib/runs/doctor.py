@@ -83,7 +83,7 @@ def _accelerator() -> Check:
         if has
     ]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, training runs on the CPU"
-    return Check("devices", True, f"{device}; engine='pyg': {', '.join(samplers) or 'not installed (optional)'}")
+    return Check("devices", True, f"{device}; sampler='pyg': {', '.join(samplers) or 'not installed (optional)'}")
 
 
 def _datasets(root: Path) -> Check:

@@ -33,7 +33,7 @@ OUTPUT, CHECKPOINT, LOCK = "output.log", "checkpoint.pt", ".lock"
 # `accumulate`, which keeps a step's size where the number of ranks is another.
 RESUMABLE = {
     "accumulate",
-    *("dataset", "root", "download", "reader", "loading", "lookahead"),
+    *("dataset", "data_dir", "download", "loading", "lookahead"),
     *("num_workers", "persistent_workers", "pin_memory", "device"),
     *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot"),
     *(

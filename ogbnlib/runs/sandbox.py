@@ -16,25 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, parse_bytes
+from ..errors import InputError, is_interactive, parse_bytes
 from ..files import next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES
-from ..graph.store import is_store, open_store
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE
-from ..sources.catalog import check_store
-from ..sources.official import locate_official
-from ..sources.ogb import open_raw
+from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .folder import OUTPUT, Run, own_run_dir
 from .supervise import Child, supervise
-
-
-def is_interactive() -> bool:
-    """Whether a person watches: a terminal, or a notebook opened in JupyterLab (papermill sets no session name)."""
-    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
 
 
 def watch(
@@ -182,19 +174,16 @@ def check_inputs(config: TrainConfig) -> None:
         InputError: for a missing or damaged data set (from its headers), an engine that is not installed, or a GPU
             that is not there (the one check that imports torch, only when `device="cuda"` or `precision="fp16"`).
     """
-    if config.engine == "pyg" and not any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse")):
+    if config.sampler == "pyg" and not any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse")):
         raise InputError(
-            "engine: 'pyg' needs pyg-lib or torch-sparse, and neither is installed; use engine='numba', or "
+            "sampler: 'pyg' needs pyg-lib or torch-sparse, and neither is installed; use sampler='numba', or "
             "pip install torch-sparse (builds from source, about 20 minutes)"
         )
     if config.device == "cuda":
         resolve_device(config.device)
     if config.precision == "fp16":
         check_precision(config.precision, config.device)
-    if config.dataset.startswith("ogbn-"):
-        locate_official(config.dataset, config.root, config.download, config.reader)
-    else:
-        check_store((open_store if is_store(config.dataset) else open_raw)(config.dataset), config)
+    locate_for(config)
 
 
 def _default_name(config: TrainConfig) -> str:

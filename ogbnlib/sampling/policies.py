@@ -8,8 +8,8 @@
 | `store` | on disk, mapped or read ahead in windows | views of the files; building another costs nothing |
 
 `eager` and `lazy` let PyG's real `NeighborLoader` constructor build its own CSC, so what they cost is what the stock
-loader costs; only the sampling on that CSC is ours (`engine="numba"`), which makes the batches of all policies equal
-for the same seed. With `engine="pyg"` the stock sampling routine runs, and batches follow its own random numbers.
+loader costs; only the sampling on that CSC is ours (`sampler="numba"`), which makes the batches of all policies equal
+for the same seed. With `sampler="pyg"` the stock sampling routine runs, and batches follow its own random numbers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from ..config import TrainConfig
-from ..graph.sort import csc_from_chunks, restore_input_order
-from ..graph.store import Dataset, Store
+from ..graph.sort import restore_input_order
+from ..graph.store import Store
 from ..memory import signals
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
@@ -58,30 +58,25 @@ class Loaders:
 
     y: Tensor
 
-    def __init__(
-        self, dataset: Dataset, config: TrainConfig, log: EventLog, rank: int, num_ranks: int, reserve: Reserve
-    ):
+    def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int, reserve: Reserve):
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
         self._reserve = reserve
-        check_store(dataset, config)
-        # Neighbors are chosen by the ids that nodes had before others were dropped.
-        self._node_id = dataset.node_id if isinstance(dataset, Store) else None
-        self.num_features, self.num_classes = dataset.num_features, dataset.num_classes
+        check_store(store.size, config)
+        self._node_id = store.node_id  # neighbors are chosen by the ids that nodes had before others were dropped
+        self.num_features, self.num_classes = store.num_features, store.num_classes
         with log.phase("load", policy=config.loading):
-            self.splits = {name: torch.from_numpy(ids) for name, ids in dataset.read_splits().items()}
-            self.data = self._load(dataset)
+            self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
+            self.data = self._load(store)
         self._resident: dict[str, NodeLoader] = {}
 
-    def _load(self, dataset: Dataset) -> Data:
+    def _load(self, store: Store) -> Data:
         raise NotImplementedError
 
-    def _load_nodes(self, dataset: Dataset) -> Tensor:
+    def _load_nodes(self, store: Store) -> Tensor:
         """Read features and labels; returns the features [num_nodes, num_features] in RAM."""
-        x = torch.from_numpy(dataset.read_x(self.config.feature_dtype))
-        dataset.release("x")
+        x = torch.from_numpy(store.read("x", self.config.feature_dtype))
         self.log.part("features", _bytes(x))
-        self.y = torch.from_numpy(dataset.read_y())
-        dataset.release("y")
+        self.y = torch.from_numpy(store.read("y"))
         self.log.part("labels", _bytes(self.y))
         return x
 
@@ -121,7 +116,7 @@ class Loaders:
                 loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
             stock = loader.node_sampler
             self.log.part(f"{split} loader's CSC", _bytes(stock.colptr, stock.row, stock.perm))
-            if self.config.engine == "numba":
+            if self.config.sampler == "numba":
                 restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
                 seed = self.config.seed + _STREAM[split]
                 loader.node_sampler = CSCSampler(
@@ -188,18 +183,11 @@ class Loaders:
 class LazyLoaders(Loaders):
     """The train loader resident; the others built when they are needed."""
 
-    def _load(self, dataset: Dataset) -> Data:
-        x = self._load_nodes(dataset)
-        edge_index = torch.from_numpy(dataset.read_edge_index())
-        dataset.release("edge_index")
-        if self.config.undirected:
-            from torch_geometric.utils import to_undirected
-
-            self.log.part("edge_index (COO)", _bytes(edge_index))
-            with self.log.phase("add reverse edges"):
-                edge_index = to_undirected(edge_index, num_nodes=dataset.num_nodes)
+    def _load(self, store: Store) -> Data:
+        x = self._load_nodes(store)
+        edge_index = torch.from_numpy(store.read_edge_index())
         self.log.part("edge_index (COO)", _bytes(edge_index))
-        return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=dataset.num_nodes)
+        return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=store.num_nodes)
 
 
 class EagerLoaders(LazyLoaders):
@@ -221,13 +209,12 @@ class EagerLoaders(LazyLoaders):
 class StoreLoaders(Loaders):
     """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
 
-    def _load(self, dataset: Dataset) -> Data:
-        assert isinstance(dataset, Store)  # check_store has seen to it
-        self.store = dataset
+    def _load(self, store: Store) -> Data:
+        self.store = store
         self._available = available_bytes()
         self._train_windows: Windows | None = None
-        self._labels = {split: torch.from_numpy(dataset.y[ids.numpy()]) for split, ids in self.splits.items()}
-        dataset.advise_random()
+        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
+        store.advise_random()
         self.log.part("splits and their labels", sum(map(_bytes, [*self.splits.values(), *self._labels.values()])))
         return Data()
 
@@ -272,24 +259,22 @@ class StoreLoaders(Loaders):
 
 
 class SharedLoaders(Loaders):
-    """One CSC for all loaders, built straight from the file before the features are read, so no COO ever exists."""
+    """One CSC for all loaders, which is the store's own, read into RAM; no COO ever exists."""
 
-    def _load(self, dataset: Dataset) -> Data:
+    def _load(self, store: Store) -> Data:
         with self.log.phase("build shared CSC"):
-            colptr, row = dataset.read_csc(self.config.undirected)
-            if self.config.engine == "pyg":
-                row = row.astype(np.int64)  # the stock routines take int64 only
-        dataset.release("edge_index")
-        self.colptr, self.row = colptr, row
-        self.log.part("shared CSC", colptr.nbytes + row.nbytes)
-        x = self._load_nodes(dataset)
+            # The stock routines take int64 only.
+            row_dtype = "int64" if self.config.sampler == "pyg" else None
+            self.colptr, self.row = store.read("colptr"), store.read("row", row_dtype)
+        self.log.part("shared CSC", self.colptr.nbytes + self.row.nbytes)
+        x = self._load_nodes(store)
         # An empty edge_index makes NodeLoader fill in each batch's own.
         empty = torch.empty((2, 0), dtype=torch.int64)
-        return Data(x=x, edge_index=empty, y=self.y, num_nodes=dataset.num_nodes)
+        return Data(x=x, edge_index=empty, y=self.y, num_nodes=store.num_nodes)
 
     def _sampler(self, split: str) -> BaseSampler:
         num_neighbors = list(self.config.num_neighbors)
-        if self.config.engine == "numba":
+        if self.config.sampler == "numba":
             seed = self.config.seed + _STREAM[split]
             return CSCSampler(self.colptr, self.row, num_neighbors, seed=seed, node_id=self._node_id)
         stock = NeighborSampler(Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=1), num_neighbors)
@@ -308,7 +293,6 @@ def compile_kernels(num_neighbors: list[int]) -> None:
     Done on an empty graph before the data comes, so that the figures of later phases are the data's alone.
     """
     empty = np.empty(0, dtype=np.int64)
-    csc_from_chunks(1, 0, lambda: [(empty, empty)])
     restore_input_order(np.zeros(2, dtype=np.int64), empty, empty)
     compile_lookahead()
     for dtype in (np.int32, np.int64):
@@ -337,20 +321,21 @@ def _end_workers(loader: NodeLoader) -> None:
 
 
 def make_loaders(
-    dataset: Dataset,
+    store: Store,
     config: TrainConfig,
     log: EventLog,
     rank: int = 0,
     num_ranks: int = 1,
     reserve: Reserve = lambda batch: 0,
 ) -> Loaders:
-    """Load `dataset` the way `config.loading` says; the loaders hand out the batches of `rank`.
+    """Load `store` the way `config.loading` says; the loaders hand out the batches of `rank`.
 
     Args:
         reserve: Bytes that a training step takes beside the windows of loading=store, from a batch's shape.
 
     Raises:
-        InputError: when the data set is damaged or `engine` is not installed.
+        InputError: when the store ends early or has features that `feature_dtype` can't hold, when it can't do what
+            `config` asks for, and when `sampler` is not installed.
     """
     policies = {"eager": EagerLoaders, "lazy": LazyLoaders, "shared": SharedLoaders, "store": StoreLoaders}
-    return policies[config.loading](dataset, config, log, rank, num_ranks, reserve)
+    return policies[config.loading](store, config, log, rank, num_ranks, reserve)

@@ -1,104 +1,324 @@
-"""What a data set's name means, in one place."""
+"""What a data set's name means, in one place: a store, or what is converted to one once and kept.
+
+A name is a store's folder, a folder in OGB's binary layout, or an official name such as ogbn-arxiv. What is not a store
+yet is converted into a store beside it, `NAME.store` (`NAME-undirected.store`, `-float16`), or in `data_dir`, and found
+there by every later run, notebook and policy. `locate` and `size_of` look at headers alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes
-from ..files import StrPath
-from ..graph.store import Dataset, Store, is_store, open_store
-from . import official
-from .convert import convert
-from .ogb import open_raw
-from .synth import synthesize, synthesize_store
+from ..errors import InputError, format_bytes, is_interactive
+from ..files import StrPath, check_new, locked
+from ..graph.store import GraphSize, Store, is_store, open_store
+from .official import KNOWN, Located, locate_official, open_official
+from .ogb import RawDataset, open_raw
+
+if TYPE_CHECKING:
+    from .convert import FeatureDtype
+    from .data import Source
+
+# `convert` and `synth` are imported where they are used: they compile kernels, and planners ask for sizes alone.
+
+OFFICIAL_DIR = "dataset"  # where official data sets are looked for without data_dir
 
 
-def check_store(dataset: Dataset, config: TrainConfig) -> None:
-    """Refuse what `config` asks of a data set that does not hold it: a store, reverse edges, as many hops.
+@dataclass(frozen=True)
+class _Named:
+    """A data set that is no store itself: where it lies and where its store does."""
+
+    folder: Path
+    official: Located | None
+    raw: RawDataset | None  # None for csv files, and for what is still to be downloaded
+    target: Path
+    undirected: bool
+    dtype: np.dtype[Any]  # of the store's features
+
+    @property
+    def size(self) -> GraphSize:
+        """As it is before it is converted, but for the features."""
+        if self.raw is not None:
+            size = self.raw.size
+        else:
+            assert self.official is not None
+            size = KNOWN[self.official.name]
+        return dataclasses.replace(size, feature_itemsize=self.dtype.itemsize)
+
+    def source(self) -> Source:
+        """What the store is made of, downloaded where it is not there yet."""
+        if self.raw is not None:
+            return self.raw
+        assert self.official is not None
+        return open_official(self.official)
+
+    def rounding(self) -> str:
+        own = self.raw.members()["node_feat"].dtype if self.raw is not None else np.dtype(np.float32)
+        return "" if own.itemsize <= self.dtype.itemsize else f", features rounded from {own} to {self.dtype}"
+
+
+def _resolve(
+    dataset: str, data_dir: StrPath | None, undirected: bool | None, feature_dtype: FeatureDtype | None, download: bool
+) -> _Named:
+    official = raw = None
+    if dataset.startswith("ogbn-"):
+        official = locate_official(dataset, data_dir or OFFICIAL_DIR, download)
+        folder = official.folder
+        if official.present and official.binary:
+            raw = open_raw(folder, num_classes=official.num_classes)
+    else:
+        folder = Path(os.path.abspath(dataset))
+        raw = open_raw(folder)
+    own = np.dtype(np.float32) if raw is None else raw.feature_dtype
+    dtype = own if feature_dtype is None else np.dtype(feature_dtype)
+    name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
+    beside = folder.parent if data_dir is None else Path(data_dir)
+    return _Named(folder, official, raw, beside / f"{name}.store", bool(undirected), dtype)
+
+
+def _existing(named: _Named) -> Store | None:
+    """The store that was made of a data set before; None where there is none.
+
+    Raises:
+        InputError: when what lies in its place is of other data, of data that changed since, or made in another way.
+    """
+    if not is_store(named.target):
+        return None
+    from .convert import origin_of
+
+    store, now = open_store(named.target), origin_of(named.folder)
+    made_of = {key: store.origin.get(key) for key in now}
+    if made_of["files"] != now["files"]:
+        if made_of["raw"] != now["raw"]:
+            raise InputError(
+                f"{store.path}: expected the store of {named.folder}, found one of {made_of['raw'] or 'other data'}; "
+                "use another data_dir, or move it away"
+            )
+        raise InputError(
+            f"{named.folder}: it changed since {store.path} was made of it; delete the store to have it converted "
+            "again, or name the store as the data set to go on with it as it was"
+        )
+    if (store.undirected, store.keep_hops, store.feature_dtype) != (named.undirected, None, named.dtype):
+        raise InputError(
+            f"{store.path}: expected a store with undirected={named.undirected}, {named.dtype} features and all nodes, "
+            f"found undirected={store.undirected}, {store.feature_dtype} and keep_hops={store.keep_hops}; "
+            "move it away, or name it as the data set"
+        )
+    return store
+
+
+def _check_direction(store: Store, undirected: bool | None) -> Store:
+    check_direction(store.path, store.undirected, undirected)
+    return store
+
+
+def check_direction(store: object, has: bool, undirected: bool | None) -> None:
+    """Refuse `undirected` where it contradicts what a store `has`."""
+    if undirected not in (None, has):
+        raise InputError(
+            f"undirected: {store} was made with undirected={has}, asked for was {undirected}; leave it out, or name "
+            "the data that the store was made from"
+        )
+
+
+def _check_folder(named: _Named) -> None:
+    """Refuse a place for the store that is taken or can't be written to."""
+    check_new(named.target)
+    there = next(folder for folder in named.target.absolute().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        raise _unwritable(named.target)
+
+
+def _unwritable(target: Path, reason: object = "no permission") -> InputError:
+    return InputError(
+        f"{target}: the data set is to be converted to a store there, which can't be written ({reason}); pass "
+        "data_dir, a folder of your own (for an official name with a link in it to the data set's folder)"
+    )
+
+
+def locate(
+    dataset: str,
+    *,
+    data_dir: StrPath | None = None,
+    undirected: bool | None = None,
+    feature_dtype: FeatureDtype | None = None,
+    download: bool = False,
+) -> GraphSize:
+    """The checks of `open_dataset` and the sizes of what it opens, from headers alone; nothing is made or downloaded.
+
+    Sizes are those of the store, or, while that is still to be made (`stored` is "raw" or "csv"), of what it will be
+    made of, with `feature_itemsize` of the store.
+
+    Raises:
+        InputError: as `open_dataset` before it reads or writes anything.
+    """
+    if is_store(dataset):
+        return _check_direction(open_store(dataset), undirected).size
+    named = _resolve(dataset, data_dir, undirected, feature_dtype, download)
+    store = _existing(named)
+    if store is None:
+        _check_folder(named)
+    return named.size if store is None else store.size
+
+
+def size_of(dataset: str, *, data_dir: StrPath | None = None, undirected: bool | None = None) -> GraphSize:
+    """`locate` for planning: an official data set that is not there has its known size.
+
+    Raises:
+        InputError: for an OGB name that is not known, and as `locate` for a folder.
+    """
+    if dataset.startswith("ogbn-") and dataset in KNOWN:
+        with contextlib.suppress(InputError):
+            size = locate(dataset, data_dir=data_dir, undirected=undirected)
+            return size if size.stored == "store" else KNOWN[dataset]
+        return KNOWN[dataset]
+    return locate(dataset, data_dir=data_dir, undirected=undirected)
+
+
+def open_dataset(
+    dataset: str,
+    *,
+    data_dir: StrPath | None = None,
+    undirected: bool | None = None,
+    feature_dtype: FeatureDtype | None = None,
+    memory_limit: str | int | None = None,
+    download: bool = False,
+    say: Callable[[str], object] = print,
+    progress: bool | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Store:
+    """Open a data set as a store, which is made first where there is none: once, in bounded memory.
+
+    Another process that is converting it already is waited for.
+
+    Args:
+        dataset: a store's folder, a folder in OGB's binary layout, or an official name.
+        data_dir: where official data sets are looked for, by default "dataset", and where stores made from other data
+            are kept, by default beside them.
+        undirected: with reverse edges; None takes a store as it is and converts other data without.
+        feature_dtype: to convert to, "float16" or "float32"; by default the data's own, float32 for float64. A store
+            that is named has its own.
+        memory_limit: as in `convert`.
+        download: consent to fetch an official data set that is not there.
+        say: told what is converted, to where and how large.
+        progress: a bar for a person, or a line every 30 s; None finds out which.
+        check: called between chunks and while waiting; what it raises ends the conversion, and nothing is left behind.
+
+    Raises:
+        InputError: for a name that means nothing; for `undirected` that contradicts a store; for a store of other data,
+            or of data that changed since, in the place of the one that is to be made; for a place that can't be written
+            to; and as `convert`.
+    """
+    if is_store(dataset):
+        return _check_direction(open_store(dataset), undirected)
+    named = _resolve(dataset, data_dir, undirected, feature_dtype, download)
+    if (store := _existing(named)) is not None:
+        return store
+    _check_folder(named)
+    with _made_once(named.target, check):
+        if (store := _existing(named)) is not None:
+            return store
+        from .convert import disk_bytes, origin_of, write_store
+
+        source = named.source()
+        about = format_bytes(disk_bytes(source, named.undirected, named.dtype)[0])
+        say(f"{named.folder}: converting it, once, to {named.target}, about {about}{named.rounding()}")
+        bar = is_interactive() if progress is None else progress
+        return write_store(
+            source, named.target, origin={**origin_of(named.folder), "num_nodes": source.num_nodes},
+            undirected=named.undirected, feature_dtype=named.dtype.name,  # type: ignore[arg-type]  # float16 or float32
+            memory_limit=memory_limit, progress=True if bar else say, check=check,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
+    """Only one process makes what is to be at `target`; others wait, and look again."""
+    with contextlib.ExitStack() as stack:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            lock = target.with_name(f".{target.name}.once")
+            stack.enter_context(locked(lock, f"{target}: it is being made", wait=check))
+        except OSError as error:
+            raise _unwritable(target, error.strerror) from None
+        yield
+
+
+# For a run ------------------------------------------------------------------------------------------------------------
+
+
+def _asked(config: TrainConfig) -> dict[str, Any]:
+    rounded = config.loading == "store" and config.feature_dtype == "float16"  # in RAM it is rounded on reading
+    names = ("data_dir", "undirected", "download")
+    return {name: getattr(config, name) for name in names} | {"feature_dtype": "float16" if rounded else None}
+
+
+def locate_for(config: TrainConfig) -> GraphSize:
+    """`locate` the data set of a run, and `check_store`."""
+    size = locate(config.dataset, **_asked(config))
+    check_store(size, config)
+    return size
+
+
+def open_for(config: TrainConfig, **how: Any) -> Store:
+    """`open_dataset` of a run; `how` as there."""
+    return open_dataset(config.dataset, **_asked(config), **how)
+
+
+def check_store(size: GraphSize, config: TrainConfig) -> None:
+    """Refuse what `config` asks of a data set that does not hold it: reverse edges, as many hops.
 
     Raises:
         InputError: naming the parameter.
     """
-    if not isinstance(dataset, Store):
-        if config.loading == "store":
-            raise InputError(
-                f"dataset: loading='store' needs a store, found {dataset.path} in OGB's layout; make one with "
-                f"`python -m ogbnlib convert {dataset.path} STORE_DIR`"
-            )
-        return
-    store = dataset
-    if config.undirected and not store.undirected and (config.loading == "store" or store.keep_hops is not None):
-        raise InputError(f"undirected: {store.path} has no reverse edges; convert it with --undirected")
-    if store.keep_hops is not None and len(config.num_neighbors) > store.keep_hops:
+    if size.stored == "store":
+        check_direction(size.name, size.undirected, config.undirected)
+    if size.keep_hops is not None and len(config.num_neighbors) > size.keep_hops:
         raise InputError(
-            f"num_neighbors: {store.path} keeps {store.keep_hops} hops, got {len(config.num_neighbors)}; "
+            f"num_neighbors: {size.name} keeps {size.keep_hops} hops, got {len(config.num_neighbors)}; "
             "convert it with a larger --keep-hops"
         )
-    if config.loading == "store" and config.engine == "pyg":
-        raise InputError("engine: loading='store' samples with engine='numba' only, got 'pyg'")
+    if config.loading == "store" and config.sampler == "pyg":
+        raise InputError("sampler: loading='store' samples with sampler='numba' only, got 'pyg'")
 
 
-def prepare_dataset(dataset: str, data_dir: StrPath, scale: float, seed: int = 0) -> str:
-    """`dataset` itself where one is named, else the generated one of this scale and seed, made on first use.
+# For a notebook -------------------------------------------------------------------------------------------------------
+
+
+def prepare_dataset(
+    dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool | None = None
+) -> str:
+    """The folder of a store for a notebook: that of `dataset`, or without one of the generated data set.
+
+    Made on first use in `data_dir`, where every notebook and run finds it.
 
     Raises:
-        InputError: as `synthesize` and `open_raw` do.
+        InputError: as `open_dataset` and `synthesize_store`.
     """
     if dataset:
-        return dataset
-    path = Path(data_dir) / f"synthetic-{scale:g}-seed{seed}"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        synthesize(path, scale=scale, seed=seed, progress=False)
-    facts = open_raw(path)
-    print(f"{path}: {facts.num_nodes:,} nodes, {facts.num_edges:,} edges, {facts.num_features} features")
-    return str(path)
-
-
-def prepare_store(dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool = True) -> str:
-    """The store of a data set in OGB's layout, or without one of the generated data set, made on first use.
-
-    Args:
-        dataset: A folder in OGB's layout, which is converted into `data_dir`; a store, which is taken as it is; or "".
-
-    Raises:
-        InputError: for a store of the other direction or of another folder, and as `convert` and `synthesize_store` do.
-    """
-    direction = "undirected" if undirected else "directed"
-    raw = Path(dataset).resolve()
-    if dataset and is_store(dataset):
-        path = Path(dataset)
+        store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:
-        name = raw.name if dataset else f"synthetic-{scale:g}-seed{seed}"
-        path = Path(data_dir) / f"{name}-{direction}"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if dataset:
-                convert(dataset, path, undirected=undirected, progress=False)
-            else:
-                synthesize_store(path, scale=scale, seed=seed, undirected=undirected, progress=False)
-    store = open_store(path)
-    if store.undirected != undirected:
-        raise InputError(
-            f"undirected: expected {path} to be {direction}, found it converted with undirected={store.undirected}; "
-            "name the folder in OGB's layout that it was made from"
-        )
-    if dataset and path != Path(dataset) and store.origin.get("raw") != str(raw):
-        raise InputError(
-            f"{path}: expected the store of {raw}, found one of {store.origin.get('raw', 'other data')}; "
-            "use another data_dir, or move it away"
-        )
-    print(f"{path}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {format_bytes(store.nbytes)} on disk")
-    return str(path)
+        name = f"synthetic-{scale:g}-seed{seed}" + ("-undirected" if undirected else "")
+        path = Path(data_dir) / f"{name}.store"
+        with contextlib.nullcontext() if is_store(path) else _made_once(path, lambda: None):
+            if not is_store(path):
+                from .synth import synthesize_store
 
-
-def open_dataset(config: TrainConfig) -> Dataset:
-    """The data set that `config.dataset` names: an official OGB name or a folder in OGB's raw layout."""
-    if config.dataset.startswith("ogbn-"):
-        return official.read_official(config.dataset, config.root, download=config.download, reader=config.reader)
-    if is_store(config.dataset):
-        return open_store(config.dataset)
-    if config.reader == "ogb":
-        return official.read_with_ogb(config.dataset)
-    return open_raw(config.dataset)
+                print(f"{path}: generating it, once")
+                progress = True if is_interactive() else print
+                synthesize_store(path, scale, seed, undirected=bool(undirected), progress=progress)
+        store = open_store(path)
+    print(
+        f"{store.path}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
+        f"{format_bytes(store.nbytes)}"
+    )
+    return str(store.path)

@@ -1,7 +1,7 @@
-"""OGB's on-disk layout as ogbn-papers100M has it, read in memory bounded by what is asked for.
+"""OGB's on-disk layout as ogbn-papers100M has it: read in pieces, and written from any `Source`.
 
-OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over; here every array is streamed through a chunk
-into one new array. Importing this module imports neither torch nor ogb.
+OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over; here no member is ever held. Importing this
+module imports neither torch nor ogb.
 """
 
 from __future__ import annotations
@@ -11,81 +11,61 @@ import json
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
-from tqdm import tqdm
 
 from ..errors import InputError
-from ..files import StrPath
+from ..files import StrPath, new_folder, write_json
 from ..graph import npz
-from ..graph.npz import Array, Member, MemberInfo, row_blocks
-from ..graph.sort import first_outside
-from ..graph.store import SPLITS, Dataset, label_dtype
+from ..graph.checks import SPLITS, clean_labels
+from ..graph.npz import Array, Member, MemberInfo, NpzWriter
+from ..graph.store import GraphSize
+from .data import MAX_CLASSES, ArraySource, Source
 
-MAX_CLASSES = 2**24  # labels are stored as float32, which counts exactly no further
-
-
-def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) -> Array:
-    """Labels in any number type to int16 (int64 beyond 32,767 classes), -1 where there is none."""
-    values = values.reshape(-1)
-    known = ~np.isnan(values) if values.dtype.kind == "f" else values != -1
-    wrong = known & ((values != np.floor(values)) | (values < 0) | (values >= num_classes))
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        raise InputError(
-            f"{where}: expected whole labels from 0 to {num_classes - 1}, or NaN (-1 in whole numbers) where there is "
-            f"none; found {values[at]} at node {start + at}"
-        )
-    labels = np.full(len(values), -1, label_dtype(num_classes))
-    labels[known] = values[known].astype(labels.dtype)
-    return labels
+RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
+_MAPPING = """Node i is row i of node_feat and node_label in raw/; label c is class c. No outside identifiers are known.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawDataset(Dataset):
-    """A data set in OGB's binary layout, on disk; each `read_*` streams one member into one new array in RAM.
+class RawDataset:
+    """A data set in OGB's binary layout as a `Source`; `open_raw` makes one.
 
     Every read raises `InputError`, naming file and member, on damage (CRC, truncation) and on values that cannot be.
     """
+
+    path: Path
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    feature_dtype: np.dtype[Any]  # of a store's features: the file's own, float32 for float64
 
     @property
     def _data(self) -> Path:
         return self.path / "raw" / "data.npz"
 
+    @property
+    def size(self) -> GraphSize:
+        """Its sizes; the split files are read."""
+        return GraphSize(
+            name=self.name,
+            num_nodes=self.num_nodes,
+            num_edges=self.num_edges,
+            num_features=self.num_features,
+            num_classes=self.num_classes,
+            num_seeds={split: len(ids) for split, ids in self.read_splits().items()},
+            feature_itemsize=self.feature_dtype.itemsize,
+        )
+
     def members(self) -> dict[str, MemberInfo]:
         """Headers of all arrays of raw/data.npz, and of `node_label`; no data is read."""
         return {**_headers(self._data), **_headers(self.path / "raw" / "node-label.npz")}
-
-    def read_x(self, dtype: DTypeLike = "float32", progress: bool = False) -> Array:
-        """Features [N, F] as float32 or float16; the peak is the result and about 20 MB."""
-        if np.dtype(dtype) not in (np.float32, np.float16, np.float64):
-            raise InputError(f"dtype: expected float16, float32 or float64, got {dtype!r}")
-        bad, first = 0, self.num_nodes
-        with Member(self._data, "node_feat") as member:
-            info = member.info
-            x, count = np.empty(info.shape, dtype), npz.CHUNK_BYTES // info.dtype.itemsize
-            with tqdm(total=info.nbytes, unit="B", unit_scale=True, desc="node_feat", disable=not progress) as bar:
-                for target, begin in row_blocks(x, info.fortran_order, count):
-                    values = member.read(target.size).reshape(target.shape)
-                    with np.errstate(over="ignore"):
-                        target[...] = values
-                    finite = np.isfinite(target)
-                    if not finite.all():
-                        bad += int((~finite).sum())
-                        first = min(first, begin + int(np.argwhere(~finite)[:, 0].min()))
-                    bar.update(values.nbytes)
-            member.finish()
-            if bad:
-                raise InputError(
-                    f"{member.where}: expected values that are finite as {x.dtype}, found {bad} NaN or Inf, "
-                    f"the first in row {first}"
-                )
-        return x
 
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
         """(src, dst) int64 pairs in file order, `chunk_edges` at a time; the edge index is never held.
@@ -106,8 +86,8 @@ class RawDataset(Dataset):
                 else:
                     src, dst = first.read(count), second.read(count)
                 src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
-                bad = first_outside(src, dst, self.num_nodes)
-                if bad >= 0:
+                if min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= self.num_nodes:
+                    bad = np.flatnonzero((np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= self.num_nodes))[0]
                     raise InputError(
                         f"{first.where}: expected node ids from 0 to {self.num_nodes - 1}; "
                         f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
@@ -115,116 +95,22 @@ class RawDataset(Dataset):
                 yield src, dst
             (first if paired else second).finish()
 
-    def read_edge_index(self) -> Array:
-        """Edges int64 [2, E], source above destination."""
-        edge_index, at = np.empty((2, self.num_edges), np.int64), 0
-        for src, dst in self.edge_chunks():
-            edge_index[0, at : at + len(src)], edge_index[1, at : at + len(src)] = src, dst
-            at += len(src)
-        return edge_index
-
-    def x_info(self) -> MemberInfo:
-        """Shape, dtype and order of the features as they lie in the file."""
-        return self.members()["node_feat"]
-
     def x_chunks(self) -> Iterator[Array]:
-        """The features in the file's own dtype and order, about 8 MB at a time, unchecked.
-
-        Whole rows [n, F]; from a file in Fortran order pieces [n] of one column each, column after column.
-        """
+        """Rows of features [n, F] in the file's own dtype, about 8 MB at a time, unchecked."""
         with Member(self._data, "node_feat") as member:
-            info, count = member.info, max(1, npz.CHUNK_BYTES // member.info.dtype.itemsize)
-            num_nodes, num_features = info.shape
-            if info.fortran_order:
-                for begin in (at for _ in range(num_features) for at in range(0, num_nodes, count)):
-                    yield member.read(min(count, num_nodes - begin))
-            else:
-                rows = max(1, count // max(1, num_features))
-                for begin in range(0, num_nodes, rows):
-                    yield member.read(min(rows, num_nodes - begin) * num_features).reshape(-1, num_features)
+            rows = max(1, npz.CHUNK_BYTES // (member.info.dtype.itemsize * self.num_features))
+            for begin in range(0, self.num_nodes, rows):
+                values = member.read(min(rows, self.num_nodes - begin) * self.num_features)
+                yield values.reshape(-1, self.num_features)
             member.finish()
 
     def label_chunks(self) -> Iterator[Array]:
-        """`read_y` in pieces."""
+        """Labels [n], int16 (int64 beyond 32,767 classes); -1 where the file has NaN."""
         return _label_chunks(self.path, self.num_classes)
 
-    def has_year(self) -> bool:
-        return "node_year" in _headers(self._data)
-
-    def year_chunks(self) -> Iterator[Array]:
-        """`read_year` in pieces; only where `has_year`."""
-        with Member(self._data, "node_year") as member:
-            left, step = math.prod(member.info.shape), npz.CHUNK_BYTES // member.info.dtype.itemsize
-            while left:
-                count = min(step, left)
-                yield member.read(count).astype(np.int64)
-                left -= count
-            member.finish()
-
-    def read_y(self) -> Array:
-        """Labels [N], int16 (int64 beyond 32,767 classes); -1 where the file has NaN."""
-        return np.concatenate(list(self.label_chunks()))
-
     def read_splits(self) -> dict[str, Array]:
-        """Node ids int64 of `train`, `valid` and `test`, in file order."""
-        return read_split_files(split_folder(self.path), self.num_nodes)
-
-    def read_year(self) -> Array | None:
-        """Years int64 [N], or None where the data set has none."""
-        return np.concatenate(list(self.year_chunks())) if self.has_year() else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfficialDataset(Dataset):
-    """A data set that OGB's own readers brought into RAM, with the reads of `RawDataset`.
-
-    `read_x` and `read_edge_index` hand out the held array itself where no conversion is needed: follow them with
-    `release("x")` or `release("edge_index")` and the caller is its only owner.
-    """
-
-    arrays: dict[str, Any] = field(repr=False)
-
-    def _held(self, name: str) -> Any:
-        if name not in self.arrays:
-            raise InputError(f"{self.name}: {name} was released and can be read no more; open the data set again")
-        return self.arrays[name]
-
-    def release(self, *names: Literal["x", "edge_index", "y"]) -> None:
-        for name in names:
-            self.arrays.pop(name, None)
-
-    def read_x(self, dtype: DTypeLike = "float32", progress: bool = False) -> Array:
-        """Features [N, F]; the held array when it has that dtype. NaN or Inf is an `InputError`."""
-        with np.errstate(over="ignore"):
-            x: Array = self._held("x").astype(dtype, copy=False)
-        step = max(1, npz.CHUNK_BYTES // (x.itemsize * max(1, self.num_features)))
-        finite = [np.isfinite(x[begin : begin + step]).all(axis=1) for begin in range(0, len(x), step)]
-        bad = np.flatnonzero(~np.concatenate(finite))
-        if bad.size:
-            raise InputError(f"{self.name}, node_feat: found NaN or Inf in {bad.size} rows, the first is row {bad[0]}")
-        return x
-
-    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        src, dst = self._held("edge_index")
-        for begin in range(0, self.num_edges, chunk_edges):
-            yield src[begin : begin + chunk_edges], dst[begin : begin + chunk_edges]
-
-    def read_edge_index(self) -> Array:
-        """Edges int64 [2, E], the held array itself."""
-        return np.asarray(self._held("edge_index"))
-
-    def read_y(self) -> Array:
-        """Labels [N], int16 (int64 beyond 32,767 classes); -1 where there is none."""
-        return clean_labels(self._held("y"), self.num_classes, f"{self.name}, node_label")
-
-    def read_splits(self) -> dict[str, Array]:
-        """Node ids int64 of `train`, `valid` and `test`."""
-        return dict(self.arrays["splits"])
-
-    def read_year(self) -> Array | None:
-        """Years int64 [N], or None."""
-        year = self.arrays["year"]
-        return None if year is None else year.reshape(-1).astype(np.int64)
+        """Node ids int64 of `train`, `valid` and `test`, in file order; they may not be in range."""
+        return read_split_files(split_folder(self.path))
 
 
 def _headers(file: Path) -> dict[str, MemberInfo]:
@@ -262,19 +148,16 @@ def split_folder(path: Path) -> Path:
     raise InputError(f"{folder}: expected a folder named time, or just one, found {[entry.name for entry in found]}")
 
 
-def read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
+def read_split_files(folder: Path) -> dict[str, Array]:
+    """The int64 ids in the three files of a split's folder, unchecked."""
     splits = {}
     for name in SPLITS:
         file = folder / f"{name}.csv.gz"
         try:
             with gzip.open(file, "rt") as lines:
-                ids = np.array(lines.read().split(), dtype=np.int64)
+                splits[name] = np.array(lines.read().split(), dtype=np.int64)
         except (ValueError, EOFError, OSError, zlib.error) as error:
             raise InputError(f"{file}: expected one node id a line, gzipped; {error}") from None
-        if not ids.size or ids.min() < 0 or ids.max() >= num_nodes:
-            found = f"{ids.min()} to {ids.max()}" if ids.size else "none"
-            raise InputError(f"{file}: expected node ids from 0 to {num_nodes - 1}, found {found}")
-        splits[name] = ids
     return splits
 
 
@@ -285,7 +168,10 @@ def _hint(path: Path) -> str:
     if (path / "data.npz").is_file():
         return f"{path}: expected a data set folder, found its raw folder; pass {path.resolve().parent}"
     if (path / "raw" / "edge.csv.gz").is_file():
-        return f"{path}: expected raw/data.npz, found OGB's csv layout; open it by name with read_official"
+        return (
+            f"{path}: expected raw/data.npz, found OGB's csv layout; name it as ogb does, such as ogbn-arxiv, and pass "
+            "data_dir, the folder above it"
+        )
     nested = [entry.parent.parent for entry in path.glob("*/raw/data.npz")]
     if len(nested) == 1:
         return f"{path}: expected raw/data.npz, found a data set one folder down; pass {nested[0]}"
@@ -295,8 +181,8 @@ def _hint(path: Path) -> str:
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     """Open a folder in OGB's binary layout, ours or the official ogbn-papers100M; no large member is read.
 
-    `node_feat` may be float16, 32 or 64 of either byte order, `edge_index` any whole numbers, both in C or Fortran
-    order. Without `num_classes` it is taken from meta.json and, where there is none, is the largest label plus one.
+    `node_feat` may be float16, 32 or 64 of either byte order, `edge_index` any whole numbers in C or Fortran order.
+    Without `num_classes` it is taken from meta.json and, where there is none, is the largest label plus one.
 
     Raises:
         InputError: naming file and member, when anything is missing, damaged, or of another shape or type.
@@ -314,12 +200,10 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
             sizes[name] = int(member.read(1)[0])
             member.finish()
     num_nodes, num_edges = sizes["num_nodes_list"], sizes["num_edges_list"]
-    shapes = {"edge_index": "iu", "node_feat": "f", "node_label": "fiu", "node_year": "iu"}
+    shapes = {"edge_index": "iu", "node_feat": "f", "node_label": "fiu"}
     for name, kinds in shapes.items():
         file = path / "raw" / "node-label.npz" if name == "node_label" else data
         info = headers.get(name)
-        if info is None and name == "node_year":
-            continue
         if info is None:
             raise InputError(f"{file}, member {name}: expected such a member, found none")
         per_node = {(num_nodes, 1), (num_nodes,)}
@@ -332,6 +216,11 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
         if info.dtype.kind not in kinds:
             kind = "floats" if kinds == "f" else "numbers" if "f" in kinds else "whole numbers"
             raise InputError(f"{file}, member {name}: expected {kind}, found {info.dtype}")
+        if name == "node_feat" and info.fortran_order and 1 not in info.shape:
+            raise InputError(
+                f"{file}, member {name}: expected rows (C order), found columns (Fortran order), which can't be "
+                "streamed; save it again from np.ascontiguousarray"
+            )
     split_folder(path)
     meta = _read_meta(path)
     for key, value in (("num_nodes", num_nodes), ("num_edges", num_edges)):
@@ -347,6 +236,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
         num_edges=num_edges,
         num_features=headers["node_feat"].shape[1],
         num_classes=num_classes,
+        feature_dtype=np.dtype(np.float16 if headers["node_feat"].dtype.itemsize == 2 else np.float32),
     )
 
 
@@ -361,3 +251,72 @@ def _read_meta(path: Path) -> dict[str, Any]:
     if not isinstance(meta, dict) or not isinstance(meta.get("num_classes", 1), int) or meta.get("num_classes", 1) < 1:
         raise InputError(f"{file}: expected an object with num_classes of at least 1, found {meta!r}")
     return meta
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def write_layout(folder: Path, source: Source, done: Callable[[int], object] = lambda count: None) -> None:
+    """Write any `Source` into `folder` as OGB's binary layout, in memory bounded by a chunk; its values are trusted.
+
+    `done` is told the bytes of each chunk.
+    """
+    for part in ("raw", "split/time", "mapping", "processed"):  # ogb saves into processed/ without making it
+        (folder / part).mkdir(parents=True)
+    num_nodes, num_edges = source.num_nodes, source.num_edges
+    rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks())
+
+    def counted(chunks: Iterable[Array]) -> Iterator[Array]:
+        for chunk in chunks:
+            yield chunk
+            done(chunk.nbytes)
+
+    with NpzWriter(folder / "raw" / "data.npz") as data:
+        data.write("edge_index", (2, num_edges), np.int64, counted(rows))
+        data.write("node_feat", (num_nodes, source.num_features), np.float32, counted(source.x_chunks()))
+        data.write("num_nodes_list", (1,), np.int64, [np.array([num_nodes])])
+        data.write("num_edges_list", (1,), np.int64, [np.array([num_edges])])
+    labels = (np.where(chunk < 0, np.float32("nan"), chunk.astype(np.float32)) for chunk in source.label_chunks())
+    with NpzWriter(folder / "raw" / "node-label.npz") as label:
+        label.write("node_label", (num_nodes, 1), np.float32, labels)
+    for split, ids in source.read_splits().items():
+        with (
+            open(folder / "split" / "time" / f"{split}.csv.gz", "wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,  # no name, no time: same ids, same bytes
+        ):
+            packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
+    (folder / "mapping" / "README.md").write_text(_MAPPING)
+    (folder / RELEASE).touch()
+    names = ("name", "num_nodes", "num_edges", "num_features", "num_classes")
+    write_json(folder / "meta.json", {name: getattr(source, name) for name in names})
+
+
+def write_raw(
+    path: StrPath,
+    *,
+    edge_index: Any,
+    x: Any,
+    y: Any,
+    splits: Mapping[str, Any],
+    num_classes: int | None = None,
+    name: str | None = None,
+) -> RawDataset:
+    """Put any graph into OGB's binary layout, as ogbn-papers100M has it, so that OGB's own classes open it too.
+
+    Everything is checked before anything is written, and the folder appears whole or not at all.
+
+    Args:
+        path: a new or empty folder.
+        edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor, as the others.
+        x: features [N, F], finite; stored as float32.
+        y: labels [N] or [N, 1]: -1 or NaN where there is none.
+        splits: node ids, or boolean masks over all nodes, of train, valid and test.
+        num_classes: the largest label plus one when not given.
+
+    Raises:
+        InputError: naming the argument and what is wrong with it.
+    """
+    source = ArraySource.from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
+    with new_folder(path) as folder:
+        write_layout(folder, source)
+    return open_raw(path)

@@ -29,7 +29,7 @@ from ..memory.recorder import EventLog
 from ..memory.signals import Stopped
 
 T = TypeVar("T")
-_TIMEOUT = datetime.timedelta(hours=1)  # ranks meet first after loading, which may take minutes longer on one of them
+_TIMEOUT = datetime.timedelta(hours=12)  # of a rank that waits while another one downloads and converts the data set
 
 
 def launched() -> bool:
@@ -78,23 +78,24 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """An `InputError` that any rank raises inside is raised by all of them at the end."""
-        mine: InputError | None = None
+        """An `InputError` or `Stopped` that any rank raises inside is raised by all of them at the end."""
+        mine: InputError | Stopped | None = None
         try:
             yield
-        except InputError as error:
+        except (InputError, Stopped) as error:
             mine = error
         if self.num_ranks > 1:
-            said: list[str | None] = [None] * self.num_ranks
-            dist.all_gather_object(said, None if mine is None else str(mine))
-            for rank, message in enumerate(said):
-                if message is not None and mine is None:
-                    raise InputError(f"{message} (rank {rank})")
+            said: list[tuple[bool, str] | None] = [None] * self.num_ranks
+            dist.all_gather_object(said, None if mine is None else (isinstance(mine, Stopped), str(mine)))
+            for rank, word in enumerate(said):
+                if word is not None and mine is None:
+                    stopped, message = word
+                    raise Stopped(message) if stopped else InputError(f"{message} (rank {rank})")
         if mine is not None:
             raise mine
 
     def in_turn(self, function: Callable[[], T]) -> T:
-        """`function()` of the first rank of each node, then of the others, which find what it has downloaded."""
+        """`function()` of the first rank of each node, then of the others, which find what it has converted."""
         result: list[T] = []
         for turn in (True, False) if self.num_ranks > 1 else (True,):
             with self.together():

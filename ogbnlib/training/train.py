@@ -13,8 +13,9 @@ import contextlib
 import functools
 import importlib
 import os
+import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +24,18 @@ import torch.nn.functional as F
 
 from ..config import TrainConfig
 from ..forecast.passes import step_reserve_bytes
-from ..forecast.sizes import size_of_dataset
-from ..graph.store import Dataset
+from ..graph.store import Store
 from ..memory import cuda
+from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
-from ..memory.signals import StopRequest, handled
+from ..memory.signals import Stopped, StopRequest, handled
 from ..runs.attempt import Attempt
 from ..runs.diagnosis import exit_code_of
 from ..runs.folder import Run, own_run_dir
 from ..runs.sandbox import check_inputs
+from ..sampling.loader import available_bytes
 from ..sampling.policies import compile_kernels, make_loaders
-from ..sources.catalog import open_dataset
+from ..sources.catalog import open_for
 from .checkpoint import Row
 from .distributed import Ranks, join
 from .models import GNN
@@ -89,20 +91,29 @@ def train(
     cuda.prepare_allocator(config)
     stop, folder = StopRequest(), None if run_dir is None else Path(run_dir)
     with handled(stop), join(config.device) as ranks:
-
-        def check() -> Dataset:
+        with ranks.together():
             check_inputs(config)
-            return open_dataset(config)
-
-        dataset = ranks.in_turn(check)
         if folder is None or not ranks.first:
             ranks.wait()  # the first rank is preparing the folder
-            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
+            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
         with contextlib.ExitStack() as stack:
             with ranks.together():
                 before, _lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
             with _recorded(before, config):
-                return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, dataset=dataset)
+                return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
+
+
+def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
+    """The data set's store. Making it, where there is none yet, ends with a stop signal."""
+
+    def check() -> None:
+        if stop.number:
+            name = signal.Signals(stop.number).name
+            log.mark("stop", signal=name, epoch=0, position=0)
+            raise Stopped(f"stopped by {name} while the data set was converted; go on with resume=True (--resume)")
+
+    limit = own_memory()[0] + min(available_bytes(), 2**30)
+    return open_for(config, memory_limit=limit, say=progress.say, progress=progress.how == "bar", check=check)
 
 
 @contextlib.contextmanager
@@ -128,32 +139,30 @@ def train_prepared(
     *,
     resume: bool,
     how: str,
-    dataset: Dataset | None = None,
 ) -> TrainResult:
     """Train in a folder that is prepared, locked and recorded by the caller; raises as `train`.
 
     Args:
         how: Progress as `config.progress` has it.
-        dataset: Open already, or None to open it here.
     """
     threads = torch.get_num_threads()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     log = EventLog(run_dir if ranks.first else None)
     try:
-        if dataset is None:
-            with log.phase("open"):
-                dataset = ranks.in_turn(lambda: open_dataset(config))
-        log.mark("note", reader=type(dataset).__name__, dataset=config.dataset, ranks=ranks.num_ranks)
+        progress = Progress(how if ranks.first else "none")
+        with log.phase("open"):
+            store = ranks.in_turn(lambda: _open(config, log, progress, stop))
+        log.mark("dataset", path=str(store.path), **asdict(store.size))
+        log.mark("note", ranks=ranks.num_ranks)
         if ranks.num_ranks > 1 and config.loading != "store":
             text = f"each of the {ranks.num_ranks} ranks holds its own copy of the data; loading=store shares one"
             log.mark("note", text=text)
         with log.phase("compile kernels"):
             compile_kernels(list(config.num_neighbors))
-        reserve = functools.partial(step_reserve_bytes, config, size=size_of_dataset(dataset))
-        loaders = make_loaders(dataset, config, log, ranks.rank, ranks.num_ranks, reserve)
-        del dataset
-        trainer = Trainer(config, loaders, run_dir, log, Progress(how if ranks.first else "none"), stop, ranks)
+        reserve = functools.partial(step_reserve_bytes, config, size=store.size)
+        loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
+        trainer = Trainer(config, loaders, run_dir, log, progress, stop, ranks)
         try:
             if resume:
                 with ranks.together():

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
-from ..errors import InputError
+from ..errors import InputError, is_interactive
 from ..memory import cuda
 from ..memory.cuda import resolve_device
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
-from ..runs.sandbox import is_interactive
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Row, State, append_metrics, cut_metrics, load_checkpoint, save_checkpoint
 from .distributed import Ranks

@@ -51,7 +51,8 @@ def measured(code: str, arguments: list[str], limit_bytes: int | None, folder: P
 
 def matches_scipy(store: Store, raw: Path) -> bool:
     """`colptr` and, column by column and sorted, `row` against scipy's CSC of the raw edges."""
-    edge_index, nodes = open_raw(raw).read_edge_index(), store.num_nodes
+    with np.load(raw / "raw" / "data.npz") as data:
+        edge_index, nodes = data["edge_index"], store.num_nodes
     src, dst = np.hstack([edge_index, edge_index[::-1]]) if store.undirected else edge_index
     matrix = sp.coo_matrix((np.ones(len(src), np.int32), (src, dst)), (nodes, nodes)).tocsc()  # repeats are summed up
     matrix.sort_indices()

@@ -19,7 +19,6 @@ from ogbnlib.forecast.planner import margin_bytes
 from ogbnlib.notebook.tables import held_peak_bytes
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.catalog import prepare_dataset
-from ogbnlib.sources.synth import synthesize_store
 
 LARGE: dict[str, Any] = {"batch_size": 256, "num_neighbors": "15 10 5", "hidden_channels": 128}
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (
@@ -41,7 +40,6 @@ CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {"loading": "store", "batch_size": 1024, "num_neighbors": "15 10 5", "hidden_channels": 64},
     {"loading": "store", "epochs": 2, "memory_limit": "550 MB"},
     {"loading": "store", "batch_size": 256, "num_neighbors": "15 10", "hidden_channels": 32, "memory_limit": "650 MB"},
-    {"loading": "shared", "of_store": True},
     {"loading": "shared", **LARGE, "hidden_channels": 256, "precision": "bf16"},
     {"loading": "shared", **LARGE, "hidden_channels": 256, "dropout": 0.5},
     {"loading": "shared", **LARGE, "model": "gcn", "precision": "bf16"},
@@ -60,14 +58,11 @@ def main() -> None:
     errors = []
     try:
         for scale in options.scales:
-            raw = prepare_dataset("", folder, scale)
-            stored = folder / f"store-{scale}"
-            if not stored.exists():
-                synthesize_store(stored, scale=scale)
             for number, settings in enumerate(CONFIGURATIONS):
                 if options.only and number not in options.only:
                     continue
-                errors.append(measure(f"{scale} #{number}", dict(settings), raw, stored, folder))
+                stored = prepare_dataset("", folder, scale, undirected=bool(settings.get("undirected")))
+                errors.append(measure(f"{scale} #{number}", dict(settings), stored, folder))
     finally:
         if options.data_dir is None:
             shutil.rmtree(folder)
@@ -76,10 +71,9 @@ def main() -> None:
     print(f"{within} of {len(errors)} within 8 % or 60 MB; the worst is off by {worst[0] / MB:+.0f} MB")
 
 
-def measure(name: str, settings: dict[str, Any], raw: Any, stored: Path, folder: Path) -> tuple[int, int]:
+def measure(name: str, settings: dict[str, Any], dataset: str, folder: Path) -> tuple[int, int]:
     """(error, what was allowed) in bytes of one configuration."""
     limit = settings.pop("memory_limit", None)
-    dataset = stored if settings.pop("of_store", False) or settings["loading"] == "store" else raw
     config = TrainConfig.create({"dataset": dataset, "epochs": 1, "device": "cpu", "progress": "none", **settings})
     plan = predict(config, memory_limit_bytes=None if limit is None else parse_bytes(limit))
     ended = run(config, limit, runs_dir=folder / "runs", name="bench", echo=False)

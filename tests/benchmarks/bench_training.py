@@ -111,7 +111,7 @@ def main() -> None:
         default_threads = torch.get_num_threads()
         data = None
         if have_stock:
-            x, y = torch.from_numpy(store.read_x("float32")), torch.from_numpy(store.read_y())
+            x, y = torch.from_numpy(store.read("x", "float32")), torch.from_numpy(store.read("y"))
             data = Data(x=x, edge_index=torch.from_numpy(store.read_edge_index()), y=y)
         for setting in SETTINGS:
             print(f"\n{list(setting['num_neighbors'])}, batch {setting['batch_size']}, "

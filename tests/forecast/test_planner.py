@@ -67,12 +67,12 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("64 GB", {"loading": "eager"}, [{"loading": "store"}]),
     (
         "48 GB",
-        {"loading": "lazy", "engine": "pyg"},
+        {"loading": "lazy", "sampler": "pyg"},
         [{"loading": "shared", "feature_dtype": "float16"}],
     ),
     (
         "62 GB",
-        {"loading": "shared", "num_workers": 8, "persistent_workers": True, "engine": "pyg", **LARGE},
+        {"loading": "shared", "num_workers": 8, "persistent_workers": True, "sampler": "pyg", **LARGE},
         [{"feature_dtype": "float16"}],
     ),
     (
@@ -112,10 +112,10 @@ def test_what_is_suggested_fits_with_the_fewest_and_smallest_changes_and_the_fir
 
 
 def test_the_stock_sampler_is_never_sent_to_a_store() -> None:
-    for found in plan(config(loading="eager", engine="pyg"), "64 GB").alternatives:
+    for found in plan(config(loading="eager", sampler="pyg"), "64 GB").alternatives:
         assert found.changes.get("loading") != "store"
-    assert plan(config(loading="eager", engine="pyg"), "8 GB").alternatives == ()
-    assert "raise the limit" in str(plan(config(loading="eager", engine="pyg"), "8 GB"))
+    assert plan(config(loading="eager", sampler="pyg"), "8 GB").alternatives == ()
+    assert "raise the limit" in str(plan(config(loading="eager", sampler="pyg"), "8 GB"))
 
 
 def test_a_store_without_reverse_edges_is_not_suggested_for_an_undirected_run() -> None:

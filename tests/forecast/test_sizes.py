@@ -26,8 +26,9 @@ from ogbnlib.forecast.sizes import (
     store_bytes,
 )
 from ogbnlib.forecast.step import model_state_bytes, parameter_count
-from ogbnlib.graph.store import label_dtype
+from ogbnlib.graph.store import label_dtype, open_store
 from ogbnlib.sampling.budget import BatchShape, batch_bytes
+from ogbnlib.sources.catalog import open_dataset
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
 
@@ -42,7 +43,7 @@ def test_a_label_takes_what_label_dtype_says(classes: int) -> None:
 
 def test_the_size_of_a_raw_folder_is_that_of_its_data(tiny_dir: Path) -> None:
     seeds = {"train": 120, "valid": 40, "test": 50}
-    assert size_of(str(tiny_dir)) == GraphSize(open_raw(tiny_dir).name, 300, 3000, 8, 4, seeds)
+    assert open_raw(tiny_dir).size == GraphSize(open_raw(tiny_dir).name, 300, 3000, 8, 4, seeds)
 
 
 @pytest.mark.parametrize("undirected", [False, True])
@@ -51,7 +52,7 @@ def test_the_size_of_a_store_is_that_of_its_arrays_and_files(tiny_dir: Path, tmp
     size = size_of(str(tmp_path / "store"))
     assert (size.num_nodes, size.num_edges, size.num_features, size.num_classes) == (300, len(store.row), 8, 4)
     assert (size.stored, size.feature_itemsize, size.undirected) == ("store", 2, undirected)
-    assert dict(size.num_seeds) == {name: len(ids) for name, ids in store.read_splits().items()}
+    assert dict(size.num_seeds) == {name: len(ids) for name, ids in store.splits.items()}
     files = {name: getattr(store, name).nbytes for name in ("colptr", "row", "x")}
     assert store_bytes(size, size.num_edges, size.feature_itemsize) == files
 
@@ -83,20 +84,20 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         size_of(str(tmp_path / "nowhere"))
 
 
-def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_dir: Path) -> None:
+def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_store: Path) -> None:
     import torch
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
 
-    edge_index = torch.from_numpy(open_raw(tiny_dir).read_edge_index())
+    edge_index = torch.from_numpy(open_store(tiny_store).read_edge_index())
     stock = NeighborLoader(Data(edge_index=edge_index, num_nodes=300), [3], input_nodes=torch.arange(9)).node_sampler
     kept = sum(tensor.nbytes for tensor in (stock.colptr, stock.row, stock.perm))
-    assert kept == stock_csc_bytes(size_of(str(tiny_dir)), 3000)
+    assert kept == stock_csc_bytes(size_of(str(tiny_store)), 3000)
 
 
-def test_a_shared_csc_has_four_bytes_an_edge_and_eight_for_the_stock_sampler(tiny_dir: Path) -> None:
-    size = size_of(str(tiny_dir))
-    colptr, row = open_raw(tiny_dir).read_csc()
+def test_a_shared_csc_has_four_bytes_an_edge_and_eight_for_the_stock_sampler(tiny_store: Path) -> None:
+    size, store = size_of(str(tiny_store)), open_store(tiny_store)
+    colptr, row = store.read("colptr"), store.read("row")
     assert shared_csc_bytes(size, 3000) == colptr.nbytes + row.nbytes
     assert shared_csc_bytes(size, 3000, "pyg") == colptr.nbytes + 2 * row.nbytes
     assert shared_csc_bytes(replace(size, num_nodes=2**31), 1) == 8 * (2**31 + 1) + 8
@@ -115,11 +116,11 @@ def test_model_state_is_four_times_the_real_parameters(
     assert model_state_bytes(config, 7, classes) == 4 * parameter_bytes(real)
 
 
-def test_a_batch_takes_what_its_tensors_take(tiny_config: Config, tiny_dir: Path) -> None:
+def test_a_batch_takes_what_its_tensors_take(tiny_config: Config, tiny_store: Path) -> None:
     from ogbnlib.memory.recorder import EventLog
     from ogbnlib.sampling.policies import make_loaders
 
-    loader = make_loaders(open_raw(tiny_dir), tiny_config(feature_dtype="float16"), EventLog(None)).train_loader()
+    loader = make_loaders(open_store(tiny_store), tiny_config(feature_dtype="float16"), EventLog(None)).train_loader()
     for real in loader:
         batch = BatchShape(tuple(real.num_sampled_nodes), tuple(real.num_sampled_edges))
         assert batch_bytes(batch, 8, 2) == real.x.nbytes + real.n_id.nbytes + real.edge_index.nbytes
@@ -146,9 +147,9 @@ def test_the_expected_batch_is_close_to_a_drawn_one(
 
     from ogbnlib.sampling.sampler import CSCSampler
 
-    dataset = open_raw(synth_dir)
-    seeds = torch.from_numpy(np.random.default_rng(0).permutation(dataset.read_splits()["train"])[:batch_size])
-    sampler = CSCSampler(*dataset.read_csc(undirected), fan_out)
+    store = open_dataset(str(synth_dir), undirected=undirected, say=len)
+    seeds = torch.from_numpy(np.random.default_rng(0).permutation(store.splits["train"])[:batch_size])
+    sampler = CSCSampler(store.colptr, store.row, fan_out)
     drawn = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds))
     expected = expected_batch(size_of(str(synth_dir)), undirected, batch_size, fan_out)
     assert expected.num_nodes == pytest.approx(len(drawn.node), rel=0.2)

@@ -192,7 +192,7 @@ BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"dataset": "{tmp}/empty"}, {}, "{tmp}/empty"),
     ({"dataset": "{tmp}/damaged"}, {}, "{tmp}/damaged/raw/data.npz"),
     ({"dataset": "ogbn-papers10M"}, {}, "did you mean 'ogbn-papers100M'"),
-    ({"dataset": "ogbn-papers100M", "root": "{tmp}/none"}, {}, "{tmp}/none/ogbn_papers100M"),
+    ({"dataset": "ogbn-papers100M", "data_dir": "{tmp}/none"}, {}, "{tmp}/none/ogbn_papers100M"),
     ({}, {"memory_limit": 8}, "memory_limit: "),
     ({}, {"memory_limit": "lots"}, "memory_limit: "),
     ({}, {"memory_limit": "-1 GB"}, "memory_limit: "),

@@ -33,8 +33,7 @@ from ogbnlib.sampling.loader import StoreLoader, Windows, available_bytes, fit_w
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.ogb import open_raw
-from ogbnlib.sources.ogb_write import write_raw
+from ogbnlib.sources.ogb import write_raw
 from ogbnlib.training.train import TrainResult, train
 
 N, FEATURES, CLASSES, BATCH, NUM_NEIGHBORS = 1500, 301, 4, 16, [3, 2]
@@ -481,13 +480,13 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
         assert {window["loader"] for window in windows} == ({"train", "valid", "test"} if windows else set())
 
 
-def test_losses_of_an_undirected_store_are_those_of_adding_reverse_edges(
+def test_losses_of_an_undirected_store_are_those_of_undirected_raw_data(
     config: Callable[..., TrainConfig], stores: Callable[..., Store], shared: list[dict[str, Any]]
 ) -> None:
     plain = scores(train(config(undirected=True, **ALL)))
     store = str(stores(undirected=True).path)
-    for lookahead in ("off", "1 MB"):
-        changes = {"dataset": store, "undirected": True, "loading": "store", "lookahead": lookahead, **ALL}
+    for lookahead, undirected in (("off", True), ("1 MB", None)):
+        changes = {"dataset": store, "undirected": undirected, "loading": "store", "lookahead": lookahead, **ALL}
         assert scores(train(config(**changes))) == plain
     assert plain != shared
 
@@ -546,33 +545,31 @@ def test_a_loader_that_is_dropped_gives_its_files_and_threads_back(
 @pytest.mark.parametrize(
     ("kind", "changes", "match"),
     [
-        (None, {}, r"dataset: loading='store' needs a store.*python -m ogbnlib convert"),
         ({"keep_hops": 2}, {"num_neighbors": [2, 2, 2], "loading": "shared"}, r"num_neighbors: .* keeps 2 hops"),
-        ({"keep_hops": 2}, {"undirected": True, "loading": "lazy"}, r"undirected: .* has no reverse edges"),
+        ({"keep_hops": 2}, {"undirected": True, "loading": "lazy"}, r"undirected: .* was made with undirected=False"),
         ({"keep_hops": 2}, {"num_neighbors": [2, 2, 2]}, r"num_neighbors: .* keeps 2 hops, got 3; convert"),
-        ({}, {"undirected": True}, r"undirected: .* has no reverse edges; convert it with --undirected"),
-        ({}, {"engine": "pyg"}, r"engine: "),
+        ({}, {"undirected": True, "loading": "eager"}, r"undirected: .* was made with undirected=False"),
+        ({"undirected": True}, {"undirected": False, "loading": "shared"}, r"undirected: .*, asked for was False"),
+        ({}, {"sampler": "pyg"}, r"sampler: "),
     ],
     ids=[
-        "raw data set",
         "too few hops in memory",
         "no reverse edges in memory",
         "too few hops",
         "no reverse edges",
-        "stock engine",
+        "unwanted reverse edges",
+        "stock sampler",
     ],
 )
 def test_what_a_store_cannot_do_is_refused_before_anything_is_written(
     config: Callable[..., TrainConfig],
-    raw: Path,
     stores: Callable[..., Store],
     tmp_path: Path,
-    kind: dict[str, Any] | None,
+    kind: dict[str, Any],
     changes: dict[str, Any],
     match: str,
 ) -> None:
-    dataset = raw if kind is None else stores(**kind).path
-    wanted = config(**{"dataset": str(dataset), "loading": "store", **changes})
+    wanted = config(**{"dataset": str(stores(**kind).path), "loading": "store", **changes})
     with pytest.raises(InputError, match=match):
         train(wanted)
     with pytest.raises(InputError, match=match):
@@ -582,14 +579,10 @@ def test_what_a_store_cannot_do_is_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_policy_itself_refuses_them_too(
-    config: Callable[..., TrainConfig], raw: Path, stores: Callable[..., Store]
-) -> None:
-    with pytest.raises(InputError, match=r"engine: loading='store' samples with engine='numba' only"):
-        make_loaders(stores(), config(loading="store", engine="pyg"), EventLog(None))
-    with pytest.raises(InputError, match=r"dataset: loading='store' needs a store"):
-        make_loaders(open_raw(raw), config(loading="store"), EventLog(None))
-    with pytest.raises(InputError, match=r"undirected: .* has no reverse edges"):
+def test_the_policy_itself_refuses_them_too(config: Callable[..., TrainConfig], stores: Callable[..., Store]) -> None:
+    with pytest.raises(InputError, match=r"sampler: loading='store' samples with sampler='numba' only"):
+        make_loaders(stores(), config(loading="store", sampler="pyg"), EventLog(None))
+    with pytest.raises(InputError, match=r"undirected: .* was made with undirected=False"):
         make_loaders(stores(), config(loading="store", undirected=True), EventLog(None))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.typing
+from conftest import raw_arrays
 from torch_geometric.loader import NeighborLoader, NodeLoader
 
 from ogbnlib.config import TrainConfig
@@ -19,18 +20,19 @@ from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders, make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sources.ogb import open_raw
+from ogbnlib.sources.catalog import open_for
 
 Make = Callable[..., Loaders]
 POLICIES = ("eager", "lazy", "shared")
 
 
 @pytest.fixture
-def make(tiny_dir: Path, tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Make]:
+def make(tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Make]:
     made = []
 
     def build(**changes: object) -> Loaders:
-        made.append(make_loaders(open_raw(tiny_dir), tiny_config(**changes), EventLog(tmp_path)))
+        config = tiny_config(**changes)
+        made.append(make_loaders(open_for(config, say=lambda line: None), config, EventLog(tmp_path)))
         return made[-1]
 
     yield build
@@ -89,8 +91,8 @@ def test_every_seed_comes_once_and_evaluation_in_order(make: Make, policy: str) 
 
 
 def test_features_and_labels_are_those_of_the_data_set(make: Make, tiny_dir: Path) -> None:
-    dataset = open_raw(tiny_dir)
-    x, y = dataset.read_x(), dataset.read_y()
+    arrays = raw_arrays(tiny_dir)
+    x, y = arrays["x"], arrays["y"]
     for batch in make().train_loader():
         assert np.array_equal(batch.x.numpy(), x[batch.n_id.numpy()])
         assert np.array_equal(batch.y.numpy(), y[batch.n_id.numpy()])
@@ -222,6 +224,6 @@ def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, 
 def test_the_stock_sampler_trains_where_it_is_installed(make: Make, policy: str) -> None:
     if not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE):
         pytest.skip("neither pyg-lib nor torch-sparse is installed")
-    loaders = make(loading=policy, engine="pyg")
+    loaders = make(loading=policy, sampler="pyg")
     seeds = [int(i) for batch in loaders.train_loader() for i in batch.n_id[: batch.batch_size]]
     assert sorted(seeds) == loaders.splits["train"].tolist()

@@ -23,7 +23,7 @@ from ogbnlib.sampling.disk import CHUNK_BYTES, DiskArray
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sampling.window import SampledBatch, Window, compile_lookahead, sample_window
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.ogb_write import write_raw
+from ogbnlib.sources.ogb import write_raw
 
 BLOCK = 4096
 

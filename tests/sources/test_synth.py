@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from conftest import csc_of, raw_arrays
 
+from ogbnlib import files
 from ogbnlib.errors import InputError
-from ogbnlib.graph.store import open_store
 from ogbnlib.graph.verify import verify_store
-from ogbnlib.sources import synth
-from ogbnlib.sources.catalog import prepare_store
+from ogbnlib.sources import citations
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import RawDataset, open_raw
 from ogbnlib.sources.synth import estimate, synthesize, synthesize_store
@@ -50,28 +51,31 @@ def test_exactly_the_nodes_of_the_splits_have_labels(dataset: RawDataset) -> Non
     splits = dataset.read_splits()
     labelled = np.sort(np.concatenate(list(splits.values())))
     np.testing.assert_array_equal(labelled, np.unique(labelled))
-    np.testing.assert_array_equal(np.flatnonzero(dataset.read_y() >= 0), labelled)
+    np.testing.assert_array_equal(np.flatnonzero(raw_arrays(dataset.path)["y"] >= 0), labelled)
 
 
-def test_splits_follow_the_years(dataset: RawDataset) -> None:
-    year, splits = dataset.read_year(), dataset.read_splits()
-    assert year is not None
-    assert year[splits["train"]].max() <= 2017
-    assert set(year[splits["valid"]]) == {2018}
-    assert set(year[splits["test"]]) == {2019}
-
-
-def test_every_paper_cites_older_ones(dataset: RawDataset) -> None:
-    year = dataset.read_year()
-    assert year is not None
-    src, dst = dataset.read_edge_index()
-    assert (year[dst] <= year[src]).all()
+def test_edges_cite_others_and_a_few_papers_are_famous(dataset: RawDataset) -> None:
+    src, dst = raw_arrays(dataset.path)["edge_index"]
     assert (src != dst).all()
     assert np.bincount(dst).max() > 20 * len(src) / dataset.num_nodes  # a heavy tail
 
 
+def test_every_paper_cites_older_ones_and_splits_follow_each_other(dataset: RawDataset) -> None:
+    model = citations.CitationModel.create("tiny", dataset.num_nodes, {}, 0, 128, 172)
+    num_nodes, _, inverse, shift = (int(number) for number in model.order)
+
+    def time(nodes: np.ndarray) -> np.ndarray:
+        return (nodes - shift) % num_nodes * inverse % num_nodes
+
+    src, dst = raw_arrays(dataset.path)["edge_index"]
+    assert (time(dst) // citations.BLOCK < time(src) // citations.BLOCK).all()
+    train, valid, test = (time(ids) for ids in dataset.read_splits().values())
+    assert train.max() < valid.min()
+    assert valid.max() < test.min()
+
+
 def test_features_are_exact_in_float16(dataset: RawDataset) -> None:
-    x = dataset.read_x()
+    x = raw_arrays(dataset.path)["x"]
     np.testing.assert_array_equal(x, x.astype(np.float16).astype(np.float32))
     assert np.abs(x.mean()) < 0.05
     assert x.std() == pytest.approx(1.0, abs=0.1)
@@ -81,18 +85,17 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(dataset: Raw
     again = synthesize(tmp_path / "again", TINY, progress=False)
     other = synthesize(tmp_path / "other", TINY, seed=1, progress=False)
     assert contents(again) == contents(dataset)
-    assert not np.array_equal(other.read_y(), dataset.read_y())
-    assert not np.array_equal(other.read_x(), dataset.read_x())
+    for name, values in raw_arrays(dataset.path).items():
+        assert not np.array_equal(raw_arrays(other.path)[name], values)
 
 
 def test_the_size_of_a_chunk_changes_nothing(
     dataset: RawDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(synth, "_NODES", 997)
+    monkeypatch.setattr(citations, "_NODES", 997)
     small = synthesize(tmp_path / "small", TINY, progress=False)
-    np.testing.assert_array_equal(small.read_edge_index(), dataset.read_edge_index())
-    np.testing.assert_array_equal(small.read_x(), dataset.read_x())
-    np.testing.assert_array_equal(small.read_y(), dataset.read_y())
+    for name, values in raw_arrays(dataset.path).items():
+        np.testing.assert_array_equal(raw_arrays(small.path)[name], values)
 
 
 def test_the_estimate_is_near_the_truth(dataset: RawDataset) -> None:
@@ -103,18 +106,24 @@ def test_the_estimate_is_near_the_truth(dataset: RawDataset) -> None:
     assert expected["bytes"] == pytest.approx(written, rel=0.25)
 
 
-def test_ogbs_own_class_opens_it(dataset: RawDataset) -> None:
-    from ogbnlib.sources.official import read_with_ogb
+def test_ogbs_own_class_opens_it(dataset: RawDataset, tmp_path: Path) -> None:
+    from ogb.nodeproppred import NodePropPredDataset
 
-    through_ogb = read_with_ogb(dataset.path)
-    np.testing.assert_array_equal(through_ogb.read_x(), dataset.read_x())
-    np.testing.assert_array_equal(through_ogb.read_edge_index(), dataset.read_edge_index())
+    from ogbnlib.sources.official import meta_dict
+
+    folder = shutil.copytree(dataset.path, tmp_path / "copy")  # ogb saves a cache in it
+    graph, labels = NodePropPredDataset("tiny", meta_dict=meta_dict(folder))[0]
+    arrays = raw_arrays(dataset.path)
+    np.testing.assert_array_equal(graph["node_feat"], arrays["x"])
+    np.testing.assert_array_equal(graph["edge_index"], arrays["edge_index"])
+    np.testing.assert_array_equal(np.nan_to_num(labels.ravel(), nan=-1), arrays["y"])
 
 
 def ridge_accuracy(dataset: RawDataset, hops: int, undirected: bool) -> float:
     """Test accuracy of ridge regression on the features and the mean features of 1 .. `hops` hops."""
-    x, y, splits = dataset.read_x(), dataset.read_y(), dataset.read_splits()
-    colptr, row = dataset.read_csc(undirected)
+    arrays, splits = raw_arrays(dataset.path), dataset.read_splits()
+    x, y = arrays["x"], arrays["y"]
+    colptr, row = csc_of(arrays["edge_index"], dataset.num_nodes, undirected)
     adjacency = sp.csr_matrix((np.ones(len(row), np.float32), row, colptr), (dataset.num_nodes, dataset.num_nodes))
     degree = np.maximum(np.diff(colptr), 1)[:, None]
     parts = [x]
@@ -132,7 +141,8 @@ def test_hops_and_reverse_edges_each_help(tmp_path: Path) -> None:
     features = ridge_accuracy(dataset, 0, False)
     one, two = ridge_accuracy(dataset, 1, False), ridge_accuracy(dataset, 2, False)
     one_both, two_both = ridge_accuracy(dataset, 1, True), ridge_accuracy(dataset, 2, True)
-    share = np.bincount(dataset.read_y()[dataset.read_splits()["test"]]).max() / len(dataset.read_splits()["test"])
+    test = dataset.read_splits()["test"]
+    share = np.bincount(raw_arrays(dataset.path)["y"][test]).max() / len(test)
     assert share < features < one < two
     assert one < one_both < two_both < 0.9
     assert two < two_both
@@ -164,26 +174,22 @@ def test_too_little_disk_space_is_refused_before_anything_is_written(
     class Usage:
         free = 1000
 
-    monkeypatch.setattr(synth.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: Usage)
     with pytest.raises(InputError, match="free disk space, found 1 kB"):
         synthesize(tmp_path / "new", TINY, progress=False)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_in_use_is_refused_and_replaced_only_on_request(dataset: RawDataset, tmp_path: Path) -> None:
-    target = tmp_path / "data"
-    synthesize(target, TINY, seed=3, progress=False)
-    with pytest.raises(InputError, match=str(target)):
-        synthesize(target, TINY, progress=False)
-    replaced = synthesize(target, TINY, progress=False, overwrite=True)
-    assert contents(replaced) == contents(dataset)
+def test_a_folder_in_use_is_refused(dataset: RawDataset) -> None:
+    with pytest.raises(InputError, match=f"{dataset.path}: expected a new or empty folder"):
+        synthesize(dataset.path, TINY, progress=False)
 
 
 def test_an_interrupted_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(synth._Model, "features", fail)
+    monkeypatch.setattr(citations.CitationModel, "x_chunks", fail)
     with pytest.raises(KeyboardInterrupt):
         synthesize(tmp_path / "new", TINY, progress=False)
     assert list(tmp_path.iterdir()) == []
@@ -216,7 +222,7 @@ def test_a_store_is_the_one_that_converting_the_raw_files_gives(
 
 def test_a_store_does_not_depend_on_the_size_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = synthesize_store(tmp_path / "one", TINY, num_features=3, num_classes=5, progress=False)
-    monkeypatch.setattr(synth, "_NODES", 997)
+    monkeypatch.setattr(citations, "_NODES", 997)
     other = synthesize_store(tmp_path / "other", TINY, num_features=3, num_classes=5, progress=False)
     assert one.files == other.files
 
@@ -230,22 +236,3 @@ def test_a_bad_parameter_of_a_store_is_named(tmp_path: Path, arguments: dict[str
     with pytest.raises(InputError, match=match):
         synthesize_store(tmp_path / "new", **{"scale": TINY, "progress": False, **arguments})
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("undirected", [False, True])
-def test_a_store_for_a_notebook_is_made_once(dataset: RawDataset, tmp_path: Path, undirected: bool) -> None:
-    raw = str(dataset.path)
-    made = [prepare_store(raw, tmp_path, 0.01, undirected=undirected)]
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    made += [prepare_store(name, tmp_path, 0.01, undirected=undirected) for name in (raw, made[0])]
-    assert len(set(made)) == 1
-    assert open_store(made[0]).undirected == undirected
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def test_a_store_of_other_data_or_the_other_direction_is_not_taken(dataset: RawDataset, tmp_path: Path) -> None:
-    synthesize_store(tmp_path / f"{dataset.path.name}-directed", 1e-4, progress=False)
-    with pytest.raises(InputError, match=r"expected the store of .*, found one of other data"):
-        prepare_store(str(dataset.path), tmp_path, 0.01, undirected=False)
-    with pytest.raises(InputError, match=r"undirected: expected .* to be undirected"):
-        prepare_store(str(tmp_path / f"{dataset.path.name}-directed"), tmp_path, 0.01)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
+import signal
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from conftest import tree
+from conftest import left_in, official_csv, raw_arrays, tree
 from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
+from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.sources.ogb import RawDataset, open_raw, write_raw
 from ogbnlib.training.checkpoint import METRIC_COLUMNS
 from ogbnlib.training.train import TrainResult, train
 from ogbnlib.training.trainer import Progress, epoch_line
@@ -51,6 +59,68 @@ def test_losses_and_accuracies_of_all_policies_agree_exactly(tiny_config: Config
     results = [train(tiny_config(loading=policy, undirected=undirected, dropout=0.3)) for policy in POLICIES]
     assert scores(results[0]) == scores(results[1]) == scores(results[2])
     assert len(results[0].history) == 2
+
+
+@pytest.fixture
+def fresh(tiny_dir: Path, tmp_path: Path) -> dict[str, Any]:
+    """`tiny_dir` as the arguments of a new raw folder."""
+    return {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits()}
+
+
+@pytest.mark.parametrize("source", ["raw folder", "official csv"])
+def test_whatever_a_data_set_is_losses_agree_under_every_policy_after_one_conversion(
+    tiny_config: Config, fresh: dict[str, Any], tmp_path: Path, source: str
+) -> None:
+    if source == "raw folder":
+        changes = {"dataset": str(write_raw(tmp_path / "mine", **fresh).path)}
+    else:
+        official_csv(tmp_path, **fresh)
+        changes = {"dataset": "ogbn-arxiv", "data_dir": str(tmp_path)}
+    results = [train(tiny_config(loading=policy, **changes)) for policy in (*POLICIES, "store")]
+    assert scores(results[0]) == scores(results[1]) == scores(results[2]) == scores(results[3])
+    folder = Path(changes["dataset"]).name.replace("-", "_")
+    assert left_in(tmp_path) == [folder, f"{folder}.store"]
+
+
+def test_a_store_that_loading_store_makes_is_float16_where_that_is_asked_for(
+    tiny_config: Config, fresh: dict[str, Any], tmp_path: Path
+) -> None:
+    dataset = str(write_raw(tmp_path / "mine", **fresh).path)
+    half = train(tiny_config(dataset=dataset, loading="store", feature_dtype="float16", data_dir=tmp_path / "stores"))
+    assert left_in(tmp_path / "stores") == ["mine-float16.store"]
+    assert scores(train(tiny_config(dataset=dataset, feature_dtype="float16"))) == scores(half)
+
+
+def test_a_run_names_the_store_it_trained_on_with_its_sizes(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    (event,) = [event for event in Run(tmp_path / "run").events if event["event"] == "dataset"]
+    names = [field.name for field in dataclasses.fields(GraphSize)]
+    assert GraphSize(**{name: event[name] for name in names}) == open_store(tiny_store).size
+    assert event["path"] == str(tiny_store)
+
+
+def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
+    tiny_config: Config, fresh: dict[str, Any], tmp_path: Path, plain: TrainResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(dataset=str(write_raw(tmp_path / "mine", **fresh).path), loading="eager")
+
+    def chunks(self: RawDataset) -> Iterator[np.ndarray]:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+        yield raw_arrays(self.path)["x"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RawDataset, "x_chunks", chunks)
+        with pytest.raises(
+            Stopped, match="stopped by SIGUSR1 while the data set was converted; go on with resume=True"
+        ):
+            train(config, tmp_path / "run")
+    assert left_in(tmp_path) == ["mine", "run"]
+    found = diagnose(tmp_path / "run")
+    assert (found.exit_code, found.phase) == (75, "open")
+    assert scores(train(config, tmp_path / "run", resume=True)) == scores(plain)
 
 
 @pytest.mark.parametrize("policy", ["lazy", "shared"])
@@ -92,11 +162,6 @@ def test_labels_are_nan_outside_the_splits_and_losses_finite(plain: TrainResult)
 
 def test_float16_features_give_nearly_the_same_losses(tiny_config: Config, plain: TrainResult) -> None:
     assert column(train(tiny_config(feature_dtype="float16")), "loss") == pytest.approx(column(plain, "loss"), rel=1e-2)
-
-
-def test_ogbs_own_reader_gives_the_losses_of_the_streaming_one(tiny_config: Config, plain: TrainResult) -> None:
-    assert scores(train(tiny_config(reader="ogb"))) == scores(plain)
-    assert scores(train(tiny_config(reader="stream"))) == scores(plain)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +327,8 @@ def test_the_stock_sampler_that_is_not_installed_is_refused_before_anything_is_w
 
     if installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE:
         pytest.skip("a stock sampler is installed")
-    with pytest.raises(InputError, match=r"^engine: 'pyg' needs"):
-        train(tiny_config(engine="pyg"), tmp_path / "run")
+    with pytest.raises(InputError, match=r"^sampler: 'pyg' needs"):
+        train(tiny_config(sampler="pyg"), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,158 @@
+"""What can be written as a store or in OGB's layout: any `Source`, read in pieces; and arrays held in RAM as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import InputError
+from ..graph import npz
+from ..graph.checks import SPLITS, FiniteCheck, clean_labels, split_problems
+from ..graph.npz import Array
+
+MAX_CLASSES = 2**24  # OGB's layout has labels as float32, which counts exactly no further
+
+
+class Source(Protocol):
+    """A data set in pieces; each iterator can be had again from its beginning."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_edges(self) -> int: ...
+    @property
+    def num_features(self) -> int: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def feature_dtype(self) -> np.dtype[Any]: ...
+    def edge_chunks(self, chunk_edges: int = ...) -> Iterator[tuple[Array, Array]]:
+        """(sources, destinations) int64, in range, at most `chunk_edges` of them."""
+
+    def x_chunks(self) -> Iterator[Array]:
+        """Rows of features [n, F] in `feature_dtype`, unchecked."""
+
+    def label_chunks(self) -> Iterator[Array]:
+        """int16 or int64 [n], -1 where there is no label."""
+
+    def read_splits(self) -> dict[str, Array]:
+        """int64 ids of `SPLITS`, in their order, unchecked."""
+
+
+def slices(array: Array, rows: int) -> Iterator[Array]:
+    """`array` in pieces of so many rows."""
+    return (array[begin : begin + rows] for begin in range(0, len(array), max(1, rows)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySource:
+    """Arrays in RAM as a `Source`; `from_arrays` makes one of anything that can be."""
+
+    name: str
+    num_classes: int
+    edge_index: Array = field(repr=False)  # whole numbers [2, E], source above destination
+    x: Array = field(repr=False)  # [N, F], finite
+    y: Array = field(repr=False)  # int16 or int64 [N], -1 where there is no label
+    splits: Mapping[str, Array] = field(repr=False)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.x)
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+    @property
+    def num_features(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def feature_dtype(self) -> np.dtype[Any]:
+        """The array's own where a store can have it, else float32."""
+        return self.x.dtype if self.x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
+
+    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
+        for src, dst in zip(*(slices(row, chunk_edges) for row in self.edge_index), strict=True):
+            yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
+
+    def x_chunks(self) -> Iterator[Array]:
+        chunks = slices(self.x, npz.CHUNK_BYTES // (self.x.itemsize * self.num_features))
+        return (chunk.astype(self.feature_dtype, copy=False) for chunk in chunks)
+
+    def label_chunks(self) -> Iterator[Array]:
+        return slices(self.y, npz.CHUNK_BYTES // self.y.itemsize)
+
+    def read_splits(self) -> dict[str, Array]:
+        return dict(self.splits)
+
+    @classmethod
+    def from_arrays(
+        cls, name: str, edge_index: Any, x: Any, y: Any, splits: Mapping[str, Any], num_classes: int | None = None
+    ) -> ArraySource:
+        """Check arrays or torch tensors and hold them, without a copy where there need be none; see `ogb.write_raw`.
+
+        Raises:
+            InputError: naming the argument and what is wrong with it.
+        """
+        edge_index, x, y = _numpy(edge_index, "edge_index"), _numpy(x, "x"), _numpy(y, "y")
+        if x.ndim != 2 or 0 in x.shape:
+            raise InputError(f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}")
+        num_nodes = len(x)
+        if y.shape not in {(num_nodes,), (num_nodes, 1)}:
+            raise InputError(f"y: expected one label for each of the {num_nodes} rows of x, got shape {list(y.shape)}")
+        if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
+            found = f"{edge_index.dtype} {list(edge_index.shape)}"
+            raise InputError(f"edge_index: expected whole numbers [2, E], got {found}")
+        if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
+            found = f"{edge_index.min()} to {edge_index.max()}"
+            raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {found}")
+        if num_classes is not None and (isinstance(num_classes, bool) or not 0 < num_classes <= MAX_CLASSES):
+            raise InputError(f"num_classes: expected 1 to {MAX_CLASSES}, got {num_classes!r}")
+        labels = clean_labels(y, num_classes or MAX_CLASSES, "y")
+        if labels.max() < 0:
+            raise InputError("y: expected at least one label, got none")
+        num_classes = num_classes or int(labels.max()) + 1
+        ids = _split_ids(splits, num_nodes)
+        for split, problem in split_problems(ids, num_nodes, lambda nodes: labels[nodes] >= 0):
+            raise InputError(f"splits[{split!r}]: {problem}")
+        source = cls(name=name, num_classes=num_classes, edge_index=edge_index, x=x, y=labels, splits=ids)
+        check, begin = FiniteCheck(source.feature_dtype), 0
+        for chunk in slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])):
+            check(chunk, begin)
+            begin += len(chunk)
+        if said := check.problem():
+            raise InputError(f"x: {said}")
+        return source
+
+
+def _numpy(value: Any, name: str) -> Array:
+    """An array or a torch tensor (on any device) as numpy, without a copy where there need be none."""
+    try:
+        array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name}: expected a numpy array or a torch tensor numpy can hold; {error}") from None
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"{name}: expected numbers, got {array.dtype}")
+    return array
+
+
+def _split_ids(splits: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
+    """int64 ids of the three splits, given as ids or as boolean masks over all nodes."""
+    if not isinstance(splits, Mapping) or sorted(splits) != sorted(SPLITS):
+        found = sorted(splits) if isinstance(splits, Mapping) else type(splits).__name__
+        raise InputError(f"splits: expected a dict with train, valid and test, got {found}")
+    found_ids = {}
+    for name in SPLITS:
+        ids = _numpy(splits[name], f"splits[{name!r}]")
+        if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
+            ids = np.flatnonzero(ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise InputError(f"splits[{name!r}]: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
+        found_ids[name] = ids.astype(np.int64)
+    return found_ids

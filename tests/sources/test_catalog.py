@@ -1,0 +1,369 @@
+"""Promises of `catalog`: one place says what a name means; what is no store becomes one once, and is found again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import csc_of, left_in, official_csv, raw_arrays, tree
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.graph.verify import verify_store
+from ogbnlib.memory.signals import Stopped
+from ogbnlib.sources import catalog, convert
+from ogbnlib.sources.catalog import check_store, locate, open_dataset, prepare_dataset, size_of
+from ogbnlib.sources.convert import convert as make_store
+from ogbnlib.sources.official import KNOWN
+from ogbnlib.sources.ogb import open_raw, write_raw
+
+SEEDS = {"train": 20, "valid": 10, "test": 5}
+
+
+@pytest.fixture
+def arrays() -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    ids = random.permutation(60)
+    return {
+        "edge_index": random.integers(60, size=(2, 400)),
+        "x": random.standard_normal((60, 5)).astype(np.float32),
+        "y": random.integers(4, size=60),
+        "splits": {"train": ids[:20], "valid": ids[20:30], "test": ids[30:35]},
+    }
+
+
+@pytest.fixture
+def raw(tmp_path: Path, arrays: dict[str, Any]) -> Path:
+    return write_raw(tmp_path / "mine", num_classes=4, **arrays).path
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def opened(said: list[str]) -> Callable[..., Any]:
+    """`open_dataset` that notes what it says."""
+    return lambda dataset, **how: open_dataset(str(dataset), say=said.append, progress=False, **how)
+
+
+def float64(raw: Path) -> None:
+    with np.load(raw / "raw" / "data.npz") as data:
+        members = {**data, "node_feat": data["node_feat"].astype(np.float64)}
+    np.savez_compressed(raw / "raw" / "data.npz", **members)
+
+
+# What a name means ----------------------------------------------------------------------------------------------------
+
+
+def test_a_raw_folder_is_converted_once_and_found_again(raw: Path, opened: Any, said: list[str]) -> None:
+    store = opened(raw)
+    assert store.path == raw.with_name("mine.store")
+    assert said == [f"{raw}: converting it, once, to {store.path}, about 1 MB"]
+    assert verify_store(store.path) == []
+    np.testing.assert_array_equal(store.x, raw_arrays(raw)["x"])
+    colptr, row = csc_of(raw_arrays(raw)["edge_index"], 60)
+    np.testing.assert_array_equal(store.colptr, colptr)
+    np.testing.assert_array_equal(store.row, row)
+    before = tree(raw.parent)
+    assert opened(raw) == opened(f"{raw}/") == opened(store.path) == store
+    assert len(said) == 1
+    assert tree(raw.parent) == before
+
+
+def test_what_is_asked_for_is_in_the_stores_name(raw: Path, opened: Any, tmp_path: Path) -> None:
+    assert not opened(raw, undirected=False).undirected
+    both = opened(raw, undirected=True)
+    small = opened(raw, feature_dtype="float16", data_dir=tmp_path / "stores")
+    assert (both.path.name, both.undirected, both.feature_dtype) == ("mine-undirected.store", True, "float32")
+    assert (small.path, small.feature_dtype) == (tmp_path / "stores" / "mine-float16.store", "float16")
+    opened(raw, undirected=True, feature_dtype="float16")
+    assert left_in(tmp_path) == [
+        *("mine", "mine-undirected-float16.store", "mine-undirected.store", "mine.store", "stores")
+    ]
+
+
+def test_an_official_csv_data_set_is_converted_beside_its_folder(
+    tmp_path: Path, arrays: dict[str, Any], opened: Any, said: list[str]
+) -> None:
+    official_csv(tmp_path, **arrays)
+    store = opened("ogbn-arxiv", data_dir=tmp_path)
+    assert store.path == tmp_path / "ogbn_arxiv.store"
+    assert (store.name, store.num_classes, store.num_edges) == ("ogbn-arxiv", 40, 400)
+    np.testing.assert_array_equal(store.x, arrays["x"].astype(np.float64).round(3).astype(np.float32))
+    np.testing.assert_array_equal(store.splits["valid"], arrays["splits"]["valid"])
+    assert opened("ogbn-arxiv", data_dir=tmp_path) == store
+    assert len(said) == 1
+
+
+def test_official_papers100m_is_streamed_into_its_store(tmp_path: Path, raw: Path, opened: Any) -> None:
+    (raw / "meta.json").unlink()
+    raw.rename(tmp_path / "ogbn_papers100M")
+    store = opened("ogbn-papers100M", data_dir=tmp_path)
+    assert (store.path, store.num_classes) == (tmp_path / "ogbn_papers100M.store", 172)
+
+
+def test_rounding_of_float64_is_said(raw: Path, opened: Any, said: list[str]) -> None:
+    float64(raw)
+    assert opened(raw).feature_dtype == "float32"
+    assert said[0].endswith("mine.store, about 1 MB, features rounded from float64 to float32")
+
+
+def test_sizes_come_from_headers_before_and_after(raw: Path, opened: Any, arrays: dict[str, Any]) -> None:
+    expected = GraphSize("mine", 60, 400, 5, 4, SEEDS)
+    before = tree(raw.parent)
+    assert locate(str(raw)) == size_of(str(raw)) == expected
+    assert locate(str(raw), undirected=True, feature_dtype="float16").feature_itemsize == 2
+    assert tree(raw.parent) == before
+    store = opened(raw, undirected=True)
+    assert locate(str(raw), undirected=True) == size_of(str(store.path)) == store.size
+    assert (store.size.stored, store.size.undirected, store.size.num_edges) == ("store", True, len(store.row))
+    assert store.size.num_edges > 400
+    assert locate(str(raw)) == expected
+
+
+def test_a_known_data_set_has_its_size_wherever_it_is(tmp_path: Path, arrays: dict[str, Any], opened: Any) -> None:
+    assert size_of("ogbn-arxiv", data_dir=tmp_path) is KNOWN["ogbn-arxiv"]
+    with pytest.raises(InputError, match="ogbn-arxiv is not there; pass download=True, or data_dir"):
+        locate("ogbn-arxiv", data_dir=tmp_path)
+    assert locate("ogbn-arxiv", data_dir=tmp_path, download=True).stored == "csv"
+    official_csv(tmp_path, **arrays)
+    assert size_of("ogbn-arxiv", data_dir=tmp_path) is KNOWN["ogbn-arxiv"]
+    store = opened("ogbn-arxiv", data_dir=tmp_path)
+    assert size_of("ogbn-arxiv", data_dir=tmp_path) == store.size
+    with pytest.raises(InputError, match="did you mean 'ogbn-arxiv'"):
+        size_of("ogbn-arxive")
+
+
+def test_planning_imports_no_kernels() -> None:
+    code = (
+        "import sys, ogbnlib.forecast.sizes, ogbnlib.sources.catalog; assert not {'numba', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("look", [locate, open_dataset])
+def test_a_direction_that_contradicts_a_store_is_refused(look: Any, raw: Path, opened: Any) -> None:
+    for has in (False, True):
+        store = opened(raw, undirected=has)
+        with pytest.raises(InputError, match=f"undirected: {store.path} was made with undirected={has}, asked for was"):
+            look(str(store.path), undirected=not has)
+        look(str(store.path), undirected=has)
+        look(str(store.path))
+
+
+@pytest.mark.parametrize("look", [locate, open_dataset])
+def test_a_source_that_changed_since_is_refused(look: Any, raw: Path, opened: Any) -> None:
+    store = opened(raw)
+    os.utime(raw / "raw" / "data.npz")
+    match = f"{raw}: it changed since {store.path} was made of it; delete the store .* or name the store"
+    with pytest.raises(InputError, match=match):
+        look(str(raw))
+    assert opened(store.path) == store
+    shutil.rmtree(store.path)
+    assert opened(raw) == store
+
+
+@pytest.mark.parametrize("look", [locate, open_dataset])
+def test_a_store_of_other_data_in_its_place_is_refused(look: Any, raw: Path, tmp_path: Path, opened: Any) -> None:
+    other = shutil.copytree(raw, tmp_path / "elsewhere" / "mine", copy_function=shutil.copy)
+    store = opened(other, data_dir=tmp_path)
+    with pytest.raises(InputError, match=f"{store.path}: expected the store of {raw}, found one of {other}"):
+        look(str(raw))
+
+
+def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(
+    raw: Path, tmp_path: Path, opened: Any, said: list[str]
+) -> None:
+    store = opened(raw)
+    (tmp_path / "there").mkdir()
+    for folder in (raw, store.path):
+        folder.rename(tmp_path / "there" / folder.name)
+    assert opened(tmp_path / "there" / "mine").files == store.files
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("changes", [{"keep_hops": 1}, {"feature_dtype": "float16"}, {"undirected": True}], ids=str)
+@pytest.mark.parametrize("look", [locate, open_dataset])
+def test_a_store_made_in_another_way_in_its_place_is_refused(look: Any, raw: Path, changes: dict[str, Any]) -> None:
+    make_store(raw, raw.with_name("mine.store"), progress=False, **changes)
+    with pytest.raises(InputError, match=r"mine\.store: expected a store with undirected=False, float32 .* all nodes"):
+        look(str(raw))
+
+
+@pytest.mark.parametrize("look", [locate, open_dataset])
+def test_other_content_in_its_place_is_refused(look: Any, raw: Path) -> None:
+    raw.with_name("mine.store").write_text("mine")
+    with pytest.raises(InputError, match=r"mine\.store: expected a new or empty folder, found a file"):
+        look(str(raw))
+
+
+@contextlib.contextmanager
+def as_another_user() -> Iterator[None]:
+    """Not as root, who may write anywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("look", [locate, open_dataset])
+def test_a_folder_that_cannot_be_written_asks_for_data_dir(look: Any, arrays: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_raw(folder / "data" / "mine", **arrays)
+        for place, mode in ((folder, 0o755), (folder / "data", 0o555)):
+            place.chmod(mode)
+        try:
+            with as_another_user(), pytest.raises(InputError, match=rf"{name}/data/mine\.store: .* pass data_dir"):
+                look(str(folder / "data" / "mine"))
+        finally:
+            (folder / "data").chmod(0o755)
+        assert left_in(folder / "data") == ["mine"]
+        (folder / "stores").mkdir()
+        open_dataset(str(folder / "data" / "mine"), data_dir=folder / "stores", say=len)
+        assert left_in(folder / "stores") == ["mine.store"]
+
+
+def test_what_a_data_set_does_not_hold_is_refused(raw: Path, tmp_path: Path) -> None:
+    kept = make_store(raw, tmp_path / "kept", keep_hops=2, progress=False)
+
+    def config(**changes: Any) -> TrainConfig:
+        return TrainConfig.create({"dataset": str(kept.path), **changes})
+
+    check_store(kept.size, config())
+    for changes, match in (
+        ({"num_neighbors": [2, 2, 2]}, "num_neighbors: .* keeps 2 hops, got 3"),
+        ({"undirected": True}, "undirected: "),
+        ({"loading": "store", "sampler": "pyg"}, "sampler: "),
+    ):
+        with pytest.raises(InputError, match=match):
+            check_store(kept.size, config(**changes))
+        with pytest.raises(InputError, match=match):
+            catalog.locate_for(config(**changes))
+
+
+# Interruption, and others at the same time ----------------------------------------------------------------------------
+
+
+def test_a_check_that_raises_ends_the_conversion_and_leaves_no_store(
+    raw: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise Stopped("enough")
+
+    with pytest.raises(Stopped, match="enough"):
+        opened(raw, check=stop)
+    assert left_in(raw.parent) == ["mine"]
+    assert opened(raw).num_nodes == 60
+
+
+OPEN = """
+import sys
+from ogbnlib.sources.catalog import open_dataset
+print("ready", flush=True)
+sys.stdin.readline()
+print("STORE", open_dataset(sys.argv[1], progress=False).path)
+"""
+
+
+def test_two_processes_at_once_convert_once(synth_dir: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "mine"
+    raw.symlink_to(synth_dir)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN, str(raw)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    outputs = []
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        outputs.append(process.communicate(timeout=120)[0])
+        assert process.returncode == 0
+    assert sum("converting it, once" in output for output in outputs) == 1
+    assert all(f"STORE {tmp_path / 'mine.store'}" in output for output in outputs)
+    assert verify_store(tmp_path / "mine.store") == []
+
+
+def test_who_waits_for_another_conversion_can_be_stopped(raw: Path) -> None:
+    from conftest import python_child
+
+    code = (
+        "import sys; from pathlib import Path; from ogbnlib.files import locked\n"
+        "with locked(Path(sys.argv[1]), 'x'):\n    print('ready', flush=True); sys.stdin.readline()"
+    )
+    waited: list[int] = []
+
+    def stop() -> None:
+        waited.append(1)
+        if len(waited) == 2:
+            raise Stopped("enough")
+
+    with (
+        python_child(code, str(raw.with_name(".mine.store.once"))),
+        pytest.raises(Stopped, match="enough"),
+    ):
+        open_dataset(str(raw), say=len, progress=False, check=stop)
+    assert left_in(raw.parent) == ["mine"]
+
+
+# Notebooks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_generated_data_set_is_made_once_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = prepare_dataset("", tmp_path / "data", 1e-4, 3)
+    assert path == str(tmp_path / "data" / "synthetic-0.0001-seed3.store")
+    assert "generating it, once" in capsys.readouterr().out
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    assert prepare_dataset("", tmp_path / "data", 1e-4, 3) == prepare_dataset(path, tmp_path, 0.5) == path
+    assert "generating" not in capsys.readouterr().out
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
+    store = open_store(path)
+    assert (store.feature_dtype, store.undirected) == ("float16", False)
+    both = open_store(prepare_dataset("", tmp_path / "data", 1e-4, 3, undirected=True))
+    assert (both.path.name, both.undirected) == ("synthetic-0.0001-seed3-undirected.store", True)
+
+
+def test_a_named_data_set_is_kept_in_a_notebooks_folder(raw: Path, tmp_path: Path) -> None:
+    path = prepare_dataset(str(raw), tmp_path / "data", 0.01, undirected=True)
+    assert path == str(tmp_path / "data" / "mine-undirected.store")
+    with pytest.raises(InputError, match="undirected: "):
+        prepare_dataset(path, tmp_path / "data", 0.01, undirected=False)
+
+
+def test_lines_tell_of_a_long_conversion(raw: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "_LINE_EVERY_S", 0.0)
+    open_dataset(str(raw), say=said.append, progress=False)
+    assert said[1].startswith("  converting: ")
+
+
+def test_it_takes_the_memory_it_is_given(raw: Path, opened: Any) -> None:
+    with pytest.raises(InputError, match=r"memory_limit: expected at least .* to convert mine"):
+        opened(raw, memory_limit="20 MB")
+    assert left_in(raw.parent) == ["mine"]
+    assert open_raw(raw).num_nodes == 60
