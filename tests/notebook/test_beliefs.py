@@ -16,7 +16,7 @@ from ogbnlib.notebook import beliefs
 from ogbnlib.notebook.beliefs import Belief, ledger
 from ogbnlib.notebook.tables import compare_steps
 from ogbnlib.runs.folder import Run
-from ogbnlib.sources.catalog import prepare_store
+from ogbnlib.sources.catalog import prepare_dataset
 
 Make = Callable[..., Run]
 
@@ -254,7 +254,7 @@ def test_every_verdict_follows_from_what_the_runs_measured(make: Make) -> None:
 
 
 def test_the_data_in_memory_are_compared_with_the_store_on_disk(make: Make, tmp_path: Path) -> None:
-    store = prepare_store("", tmp_path, 0.0005)
+    store = prepare_dataset("", tmp_path, 0.0005)
     compiled = (("compile kernels", 1.0, 0.0, 0.0),)
     for peak, verdict in ((1000, "holds"), (101, "does not hold")):
         run = make(f"run-{peak}", peak, phases=compiled, metrics=ONE_S, dataset=store)
