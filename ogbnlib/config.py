@@ -1,8 +1,6 @@
 """Everything the trainer knows, in one frozen object that notebook, command line and Slurm job all build.
 
-Bad values are refused here, with the parameter's name, before any file is opened. This module also holds the two
-habits every other module shares: `InputError`, the one exception for a user's mistake, and `write_atomically`, the one
-way a file of ours comes to be. It imports neither torch nor numpy.
+Bad values are refused here, with the parameter's name, before any file is opened. Imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -24,75 +21,27 @@ Loading = Literal["eager", "lazy", "shared", "store"]
 Split = Literal["train", "valid", "test"]
 
 
-def _integers(value: object) -> object:
-    """`"3 2"`, `"3,2"`, `"[3, 2]"` as papermill's `-p` and `--set` hand them over, and lists or tuples."""
-    if isinstance(value, str):
-        text = value.strip()
-        closed = text[:1] + text[-1:] in ("[]", "()")
-        words = (text[1:-1] if closed else text).replace(",", " ").split()
-        if not words or not all(re.fullmatch(r"[+-]?\d+", word) for word in words):
-            raise ValueError(f'expected whole numbers such as "3 2" or [3, 2], got {value!r}')
-        return [int(word) for word in words]
-    return value
-
-
-def _words(value: object) -> object:
-    if isinstance(value, str):
-        text = value.strip().strip("[]()")
-        return [word.strip("'\" ") for word in text.replace(",", " ").split()]
-    return value
-
-
-def _boolean(value: object) -> object:
-    """`"false"` is truthy in Python and arrives as a string from papermill's `-p`; only clear words are taken."""
-    if isinstance(value, str):
-        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if value.strip().lower() not in words:
-            raise ValueError(f"expected true or false, got {value!r}")
-        return words[value.strip().lower()]
-    if isinstance(value, bool):
+def _list(value: object) -> object:
+    """`"3 2"`, `"3,2"`, `"[3, 2]"` as papermill's `-p` and `--set` hand them over; lists and tuples as they are."""
+    if not isinstance(value, str):
         return value
-    raise ValueError(f"expected true or false, got {value!r}")
-
-
-def _optional_boolean(value: object) -> object:
-    return None if _none(value) is None else _boolean(value)
-
-
-def _number(kind: type) -> Callable[[object], object]:
-    def parse(value: object) -> object:
-        if isinstance(value, bool):
-            raise ValueError(f"expected a number, got {value!r}")
-        if isinstance(value, str):
-            try:
-                return kind(value.strip())
-            except ValueError:
-                noun = "a whole number" if kind is int else "a number"
-                raise ValueError(f"expected {noun}, got {value!r}") from None
-        return value
-
-    return parse
+    return [word.strip("'\"") for word in value.strip().strip("[]()").replace(",", " ").split()]
 
 
 def _none(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() in {"", "none", "null"} else value
 
 
-def _lookahead(value: object) -> object:
-    """ "auto" derives it from the memory limit; "off" reads through the page cache; a size is taken as it is."""
-    if isinstance(value, str) and value.strip().lower() in ("auto", "off"):
-        return value.strip().lower()
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value  # bytes, as a saved config has them
-    try:
-        return parse_bytes(value, "lookahead")
-    except InputError:
-        raise ValueError(f'expected "auto", "off" or a size such as "2 GB", got {value!r}') from None
+def _number(value: object) -> object:
+    if isinstance(value, bool):  # pydantic would take it for 0 or 1
+        raise ValueError(f"expected a number, got {value!r}")
+    return value
 
 
-def _optional_bytes(value: object) -> object:
-    if value is None or (isinstance(value, str) and value.strip().lower() in {"", "none", "null"}):
-        return None
+def _size(value: object) -> object:
+    """A size such as "2 GB"; whole numbers are bytes, as a saved config has them, and "auto" and "off" words."""
+    if value is None or value in ("auto", "off") or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
     try:
         return parse_bytes(value, "size")
     except InputError:
@@ -103,15 +52,13 @@ def _path(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-Int = Annotated[int, BeforeValidator(_number(int))]
-Float = Annotated[float, BeforeValidator(_number(float))]
-Bool = Annotated[bool, BeforeValidator(_boolean)]
-OptionalCount = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_number(int)), BeforeValidator(_none)]
-OptionalBool = Annotated[bool | None, BeforeValidator(_optional_boolean)]
-OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)]
-OptionalBytes = Annotated[int | None, BeforeValidator(_optional_bytes)]
-Integers = Annotated[tuple[Int, ...], BeforeValidator(_integers)]
-Splits = Annotated[tuple[Split, ...], BeforeValidator(_words)]
+Int = Annotated[int, BeforeValidator(_number)]
+Float = Annotated[float, BeforeValidator(_number)]
+OptionalCount = Annotated[Annotated[Int, Field(gt=0)] | None, BeforeValidator(_none)]
+OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]
+Lookahead = Annotated[Literal["auto", "off"] | Annotated[int, Field(gt=0)], BeforeValidator(_size)]
+Integers = Annotated[tuple[Int, ...], BeforeValidator(_list)]
+Splits = Annotated[tuple[Split, ...], BeforeValidator(_list)]
 
 
 class TrainConfig(BaseModel):
@@ -124,27 +71,25 @@ class TrainConfig(BaseModel):
 
     # data
     dataset: Annotated[str, BeforeValidator(_path)]  # a store, a folder in OGB's binary layout, or such as "ogbn-arxiv"
-    data_dir: OptionalPath = None  # for official data ("dataset") and for stores made of other data (beside them)
-    download: Bool = False  # consent to download an official data set; without it a missing one is an error
-    undirected: OptionalBool = None  # reverse edges; None: as the store is, and directed where it is still to be made
+    # Where official data sets are looked for ("dataset") and stores of other data are kept (beside it).
+    data_dir: Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)] = None
+    download: bool = False  # consent to download an official data set; without it a missing one is an error
+    # Reverse edges; None: as the store is, and directed where it is still to be made.
+    undirected: Annotated[bool | None, BeforeValidator(_none)] = None
     # In RAM, or of the store that loading=store has still to make; a store has its own. Training is float32.
     feature_dtype: Literal["float32", "float16"] = "float32"
 
     # loading
-    loading: Loading = (
-        "shared"  # where the graph lives: three stock loaders, one at a time, one CSC for all, or on disk
-    )
-    lookahead: Annotated[str | int, BeforeValidator(_lookahead)] = (
-        "auto"  # store only: memory for batches sampled ahead
-    )
+    loading: Loading = "shared"  # where the graph lives: three stock loaders, one at a time, one CSC for all, on disk
+    lookahead: Lookahead = "auto"  # store only: memory for batches sampled ahead
     sampler: Literal["numba", "pyg"] = "numba"  # pyg: the stock one, needs pyg-lib or torch-sparse
     num_neighbors: Integers = (3, 2)  # one fan-out per layer, nearest hop first; -1 takes all neighbors
     batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per sampled batch
     accumulate: Annotated[Int, Field(gt=0)] = 1  # batches per optimizer step, times the number of processes
     eval_batch_size: OptionalCount = None  # None: batch_size
     num_workers: Annotated[Int, Field(ge=0)] = 0  # sampling processes per loader
-    persistent_workers: Bool = False  # keep them between epochs; needs num_workers > 0
-    pin_memory: Bool = False  # page-locked batches for faster copies to a GPU
+    persistent_workers: bool = False  # keep them between epochs; needs num_workers > 0
+    pin_memory: bool = False  # page-locked batches for faster copies to a GPU
 
     # model
     model: Literal["sage", "gcn", "gat"] = "sage"
@@ -152,7 +97,7 @@ class TrainConfig(BaseModel):
     heads: Annotated[Int, Field(gt=0)] = 4  # gat only
     dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the layers' products (torch.autocast); fp16 needs a GPU
-    activation_checkpointing: Bool = False  # compute layers again in the backward pass: less kept, same gradients
+    activation_checkpointing: bool = False  # compute layers again in the backward pass: less kept, same gradients
 
     # training
     epochs: Annotated[Int, Field(ge=0)] = 3
@@ -171,9 +116,9 @@ class TrainConfig(BaseModel):
 
     # GPU memory; without effect on a CPU
     empty_cache_every: Annotated[Int, Field(ge=0)] = 0  # torch.cuda.empty_cache() every k training batches; 0: never
-    expandable_segments: Bool = False  # the allocator's segments grow in place: less is lost to fragmentation
+    expandable_segments: bool = False  # the allocator's segments grow in place: less is lost to fragmentation
     max_cuda_memory: OptionalBytes = None  # a cap such as "4 GB", to meet a small card's OOM on a large one
-    cuda_snapshot: Bool = False  # record allocations and write cuda_snapshot.pickle when an allocation fails
+    cuda_snapshot: bool = False  # record allocations and write cuda_snapshot.pickle when an allocation fails
 
     progress: Literal["auto", "bar", "lines", "none"] = "auto"  # auto: a bar in a terminal or JupyterLab, else lines
 
@@ -254,6 +199,9 @@ class TrainConfig(BaseModel):
             raise InputError(f"{path}: {error}") from None
 
 
+_NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false"}  # by pydantic's types of errors
+
+
 def _sentence(name: str, item: Any) -> str:
     """One pydantic error as `name: what was expected, got what`."""
     given, context = item.get("input"), item.get("ctx", {})
@@ -269,6 +217,8 @@ def _sentence(name: str, item: Any) -> str:
         close = difflib.get_close_matches(str(given), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"{name}: expected one of {', '.join(known)}, got {given!r}{hint}"
+    if (noun := _NOUNS.get(kind.partition("_")[0])) and kind.partition("_")[2] in ("parsing", "type", "from_float"):
+        return f"{name}: expected {noun}, got {given!r}"
     return f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, got {given!r}"
 
 
