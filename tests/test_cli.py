@@ -145,7 +145,7 @@ def test_synth_writes_a_data_set_and_states_its_size(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["num_nodes"] == 11_106
-    assert (tmp_path / "data" / "raw" / "data.npz").is_file()
+    assert (tmp_path / "data" / "store.json").is_file()
     again = cli("synth", str(tmp_path / "data"), "--scale", "0.0001")
     assert again.returncode == 2
     assert again.stderr.startswith("error: ")
