@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -38,12 +39,18 @@ def watch(
     limit_by: str = "auto",
     echo: bool = True,
 ) -> Run:
-    """Run any Python command line in a child process, recorded and limited as `run` does it: `["-m", "ogbnlib", ...]`.
+    """Run any command in a child process, recorded and limited as `run` does it.
+
+    Args:
+        argv: The command and its arguments; what begins with an option is this Python's: `["-m", "ogbnlib", ...]`.
 
     Raises:
-        InputError: for a bad limit, before the child is started.
+        InputError: for a bad limit, or a command that is not there, before anything is written.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else argv
+    if not argv or shutil.which(argv[0]) is None:
+        raise InputError(f"argv: expected a command that can be run, got {argv}")
     limit, refused = make_limit(limit_bytes, limit_by)
     with contextlib.ExitStack() as not_started:
         not_started.callback(limit.close)
@@ -51,7 +58,7 @@ def watch(
         folder.mkdir(parents=True)
         attempt = Attempt(Run(folder), memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
         not_started.pop_all()  # the child closes it from here on
-    child = Child([sys.executable, *argv], limit, attempt.recorder, folder / OUTPUT, echo=echo)
+    child = Child(argv, limit, attempt.recorder, folder / OUTPUT, echo=echo)
     return _carry_out(attempt, child, limits_refused=refused, notes=[])
 
 

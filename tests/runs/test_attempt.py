@@ -63,9 +63,10 @@ def test_one_run_and_one_resumed_run_open_each_file_once_at_most_for_reading(
     first = run(tiny_config(epochs=1), run_dir=folder, echo=False)
     assert (first.exit_code, first.diagnosis.cause, first.config.epochs) == (0, "finished", 1)
     once = opened(folder)
+    assert _opened is not None
+    assert sum(Path(path).name.startswith(".result.json") for path, _ in _opened) == 1  # and written once
     assert {"events.jsonl", "timeline.csv"} <= set(once)
     assert max(once.values()) == 1, once
-    assert _opened is not None
     _opened.clear()
     second = run(tiny_config(epochs=2), run_dir=folder, resume=True, echo=False)
     assert second.result["last_metrics"]["epoch"] == 2

@@ -432,6 +432,18 @@ def test_time_passes_in_the_timeline_even_before_the_first_phase(unlimited: dict
     assert time.time() > table["time_s"].max()
 
 
+def test_any_command_can_be_watched(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = watch(["sh", "-c", "echo said; exit 7"], "500 MB", name="sh", runs_dir=tmp_path)
+    assert (done.exit_code, capfd.readouterr().out) == (7, "said\n")
+    assert done.result["memory_limit_bytes"] == 500 * MB
+    assert done.events[0]["command"] == ["sh", "-c", "echo said; exit 7"]
+    before = sorted(tmp_path.iterdir())
+    for argv in ([], ["no-such-command"], [str(tmp_path)]):
+        with pytest.raises(InputError, match=r"^argv: expected a command"):
+            watch(argv, name="none", runs_dir=tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(tmp_path: Path) -> None:
     done = watch(["-c", ""], name="done", runs_dir=tmp_path)
     assert done.require_finished() is done
