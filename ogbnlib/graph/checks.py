@@ -80,7 +80,7 @@ class FiniteCheck:
         with np.errstate(over="ignore"):
             out = values.astype(self.dtype, order="C", copy=False)
         # NaN makes both comparisons false.
-        if not (values.size == 0 or (values.max() <= self.most and values.min() >= -self.most)):
+        if not (values.size == 0 or (float(values.max()) <= self.most and float(values.min()) >= -self.most)):
             given, finite = np.isfinite(values), np.isfinite(out)
             for wrong, found in ((~given, self._bad), (given & ~finite, self._large)):
                 if wrong.any():

@@ -6,84 +6,39 @@ anonymous + shared (`Run.held_peak_bytes`). The docstrings say from where on a b
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ..errors import format_bytes
 from ..forecast.planner import FITS, Advice
 from ..forecast.sizes import size_of
 from ..graph.store import open_store
 from ..runs.folder import Run
+from .ledger import DOES_NOT_HOLD, HOLDS, NOT_MEASURED, Judged, ends, judged
+from .ledger import Belief as Belief
+from .ledger import ledger as ledger
 from .tables import best_epochs, compare_cuda, compare_steps, loader_costs, phase_seconds, released
 
 if TYPE_CHECKING:
     import pandas as pd
 
-HOLDS, DOES_NOT_HOLD, NOT_MEASURED = "holds", "does not hold", "not measured"
 DATA = ("features", "labels", "edge_index (COO)", "shared CSC")  # what a run holds whatever its loaders
-Given = ParamSpec("Given")
-Judged: TypeAlias = tuple[str, bool | str]  # what was measured, and whether the belief holds
-
-
-class Belief(NamedTuple):
-    """`verdict` begins with "holds", "does not hold", "half true" or "not measured"."""
-
-    belief: str
-    measured: str
-    verdict: str
-
-
-def ledger(*beliefs: Belief) -> pd.DataFrame:
-    """Beliefs beside measurements and verdicts, a row each; shown with their whole texts."""
-    import pandas as pd
-
-    class Ledger(pd.DataFrame):  # type: ignore[misc]
-        def __repr__(self) -> str:
-            return "\n".join(f"{row.believed}: {row.verdict}\n    {row.measured}" for row in self.itertuples())
-
-        def _repr_html_(self) -> str:
-            left = {"text-align": "left", "vertical-align": "top"}
-            styles = [{"selector": "th", "props": list(left.items())}]
-            return str(self.style.hide(axis="index").set_properties(**left).set_table_styles(styles).to_html())
-
-    return Ledger(beliefs, columns=["believed", "measured", "verdict"])
-
-
-def _belief(text: str, *, of_killed: bool = False) -> Callable[[Callable[Given, Judged]], Callable[Given, Belief]]:
-    """Turns (measured, whether it holds) into a `Belief`; a run that did not finish measures nothing.
-
-    Args:
-        of_killed: The function is about runs that may have been killed, and sees them.
-    """
-
-    def decorate(judge: Callable[Given, Judged]) -> Callable[Given, Belief]:
-        @functools.wraps(judge)
-        def judged(*args: Given.args, **kwargs: Given.kwargs) -> Belief:
-            runs = [value for value in (*args, *kwargs.values()) if isinstance(value, Run)]
-            if not of_killed and (ended := {run.run_dir.name: run for run in runs if run.exit_code != 0}):
-                return Belief(text, _ends(ended), NOT_MEASURED)
-            measured, holds = judge(*args, **kwargs)
-            return Belief(text, measured, holds if isinstance(holds, str) else HOLDS if holds else DOES_NOT_HOLD)
-
-        return judged
-
-    return decorate
-
-
-def _ends(runs: Mapping[str, Run]) -> str:
-    fates = {name: "finished" if run.exit_code == 0 else f"exit code {run.exit_code}" for name, run in runs.items()}
-    return ", ".join(f"{name}: {fate}" for name, fate in fates.items())
 
 
 def _data_bytes(run: Run) -> int:
     return sum(run.parts.get(part, 0) for part in DATA)
 
 
+def _lower(before: Run, after: Run, share: float) -> Judged:
+    """Whether the peak fell by more than a share of what it was."""
+    peak, saved = before.held_peak_bytes, before.held_peak_bytes - after.held_peak_bytes
+    return f"from {format_bytes(peak)} to {format_bytes(after.held_peak_bytes)}", saved > share * peak
+
+
 # The baseline, and the knobs ------------------------------------------------------------------------------------------
 
 
-@_belief("each worker copies the data set")
+@judged("each worker copies the data set")
 def workers_copy_the_data(with_workers: Run, without: Run) -> Judged:
     """Holds from half of the data set a worker on."""
     count = with_workers.config.num_workers
@@ -93,20 +48,19 @@ def workers_copy_the_data(with_workers: Run, without: Run) -> Judged:
     return measured, count > 0 and added >= 0.5 * count * data
 
 
-@_belief("a smaller batch and fan-out lowers the peak by a lot")
+@judged("a smaller batch and fan-out lowers the peak by a lot")
 def smaller_batches_lower_the_peak(larger: Run, smaller: Run) -> Judged:
-    """Holds from a tenth of the peak on."""
-    saved, peak = larger.held_peak_bytes - smaller.held_peak_bytes, larger.held_peak_bytes
-    return f"by {format_bytes(saved)}, {saved / peak:.1%} of {format_bytes(peak)}", saved >= 0.1 * peak
+    """Holds from a tenth on."""
+    return _lower(larger, smaller, 0.1)
 
 
-@_belief("one of these knobs brings the run under the limit", of_killed=True)
+@judged("one of these knobs brings the run under the limit", of_killed=True)
 def turning_knobs_is_enough(attempts: Mapping[str, Run]) -> Judged:
     """Holds where any of the attempts finished."""
-    return _ends(attempts), any(run.exit_code == 0 for run in attempts.values())
+    return ends(attempts), any(run.exit_code == 0 for run in attempts.values())
 
 
-@_belief("persistent_workers keeps every sampled batch")
+@judged("persistent_workers keeps every sampled batch")
 def workers_keep_every_batch(kept: Run, dropped: Run) -> Judged:
     """Holds where persistent workers (`kept`) hold as much more as the features of the seeds of all epochs take."""
     size, epochs = size_of(kept.config.dataset), kept.config.epochs
@@ -116,7 +70,7 @@ def workers_keep_every_batch(kept: Run, dropped: Run) -> Judged:
     return measured, kept.held_peak_bytes - dropped.held_peak_bytes > seeds_bytes
 
 
-@_belief("halving the batch saves 40 GB")
+@judged("halving the batch saves 40 GB")
 def halving_the_batch_saves_40_gb(forecasts: pd.DataFrame) -> Judged:
     """`forecasts`: two rows of `forecast_table`, the whole batch's first. Holds from 20 GB at full size on."""
     (full,) = (name for name in forecasts.columns if name.endswith(" GB"))
@@ -126,7 +80,7 @@ def halving_the_batch_saves_40_gb(forecasts: pd.DataFrame) -> Judged:
     return measured + f"for {full.removesuffix(' GB')}", bool(saved_gb >= 20)
 
 
-@_belief("a smaller fan-out costs no accuracy")
+@judged("a smaller fan-out costs no accuracy")
 def small_fan_outs_cost_no_accuracy(small: Run, large: Run) -> Judged:
     """Holds within two standard errors of the difference, on all evaluated nodes together."""
     (few, number), (many, _) = _accuracy(small), _accuracy(large)
@@ -149,19 +103,19 @@ def _standard_error(one: float, other: float, number: int) -> float:
     return float((one * (1 - one) + other * (1 - other)) / number) ** 0.5
 
 
-@_belief("a run needs what htop shows as RES", of_killed=True)
+@judged("a run needs what htop shows as RES", of_killed=True)
 def res_is_what_a_run_needs(free: Run, limited: Run) -> Judged:
     """`limited` is `free` again, under a limit below its RES. Holds where that killed it."""
     res, limit = free.rss_peak_bytes, limited.result["memory_limit_bytes"]
     measured = f"RES {format_bytes(res)}, of it {format_bytes(free.held_peak_bytes)} anonymous and shared; "
-    measured += _ends({f"under {format_bytes(limit)}": limited})
+    measured += ends({f"under {format_bytes(limit)}": limited})
     return measured, limited.exit_code != 0 if limit < res else NOT_MEASURED
 
 
 # Before a job is submitted --------------------------------------------------------------------------------------------
 
 
-@_belief("how much memory a job takes is known once it ran")
+@judged("how much memory a job takes is known once it ran")
 def only_a_run_can_tell(forecasts: pd.DataFrame) -> Judged:
     """`forecasts`: a `forecast_table`. Holds where a forecast is off by more than a tenth."""
     worst = forecasts["error %"].abs().max()
@@ -169,10 +123,10 @@ def only_a_run_can_tell(forecasts: pd.DataFrame) -> Judged:
     return measured, bool(worst > 10)
 
 
-@_belief("lazy loaders alone bring it under the limit", of_killed=True)
+@judged("lazy loaders alone bring it under the limit", of_killed=True)
 def lazy_loaders_are_enough(limited: Run, advice: Advice | None = None) -> Judged:
     """`limited`: lazy loaders under the limit; `advice`: the planner's, for the full data set. Holds if both fit."""
-    measured = _ends({f"under {format_bytes(limited.result['memory_limit_bytes'])}": limited})
+    measured = ends({f"under {format_bytes(limited.result['memory_limit_bytes'])}": limited})
     if advice is None:
         return measured, limited.exit_code == 0
     measured += f"; {advice.forecast.size.name} under {format_bytes(advice.limit_bytes)}: {advice.verdict}, "
@@ -188,7 +142,7 @@ def _valid_loader(run: Run) -> pd.Series[Any]:
     return loader_costs(run).loc[["build valid loader"]].iloc[0]
 
 
-@_belief("a loader costs as much as the data set")
+@judged("a loader costs as much as the data set")
 def a_loader_costs_the_data_set(lazy: Run) -> Judged:
     """Holds where it keeps nine tenths of what features and edge list take."""
     build, data_mb = _valid_loader(lazy), _data_bytes(lazy) / 2**20
@@ -200,14 +154,13 @@ def a_loader_costs_the_data_set(lazy: Run) -> Judged:
     return measured, HOLDS if kept > 0.9 else f"half true: {kept:.0%} of it is kept, {taken:.0%} taken for a moment"
 
 
-@_belief("lazy loaders lower the peak")
+@judged("lazy loaders lower the peak")
 def lazy_loaders_lower_the_peak(eager: Run, lazy: Run) -> Judged:
     """Holds from 2 % on."""
-    measured = f"{format_bytes(eager.held_peak_bytes)} eager, {format_bytes(lazy.held_peak_bytes)} lazy"
-    return measured, lazy.held_peak_bytes < 0.98 * eager.held_peak_bytes
+    return _lower(eager, lazy, 0.02)
 
 
-@_belief("each further loader costs memory")
+@judged("each further loader costs memory")
 def every_loader_costs(lazy: Run, shared: Run) -> Judged:
     """Stock loaders and views on one CSC judged apart; from 1 MB on a loader costs."""
     stock = _valid_loader(lazy)["kept MB"]
@@ -216,7 +169,7 @@ def every_loader_costs(lazy: Run, shared: Run) -> Judged:
     return measured, "half true: stock ones do, views do not" if view < 1 <= stock else bool(view >= 1)
 
 
-@_belief("del gives a loader's memory back")
+@judged("del gives a loader's memory back")
 def del_gives_memory_back(lazy: Run) -> Judged:
     """Holds where the garbage collector, after the `del`, finds less than a tenth of a loader."""
     given = released(lazy)[["gc MB", "malloc_trim MB"]].mean()
@@ -226,7 +179,7 @@ def del_gives_memory_back(lazy: Run) -> Judged:
     return measured, bool(given["gc MB"] < 0.1 * _valid_loader(lazy)["kept MB"])
 
 
-@_belief("gc.collect() gives memory back")
+@judged("gc.collect() gives memory back")
 def the_collector_gives_memory_back(lazy: Run, shared: Run) -> Judged:
     """Half true where it frees a deleted stock loader (half of what one keeps, or more), and under a view nothing."""
     stock, view = released(lazy)["gc MB"].mean(), released(shared)["gc MB"].mean()
@@ -238,7 +191,7 @@ def the_collector_gives_memory_back(lazy: Run, shared: Run) -> Judged:
 # Evaluation -----------------------------------------------------------------------------------------------------------
 
 
-@_belief("skipping train evaluation saves time")
+@judged("skipping train evaluation saves time")
 def skipping_train_evaluation_saves_time(every_epoch: Run) -> Judged:
     """Holds from 5 % of the training's time on."""
     seconds = phase_seconds({"run": every_epoch})["run"]
@@ -250,14 +203,13 @@ def skipping_train_evaluation_saves_time(every_epoch: Run) -> Judged:
     return measured + "building loaders", verdict + more
 
 
-@_belief("skipping train evaluation lowers the peak")
+@judged("skipping train evaluation lowers the peak")
 def skipping_train_evaluation_lowers_the_peak(every_epoch: Run, never: Run) -> Judged:
     """Holds from 2 % on."""
-    peak, saved = every_epoch.held_peak_bytes, every_epoch.held_peak_bytes - never.held_peak_bytes
-    return f"by {format_bytes(saved)} of {format_bytes(peak)}", saved > 0.02 * peak
+    return _lower(every_epoch, never, 0.02)
 
 
-@_belief("evaluating less often saves time")
+@judged("evaluating less often saves time")
 def evaluating_less_often_saves_time(often: Run, seldom: Run) -> Judged:
     """Holds from 2 % of the run's time on."""
     saved = float(often.metrics["eval_time_s"].sum() - seldom.metrics["eval_time_s"].sum())
@@ -265,12 +217,12 @@ def evaluating_less_often_saves_time(often: Run, seldom: Run) -> Judged:
     return f"{saved:.1f} s of {took:.1f} s, by evaluating {times[0]} instead of {times[1]} times", saved > 0.02 * took
 
 
-@_belief("releasing memory every few batches lowers the peak")
+@judged("releasing memory every few batches lowers the peak")
 def releasing_often_lowers_the_peak(never: Run, often: Run) -> Judged:
     """`often` has `release_every`. Holds from 2 % on."""
-    peak, saved = never.held_peak_bytes, never.held_peak_bytes - often.held_peak_bytes
+    measured, lower = _lower(never, often, 0.02)
     took = float(often.metrics["time_s"].sum() - never.metrics["time_s"].sum())
-    return f"{format_bytes(saved)} of {format_bytes(peak)}, for {took:.1f} s more of training", saved > 0.02 * peak
+    return f"{measured}, for {took:.1f} s more of training", lower
 
 
 # A training step, on a GPU where the runs had one ---------------------------------------------------------------------
@@ -283,28 +235,28 @@ def _against(plain: Run, option: Run) -> tuple[float, float, str]:
     return memory, time, f"on the {where} {memory:.0%} of a step's memory and {time:.0%} of an epoch's time"
 
 
-@_belief("fp16/bf16 halves memory")
+@judged("fp16/bf16 halves memory")
 def half_precision_halves_memory(plain: Run, half: Run) -> Judged:
     """Holds up to 55 % of the plain step."""
     memory, _, measured = _against(plain, half)
     return measured, memory < 0.55
 
 
-@_belief("checkpointing saves 50-70 %")
+@judged("checkpointing saves 50-70 %")
 def checkpointing_saves_most(plain: Run, checkpointed: Run) -> Judged:
     """Holds where 30 to 50 % of the plain step are left."""
     memory, _, measured = _against(plain, checkpointed)
     return measured, 0.3 <= memory <= 0.5
 
 
-@_belief("accumulation makes batch size free")
+@judged("accumulation makes batch size free")
 def accumulation_is_free(plain: Run, accumulated: Run) -> Judged:
     """Of memory below half of the plain step, of time up to a tenth more."""
     memory, time, measured = _against(plain, accumulated)
     return measured, "half true: of memory, not of time" if memory < 0.5 and time > 1.1 else memory < 0.5
 
 
-@_belief("empty_cache each batch helps")
+@judged("empty_cache each batch helps")
 def emptying_the_cache_helps(plain: Run, emptied: Run) -> Judged:
     """`emptied` has `empty_cache_every=1`. Holds where 5 % less is reserved and no more than 5 % more time taken."""
     table = compare_cuda({"plain": plain, "emptied": emptied})[["reserved GB", "epoch s"]]
@@ -314,7 +266,7 @@ def emptying_the_cache_helps(plain: Run, emptied: Run) -> Judged:
     return f"{reserved:.0%} of the reserved memory, {time:.0%} of an epoch's time", reserved < 0.95 and time < 1.05
 
 
-@_belief("memory grows from epoch to epoch")
+@judged("memory grows from epoch to epoch")
 def memory_grows_from_epoch_to_epoch(run: Run) -> Judged:
     """From what is held after the evaluations of valid, when all is released; epoch 1 fills caches. From 2 % on."""
     held = [phase.info["end_held_bytes"] for phase in run.phases if phase.name == "eval valid"]
@@ -324,7 +276,7 @@ def memory_grows_from_epoch_to_epoch(run: Run) -> Judged:
     return f"{growth:+.2%} from epoch 2 to epoch {len(held)}", growth > 0.02
 
 
-@_belief("a list of losses leaks memory")
+@judged("a list of losses leaks memory")
 def kept_losses_leak(grown_bytes: Mapping[str, float]) -> Judged:
     """What a process grew by for each way of keeping losses, "loss" first; from 1 MB on, and a tenth of that."""
     whole, *_ = grown_bytes.values()
@@ -337,7 +289,7 @@ def kept_losses_leak(grown_bytes: Mapping[str, float]) -> Judged:
 # On disk, and to convergence ------------------------------------------------------------------------------------------
 
 
-@_belief("there is no easy workaround, use a larger machine", of_killed=True)
+@judged("there is no easy workaround, use a larger machine", of_killed=True)
 def there_is_no_easy_workaround(runs: Mapping[tuple[str, str], Run], policy: str = "store") -> Judged:
     """`runs` by (policy, limit), limits falling. Holds where `policy` finished under none."""
     lowest = {name: "none" for name, _ in runs}
@@ -348,14 +300,14 @@ def there_is_no_easy_workaround(runs: Mapping[tuple[str, str], Run], policy: str
     return measured, lowest[policy] == "none"
 
 
-@_belief("converting needs the memory of loading")
+@judged("converting needs the memory of loading")
 def converting_takes_the_memory_of_loading(converted: Run, loaded: Run) -> Judged:
     """Holds from half of it on."""
     measured = f"{format_bytes(converted.held_peak_bytes)} against {format_bytes(loaded.held_peak_bytes)}"
     return measured, converted.held_peak_bytes > 0.5 * loaded.held_peak_bytes
 
 
-@_belief("another place for the graph gives another model", of_killed=True)
+@judged("another place for the graph gives another model", of_killed=True)
 def another_place_is_another_model(runs: Mapping[str, Run]) -> Judged:
     """Holds where the losses of runs that finished differ in any digit."""
     losses = {name: list(run.metrics["loss"]) for name, run in runs.items() if run.exit_code == 0}
@@ -363,7 +315,7 @@ def another_place_is_another_model(runs: Mapping[str, Run]) -> Judged:
     return measured, len({tuple(loss) for loss in losses.values()}) > 1 if len(losses) > 1 else NOT_MEASURED
 
 
-@_belief("training to convergence needs the data in memory")
+@judged("training to convergence needs the data in memory")
 def converging_needs_the_data_in_memory(run: Run) -> Judged:
     """Holds where the run held more than its store takes on disk, beside the interpreter."""
     store = open_store(run.config.dataset)
@@ -374,7 +326,7 @@ def converging_needs_the_data_in_memory(run: Run) -> Judged:
     return measured, held > store.nbytes
 
 
-@_belief("checkpoints cost time")
+@judged("checkpoints cost time")
 def checkpoints_cost_time(run: Run) -> Judged:
     """Holds from 5 % of the run's time on."""
     seconds = phase_seconds({"run": run})["run"]
@@ -382,7 +334,7 @@ def checkpoints_cost_time(run: Run) -> Judged:
     return f"{saving:.1f} s of {total:.0f} s, in {len(run.metrics)} epochs", bool(saving > 0.05 * total)
 
 
-@_belief("the directed graph is enough")
+@judged("the directed graph is enough")
 def the_directed_graph_is_enough(undirected: Run, directed: Run) -> Judged:
     """Test accuracy at the best valid accuracy; not settled within two standard errors of the difference."""
     both, one_way = best_epochs({"both": undirected, "one way": directed})["test"]
