@@ -135,10 +135,11 @@ def read_pss(pids: Iterable[int]) -> tuple[int | None, int | None, int | None, i
 
 def read_memory(pid: int, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
     """One reading of `pid` and its descendants, and of `cgroup` where there is one."""
+    # The cgroup first: processes that still have an RSS afterwards were not being killed while it was read.
+    cg_anon, cg_file, cg_shmem = cgroup.parts() if cgroup else (None,) * 3
     pids = process_tree(pid)
     anon, file, shmem = read_rss(pids)
     total, *pss_parts = read_pss(pids) if pss else (None,) * 4
-    cg_anon, cg_file, cg_shmem = cgroup.parts() if cgroup else (None,) * 3
     return Reading(
         num_processes=len(pids),
         rss_anon_bytes=anon,
