@@ -41,7 +41,7 @@ class LayerStep:
 
     Attributes:
         kept: For the backward pass, its output included; the first layer's x is the batch's own and not in it.
-        given: What of that activation checkpointing keeps: its output, which the next layer reads, and sage's matrix.
+        given: What of that activation checkpointing keeps: its output, which the next layer reads, and the matrix.
         peak: The most that its forward or its backward pass has alive.
     """
 
@@ -58,10 +58,11 @@ def layer_steps(config: TrainConfig, batch: BatchShape, num_features: int, num_c
 
     - sage keeps the mean of the neighbors [T, in], the sparse matrix, and the output. Beside that it takes two more
       outputs in the first layer, and in later ones the gradient of the input twice, [S, in].
-    - gcn keeps 20 bytes an edge and the output, and takes 2 [E + 2 S, H]: PyG gathers a row for each edge, and weighs
-      it.
+    - gcn keeps the sparse matrix, its self-loops and the output, and takes 3 [S, H] and 16 bytes an edge: products of
+      the sources, their gradient twice, and the matrix transposed.
     - gat keeps [S + T + E, H], 16 bytes an edge for each head and once more, and the output, and takes 3 [E, H].
-    - Dropout keeps its mask and its result beside the output; in sage the result makes room for the gradient.
+    - Dropout keeps its mask and its result beside the output; in sage the result makes room for the gradient, in gcn
+      under autocast it is the next layer's copy.
     - Autocast halves what sage and gat keep, but not the outputs of gcn and gat; it adds copies of the inputs in half
       width, and its sums are in float32 all the same.
     - The loss takes the last layer's output twice more.
@@ -85,13 +86,15 @@ def layer_steps(config: TrainConfig, batch: BatchShape, num_features: int, num_c
             gradients = 8 + copy - (w if dropout else 0)
             scratch = gradients * s * width if i else t * (2 * w * channels + copy * width)
         elif config.model == "gcn":
-            products = 20 * (e + s) + copy * s * width
-            scratch = 8 * (e + 2 * s) * channels
+            matrix = 4 * e + 12 * t
+            products = matrix + copy * s * width
+            scratch = (12 + copy) * s * channels + 16 * e
         else:
             h = channels * config.heads if last else channels
             products = w * (s + 2 * t + e) * h + 16 * (e + t) * (1 + config.heads) + 2 * copy * s * width
             scratch = (12 + 2 * copy) * (e + t) * h
-        kept = products + out * (3 if dropout and not last else 1) + 8 * t
+        masked = 2 if half and config.model == "gcn" else 3
+        kept = products + out * (masked if dropout and not last else 1) + 8 * t
         peak = products + out * (3 if last else 1) + scratch
         steps.append(LayerStep(kept, out + matrix, max(kept, peak)))
     return steps
@@ -105,7 +108,7 @@ def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_c
     by its own backward pass.
 
     Measured with hooks on saved tensors in all models, precisions and shapes that the tests have, it was met within 1 %
-    or up to 35 % too high: gcn with dropout under autocast, which keeps less of it.
+    or up to 25 % too high.
     """
     steps = layer_steps(config, batch, num_features, num_classes)
     if config.activation_checkpointing:
@@ -124,7 +127,7 @@ def activation_bytes(
     layer's pass and its input.
 
     The CPU allocator's own record (torch 2.13, PyG 2.8) was 5 % higher at the most and 25 % lower, in steps of more
-    than a few MB; under checkpointing gcn took 20 % more than is said here where its last layer is the widest.
+    than a few MB.
     """
     steps = layer_steps(config, batch, num_features, num_classes)
     peak = before = 0

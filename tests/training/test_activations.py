@@ -127,7 +127,7 @@ class Drawn:
 def draw(config: TrainConfig) -> Drawn:
     """The batches of the first optimizer step of `config`."""
     compile_kernels(list(config.num_neighbors))
-    loaders = make_loaders(open_dataset(config), config, EventLog(None))
+    loaders = make_loaders(open_dataset(config.dataset), config, EventLog(None))
     try:
         loader = loaders.train_loader()
         set_epoch(loader, 1)
