@@ -119,7 +119,7 @@ def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_i
     assert resident(tmp_path / "run", run.epochs) == foreseen
     begun = {event["phase"] for event in Run(tmp_path / "run").events if event["event"] == "begin"}
     # What takes no memory worth a forecast; under `shared` a loader is a view.
-    own = {"checkpoint", "release", "compile kernels"}
+    own = {"open", "checkpoint", "release", "compile kernels"}
     own |= {f"build {split} loader" for split in ("train", "valid", "test")} if policy == "shared" else set()
     assert {kind_of(phase.name) for phase in plan.phases} == {kind_of(phase) for phase in begun} - own
 
