@@ -67,11 +67,11 @@ class _Named:
 
 
 def _resolve(
-    dataset: str, data_dir: StrPath | None, undirected: bool | None, feature_dtype: FeatureDtype | None, download: bool
+    dataset: str, data_dir: StrPath | None, undirected: bool | None, feature_dtype: FeatureDtype | None
 ) -> _Named:
     official = raw = None
     if dataset.startswith("ogbn-"):
-        official = locate_official(dataset, data_dir or OFFICIAL_DIR, download)
+        official = locate_official(dataset, data_dir or OFFICIAL_DIR)
         folder = official.folder
         if official.present and official.binary:
             raw = open_raw(folder, num_classes=official.num_classes)
@@ -88,6 +88,8 @@ def _resolve(
 def _existing(named: _Named) -> Store | None:
     """The store that was made of a data set before; None where there is none.
 
+    That of an official data set serves without it too: the raw files may be deleted.
+
     Raises:
         InputError: when what lies in its place is of other data, of data that changed since, or made in another way.
     """
@@ -97,7 +99,7 @@ def _existing(named: _Named) -> Store | None:
 
     store, now = open_store(named.target), origin_of(named.folder)
     made_of = {key: store.origin.get(key) for key in now}
-    if made_of["files"] != now["files"]:
+    if named.folder.exists() and made_of["files"] != now["files"]:
         if made_of["raw"] != now["raw"]:
             raise InputError(
                 f"{store.path}: expected the store of {named.folder}, found one of {made_of['raw'] or 'other data'}; "
@@ -116,13 +118,7 @@ def _existing(named: _Named) -> Store | None:
     return store
 
 
-def _check_direction(store: Store, undirected: bool | None) -> Store:
-    check_direction(store.path, store.undirected, undirected)
-    return store
-
-
-def check_direction(store: object, has: bool, undirected: bool | None) -> None:
-    """Refuse `undirected` where it contradicts what a store `has`."""
+def _check_direction(store: object, has: bool, undirected: bool | None) -> None:
     if undirected not in (None, has):
         raise InputError(
             f"undirected: {store} was made with undirected={has}, asked for was {undirected}; leave it out, or name "
@@ -130,8 +126,13 @@ def check_direction(store: object, has: bool, undirected: bool | None) -> None:
         )
 
 
-def _check_folder(named: _Named) -> None:
-    """Refuse a place for the store that is taken or can't be written to."""
+def _check_target(named: _Named, download: bool) -> None:
+    """Refuse data that are not there, and a place for their store that is taken or can't be written to."""
+    if named.official is not None and not named.official.present and not download:
+        raise InputError(
+            f"{named.folder}: {named.official.name} is not there; pass download=True, or data_dir, the folder that "
+            "holds it"
+        )
     check_new(named.target)
     there = next(folder for folder in named.target.absolute().parents if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
@@ -162,12 +163,14 @@ def locate(
         InputError: as `open_dataset` before it reads or writes anything.
     """
     if is_store(dataset):
-        return _check_direction(open_store(dataset), undirected).size
-    named = _resolve(dataset, data_dir, undirected, feature_dtype, download)
-    store = _existing(named)
-    if store is None:
-        _check_folder(named)
-    return named.size if store is None else store.size
+        store = open_store(dataset)
+        _check_direction(store.path, store.undirected, undirected)
+        return store.size
+    named = _resolve(dataset, data_dir, undirected, feature_dtype)
+    if (made := _existing(named)) is not None:
+        return made.size
+    _check_target(named, download)
+    return named.size
 
 
 def size_of(dataset: str, *, data_dir: StrPath | None = None, undirected: bool | None = None) -> GraphSize:
@@ -219,14 +222,16 @@ def open_dataset(
             to; and as `convert`.
     """
     if is_store(dataset):
-        return _check_direction(open_store(dataset), undirected)
-    named = _resolve(dataset, data_dir, undirected, feature_dtype, download)
-    if (store := _existing(named)) is not None:
+        store = open_store(dataset)
+        _check_direction(store.path, store.undirected, undirected)
         return store
-    _check_folder(named)
+    named = _resolve(dataset, data_dir, undirected, feature_dtype)
+    if (made := _existing(named)) is not None:
+        return made
+    _check_target(named, download)
     with _made_once(named.target, check):
-        if (store := _existing(named)) is not None:
-            return store
+        if (made := _existing(named)) is not None:
+            return made
         from .convert import disk_bytes, origin_of, write_store
 
         source = named.source()
@@ -274,14 +279,19 @@ def open_for(config: TrainConfig, **how: Any) -> Store:
     return open_dataset(config.dataset, **_asked(config), **how)
 
 
+def size_for(config: TrainConfig) -> GraphSize:
+    """`size_of` the data set of a run."""
+    return size_of(config.dataset, data_dir=config.data_dir, undirected=config.undirected)
+
+
 def check_store(size: GraphSize, config: TrainConfig) -> None:
-    """Refuse what `config` asks of a data set that does not hold it: reverse edges, as many hops.
+    """Refuse what `config` asks of a data set that does not hold it: a direction, as many hops, a sampler.
 
     Raises:
         InputError: naming the parameter.
     """
     if size.stored == "store":
-        check_direction(size.name, size.undirected, config.undirected)
+        _check_direction(size.name, size.undirected, config.undirected)
     if size.keep_hops is not None and len(config.num_neighbors) > size.keep_hops:
         raise InputError(
             f"num_neighbors: {size.name} keeps {size.keep_hops} hops, got {len(config.num_neighbors)}; "

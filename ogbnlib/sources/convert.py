@@ -159,12 +159,7 @@ class _Conversion:
 
     def _start(self, pool: ThreadPoolExecutor) -> Future[None]:
         features = pool.submit(self.features)
-
-        def ended(future: Future[None]) -> None:
-            if future.exception() is not None:
-                self.stop.set()
-
-        features.add_done_callback(ended)
+        features.add_done_callback(lambda ended: self.stop.set() if ended.exception() is not None else None)
         return features
 
 

@@ -102,7 +102,7 @@ class Located:
         return int(self.meta["num classes"])
 
 
-def locate_official(name: str, root: StrPath, download: bool = False) -> Located:
+def locate_official(name: str, root: StrPath) -> Located:
     """All checks of `open_official`, without reading or downloading anything; imports neither torch nor ogb."""
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
@@ -115,13 +115,8 @@ def locate_official(name: str, root: StrPath, download: bool = False) -> Located
         raise InputError(f"dataset: expected one kind of node and accuracy as the metric, which {name} has not")
     folder, binary = root / name.replace("-", "_"), meta["binary"] == "True"
     expected = folder / "raw" / ("data.npz" if binary else "edge.csv.gz")
-    if not expected.is_file():
-        if folder.exists():
-            raise InputError(f"{expected}: expected this file, found none; move {folder} away or complete it")
-        if not download:
-            raise InputError(
-                f"{folder}: {name} is not there; pass download=True, or data_dir, the folder that holds it"
-            )
+    if folder.exists() and not expected.is_file():
+        raise InputError(f"{expected}: expected this file, found none; move {folder} away or complete it")
     release = folder / f"RELEASE_v{meta['version']}.txt"
     if expected.is_file() and not binary and not release.is_file():
         raise InputError(f"{release}: expected this file; ogb takes the data set for outdated, so download it again")

@@ -44,22 +44,6 @@ def _model(path: StrPath, scale: float, seed: int, num_features: int, num_classe
     return CitationModel.create(Path(path).absolute().name, num_nodes, sizes, seed, num_features, num_classes)
 
 
-def estimate(scale: float, *, num_features: int = 128) -> dict[str, int]:
-    """Nodes, edges (within about 1 %) and bytes on disk (within about 5 %) of `synthesize` at this scale.
-
-    Raises:
-        InputError: for a scale outside (0, 1], or so small that a split would be empty.
-    """
-    num_nodes, _ = _sizes(scale)
-    num_edges = round(PAPERS.num_edges / PAPERS.num_nodes * num_nodes)
-    # Measured, compressed: features 2.2 of 4 bytes; an edge 0.1 bytes for the source and up to 5 for the cited paper.
-    return {
-        "num_nodes": num_nodes,
-        "num_edges": num_edges,
-        "bytes": round(num_nodes * (num_features * 2.2 + 1) + num_edges * 4.5),
-    }
-
-
 def synthesize(
     path: StrPath,
     scale: float = 0.01,
@@ -84,8 +68,9 @@ def synthesize(
         InputError: for a parameter out of range, a folder that is in use, or too little space on the disk.
     """
     model = _model(path, scale, seed, num_features, num_classes)
-    needed = estimate(scale, num_features=num_features)["bytes"]
-    check_space(path, int(needed * 1.05), f"{format_bytes(needed)} of free disk space")
+    # Measured, compressed: features 2.2 of 4 bytes; an edge 0.1 bytes for the source and up to 5 for the cited paper.
+    needed = round(1.05 * (model.num_nodes * (num_features * 2.2 + 1) + model.num_edges * 4.5))
+    check_space(path, needed, f"{format_bytes(needed)} of free disk space")
     total = model.num_edges * 16 + model.num_nodes * num_features * 4
     with (
         new_folder(path) as folder,

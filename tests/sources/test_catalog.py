@@ -104,6 +104,9 @@ def test_an_official_csv_data_set_is_converted_beside_its_folder(
     np.testing.assert_array_equal(store.x, arrays["x"].astype(np.float64).round(3).astype(np.float32))
     np.testing.assert_array_equal(store.splits["valid"], arrays["splits"]["valid"])
     assert opened("ogbn-arxiv", data_dir=tmp_path) == store
+    shutil.rmtree(tmp_path / "ogbn_arxiv")
+    assert opened("ogbn-arxiv", data_dir=tmp_path) == store
+    assert locate("ogbn-arxiv", data_dir=tmp_path) == store.size
     assert len(said) == 1
 
 

@@ -455,8 +455,6 @@ def test_official_papers100m_is_streamed(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("ogbn-arxiv", "download=True"),
-        ("ogbn-papers100M", "download=True"),
         ("ogbn-arxvi", "did you mean 'ogbn-arxiv'"),
         ("ogbn-mag", "ogbn-mag"),
         ("ogbn-proteins", "ogbn-proteins"),
@@ -480,7 +478,7 @@ def test_a_missing_release_file_is_an_error_and_no_prompt(tmp_path: Path, folder
 def test_an_incomplete_official_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "ogbn_arxiv").mkdir()
     with pytest.raises(InputError, match=r"edge\.csv\.gz"):
-        open_official(locate_official("ogbn-arxiv", tmp_path, download=True))
+        open_official(locate_official("ogbn-arxiv", tmp_path))
     assert (tmp_path / "ogbn_arxiv").is_dir()
 
 
@@ -496,7 +494,7 @@ def test_a_download_with_consent_is_never_asked_about(
         return shutil.make_archive(f"{folder}/arxiv", "zip", tmp_path / "remote", "arxiv")
 
     monkeypatch.setattr(ogb.utils.url, "download_url", fetch)
-    dataset = open_official(locate_official("ogbn-arxiv", tmp_path / "root", download=True))
+    dataset = open_official(locate_official("ogbn-arxiv", tmp_path / "root"))
     np.testing.assert_array_equal(read_edges(dataset), graph["edge_index"])
     assert [entry.name for entry in (tmp_path / "root").iterdir()] == ["ogbn_arxiv"]
 
@@ -510,5 +508,5 @@ def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ogb.utils.url, "download_url", fail)
     with pytest.raises(InputError, match=r"arxiv\.zip"):
-        open_official(locate_official("ogbn-arxiv", tmp_path, download=True))
+        open_official(locate_official("ogbn-arxiv", tmp_path))
     assert list(tmp_path.iterdir()) == []
