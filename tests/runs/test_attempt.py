@@ -62,6 +62,7 @@ def test_one_run_and_one_resumed_run_open_each_file_once_at_most_for_reading(
     folder = tmp_path / "run"
     first = run(tiny_config(epochs=1), run_dir=folder, echo=False)
     assert (first.exit_code, first.diagnosis.cause, first.config.epochs) == (0, "finished", 1)
+    assert first.result["forecast"]["size_from"] == "run"  # the data set is not opened again for its sizes
     once = opened(folder)
     assert _opened is not None
     assert sum(Path(path).name.startswith(".result.json") for path, _ in _opened) == 1  # and written once
