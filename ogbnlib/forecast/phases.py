@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..config import TrainConfig
-from ..errors import InputError
 from ..sampling.budget import BatchShape, Windows, sweep_s, usable_bytes, window_budget
+from ..sources.catalog import check_store, size_for
 from .passes import MODEL, Pass, files_bytes
 from .sizes import (
     RUNTIME_BYTES,
@@ -23,7 +23,6 @@ from .sizes import (
     feature_itemsize,
     label_itemsize,
     shared_csc_bytes,
-    size_of,
     stock_csc_bytes,
     stock_sort_bytes,
     trained_edges,
@@ -135,10 +134,10 @@ def predict(
     Raises:
         InputError: when the data set's size cannot be read, or its store cannot do what the config asks for.
     """
-    size = size or size_of(config.dataset)
+    size = size or size_for(config)
+    check_store(size, config)
     windows = None
     if config.loading == "store":
-        _check_store(config, size)
         windows, ledger = _from_store(config, size, Ledger(runtime_bytes), memory_limit_bytes)
     else:
         ledger = _in_ram(config, size, Ledger(runtime_bytes))
@@ -148,14 +147,6 @@ def predict(
         least = min(least, max(phase.held_bytes for phase in smallest.phases))
     train = Pass.over(config, size, "train", training=True)
     return Forecast(config, size, tuple(ledger.phases), train.batch, train.on_gpu(), windows, least)
-
-
-def _check_store(config: TrainConfig, size: GraphSize) -> None:
-    """What `store.check_store` refuses, as far as sizes tell."""
-    if config.sampler == "pyg":
-        raise InputError("sampler: loading='store' samples with sampler='numba' only, got 'pyg'")
-    if config.undirected and size.stored == "store" and not size.undirected:
-        raise InputError(f"undirected: {size.name} has no reverse edges; convert it with --undirected")
 
 
 def _evaluations(config: TrainConfig) -> tuple[list[str], list[str]]:
@@ -169,7 +160,7 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
     edges, shared = trained_edges(size, config.undirected), config.loading == "shared"
     if shared:
         run.hold("shared CSC", shared_csc_bytes(size, edges, config.sampler))
-        run.phase("build shared CSC", {"row int32 -> int64": 4 * edges} if config.sampler == "pyg" else {})
+        run.phase("build shared CSC")
     run.hold("features", size.num_nodes * size.num_features * feature_itemsize(config, size))
     run.hold("labels", size.num_nodes * label_itemsize(size.num_classes))
     if not shared:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
 from ..errors import GB, MB, InputError, format_bytes, parse_bytes
+from ..sources.catalog import size_for
 from .phases import Forecast, predict
-from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, size_of, smaller_fan_out
+from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, smaller_fan_out
 from .step import saved_bytes
 
 if TYPE_CHECKING:
@@ -177,11 +178,10 @@ def _turned_down(name: str, value: Any, smaller: Callable[[Any], Any]) -> Iterat
         yield {name: value}
 
 
-def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
+def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
     """For each knob its changes, smallest first; the knobs in the order in which they should be turned."""
     policies = ["shared"] if config.loading in ("eager", "lazy") else []
-    one_way = size.stored == "store" and config.undirected and not size.undirected
-    if config.loading != "store" and config.sampler != "pyg" and not one_way:
+    if config.loading != "store" and config.sampler != "pyg":
         policies.append("store")
     return [
         [{"loading": policy} for policy in policies],
@@ -194,7 +194,7 @@ def _knobs(config: TrainConfig, size: GraphSize) -> list[list[dict[str, Any]]]:
 
 def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int, runtime_bytes: int) -> list[Alternative]:
     """What fits with the fewest knobs turned; for each set of knobs the smallest change."""
-    knobs = _knobs(config, size)
+    knobs = _knobs(config)
     for count in range(1, len(knobs) + 1):
         found = []
         for chosen in itertools.combinations(knobs, count):
@@ -230,7 +230,7 @@ def plan(
         InputError: when the data set's size cannot be read, or the limit is not a size.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    size = size or size_of(config.dataset)
+    size = size or size_for(config)
     forecast = predict(config, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
     tried: list[Alternative] = []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
@@ -259,7 +259,6 @@ def recommend(
     Raises:
         InputError: when not even the last rung fits, or is fast enough, or as `plan`.
     """
-    size = size or size_of(dataset)
     too_slow_s = []
     for config in _rungs(dataset, settings):
         advice = plan(config, memory_limit, size=size, runtime_bytes=runtime_bytes)
@@ -269,10 +268,12 @@ def recommend(
             too_slow_s.append(advice.forecast.epoch_s)
     if too_slow_s:
         least_s = math.ceil(min(too_slow_s))
-        raise InputError(f"max_epoch_s: expected at least {least_s} for {size.name}, got {max_epoch_s}")
+        raise InputError(f"max_epoch_s: expected at least {least_s} for {advice.forecast.size.name}, got {max_epoch_s}")
     least = advice.forecast.least_bytes
     need_mb = -(-(least + margin_bytes(least)) // MB)
-    raise InputError(f"memory_limit: expected at least {need_mb} MB for {size.name}, got {memory_limit}")
+    raise InputError(
+        f"memory_limit: expected at least {need_mb} MB for {advice.forecast.size.name}, got {memory_limit}"
+    )
 
 
 def ladder(
@@ -292,8 +293,7 @@ def ladder(
     """
     import pandas as pd
 
-    _rungs(dataset, settings)  # a mistake in the settings is not "nothing fits"
-    size = size or size_of(dataset)
+    predict(_rungs(dataset, settings)[0], size)  # a mistake in the settings or the data set is not "nothing fits"
     rows = []
     for allocation in ALLOCATIONS:
         row: dict[str, Any] = dict.fromkeys(_LADDER, "")
@@ -305,7 +305,7 @@ def ladder(
         config = best.config
         row |= {
             "loading": config.loading,
-            "features": f"float{8 * feature_itemsize(config, size)}",
+            "features": f"float{8 * feature_itemsize(config, best.size)}",
             "batch_size": config.batch_size,
             "num_neighbors": _word(config.num_neighbors),
             "hidden": config.hidden_channels,
@@ -332,9 +332,10 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     """
     import pandas as pd
 
-    size, rows = size_of(config.dataset), {}
+    rows = {}
     for name, changes in options.items():
-        forecast = predict(config.replace(**changes), size)
+        forecast = predict(config.replace(**changes))
+        size = forecast.size
         kept = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
         taken = {"kept": kept, "peak": forecast.gpu["activations"], "GPU step": sum(forecast.gpu.values())}
         rows[name] = {f"{word} MB": round(count / MB, 1) for word, count in taken.items()}

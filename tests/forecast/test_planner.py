@@ -118,10 +118,12 @@ def test_the_stock_sampler_is_never_sent_to_a_store() -> None:
     assert "raise the limit" in str(plan(config(loading="eager", sampler="pyg"), "8 GB"))
 
 
-def test_a_store_without_reverse_edges_is_not_suggested_for_an_undirected_run() -> None:
-    values = {"loading": "shared", "undirected": True}
-    found = plan(config(**values), "44 GB", size=STORE).alternatives
-    assert [dict(other.changes) for other in found] == [{"feature_dtype": "float16"}]
+def test_a_store_has_its_own_features_and_none_of_another_width_is_suggested() -> None:
+    found = plan(config(loading="shared"), "44 GB", size=STORE).alternatives
+    assert [dict(other.changes) for other in found] == [{"loading": "store"}, {"feature_dtype": "float16"}]
+    full = replace(STORE, feature_itemsize=4)
+    for other in plan(config(loading="store", **LARGE), "800 MB", size=full).alternatives:
+        assert "feature_dtype" not in other.changes
 
 
 def test_what_has_to_be_converted_first_says_so() -> None:
@@ -228,10 +230,10 @@ def test_a_mistake_is_not_nothing_fits() -> None:
         ladder("ogbn-paper")
 
 
-def test_planning_imports_neither_torch_nor_numpy_for_a_known_data_set() -> None:
+def test_planning_imports_no_torch_and_no_compiler_for_a_known_data_set() -> None:
     code = "import sys; from ogbnlib.forecast.planner import plan; from ogbnlib.config import TrainConfig\n"
     code += "print(plan(TrainConfig.create(dataset='ogbn-papers100M', loading='eager'), '64 GB'))\n"
-    code += "print(sorted({'torch', 'torch_geometric', 'numba', 'numpy', 'pandas'} & set(sys.modules)))"
+    code += "print(sorted({'torch', 'torch_geometric', 'numba', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
