@@ -160,7 +160,7 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
     edges, shared = trained_edges(size, config.undirected), config.loading == "shared"
     if shared:
         run.hold("shared CSC", shared_csc_bytes(size, edges, config.sampler))
-        run.phase("build shared CSC", {"row int32 -> int64": 4 * edges} if config.sampler == "pyg" else {})
+        run.phase("build shared CSC")
     run.hold("features", size.num_nodes * size.num_features * feature_itemsize(config, size))
     run.hold("labels", size.num_nodes * label_itemsize(size.num_classes))
     if not shared:

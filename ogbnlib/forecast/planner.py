@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
 from ..errors import GB, MB, InputError, format_bytes, parse_bytes
-from ..sources.catalog import size_for, size_of
+from ..sources.catalog import size_for
 from .phases import Forecast, predict
 from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, smaller_fan_out
 from .step import saved_bytes
@@ -259,7 +259,6 @@ def recommend(
     Raises:
         InputError: when not even the last rung fits, or is fast enough, or as `plan`.
     """
-    size = size or size_of(dataset)
     too_slow_s = []
     for config in _rungs(dataset, settings):
         advice = plan(config, memory_limit, size=size, runtime_bytes=runtime_bytes)
@@ -269,10 +268,12 @@ def recommend(
             too_slow_s.append(advice.forecast.epoch_s)
     if too_slow_s:
         least_s = math.ceil(min(too_slow_s))
-        raise InputError(f"max_epoch_s: expected at least {least_s} for {size.name}, got {max_epoch_s}")
+        raise InputError(f"max_epoch_s: expected at least {least_s} for {advice.forecast.size.name}, got {max_epoch_s}")
     least = advice.forecast.least_bytes
     need_mb = -(-(least + margin_bytes(least)) // MB)
-    raise InputError(f"memory_limit: expected at least {need_mb} MB for {size.name}, got {memory_limit}")
+    raise InputError(
+        f"memory_limit: expected at least {need_mb} MB for {advice.forecast.size.name}, got {memory_limit}"
+    )
 
 
 def ladder(
@@ -292,8 +293,7 @@ def ladder(
     """
     import pandas as pd
 
-    _rungs(dataset, settings)  # a mistake in the settings is not "nothing fits"
-    size = size or size_of(dataset)
+    predict(_rungs(dataset, settings)[0], size)  # a mistake in the settings or the data set is not "nothing fits"
     rows = []
     for allocation in ALLOCATIONS:
         row: dict[str, Any] = dict.fromkeys(_LADDER, "")
@@ -305,7 +305,7 @@ def ladder(
         config = best.config
         row |= {
             "loading": config.loading,
-            "features": f"float{8 * feature_itemsize(config, size)}",
+            "features": f"float{8 * feature_itemsize(config, best.size)}",
             "batch_size": config.batch_size,
             "num_neighbors": _word(config.num_neighbors),
             "hidden": config.hidden_channels,
@@ -332,9 +332,10 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     """
     import pandas as pd
 
-    size, rows = size_for(config), {}
+    rows = {}
     for name, changes in options.items():
-        forecast = predict(config.replace(**changes), size)
+        forecast = predict(config.replace(**changes))
+        size = forecast.size
         kept = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
         taken = {"kept": kept, "peak": forecast.gpu["activations"], "GPU step": sum(forecast.gpu.values())}
         rows[name] = {f"{word} MB": round(count / MB, 1) for word, count in taken.items()}

@@ -173,18 +173,26 @@ def locate(
     return named.size
 
 
-def size_of(dataset: str, *, data_dir: StrPath | None = None, undirected: bool | None = None) -> GraphSize:
+def size_of(
+    dataset: str,
+    *,
+    data_dir: StrPath | None = None,
+    undirected: bool | None = None,
+    feature_dtype: FeatureDtype | None = None,
+    download: bool = False,
+) -> GraphSize:
     """`locate` for planning: an official data set that is not there has its known size.
 
     Raises:
         InputError: for an OGB name that is not known, and as `locate` for a folder.
     """
+    how: dict[str, Any] = {"data_dir": data_dir, "undirected": undirected, "feature_dtype": feature_dtype}
     if dataset.startswith("ogbn-") and dataset in KNOWN:
         with contextlib.suppress(InputError):
-            size = locate(dataset, data_dir=data_dir, undirected=undirected)
+            size = locate(dataset, download=download, **how)
             return size if size.stored == "store" else KNOWN[dataset]
         return KNOWN[dataset]
-    return locate(dataset, data_dir=data_dir, undirected=undirected)
+    return locate(dataset, download=download, **how)
 
 
 def open_dataset(
@@ -274,14 +282,14 @@ def locate_for(config: TrainConfig) -> GraphSize:
     return size
 
 
+def size_for(config: TrainConfig) -> GraphSize:
+    """`size_of` the data set of a run."""
+    return size_of(config.dataset, **_asked(config))
+
+
 def open_for(config: TrainConfig, **how: Any) -> Store:
     """`open_dataset` of a run; `how` as there."""
     return open_dataset(config.dataset, **_asked(config), **how)
-
-
-def size_for(config: TrainConfig) -> GraphSize:
-    """`size_of` the data set of a run."""
-    return size_of(config.dataset, data_dir=config.data_dir, undirected=config.undirected)
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:

@@ -16,7 +16,6 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import MB, parse_bytes
 from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.planner import margin_bytes
-from ogbnlib.notebook.tables import held_peak_bytes
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.catalog import prepare_dataset
 
@@ -78,7 +77,7 @@ def measure(name: str, settings: dict[str, Any], dataset: str, folder: Path) -> 
     plan = predict(config, memory_limit_bytes=None if limit is None else parse_bytes(limit))
     ended = run(config, limit, runs_dir=folder / "runs", name="bench", echo=False)
     assert ended.exit_code == 0, ended.diagnosis
-    measured = held_peak_bytes(ended)
+    measured = ended.held_peak_bytes
     error = plan.peak_bytes - measured
     print(
         f"{name:10} predicted {plan.peak_bytes / MB:7.0f} MB in {plan.peak.name:28} measured {measured / MB:7.0f} MB"

@@ -231,8 +231,9 @@ def test_more_of_anything_takes_no_less() -> None:
 
 def test_a_store_that_cannot_do_what_is_asked_is_refused() -> None:
     one_way = replace(PAPERS, stored="store")
-    with pytest.raises(InputError, match="undirected: "):
-        forecast(one_way, loading="store", undirected=True)
+    for policy in POLICIES:
+        with pytest.raises(InputError, match="undirected: "):
+            forecast(one_way, loading=policy, undirected=True)
     with pytest.raises(InputError, match="sampler: "):
         forecast(loading="store", sampler="pyg")
     forecast(replace(one_way, undirected=True), loading="store", undirected=True)

@@ -124,6 +124,14 @@ def test_a_direction_that_contradicts_the_store_is_refused_under_every_policy(po
         plan(config(loading=policy, undirected=True), "44 GB", size=STORE)
 
 
+def test_a_store_has_its_own_features_and_none_of_another_width_is_suggested() -> None:
+    found = plan(config(loading="shared"), "44 GB", size=STORE).alternatives
+    assert [dict(other.changes) for other in found] == [{"loading": "store"}, {"feature_dtype": "float16"}]
+    full = replace(STORE, feature_itemsize=4)
+    for other in plan(config(loading="store", **LARGE), "800 MB", size=full).alternatives:
+        assert "feature_dtype" not in other.changes
+
+
 def test_what_has_to_be_converted_first_says_so() -> None:
     assert "convert`" in str(plan(config(loading="eager"), "64 GB").alternatives[0])
     assert "convert --undirected`" in str(plan(config(loading="eager", undirected=True), "64 GB").alternatives[0])
@@ -228,7 +236,7 @@ def test_a_mistake_is_not_nothing_fits() -> None:
         ladder("ogbn-paper")
 
 
-def test_planning_imports_neither_torch_nor_numba() -> None:
+def test_planning_imports_no_torch_and_no_compiler_for_a_known_data_set() -> None:
     code = "import sys; from ogbnlib.forecast.planner import plan; from ogbnlib.config import TrainConfig\n"
     code += "print(plan(TrainConfig.create(dataset='ogbn-papers100M', loading='eager'), '64 GB'))\n"
     code += "print(sorted({'torch', 'torch_geometric', 'numba', 'pandas'} & set(sys.modules)))"

@@ -32,7 +32,7 @@ from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.budget import BatchShape
 from ogbnlib.sampling.policies import compile_kernels, make_loaders, set_epoch
-from ogbnlib.sources.catalog import open_dataset
+from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.models import GNN
 
 Config = Callable[..., TrainConfig]
@@ -127,7 +127,7 @@ class Drawn:
 def draw(config: TrainConfig) -> Drawn:
     """The batches of the first optimizer step of `config`."""
     compile_kernels(list(config.num_neighbors))
-    loaders = make_loaders(open_dataset(config.dataset), config, EventLog(None))
+    loaders = make_loaders(open_for(config), config, EventLog(None))
     try:
         loader = loaders.train_loader()
         set_epoch(loader, 1)
