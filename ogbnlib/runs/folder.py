@@ -116,7 +116,8 @@ class Run:
     @cached_property
     def timeline(self) -> pd.DataFrame:
         """The samples that were kept, each with the phase it fell in, see `timeline.timeline_table`."""
-        return read.timeline_table(self.samples, self._events_or_none, self._origin_s)
+        phases, cuda = (self.phases, self.cuda) if self._events_or_none else ([], read.cuda_table([], 0.0))
+        return read.timeline_table(self.samples, phases, cuda, self._origin_s)
 
     @cached_property
     def cuda(self) -> pd.DataFrame:

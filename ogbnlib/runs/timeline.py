@@ -155,7 +155,7 @@ def samples_table(data: bytes) -> pd.DataFrame:
     return csv_table(data, COLUMNS).astype(float)
 
 
-def timeline_table(samples: pd.DataFrame, events: Sequence[Event], origin_s: float) -> pd.DataFrame:
+def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.DataFrame, origin_s: float) -> pd.DataFrame:
     """`samples` with the phase that each fell in and the last reading of the GPU before it.
 
     Columns: `time_s` since the run began, those of `Reading` in bytes (NaN where not read), `phase` (innermost, ""
@@ -165,25 +165,13 @@ def timeline_table(samples: pd.DataFrame, events: Sequence[Event], origin_s: flo
     import numpy as np
     import pandas as pd
 
-    table = samples.assign(time_s=samples["time_s"] - origin_s)
-    times, labels, open_ = [-math.inf], [""], list[tuple[str, str]]()
-    for event in events:
-        if event["event"] == "start":
-            open_ = []
-        elif event["event"] == "begin":
-            open_.append((event["phase"], phase_label(event["phase"], event)))
-        elif event["event"] == "end":
-            while open_ and open_.pop()[0] != event["phase"]:
-                pass
-        else:
-            continue
-        at = event["time_s"] - origin_s
-        at = math.nextafter(at, math.inf) if event["event"] == "end" else at  # a phase's last moment is its own
-        times.append(max(times[-1], at))  # a clock may have been set back
-        labels.append(open_[-1][1] if open_ else "")
-    which = np.searchsorted(times, table["time_s"], side="right") - 1
-    table["phase"] = np.array(labels, dtype=object)[which]
-    table = pd.merge_asof(table.sort_values("time_s"), cuda_table(events, origin_s), on="time_s")
+    table = samples.assign(time_s=samples["time_s"] - origin_s).sort_values("time_s")
+    labels = np.full(len(table), "", dtype=object)
+    first = np.searchsorted(table["time_s"], [phase.start_s for phase in phases])
+    end = np.searchsorted(table["time_s"], [phase.until_s for phase in phases], side="right")
+    for phase, i, j in zip(phases, first, end, strict=True):
+        labels[i:j] = phase.label  # inner ones come later, and over what holds them
+    table = pd.merge_asof(table.assign(phase=labels), cuda, on="time_s")
     table.attrs = dict(samples.attrs)
     return table
 
