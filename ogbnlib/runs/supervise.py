@@ -84,7 +84,7 @@ def supervise(
         forward.begin(process.pid)
         tail, interrupted, status = "", False, -signal.SIGKILL
         try:
-            limit.attach(process.pid)
+            limit.pid = process.pid
             recorder.start(
                 process.pid,
                 cgroup=lambda: limit.cgroup,

@@ -120,7 +120,7 @@ def test_the_watchdog_goes_by_rss_where_the_kernel_gives_no_pss(monkeypatch: pyt
     monkeypatch.setattr(limits, "read_rss", lambda pids: (2 * MB, 0, 0))
     monkeypatch.setattr(limits, "kill_tree", killed.append)
     watchdog, _ = make_limit(MB, "watchdog")
-    watchdog.attach(42)
+    watchdog.pid = 42
     watchdog.check(Reading(rss_anon_bytes=2 * MB, rss_shmem_bytes=0))
     assert (watchdog.killed_by, killed) == ("watchdog", [42])
 
@@ -132,7 +132,7 @@ def test_the_watchdog_spares_a_tree_whose_workers_end_before_it_looks_again(monk
     monkeypatch.setattr(limits, "read_rss", lambda pids: (600 * MB, 0, 0))
     monkeypatch.setattr(limits, "kill_tree", killed.append)
     watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.attach(42)
+    watchdog.pid = 42
     watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
     assert (watchdog.killed_by, killed) == (None, [])
 
@@ -144,7 +144,7 @@ def test_the_watchdog_wants_two_readings_above_the_limit(monkeypatch: pytest.Mon
     monkeypatch.setattr(limits, "read_pss", lambda pids: next(readings))
     monkeypatch.setattr(limits, "kill_tree", killed.append)
     watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.attach(42)
+    watchdog.pid = 42
     watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
     assert (watchdog.killed_by, killed) == (None, [])
     watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
@@ -165,7 +165,7 @@ def test_the_watchdog_reads_pss_a_twentieth_of_the_time_or_when_the_sum_has_grow
     monkeypatch.setattr(limits, "process_tree", lambda pid: [pid, pid + 1])
     monkeypatch.setattr(limits, "read_pss", slow)
     watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.attach(42)
+    watchdog.pid = 42
     for _ in range(200):  # ten seconds
         watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
         clock[0] += 0.05
