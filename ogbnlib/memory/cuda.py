@@ -215,7 +215,6 @@ def check_precision(precision: str, device: str) -> None:
     """
     if precision == "fp16" and resolve_device(device).type == "cpu":
         raise InputError(
-            "precision: expected a GPU for 'fp16', found none; use 'bf16', which needs no scaling, or 'fp32'"
-            if device != "cpu"
-            else "precision: expected device='cuda' for 'fp16', got device='cpu'; use 'bf16' or 'fp32'"
+            f"precision: expected a GPU for 'fp16', found none to use with device={device!r}; "
+            "use 'bf16', which needs no scaling, or 'fp32'"
         )

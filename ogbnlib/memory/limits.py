@@ -200,8 +200,7 @@ class SystemdLimit(Limit):
     name = "systemd-run"
     _counts_others = True  # once the scope is gone
     _seen_kills: int | None = None
-    _slice: Cgroup | None = None
-    _slice_kills_before = 0
+    _slice: tuple[Cgroup, int] | None = None  # with its kills before
 
     def command(self, argv: list[str]) -> list[str]:
         limits = []
@@ -216,8 +215,8 @@ class SystemdLimit(Limit):
             if own is None or found[0] != own[0]:
                 self.cgroup = found[0]
                 self._watch_limits(lineage(*found))
-                self._slice = Cgroup(found[0].path.parent, found[0].version)
-                self._slice_kills_before = self._slice.oom_kills() or 0
+                around = Cgroup(found[0].path.parent, found[0].version)
+                self._slice = around, around.oom_kills() or 0
         if self.cgroup is not None and (kills := self.cgroup.oom_kills()) is not None:
             self._seen_kills = kills  # the scope vanishes with its last process, so the count is kept as it is seen
             self._follow(kills)
@@ -225,9 +224,10 @@ class SystemdLimit(Limit):
     def oom_kills(self) -> int | None:
         # The scope, and its counter, are gone with its last process; v2 counts a child's kills in its parent too, as it
         # does those of all its other children.
-        after = self._slice.oom_kills() if self._slice else None
-        since = None if after is None else after - self._slice_kills_before
-        return max((count for count in (self._seen_kills, since) if count is not None), default=None)
+        counts = [] if self._seen_kills is None else [self._seen_kills]
+        if self._slice and (after := self._slice[0].oom_kills()) is not None:
+            counts.append(after - self._slice[1])
+        return max(counts, default=None)
 
 
 class Watchdog(Limit):
