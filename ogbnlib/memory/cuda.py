@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ _HISTORY_ENTRIES = 100_000  # of the allocator's trace; several KB each in the s
 _GPU_OPTIONS = ("empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot")
 
 
-def _in_use() -> Any:
+def cuda_in_use() -> Any:
     """torch, where this process has used CUDA."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
@@ -46,14 +46,10 @@ def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> di
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
     merged = {}
     for name in ALLOCATOR_VARIABLES:
-        kept = [part for part in _settings(environ.get(name) or current) if not _EXPANDABLE.fullmatch(part)]
+        settings = re.split(r",(?![^\[]*\])", environ.get(name) or current)  # commas in brackets part none
+        kept = [part for part in settings if part.strip() and not _EXPANDABLE.fullmatch(part)]
         merged[name] = ",".join([*kept, "expandable_segments:True"])
     return merged
-
-
-def _settings(text: str) -> Iterator[str]:
-    """The settings of `max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2]`: commas in brackets part none."""
-    yield from (part for part in re.split(r",(?![^\[]*\])", text) if part.strip())
 
 
 def prepare_allocator(config: TrainConfig) -> None:
@@ -95,7 +91,7 @@ def begin(config: TrainConfig, device: str) -> list[str]:
 
 def end(config: TrainConfig) -> None:
     """Undo `begin`."""
-    if (torch := _in_use()) is None:
+    if (torch := cuda_in_use()) is None:
         return
     if config.max_cuda_memory is not None:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -105,7 +101,7 @@ def end(config: TrainConfig) -> None:
 
 def empty_cache(mark: Callable[..., None], batch: int) -> None:
     """Give cached blocks back to the GPU and mark how much that was and how long it took."""
-    if (torch := _in_use()) is None:
+    if (torch := cuda_in_use()) is None:
         return
     begin_s, before = time.perf_counter(), torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
@@ -127,7 +123,7 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     With `largest` also `largest_free_bytes`, the largest unallocated block in one piece, and `took_s`, what looking
     for it took: the allocator lists all its blocks for that (`torch.cuda.memory_snapshot`).
     """
-    if (torch := _in_use()) is None:
+    if (torch := cuda_in_use()) is None:
         return None
     stats = torch.cuda.memory_stats_as_nested_dict()
     reserved = stats["reserved_bytes"]["all"]["current"]
@@ -144,40 +140,33 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     }
     if largest and torch.cuda.get_allocator_backend() == "native":  # cudaMallocAsync has no list of blocks
         begin_s = time.perf_counter()
-        reading["largest_free_bytes"] = _largest_free(torch)
+        segments, device = torch.cuda.memory_snapshot(include_traces=False), torch.cuda.current_device()
+        blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
+        unallocated = (int(block["size"]) for block in blocks if block["state"] == "inactive")
+        reading["largest_free_bytes"] = max(unallocated, default=0)
         reading["took_s"] = round(time.perf_counter() - begin_s, 6)
     return reading
-
-
-def _largest_free(torch: Any) -> int:
-    device = torch.cuda.current_device()
-    segments = torch.cuda.memory_snapshot(include_traces=False)
-    blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
-    return max((int(block["size"]) for block in blocks if block["state"] == "inactive"), default=0)
 
 
 # Out of memory --------------------------------------------------------------------------------------------------------
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
-
-
-def _size_in(text: str, words: str) -> int | None:
-    """The size at `{}` in `words`, as the allocator writes it; None where they are not in the text."""
-    found = re.search(words.format(_SIZE), text)
-    return int(float(found[1]) * _UNITS[found[2]]) if found else None
+# What stands before and after a size in the allocator's message (CUDACachingAllocator.cpp of torch).
+_SIZES = {
+    "requested_bytes": ("Tried to allocate ", ""),
+    "free_bytes": ("of which ", " is free"),
+    "allowed_bytes": ("", " allowed"),
+    "allocated_bytes": ("", " is allocated by PyTorch"),
+    "unallocated_bytes": ("", " is reserved by PyTorch but unallocated"),
+}
 
 
 def oom_sizes(message: str) -> dict[str, int]:
-    """The sizes that an OutOfMemoryError names (CUDACachingAllocator.cpp of torch), as far as it does."""
-    found = {
-        "requested_bytes": _size_in(message, "Tried to allocate {}"),
-        "free_bytes": _size_in(message, "of which {} is free"),
-        "allowed_bytes": _size_in(message, "{} allowed"),
-        "allocated_bytes": _size_in(message, "{} is allocated by PyTorch"),
-        "unallocated_bytes": _size_in(message, "{} is reserved by PyTorch but unallocated"),
-    }
-    sizes = {name: size for name, size in found.items() if size is not None}
+    """The sizes that an OutOfMemoryError names, as far as it does."""
+    sizes = {}
+    for name, (before, after) in _SIZES.items():
+        if found := re.search(rf"{before}([\d.]+) (bytes|KiB|MiB|GiB){after}", message):
+            sizes[name] = int(float(found[1]) * _UNITS[found[2]])
     if "allocated_bytes" in sizes and "unallocated_bytes" in sizes:
         sizes["reserved_bytes"] = sizes["allocated_bytes"] + sizes["unallocated_bytes"]
     if "allowed_bytes" in sizes and "reserved_bytes" in sizes:
@@ -194,11 +183,10 @@ def record_oom(error: BaseException, config: TrainConfig, run_dir: Path | None, 
     message = str(error).partition(" If reserved but unallocated")[0].splitlines()
     text = message[0] if message else type(error).__name__
     mark("cuda_oom", message=text, **{**(cuda_reading(largest=True) or {}), **oom_sizes(text)})
-    if config.cuda_snapshot and run_dir is not None and (torch := _in_use()) is not None:
-        try:
-            write_atomically(
-                run_dir / SNAPSHOT, lambda file: pickle.dump(torch.cuda.memory._snapshot(), file)
-            )  # torch's own format, which only its viewer reads
+    if config.cuda_snapshot and run_dir is not None and (torch := cuda_in_use()) is not None:
+        snapshot = torch.cuda.memory._snapshot()
+        try:  # in torch's own format, which only its viewer reads
+            write_atomically(run_dir / SNAPSHOT, lambda file: pickle.dump(snapshot, file))
         except OSError as failed:
             mark("note", cuda_snapshot=f"{SNAPSHOT} could not be written: {failed}")
 
@@ -227,7 +215,6 @@ def check_precision(precision: str, device: str) -> None:
     """
     if precision == "fp16" and resolve_device(device).type == "cpu":
         raise InputError(
-            "precision: expected a GPU for 'fp16', found none; use 'bf16', which needs no scaling, or 'fp32'"
-            if device != "cpu"
-            else "precision: expected device='cuda' for 'fp16', got device='cpu'; use 'bf16' or 'fp32'"
+            f"precision: expected a GPU for 'fp16', found none to use with device={device!r}; "
+            "use 'bf16', which needs no scaling, or 'fp32'"
         )

@@ -51,7 +51,7 @@ def kill_tree(pid: int) -> None:
 class Limit:
     """A limit around one process tree. `limit_bytes=None` records without limiting.
 
-    Use: `argv = limit.command(argv)`, start it, `limit.attach(pid)`, give each reading to `limit.check` and the exit
+    Use: `argv = limit.command(argv)`, start it, set `pid`, give each reading to `limit.check` and the exit
     status to `limit.ended`, and `close()` when the tree is gone.
 
     Attributes:
@@ -73,9 +73,6 @@ class Limit:
 
     def command(self, argv: list[str]) -> list[str]:
         return argv
-
-    def attach(self, pid: int) -> None:
-        self.pid = pid
 
     def check(self, reading: Reading) -> None:
         """Look at one reading; ends the tree where a limit was passed or one of its members was killed."""
@@ -111,6 +108,12 @@ class Limit:
         met = next((group for group, before in self._limits if group.met_its_limit(before)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self.outer = met
+
+    def _follow(self, kills: int | None) -> None:
+        """End the whole tree once the kernel has killed one of its members."""
+        if kills and self.killed_by is None and self.pid is not None:
+            self._blame_kernel()
+            kill_tree(self.pid)
 
     def close(self) -> None:
         """Free what the limit holds; a cgroup ends whatever process is left in it."""
@@ -152,10 +155,7 @@ class CgroupLimit(Limit):
         return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.cgroup.path / "cgroup.procs"), *argv]
 
     def check(self, reading: Reading) -> None:
-        if self.killed_by is None and (self.oom_kills() or 0) > 0:
-            self._blame_kernel()
-            if self.pid is not None:
-                kill_tree(self.pid)
+        self._follow(self.oom_kills())
 
     def close(self) -> None:
         assert self.cgroup is not None
@@ -200,8 +200,7 @@ class SystemdLimit(Limit):
     name = "systemd-run"
     _counts_others = True  # once the scope is gone
     _seen_kills: int | None = None
-    _slice: Cgroup | None = None
-    _slice_kills_before = 0
+    _slice: tuple[Cgroup, int] | None = None  # with its kills before
 
     def command(self, argv: list[str]) -> list[str]:
         limits = []
@@ -216,20 +215,19 @@ class SystemdLimit(Limit):
             if own is None or found[0] != own[0]:
                 self.cgroup = found[0]
                 self._watch_limits(lineage(*found))
-                self._slice = Cgroup(found[0].path.parent, found[0].version)
-                self._slice_kills_before = self._slice.oom_kills() or 0
+                around = Cgroup(found[0].path.parent, found[0].version)
+                self._slice = around, around.oom_kills() or 0
         if self.cgroup is not None and (kills := self.cgroup.oom_kills()) is not None:
             self._seen_kills = kills  # the scope vanishes with its last process, so the count is kept as it is seen
-            if kills > 0 and self.killed_by is None and self.pid is not None:
-                self._blame_kernel()
-                kill_tree(self.pid)
+            self._follow(kills)
 
     def oom_kills(self) -> int | None:
         # The scope, and its counter, are gone with its last process; v2 counts a child's kills in its parent too, as it
         # does those of all its other children.
-        after = self._slice.oom_kills() if self._slice else None
-        since = None if after is None else after - self._slice_kills_before
-        return max((count for count in (self._seen_kills, since) if count is not None), default=None)
+        counts = [] if self._seen_kills is None else [self._seen_kills]
+        if self._slice and (after := self._slice[0].oom_kills()) is not None:
+            counts.append(after - self._slice[1])
+        return max(counts, default=None)
 
 
 class Watchdog(Limit):
@@ -272,29 +270,17 @@ class Watchdog(Limit):
         return (anon or 0) + (shmem or 0)
 
 
-def _cgroup_parents(cgroup: Cgroup, mount: Path) -> list[Cgroup]:
-    """Cgroups in which a child may be made without leaving a limit that holds this process, nearest first.
+def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
+    """The limit, or why it can't be had.
 
     Under v2 a cgroup with processes of its own can't hand the memory controller to children, so its ancestors are
     tried too, but never past one that has a limit: a job must not escape its own allocation.
     """
-    if cgroup.version == 1:
-        return [cgroup]
-    parents: list[Cgroup] = []
-    for parent in lineage(cgroup, mount):
-        parents.append(parent)
-        if parent.limit_bytes() is not None:
-            break
-    return parents
-
-
-def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
-    """The limit, or why it can't be had."""
     found = find_cgroup()
     if not found or found[0].version != version:
         return f"no memory controller under cgroup v{version}"
     reasons = []
-    for parent in _cgroup_parents(*found):
+    for parent in lineage(*found):
         try:
             if version == 2:
                 control = parent.path / "cgroup.subtree_control"
@@ -303,6 +289,8 @@ def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
             return CgroupLimit(limit_bytes, parent, found[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
+        if version == 1 or parent.limit_bytes() is not None:
+            break
     return "; ".join(reasons)
 
 

@@ -43,15 +43,14 @@ class Thinning(Generic[T]):
     largest.
     """
 
-    def __init__(self, began_s: float):
-        self.began_s = began_s
+    def __init__(self, began_s: float | None):  # None: with the first item
         self.best: tuple[float, T] | None = None
-        self._stretch_s = began_s
+        self._began_s, self._stretch_s = began_s, 0.0
 
     def add(self, time_s: float, size: float, item: T) -> T | None:
         """Take one more item; returns the one to keep of the stretch that `time_s` has ended, if it has."""
-        ended = None
-        if self.best is None or time_s - self._stretch_s >= (time_s - self.began_s) / STRETCHES:
+        ended, self._began_s = None, time_s if self._began_s is None else self._began_s
+        if self.best is None or time_s - self._stretch_s >= (time_s - self._began_s) / STRETCHES:
             ended, self._stretch_s = self.close(), time_s
         if self.best is None or size > self.best[0]:
             self.best = size, item
@@ -63,13 +62,17 @@ class Thinning(Generic[T]):
         return None if best is None else best[1]
 
 
-def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int]:
-    """A descriptor and the file's size; a torn last line left by a kill is marked as such, not deleted."""
+def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None]:
+    """A descriptor, the file's size, and the time on its first line that has one.
+
+    A torn last line left by a kill is marked as such, not deleted.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         size += os.pwrite(file, TORN.encode(), size)
-    return file, size
+    first = re.search(rb'(?:^{"time_s": |\n)([\d.]+),', os.pread(file, 1000, 0))
+    return file, size, float(first[1]) if first else None
 
 
 class EventLog:
@@ -85,12 +88,12 @@ class EventLog:
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None):
-        self._file, self._read_from = -1, 0
+        self._file, self._read_from, began_s = -1, 0, None
         if run_dir is not None:
-            self._file, self._read_from = _open_for_append(Path(run_dir) / EVENTS, os.O_APPEND)
+            self._file, self._read_from, began_s = _open_for_append(Path(run_dir) / EVENTS, os.O_APPEND)
         self._lock = threading.Lock()
         self._last_cuda_s = self._last_largest_s = 0.0
-        self._cuda: Thinning[dict[str, Any]] | None = None
+        self._cuda = Thinning[dict[str, Any]](began_s)
         self._peaks: list[int] = []  # of the open phases: resetting the mark for an inner one must not lose the outer's
 
     def mark(self, event: str, **info: Any) -> None:
@@ -142,7 +145,6 @@ class EventLog:
         if (reading := cuda_reading(largest)) is None:
             return
         self._last_cuda_s, self._last_largest_s = now, now if largest else self._last_largest_s
-        self._cuda = self._cuda or Thinning(self._began_s(now))
         reading["time_s"] = round(now, 4)
         kept = [self._cuda.add(now, reading["allocated_bytes"], reading)]
         if force:
@@ -150,11 +152,6 @@ class EventLog:
         for one in kept:
             if one is not None:
                 self.mark("cuda", **one)
-
-    def _began_s(self, now: float) -> float:
-        """When the run's first event was marked, in this attempt or an earlier one."""
-        found = re.match(rb'\{"time_s": ([\d.]+)', os.pread(self._file, 100, 0))
-        return float(found[1]) if found else now
 
     def follow(self) -> Iterator[dict[str, Any]]:
         """The events that were added since this log was opened or followed, by whichever process."""
@@ -167,7 +164,7 @@ class EventLog:
 
     def close(self) -> None:
         if self._file >= 0:
-            if self._cuda is not None and (best := self._cuda.close()):
+            if best := self._cuda.close():
                 self.mark("cuda", **best)
             os.close(self._file)
             self._file = -1
@@ -190,17 +187,14 @@ class _Rows:
     """
 
     def __init__(self, path: Path):
-        self._file, self._end = _open_for_append(path)
+        self._file, self._end, began_s = _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(COLUMNS) + "\n").encode(), 0)
-        self._size = self._end
-        first = re.search(rb"\n([\d.]+),", os.pread(self._file, 1000, 0))
-        self._thinning: Thinning[bytes] | None = Thinning(float(first[1])) if first else None
+        self._size, self._thinning = self._end, Thinning[bytes](began_s)
 
     def add(self, time_s: float, reading: Reading) -> None:
         values = ["" if value is None else str(value) for value in astuple(reading)]
         line = f"{time_s:.4f},{','.join(values)}\n".encode()
-        self._thinning = self._thinning or Thinning(time_s)
         self._end += len(self._thinning.add(time_s, reading.held_bytes or 0, line) or b"")
         assert self._thinning.best is not None
         best = self._thinning.best[1]
@@ -213,8 +207,7 @@ class _Rows:
 
     def boundary(self) -> None:
         """End the stretch: no sample of another phase may stand for this one's."""
-        if self._thinning is not None:
-            self._end += len(self._thinning.close() or b"")
+        self._end += len(self._thinning.close() or b"")
 
     def close(self) -> None:
         os.close(self._file)

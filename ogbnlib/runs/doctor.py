@@ -58,42 +58,35 @@ def _limits() -> list[Check]:
 
 
 def _space(root: Path) -> list[Check]:
-    checks = []
     shm = Path("/dev/shm")
-    if shm.is_dir():
-        total = shutil.disk_usage(shm).total
-        mend = "docker run --shm-size=8g ..., or mount -o remount,size=8g /dev/shm, or keep num_workers=0"
-        checks.append(Check("/dev/shm", total >= _SHM_BYTES, format_bytes(total), "" if total >= _SHM_BYTES else mend))
-    else:
-        checks.append(Check("/dev/shm", False, "missing", "mount -t tmpfs -o size=8g tmpfs /dev/shm"))
+    total = shutil.disk_usage(shm).total if shm.is_dir() else 0
     here = root if root.is_dir() else Path.cwd()
     free = shutil.disk_usage(here).free
-    mend = f"free {format_bytes(_DISK_BYTES)} under {here.resolve()}, or work in another folder"
-    checks.append(Check("disk", free >= _DISK_BYTES, f"{format_bytes(free)} free", "" if free >= _DISK_BYTES else mend))
-    return checks
+    grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
+    clear = f"free {format_bytes(_DISK_BYTES)} under {here.resolve()}, or work in another folder"
+    return [
+        Check("/dev/shm", total >= _SHM_BYTES, format_bytes(total), "" if total >= _SHM_BYTES else grow),
+        Check("disk", free >= _DISK_BYTES, f"{format_bytes(free)} free", "" if free >= _DISK_BYTES else clear),
+    ]
 
 
 def _accelerator() -> Check:
     import torch
     import torch_geometric.typing as installed
 
-    samplers = [
-        name
-        for name, has in (("pyg-lib", installed.WITH_PYG_LIB), ("torch-sparse", installed.WITH_TORCH_SPARSE))
-        if has
-    ]
+    known = {"pyg-lib": installed.WITH_PYG_LIB, "torch-sparse": installed.WITH_TORCH_SPARSE}
+    samplers = [name for name, there in known.items() if there]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, training runs on the CPU"
     return Check("devices", True, f"{device}; sampler='pyg': {', '.join(samplers) or 'not installed (optional)'}")
 
 
 def _datasets(root: Path) -> Check:
-    found = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir()) if root.is_dir() else []
+    found = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
     return Check("data sets", True, f"{', '.join(found) or 'none'} in {root} (generated data needs none)")
 
 
 def examine(root: Path) -> list[Check]:
     """All checks, in the order they are shown."""
-    checks = [_packages()]
-    if checks[0].ok:
-        checks.append(_accelerator())
-    return [*checks, *_limits(), *_space(root), _datasets(root)]
+    packages = _packages()
+    devices = [_accelerator()] if packages.ok else []
+    return [packages, *devices, *_limits(), *_space(root), _datasets(root)]

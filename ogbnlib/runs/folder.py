@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..memory.recorder import EVENTS, TIMELINE, parse_events
+from ..memory.recorder import COLUMNS, EVENTS, TIMELINE, parse_events
 from ..memory.tally import Tally
 from . import timeline as read
 from .diagnosis import Diagnosis, ended, explain, held_peak_bytes
@@ -36,17 +36,8 @@ RESUMABLE = {
     *("dataset", "data_dir", "download", "loading", "lookahead"),
     *("num_workers", "persistent_workers", "pin_memory", "device"),
     *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot"),
-    *(
-        "epochs",
-        "train_eval",
-        "eval_every",
-        "eval_splits",
-        "eval_batch_size",
-        "checkpoint_every_s",
-        "release_every",
-        "num_threads",
-        "progress",
-    ),
+    *("epochs", "train_eval", "eval_every", "eval_splits", "eval_batch_size"),
+    *("checkpoint_every_s", "release_every", "num_threads", "progress"),
 }
 
 
@@ -105,13 +96,12 @@ class Run:
     @cached_property
     def parts(self) -> dict[str, int]:
         """The named parts that the last attempt held when it ended, in bytes."""
-        marked = (event for event in read.last_attempt(self.events) if event["event"] == "part")
-        return {name: size for name, size in {e["name"]: int(e["bytes"]) for e in marked}.items() if size}
+        return self.tally.parts if self.events else {}
 
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv as it is, `time_s` in `time.time()` seconds; `timeline` has more."""
-        return read.samples_table(_read(self.run_dir / TIMELINE, "timeline"))
+        return read.csv_table(_read(self.run_dir / TIMELINE, "timeline"), COLUMNS).astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -158,7 +148,7 @@ class Run:
     @cached_property
     def tally(self) -> Tally:
         """What the last attempt came to, read back from events and samples."""
-        samples = self.samples if (self.run_dir / TIMELINE).is_file() else read.samples_table(b"")
+        samples = self.samples if (self.run_dir / TIMELINE).is_file() else read.csv_table(b"", COLUMNS)
         return read.tally_of(self._events_or_none, samples)
 
     @cached_property

@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE
 from ..sources.catalog import locate_for
 from .attempt import Attempt
-from .folder import OUTPUT, Run, own_run_dir
-from .supervise import Child, supervise
+from .folder import Run, own_run_dir
+from .supervise import supervise
 
 
 def watch(
@@ -52,14 +53,11 @@ def watch(
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(f"argv: expected a command that can be run, got {argv}")
     limit, refused = make_limit(limit_bytes, limit_by)
-    with contextlib.ExitStack() as not_started:
-        not_started.callback(limit.close)
+    with contextlib.closing(limit):
         folder = next_run_dir(runs_dir, name)
         folder.mkdir(parents=True)
         attempt = Attempt(Run(folder), memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
-        not_started.pop_all()  # the child closes it from here on
-    child = Child(argv, limit, attempt.recorder, folder / OUTPUT, echo=echo)
-    return _carry_out(attempt, child, limits_refused=refused, notes=[])
+        return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": []}, echo=echo)
 
 
 def run(
@@ -99,35 +97,34 @@ def run(
     if limit_bytes is not None and limit_bytes > available:
         notes.append(f"memory_limit is above what this process may use: {available} bytes ({source})")
     limit, refused = make_limit(limit_bytes, limit_by)
-    folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or _default_name(config))
-    with contextlib.ExitStack() as stack:
-        not_started = stack.enter_context(contextlib.ExitStack())
-        not_started.callback(limit.close)
-        before, lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
+    name = name or f"{Path(config.dataset).name}-{config.loading}"
+    folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    with contextlib.closing(limit), own_run_dir(config, folder, resume=resume) as (before, lock):
         if before.is_finished and before.config == config:
             return before
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
-        not_started.pop_all()  # the child closes it from here on
         module = ["ogbnlib.training.child"] if num_ranks == 1 else ["ogbnlib.training.launch", str(num_ranks)]
         argv = [sys.executable, "-m", *module, str(folder), "--locked", *(["--resume"] if resume else [])]
-        child = Child(
-            argv, limit, attempt.recorder, folder / OUTPUT, _environment(config), echo, holds_back=True, lock=lock
-        )
-        return _carry_out(attempt, child, limits_refused=refused, notes=notes, with_forecast=True)
+        progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
+        env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid())}
+        env |= allocator_environment(config, os.environ)
+        more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
+        return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, lock=lock)
 
 
-def _environment(config: TrainConfig) -> dict[str, str]:
-    progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
-    given = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid())}
-    return given | allocator_environment(config, os.environ)
-
-
-def _carry_out(attempt: Attempt, child: Child, **more: Any) -> Run:
-    """Have the child do its work and write the attempt's result."""
-    limit: Limit = child.limit
+def _carry_out(
+    attempt: Attempt,
+    argv: list[str],
+    limit: Limit,
+    more: dict[str, Any],
+    env: Mapping[str, str] | None = None,
+    **how: Any,
+) -> Run:
+    """Have a child do the work and write the attempt's result, with `more` in it; `how` is for `supervise`."""
+    env = dict(env or {})
     if limit.limit_bytes is not None:
-        child.env = {**child.env, LIMIT_VARIABLE: str(limit.limit_bytes)}
-    outcome = child.supervise()
+        env[LIMIT_VARIABLE] = str(limit.limit_bytes)
+    outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
     words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
     ended = attempt.end(
         outcome.exit_code,
@@ -188,10 +185,5 @@ def check_inputs(config: TrainConfig) -> None:
         )
     if config.device == "cuda":
         resolve_device(config.device)
-    if config.precision == "fp16":
-        check_precision(config.precision, config.device)
+    check_precision(config.precision, config.device)
     locate_for(config)
-
-
-def _default_name(config: TrainConfig) -> str:
-    return f"{Path(config.dataset).name}-{config.loading}"

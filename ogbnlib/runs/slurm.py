@@ -12,17 +12,18 @@ whatever the script made of srun's exit code 1, and sacct of Slurm 22.05 shows e
 from __future__ import annotations
 
 import contextlib
-import os
 import pwd
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes, parse_bytes
+from ..files import StrPath
 from ..memory.recorder import EVENTS
-from .diagnosis import EXIT_CODES, STOPPED, Diagnosis, explain_exit_code, word_of
+from .diagnosis import EXIT_CODES, Diagnosis, explain_exit_code, word_of
 from .folder import CHECKPOINT, CONFIG, Run
 
 # WorkDir goes last: a folder's name may hold the separator.
@@ -47,15 +48,15 @@ NAMES = {"JobId": "JobID", "JobState": "State", "RunTime": "Elapsed", "TimeLimit
 NAMES["MinMemoryNode"] = "ReqMem"
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STOPPED")
 # How slurmstepd's own lines in the job's output file name an end; the last one counts.
-WORDS_IN_OUTPUT = (
-    (r"oom[-_]kill event", "OUT_OF_MEMORY"),
-    (r"CANCELLED AT \S+ DUE TO TIME LIMIT", "TIMEOUT"),
-    (r"CANCELLED AT \S+ DUE TO PREEMPTION", "PREEMPTED"),
-    (r"CANCELLED AT \S+ DUE TO NODE FAILURE", "NODE_FAIL"),
-    (r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "REQUEUED"),
-    (r"JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*", "CANCELLED"),
-)
-_ATTEMPT = re.compile(rb"^ogbnlib: job \S+, restart \d+", re.MULTILINE)  # slurm/common.sh begins every attempt with it
+WORDS_IN_OUTPUT = {
+    "oom-kill event": "OUT_OF_MEMORY",
+    "oom_kill event": "OUT_OF_MEMORY",  # before Slurm 22
+    "DUE TO TIME LIMIT": "TIMEOUT",
+    "DUE TO PREEMPTION": "PREEMPTED",
+    "DUE TO NODE FAILURE": "NODE_FAIL",
+    "DUE TO JOB REQUEUE": "REQUEUED",
+    "CANCELLED AT": "CANCELLED",
+}
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,13 @@ class JobDiagnosis:
         return asdict(self)
 
 
+# What is left of a job ------------------------------------------------------------------------------------------------
+
+
 def parse_sacct(text: str) -> list[dict[str, str]]:
     """Rows of `sacct --parsable2`, jobs and their steps."""
-    header, *lines = text.splitlines() or [""]
-    names = header.split("|")
-    return [dict(zip(names, line.split("|", len(names) - 1), strict=False)) for line in lines]
+    names, *rows = [line.split("|", len(FIELDS) - 1) for line in text.splitlines()] or [[]]
+    return [dict(zip(names, row, strict=False)) for row in rows]
 
 
 def parse_scontrol(text: str) -> list[dict[str, str]]:
@@ -125,89 +128,66 @@ def _ask(job_id: str) -> tuple[str, list[dict[str, str]], list[str]]:
     return ("scontrol" if rows else ""), rows, missing + ([f"scontrol: {refusal}"] if refusal else [])
 
 
-def _sizes(rows: list[dict[str, str]]) -> list[int]:
-    """MaxRSS of every step in bytes; Slurm writes `816K`, and nothing or 0 where it has not looked."""
-    return [parse_bytes(size) for row in rows if (size := row.get("MaxRSS", "")).endswith(("K", "M", "G", "T"))]
-
-
-def _user(uid: str) -> str:
-    with contextlib.suppress(KeyError, ValueError):
-        return f"user {pwd.getpwuid(int(uid)).pw_name} (uid {uid})"
-    return f"uid {uid}"
-
-
-def find_run(job_id: str, work_dir: Path) -> Path | None:
-    """The run that a job left in `work_dir`/runs/NAME-JOBID, the last one where a notebook made several."""
-    below = [path for deeper in ("", "/*", "/runs/*") for path in work_dir.glob(f"runs/*-{job_id}{deeper}")]
-    runs = [path for path in below if (path / CONFIG).is_file() or (path / EVENTS).is_file()]
-    return max(runs, key=lambda run: max(path.stat().st_mtime for path in run.iterdir()), default=None)
-
-
-def find_output(job_id: str, work_dir: Path) -> Path | None:
-    """The output file that the job scripts ask for, slurm-NAME-JOBID.out, or sbatch's default."""
-    files = [*work_dir.glob(f"slurm-*-{job_id}.out"), *work_dir.glob(f"slurm-{job_id}.out")]
+def _newest(files: Iterable[Path]) -> Path | None:
     return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def read_output(path: Path) -> tuple[str | None, str]:
+def _find_run(job_id: str, work_dir: Path) -> Path | None:
+    """The run that a job left in `work_dir`/runs/NAME-JOBID, the last one where a notebook made several."""
+    below = [path for deeper in ("", "/*", "/runs/*") for path in work_dir.glob(f"runs/*-{job_id}{deeper}")]
+    runs = [path for path in below if (path / CONFIG).is_file() or (path / EVENTS).is_file()]
+    newest = _newest(file for run in runs for file in run.iterdir())
+    return newest.parent if newest else None
+
+
+def _read_output(path: Path) -> tuple[str, str]:
     """The state that slurmstepd's lines in a job's output file name, and the last words of what ran."""
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - 2**18))
-        data = file.read()
-    begins = [match.start() for match in _ATTEMPT.finditer(data)]
-    text = data[begins[-1] if begins else 0 :].decode(errors="replace")
-    state = None
+        text = file.read().decode(errors="replace").replace("\r", "\n")
+    state = last_line = ""
     for line in text.splitlines():
-        if line.lstrip().startswith(("slurmstepd", "srun", "[")):
-            state = next((name for words, name in WORDS_IN_OUTPUT if re.search(words, line)), state)
-    others = ("ogbnlib: ", "slurmstepd", "srun: ")
-    lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip() and not line.startswith(others)]
-    return state, lines[-1] if lines else ""
+        if re.match(r"ogbnlib: job \S+, restart \d+", line):  # slurm/common.sh begins every attempt with it
+            state = last_line = ""
+        elif line.lstrip().startswith(("slurmstepd", "srun", "[")):
+            state = next((name for words, name in WORDS_IN_OUTPUT.items() if words in line), state)
+        if line.strip() and not line.startswith(("ogbnlib: ", "slurmstepd", "srun: ")):
+            last_line = line
+    return state, last_line
 
 
-@dataclass
 class _Job:
     """All that is left of one job, or of one task of an array.
 
     Attributes:
         source: "sacct", "scontrol", or "" where Slurm knows nothing of it.
-        words: What that says, under sacct's names.
+        words: What that says, under sacct's names; `steps` of each step.
         state: Slurm's own word, else that of the output file's lines.
     """
 
-    job_id: str
-    source: str = ""
-    words: dict[str, str] = field(default_factory=dict)
-    steps: list[dict[str, str]] = field(default_factory=list)
-    run: Run | None = None
-    output: Path | None = None
-    output_state: str | None = None
-    last_line: str = ""
-
-    def read_files(self, run_dir: Path | None) -> None:
-        work_dir = Path(self.words.get("WorkDir") or ".")
-        if found := run_dir or find_run(self.job_id, work_dir):
-            self.run = Run.open(found)
-        output = self.words.get("StdOut")
-        self.output = Path(output) if output else find_output(self.job_id, work_dir)
+    def __init__(
+        self, job_id: str, source: str, words: dict[str, str], rows: list[dict[str, str]], run_dir: StrPath | None
+    ):
+        self.job_id, self.source, self.words = job_id, source, words
+        self.steps = [row for row in rows if row["JobID"].startswith(f"{job_id}.")]
+        self.work_dir = Path(words.get("WorkDir") or ".")
+        found = run_dir or _find_run(job_id, self.work_dir)
+        self.run = Run.open(found) if found else None
+        # The output file that the job scripts ask for, slurm-NAME-JOBID.out, or sbatch's default.
+        beside = (path for name in ("*-", "") for path in self.work_dir.glob(f"slurm-{name}{job_id}.out"))
+        self.output = Path(words["StdOut"]) if words.get("StdOut") else _newest(beside)
+        self.output_state = self.last_line = ""
         if self.output and self.output.is_file():
-            self.output_state, self.last_line = read_output(self.output)
+            self.output_state, self.last_line = _read_output(self.output)
+        self.state = words.get("State") or self.output_state
 
-    @property
-    def state(self) -> str:
-        return self.words.get("State") or self.output_state or ""
-
-    def _time(self, before: str, name: str) -> str:
+    def time(self, before: str, name: str) -> str:
         time = self.words.get(name, "")  # or a word such as Partition_Limit
         return f" {before} {time}" if re.fullmatch(r"(\d+-)?\d+(:\d+)+(\.\d+)?", time) else ""
 
     @property
     def after(self) -> str:
-        return self._time("after", "Elapsed")
-
-    @property
-    def limit(self) -> str:
-        return self._time("of", "Timelimit")
+        return self.time("after", "Elapsed")
 
     @property
     def resume(self) -> str:
@@ -217,38 +197,48 @@ class _Job:
             return f"go on from its checkpoint with python -m ogbnlib train --run-dir {self.run.run_dir} --resume"
         return "submit it again; no checkpoint was written"
 
+    @property
+    def out_of_memory(self) -> Diagnosis | None:
+        """The run's own diagnosis, where it is that."""
+        return self.run.diagnosis if self.run and self.run.diagnosis.cause == "out of memory" else None
+
     def exit_code(self) -> int | str | None:
         """One exit code of Slurm's EXIT:SIGNAL: the pair where it is a word of its own, else 128 + SIGNAL or EXIT."""
         words, own = self.words.get("ExitCode", ""), self.run.exit_code if self.run else None
-        match = re.fullmatch(r"(\d+):(\d+)", words)
-        if not match or words in EXIT_CODES:
-            return words if match else own
-        code, number = int(match[1]), int(match[2])
-        if number:
-            return 128 + number
-        if code and own in (code, 128 + code):
+        if not words or words in EXIT_CODES:
+            return words or own
+        code, _, number = words.partition(":")
+        if number != "0":
+            return 128 + int(number)
+        cut = str(128 + int(code))
+        if own and str(own) in (code, cut):
             return own
-        cut = self.source == "sacct" and code > 2
-        return 128 + code if cut and f"{128 + code}" in EXIT_CODES else code
+        return cut if self.source == "sacct" and int(code) > 2 and cut in EXIT_CODES else code
 
+
+# What it says ---------------------------------------------------------------------------------------------------------
 
 Answer = tuple[str, str, str]  # (cause, sentence, remedy)
 
 
 def _explain(job: _Job) -> Answer:
-    word, _, who = job.state.partition(" ")
+    word, _, who = job.state.partition(" by ")
     if word in ACTIVE:
         return _explain_active(job, word)
     killed_step = next((step["JobID"] for step in job.steps if step.get("State") == "OUT_OF_MEMORY"), None)
     if word == "OUT_OF_MEMORY" or killed_step or (job.output_state == "OUT_OF_MEMORY" and word == "FAILED"):
         return _explain_out_of_memory(job, killed_step if word == "FAILED" else None)
-    by = f" by {_user(who.removeprefix('by '))}" if who else ""
+    if who.isdigit():
+        with contextlib.suppress(KeyError):
+            who = f"user {pwd.getpwuid(int(who)).pw_name} (uid {who})"
+    cancelled = f"was cancelled{f' by {who}' if who else ''}{job.after} (scancel)"
     again = f"{job.resume}; with --requeue Slurm restarts it itself"
     lost = f"lost its node {job.words.get('NodeList', '')}{job.after}"
+    late = f"reached its time limit{job.time('of', 'Timelimit')}"
     endings = {
-        "TIMEOUT": ("time limit", f"reached its time limit{job.limit}", f"{job.resume}, or ask for more --time"),
+        "TIMEOUT": ("time limit", late, f"{job.resume}, or ask for more --time"),
         "PREEMPTED": ("preempted", f"was preempted by another job{job.after}", again),
-        "CANCELLED": ("cancelled", f"was cancelled{by}{job.after} (scancel)", job.resume),
+        "CANCELLED": ("cancelled", cancelled, job.resume),
         "NODE_FAIL": ("node failure", lost, f"{job.resume}; --exclude keeps off that node"),
     }
     endings |= {"DEADLINE": endings["TIMEOUT"], "BOOT_FAIL": endings["NODE_FAIL"]}
@@ -257,54 +247,53 @@ def _explain(job: _Job) -> Answer:
 
 def _explain_active(job: _Job, word: str) -> Answer:
     if word not in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
-        return "running", f"is {word}{job.after}{job.limit}", f"watch it with squeue -j {job.job_id}"
+        return "running", f"is {word}{job.after}{job.time('of', 'Timelimit')}", f"watch it with squeue -j {job.job_id}"
     reason, restarts = job.words.get("Reason", ""), job.words.get("Restarts", "0")
-    again = f", after {restarts} restarts" if restarts not in ("0", "") else ""
+    again = f", after {restarts} restarts" if restarts != "0" else ""
     why = WAITING.get(reason.split(",")[0], "squeue --start says when Slurm expects it to begin")
     return "pending", f"is {word}{again}: {reason or 'no reason given'}", why
 
 
 def _explain_out_of_memory(job: _Job, step: str | None) -> Answer:
-    memory, sizes = job.words.get("ReqMem", ""), _sizes(job.steps)
+    memory = job.words.get("ReqMem", "")
+    # Slurm writes `816K`, and nothing or 0 where it has not looked.
+    sizes = [parse_bytes(size) for row in job.steps if (size := row.get("MaxRSS", "")).endswith(("K", "M", "G", "T"))]
     where = f" in step {step}, whose exit code srun gives as 1" if step else ""
     seen = f" The largest MaxRSS that Slurm sampled is {format_bytes(max(sizes))}." if sizes else ""
     sentence = f"was killed for passing its --mem{f' of {memory}' if memory else ''}{job.after}{where}.{seen}"
     remedy = explain_exit_code("0:125")[1]
-    if job.run and job.run.diagnosis.cause == "out of memory":
-        remedy = job.run.diagnosis.remedy
-    return "out of memory", sentence, f"ask for more with --mem, or: {remedy}" if job.run else remedy
+    if job.out_of_memory:
+        remedy = f"ask for more with --mem, or: {job.out_of_memory.remedy}"
+    return "out of memory", sentence, remedy
 
 
 def _explain_exit(job: _Job) -> Answer:
     code = job.exit_code()
     if code is None:
         return "unknown", "left nothing that says how it ended", "ask sacct on the cluster's login node"
-    meaning, remedy = explain_exit_code(code)
-    cause = word_of(code)
+    (meaning, remedy), cause = explain_exit_code(code), word_of(code)
     if cause == "never started":
-        return cause, "never started: Slurm could not open its output file or enter its folder", remedy
-    if code == STOPPED:
-        text = f"stopped at a checkpoint (exit code {STOPPED}) and was not put back into the queue"
+        return cause, meaning, remedy
+    if cause == "stopped at a checkpoint":
+        text = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue"
         return cause, text, f"{job.resume}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
     if cause == "finished":
         return cause, f"finished without an error{job.after}", ""
-    if job.run and job.run.diagnosis.cause == "out of memory":
+    if job.run and job.out_of_memory:
         limit = job.run.result.get("memory_limit_bytes")
-        held = f" the run's own limit of {format_bytes(limit)}" if limit else " the memory there was"
-        text = f"ended with exit code {code}{job.after}: its run passed{held}"
-        return "out of memory", text, job.run.diagnosis.remedy
-    shown = job.words.get("ExitCode", "")
-    plain = shown.partition(":")[0]
-    inferred = not shown.startswith("0:") and plain != str(code)
-    note = f", which sacct shows as {shown}; a plain {plain} would look the same" if inferred and shown else ""
+        held = f"the run's own limit of {format_bytes(limit)}" if limit else "the memory there was"
+        text = f"ended with exit code {code}{job.after}: its run passed {held}"
+        return "out of memory", text, job.out_of_memory.remedy
+    plain, _, number = job.words.get("ExitCode", "").partition(":")
+    inferred = number == "0" and plain != str(code)
+    note = f", which sacct shows as {plain}:0; a plain {plain} would look the same" if inferred else ""
     return cause, f"{meaning}{job.after} (exit code {code}{note})", remedy
 
 
 def _diagnose(job: _Job, missing: list[str]) -> JobDiagnosis:
     if not job.state and job.run is None and not job.last_line:
-        here = Path(job.words.get("WorkDir") or ".").resolve()
         raise InputError(
-            f"--job: nothing is left of job {job.job_id}: {'; '.join(missing)}; and {here} has no "
+            f"--job: nothing is left of job {job.job_id}: {'; '.join(missing)}; and {job.work_dir.resolve()} has no "
             f"runs/*-{job.job_id} and no slurm-*-{job.job_id}.out; start this in the folder that you submitted from"
         )
     cause, sentence, remedy = _explain(job)
@@ -326,7 +315,7 @@ def _diagnose(job: _Job, missing: list[str]) -> JobDiagnosis:
     return JobDiagnosis(job.job_id, text, cause, known, exit_code, remedy, sources, job.steps, path, run)
 
 
-def diagnose_job(job_id: str | int, *, run_dir: str | os.PathLike[str] | None = None) -> JobDiagnosis:
+def diagnose_job(job_id: str | int, *, run_dir: StrPath | None = None) -> JobDiagnosis:
     """Say how a Slurm job ended, or what it waits for, and what to do next.
 
     Args:
@@ -341,16 +330,11 @@ def diagnose_job(job_id: str | int, *, run_dir: str | os.PathLike[str] | None = 
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")
     source, rows, missing = _ask(name)
-    jobs = [_Job(row["JobID"], source, row) for row in rows if "." not in row["JobID"]]
-    for job in jobs:
-        job.steps += [row for row in rows if row["JobID"].startswith(f"{job.job_id}.")]
-    if not jobs and "_" not in name and run_dir is None and find_run(name, Path()) is None:
-        folders = sorted(Path().glob(f"runs/*-{name}_*"))
-        jobs = [_Job(name + folder.name.rpartition(name)[2]) for folder in folders]
-    jobs = jobs or [_Job(name)]
-    for job in jobs:
-        job.read_files(None if run_dir is None else Path(run_dir))
-    found = [_diagnose(job, missing) for job in jobs]
+    jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
+    if not jobs and "_" not in name and run_dir is None and _find_run(name, Path()) is None:
+        jobs = {name + folder.name.rpartition(name)[2]: {} for folder in sorted(Path().glob(f"runs/*-{name}_*"))}
+    jobs = jobs or {name: {}}
+    found = [_diagnose(_Job(job, source, words, rows, run_dir), missing) for job, words in jobs.items()]
     if len(found) == 1:
         return found[0]
     causes = [task.cause for task in found]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,138 +41,116 @@ class Outcome:
     peak_bytes: int | None
     interrupted: bool = False
 
-    @property
-    def killed_by(self) -> str | None:
-        return self.evidence["killed_by"]
 
-    @property
-    def oom_kills(self) -> int | None:
-        return self.evidence["oom_kills"]
+def supervise(
+    argv: list[str],
+    run_dir: Path,
+    limit: Limit,
+    *,
+    recorder: Recorder | None = None,
+    env: Mapping[str, str] | None = None,
+    echo: bool = True,
+    holds_back: bool = False,
+    lock: int | None = None,
+) -> Outcome:
+    """Run a command inside `limit`, recorded in `run_dir` until it ends, and end all that it leaves behind.
 
+    SIGUSR1 and SIGTERM to this process are passed on to the child meanwhile, if this is the main thread.
 
-@dataclass
-class Child:
-    """A command to supervise.
-
-    Attributes:
+    Args:
+        recorder: One of `run_dir`, where it has one already.
         env: Beside this process's own environment.
         echo: Relay the output; it is in `output.log` either way.
         holds_back: The command calls `signals.take_over`; until then it keeps stop signals waiting.
         lock: A descriptor to inherit.
     """
-
-    argv: list[str]
-    limit: Limit
-    recorder: Recorder
-    log_path: Path
-    env: Mapping[str, str] = field(default_factory=dict)
-    echo: bool = True
-    holds_back: bool = False
-    lock: int | None = None
-
-    def supervise(self) -> Outcome:
-        """Start it, record it until it ends, and end all that it leaves behind.
-
-        SIGUSR1 and SIGTERM to this process are passed on to the child meanwhile, if this is the main thread.
-        """
-        forward = Forward()
-        with handled(forward):
-            process = self._start()
-            forward.begin(process.pid)
-            tail, interrupted, status = "", False, -signal.SIGKILL
-            try:
-                self._record(process.pid)
-                try:
-                    tail = self._relay(process)
-                except KeyboardInterrupt:
-                    interrupted = True
-                    forward.end()
-                    process.terminate()
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(10)
-            finally:
-                forward.end()
-                kill_tree(process.pid)
-                try:
-                    status = process.wait()
-                finally:
-                    evidence, peak = self._close(process, 0 if interrupted else status, tail)
-        code = 130 if interrupted else 128 - status if status < 0 else status
-        if evidence["killed_by"]:
-            code = 137  # a worker was picked by the killer, or its parent ended first: the tree died of the same cause
-        return Outcome(code, tail, self.recorder.tally, evidence, peak, interrupted)
-
-    def _close(self, process: subprocess.Popen[bytes], status: int, tail: str) -> tuple[dict[str, Any], int | None]:
-        """Let go of everything; what the limit knows of the end, and the peak that the kernel counted."""
-        assert process.stdout is not None
-        process.stdout.close()
+    recorder, forward = recorder or Recorder(run_dir), Forward()
+    with handled(forward):
         try:
-            self.recorder.stop()
-        finally:
-            by_sigkill = status in (-signal.SIGKILL, 128 + signal.SIGKILL) or bool(_WORKER_KILLED.search(tail))
-            self.limit.ended(0 if status == STOPPED else status, by_sigkill)
-            evidence = self.limit.evidence()
-            peak = self.limit.cgroup.peak_bytes() if self.limit.cgroup else None
-            self.limit.close()
-        return evidence, peak
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        try:
-            with held_back() if self.holds_back else contextlib.nullcontext():
-                return subprocess.Popen(
-                    self.limit.command(self.argv),
+            with held_back() if holds_back else contextlib.nullcontext():
+                process = subprocess.Popen(
+                    limit.command(argv),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    pass_fds=() if self.lock is None else (self.lock,),
+                    pass_fds=() if lock is None else (lock,),
                     start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
-                    env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **self.env},
+                    env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
                 )
         except BaseException:
-            self.limit.close()  # no process was started in it
-            self.recorder.stop()
+            limit.close()  # no process was started in it
+            recorder.stop()
             raise
-
-    def _record(self, pid: int) -> None:
-        self.limit.attach(pid)
-        self.recorder.start(
-            pid,
-            cgroup=lambda: self.limit.cgroup,
-            interval_s=0.02 if self.limit.name == "watchdog" else 0.05,
-            on_sample=self.limit.check,
-            on_error=lambda: kill_tree(pid),  # a run whose memory nobody watches must not go on
-        )
-
-    def _relay(self, process: subprocess.Popen[bytes]) -> str:
-        """Copy the output to the log and to our own until the child ends; returns its last lines."""
-        assert process.stdout is not None
-        descriptor, tail = process.stdout.fileno(), b""
-        with open(self.log_path, "ab") as log:
-            ended_s: float | None = None
-            while True:
-                readable, _, _ = select.select([descriptor], [], [], 0.1)
-                if readable:
-                    data = os.read(descriptor, 65536)
-                    if not data:
-                        return tail.decode(errors="replace")
-                    log.write(data)
-                    log.flush()
-                    tail = (tail + data)[-4000:]
-                    if self.echo:
-                        sys.stdout.write(data.decode(errors="replace"))
-                        sys.stdout.flush()
-                elif has_ended(process.pid):
-                    # An orphaned worker may hold the pipe open for ever: half a second of silence is the end.
-                    ended_s = ended_s or time.monotonic()
-                    if time.monotonic() - ended_s > 0.5:
-                        return tail.decode(errors="replace")
+        forward.begin(process.pid)
+        tail, interrupted, status = "", False, -signal.SIGKILL
+        try:
+            limit.pid = process.pid
+            recorder.start(
+                process.pid,
+                cgroup=lambda: limit.cgroup,
+                interval_s=0.02 if limit.name == "watchdog" else 0.05,
+                on_sample=limit.check,
+                on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
+            )
+            try:
+                tail = _relay(process, run_dir / OUTPUT, echo)
+            except KeyboardInterrupt:
+                interrupted = True
+                forward.end()
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+        finally:
+            forward.end()
+            kill_tree(process.pid)
+            try:
+                status = process.wait()
+            finally:
+                evidence, peak = _close(process, limit, recorder, 0 if interrupted else status, tail)
+    code = 130 if interrupted else 128 - status if status < 0 else status
+    if evidence["killed_by"]:
+        code = 137  # a worker was picked by the killer, or its parent ended first: the tree died of the same cause
+    return Outcome(code, tail, recorder.tally, evidence, peak, interrupted)
 
 
-def supervise(argv: list[str], run_dir: Path, limit: Limit, *, echo: bool = True) -> Outcome:
-    """Run `argv` inside `limit`, recorded in `run_dir`."""
-    return Child(argv, limit, Recorder(run_dir), run_dir / OUTPUT, echo=echo).supervise()
+def _close(
+    process: subprocess.Popen[bytes], limit: Limit, recorder: Recorder, status: int, tail: str
+) -> tuple[dict[str, Any], int | None]:
+    """Let go of everything; what the limit knows of the end, and the peak that the kernel counted."""
+    assert process.stdout is not None
+    process.stdout.close()
+    try:
+        recorder.stop()
+    finally:
+        by_sigkill = status in (-signal.SIGKILL, 128 + signal.SIGKILL) or bool(_WORKER_KILLED.search(tail))
+        limit.ended(0 if status == STOPPED else status, by_sigkill)
+        evidence = limit.evidence()
+        peak = limit.cgroup.peak_bytes() if limit.cgroup else None
+        limit.close()
+    return evidence, peak
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a child has ended, without reaping it: its number stays its own until it is waited for."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool) -> str:
+    """Copy the output to the log and to our own until the child ends; returns its last lines."""
+    assert process.stdout is not None
+    descriptor, tail, ended_s = process.stdout.fileno(), b"", 0.0
+    with open(log_path, "ab") as log:
+        while True:
+            readable, _, _ = select.select([descriptor], [], [], 0.1)
+            if readable:
+                data = os.read(descriptor, 65536)
+                if not data:
+                    break
+                log.write(data)
+                log.flush()
+                tail = (tail + data)[-4000:]
+                if echo:
+                    sys.stdout.write(data.decode(errors="replace"))
+                    sys.stdout.flush()
+            # It is not waited for here: its number stays its own until then.
+            elif os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                # An orphaned worker may hold the pipe open for ever: half a second of silence is the end.
+                ended_s = ended_s or time.monotonic()
+                if time.monotonic() - ended_s > 0.5:
+                    break
+    return tail.decode(errors="replace")

@@ -5,6 +5,7 @@ Everything here is linear in what is read, and takes what `folder.Run` has read 
 
 from __future__ import annotations
 
+import heapq
 import io
 import math
 from collections.abc import Iterable, Sequence
@@ -12,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ..memory.reading import Reading
-from ..memory.recorder import COLUMNS, TORN
-from ..memory.tally import Tally, phase_label, precedes
+from ..memory.recorder import TORN
+from ..memory.tally import Tally, phase_label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,12 +50,6 @@ class Phase:
 # Events ---------------------------------------------------------------------------------------------------------------
 
 
-def last_attempt(events: Sequence[Event]) -> Sequence[Event]:
-    """The events from the last `start` on; all of them where there is none."""
-    begin = max((i for i, event in enumerate(events) if event["event"] == "start"), default=0)
-    return events[begin:]
-
-
 def phases_of(events: Iterable[Event], origin_s: float) -> list[Phase]:
     """The phases of all attempts in order of their start."""
     phases: list[Phase] = []
@@ -73,12 +68,12 @@ def phases_of(events: Iterable[Event], origin_s: float) -> list[Phase]:
         elif event["event"] == "end":
             while open_:
                 index = open_.pop()
-                old = phases[index]
+                old = phases[index] = replace(phases[index], until_s=at)
                 if old.name == event["phase"]:
                     info = dict(old.info)
                     info |= {key: event[key] for key in ("failed", "peak_rss_bytes") if key in event}
                     info |= {"end_held_bytes": event["held_bytes"]} if "held_bytes" in event else {}
-                    phases[index] = replace(old, end_s=at, until_s=at, info=info)
+                    phases[index] = replace(old, end_s=at, info=info)
                     break
     return phases
 
@@ -150,11 +145,6 @@ def csv_table(data: bytes, columns: Sequence[str] = ()) -> pd.DataFrame:
     return table
 
 
-def samples_table(data: bytes) -> pd.DataFrame:
-    """timeline.csv as it is, `time_s` in `time.time()` seconds."""
-    return csv_table(data, COLUMNS).astype(float)
-
-
 def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.DataFrame, origin_s: float) -> pd.DataFrame:
     """`samples` with the phase that each fell in and the last reading of the GPU before it.
 
@@ -198,20 +188,14 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
 
 def tally_of(events: Sequence[Event], samples: pd.DataFrame) -> Tally:
     """The last attempt's `Tally`, as a recorder that lived to its end would have had it."""
-    tally = Tally()
-    attempt = last_attempt(events)
-    if attempt and attempt[0]["event"] == "start":
-        samples = samples[samples["time_s"] >= attempt[0]["time_s"]]
-    names = [field.name for field in fields(Reading)]
-    waiting = iter(attempt)
-    event = next(waiting, None)
-    for time_s, *values in samples[["time_s", *names]].itertuples(index=False):
-        while event is not None and precedes(event, time_s):
-            tally.event(event)
-            event = next(waiting, None)
-        given = {name: int(value) for name, value in zip(names, values, strict=True) if value == value}
-        tally.sample(time_s, Reading(**given))
-    while event is not None:
-        tally.event(event)
-        event = next(waiting, None)
+    tally, names = Tally(), [field.name for field in fields(Reading)]
+    # In the order in which a recorder takes them, see `tally.precedes`: a phase's end after a sample of that moment.
+    marked = ((event["time_s"], 2 if event["event"] == "end" else 0, event) for event in events)
+    rows = samples[["time_s", *names]].itertuples(index=False)
+    taken = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
+    for time_s, kind, item in heapq.merge(marked, taken, key=lambda each: each[:2]):
+        if kind == 1:
+            tally.sample(time_s, Reading(**{name: int(value) for name, value in item.items() if value == value}))
+        else:
+            tally.event(item)
     return tally

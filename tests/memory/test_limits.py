@@ -23,7 +23,7 @@ from ogbnlib.memory.cgroup import Cgroup, find_cgroup
 from ogbnlib.memory.limits import KINDS, JobCgroup, Limit, make_limit
 from ogbnlib.memory.reading import Reading, read_pss
 from ogbnlib.runs.folder import Run
-from ogbnlib.runs.supervise import Child, Outcome, supervise
+from ogbnlib.runs.supervise import Outcome, supervise
 
 HOG = "held = []\nwhile True: held.append(b'x' * (1 << 20))"
 # The worker is the larger of the two, so the kernel picks it.
@@ -40,8 +40,8 @@ def start(code: str, folder: Path, limit: Limit, *arguments: str) -> Outcome:
 def test_a_process_past_the_limit_is_killed_by_the_kernel(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
     limit = kernel_limit(80 * MB)
     outcome = start(HOG, tmp_path, limit)
-    assert (outcome.exit_code, outcome.killed_by) == (137, "kernel")
-    assert (outcome.oom_kills or 0) >= 1
+    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "kernel")
+    assert (outcome.evidence["oom_kills"] or 0) >= 1
     assert 0 < (outcome.peak_bytes or 0) <= 80 * MB
     assert limit.cgroup is not None
     assert not limit.cgroup.path.exists()
@@ -50,7 +50,7 @@ def test_a_process_past_the_limit_is_killed_by_the_kernel(tmp_path: Path, kernel
 def test_the_cgroup_is_gone_after_an_ordinary_end_too(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
     limit = kernel_limit(200 * MB)
     outcome = start("print('done')", tmp_path, limit)
-    assert (outcome.exit_code, outcome.killed_by, outcome.oom_kills) == (0, None, 0)
+    assert (outcome.exit_code, outcome.evidence["killed_by"], outcome.evidence["oom_kills"]) == (0, None, 0)
     assert limit.cgroup is not None
     assert not limit.cgroup.path.exists()
 
@@ -65,7 +65,7 @@ def test_a_worker_that_the_kernel_kills_takes_the_whole_tree_with_it(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
     outcome = start(WORKER + "time.sleep(60)", tmp_path, kernel_limit(80 * MB))
-    assert (outcome.exit_code, outcome.killed_by) == (137, "kernel")
+    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "kernel")
 
 
 def test_a_parent_that_ends_at_once_after_its_worker_was_killed_ends_in_137_too(
@@ -76,8 +76,8 @@ def test_a_parent_that_ends_at_once_after_its_worker_was_killed_ends_in_137_too(
         folder = tmp_path / str(number)
         folder.mkdir()
         outcome = start(WORKER + "os.waitpid(pid, 0); os._exit(1)", folder, kernel_limit(80 * MB))
-        assert (outcome.oom_kills or 0) >= 1
-        assert (outcome.exit_code, outcome.killed_by) == (137, "kernel")
+        assert (outcome.evidence["oom_kills"] or 0) >= 1
+        assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "kernel")
 
 
 def test_page_cache_does_not_kill_under_a_cgroup(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
@@ -89,15 +89,15 @@ def test_page_cache_does_not_kill_under_a_cgroup(tmp_path: Path, kernel_limit: C
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it is cached on another's account
     code = "import sys\nwith open(sys.argv[1], 'rb') as f:\n    while f.read(1 << 20): pass"
     outcome = start(code, tmp_path, kernel_limit(80 * MB), str(path))
-    assert (outcome.exit_code, outcome.killed_by, outcome.oom_kills) == (0, None, 0)
+    assert (outcome.exit_code, outcome.evidence["killed_by"], outcome.evidence["oom_kills"]) == (0, None, 0)
 
 
 @pytest.mark.parametrize("code", [HOG, WORKER + "time.sleep(60)"], ids=["the process itself", "its worker"])
 def test_the_watchdog_kills_what_passes_the_limit(tmp_path: Path, code: str) -> None:
     slow = code.replace("(1 << 20))", "(1 << 20)); time.sleep(0.001)").replace("held = []", "import time; held = []")
     outcome = start(slow, tmp_path, make_limit(80 * MB, "watchdog")[0])
-    assert (outcome.exit_code, outcome.killed_by) == (137, "watchdog")
-    assert outcome.oom_kills is None
+    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "watchdog")
+    assert outcome.evidence["oom_kills"] is None
 
 
 @pytest.mark.skipif(not read_pss([os.getpid()])[1], reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon")
@@ -109,7 +109,7 @@ def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Pa
     )
     outcome = start(code, tmp_path, make_limit(120 * MB, "watchdog")[0])
     assert Run(tmp_path).timeline["rss_anon_bytes"].max() > 180 * MB
-    assert (outcome.exit_code, outcome.killed_by) == (0, None)
+    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (0, None)
 
 
 def test_the_watchdog_goes_by_rss_where_the_kernel_gives_no_pss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_the_watchdog_goes_by_rss_where_the_kernel_gives_no_pss(monkeypatch: pyt
     monkeypatch.setattr(limits, "read_rss", lambda pids: (2 * MB, 0, 0))
     monkeypatch.setattr(limits, "kill_tree", killed.append)
     watchdog, _ = make_limit(MB, "watchdog")
-    watchdog.attach(42)
+    watchdog.pid = 42
     watchdog.check(Reading(rss_anon_bytes=2 * MB, rss_shmem_bytes=0))
     assert (watchdog.killed_by, killed) == ("watchdog", [42])
 
@@ -132,7 +132,7 @@ def test_the_watchdog_spares_a_tree_whose_workers_end_before_it_looks_again(monk
     monkeypatch.setattr(limits, "read_rss", lambda pids: (600 * MB, 0, 0))
     monkeypatch.setattr(limits, "kill_tree", killed.append)
     watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.attach(42)
+    watchdog.pid = 42
     watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
     assert (watchdog.killed_by, killed) == (None, [])
 
@@ -144,7 +144,7 @@ def test_the_watchdog_wants_two_readings_above_the_limit(monkeypatch: pytest.Mon
     monkeypatch.setattr(limits, "read_pss", lambda pids: next(readings))
     monkeypatch.setattr(limits, "kill_tree", killed.append)
     watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.attach(42)
+    watchdog.pid = 42
     watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
     assert (watchdog.killed_by, killed) == (None, [])
     watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
@@ -165,7 +165,7 @@ def test_the_watchdog_reads_pss_a_twentieth_of_the_time_or_when_the_sum_has_grow
     monkeypatch.setattr(limits, "process_tree", lambda pid: [pid, pid + 1])
     monkeypatch.setattr(limits, "read_pss", slow)
     watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.attach(42)
+    watchdog.pid = 42
     for _ in range(200):  # ten seconds
         watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
         clock[0] += 0.05
@@ -193,7 +193,7 @@ def test_a_second_interrupt_leaves_neither_process_nor_recorder(
 ) -> None:
     started: list[int] = []
 
-    def interrupted_twice(child: Child, process: subprocess.Popen[bytes]) -> str:
+    def interrupted_twice(process: subprocess.Popen[bytes], *more: Any) -> str:
         started.append(process.pid)
         monkeypatch.setattr(process, "wait", first_wait(process))
         raise KeyboardInterrupt
@@ -207,7 +207,7 @@ def test_a_second_interrupt_leaves_neither_process_nor_recorder(
 
         return wait
 
-    monkeypatch.setattr(Child, "_relay", interrupted_twice)
+    monkeypatch.setattr("ogbnlib.runs.supervise._relay", interrupted_twice)
     with pytest.raises(KeyboardInterrupt):
         start("import time; time.sleep(300)", tmp_path, make_limit(200 * MB)[0])
     assert not is_alive(started[0])
@@ -231,12 +231,12 @@ def test_a_limit_that_is_no_longer_watched_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("signal", "code"), [(15, 143), (11, 139), (7, 135)])
 def test_death_by_a_signal_is_128_plus_its_number(tmp_path: Path, signal: int, code: int) -> None:
     outcome = start(f"import os; os.kill(os.getpid(), {signal})", tmp_path, make_limit(None)[0])
-    assert (outcome.exit_code, outcome.killed_by) == (code, None)
+    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (code, None)
 
 
 def test_a_kill_from_elsewhere_is_not_blamed_on_the_limit(tmp_path: Path) -> None:
     outcome = start("import os; os.kill(os.getpid(), 9)", tmp_path, make_limit(200 * MB)[0])
-    assert (outcome.exit_code, outcome.killed_by) == (137, None)
+    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, None)
 
 
 # systemd-run, played by a script -------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_systemd_run_gets_the_limit_and_runs_the_command(tmp_path: Path, monkeyp
     limit, refused = make_limit(300 * MB, "systemd-run")
     assert (limit.name, refused) == ("systemd-run", [])
     outcome = start("print('hello'); raise SystemExit(7)", tmp_path, limit)
-    assert (outcome.exit_code, outcome.tail, outcome.killed_by) == (7, "hello\n", None)
+    assert (outcome.exit_code, outcome.tail, outcome.evidence["killed_by"]) == (7, "hello\n", None)
     given = log.read_text().splitlines()
     assert given[:2] == ["--user", "--scope"]
     assert {f"MemoryMax={300 * MB}", "MemorySwapMax=0"} <= set(given)

@@ -218,7 +218,7 @@ def test_release_memory_reports_its_four_steps() -> None:
     given = release_memory()
     assert list(given) == ["gc", "malloc_trim", "synchronize", "empty_cache"]
     assert isinstance(given["gc"], int)
-    if memory.cuda_memory() is None:
+    if memory.cuda_in_use() is None:
         assert (given["synchronize"], given["empty_cache"]) == (None, None)
 
 
