@@ -50,18 +50,9 @@ class Ledger:
         self.held = {"runtime": runtime_bytes}
         self.phases: list[PhaseForecast] = []
 
-    def hold(self, name: str, size_bytes: int) -> None:
-        self.held[name] = size_bytes
-
-    def drop(self, name: str) -> None:
-        self.held.pop(name, None)
-
-    def phase(self, name: str, *passing: Mapping[str, int], cache_bytes: int = 0) -> None:
+    def phase(self, name: str, passing: Mapping[str, int], cache_bytes: int = 0) -> None:
         """Write down a phase that has, at its highest, what is held and what is `passing`."""
-        parts = dict(self.held)
-        for some in passing:
-            parts |= some
-        self.phases.append(PhaseForecast(name, parts, cache_bytes))
+        self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes))
 
 
 @dataclass(frozen=True)
@@ -159,29 +150,29 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
     """eager, lazy and shared: the store's arrays read into RAM, the edges as COO or as one CSC."""
     edges, shared = trained_edges(size, config.undirected), config.loading == "shared"
     if shared:
-        run.hold("shared CSC", shared_csc_bytes(size, edges, config.sampler))
-        run.phase("build shared CSC")
-    run.hold("features", size.num_nodes * size.num_features * feature_itemsize(config, size))
-    run.hold("labels", size.num_nodes * label_itemsize(size.num_classes))
+        run.held["shared CSC"] = shared_csc_bytes(size, edges, config.sampler)
+        run.phase("build shared CSC", {})
+    run.held["features"] = size.num_nodes * size.num_features * feature_itemsize(config, size)
+    run.held["labels"] = size.num_nodes * label_itemsize(size.num_classes)
     if not shared:
-        run.hold("edge_index (COO)", 16 * edges)  # int64 [2, E]
-    run.phase("load")
+        run.held["edge_index (COO)"] = 16 * edges  # int64 [2, E]
+    run.phase("load", {})
 
     def build(split: str, label: str) -> None:
-        run.hold(f"{split} loader's CSC", stock_csc_bytes(size, edges))
+        run.held[f"{split} loader's CSC"] = stock_csc_bytes(size, edges)
         run.phase(label, {"sort": stock_sort_bytes(size, edges)})
 
     resident: list[str] = ["train", *(config.eval_splits if config.loading == "eager" else ())] if config.epochs else []
     for split in resident if not shared else ():
         build(split, f"build {split} loader")
-    run.hold(MODEL, model_state_bytes(config, size.num_features, size.num_classes))
+    run.held[MODEL] = model_state_bytes(config, size.num_features, size.num_classes)
     between, final = _evaluations(config)
     if config.epochs:
         train = Pass.over(config, size, "train", training=True)
-        run.phase("train", train.step(), train.workers(len(resident) - 1 if between else 0))
+        run.phase("train", train.step() | train.workers(len(resident) - 1 if between else 0))
     for when, splits in (("eval", between), ("final", final)):
         if when == "final":
-            run.drop("train loader's CSC")
+            run.held.pop("train loader's CSC", None)
             resident = resident[1:]
         for split in splits:
             made = not shared and split not in resident
@@ -190,29 +181,29 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
             # An evaluation of the train split has a loader of its own, on the resident one's CSC.
             idle = [name for name in resident if name != split or split == "train"]
             evaluation = Pass.over(config, size, split, training=False)
-            run.phase(f"{when} {split}", evaluation.step(), evaluation.workers(len(idle)))
+            run.phase(f"{when} {split}", evaluation.step() | evaluation.workers(len(idle)))
             if made:
-                run.drop(f"{split} loader's CSC")
+                run.held.pop(f"{split} loader's CSC", None)
     return run
 
 
 def _from_store(config: TrainConfig, size: GraphSize, run: Ledger, limit: int | None) -> tuple[Windows, Ledger]:
     """store: the graph on disk, read through the page cache where it fits, else in windows."""
     per_seed = 8 + label_itemsize(size.num_classes)  # ids int64
-    run.hold("splits and their labels", per_seed * sum(size.num_seeds.values()))
-    run.phase("load")
+    run.held["splits and their labels"] = per_seed * sum(size.num_seeds.values())
+    run.phase("load", {})
     left = None if limit is None else max(0, usable_bytes(limit) - sum(run.held.values()))
-    run.hold(MODEL, model_state_bytes(config, size.num_features, size.num_classes))
+    run.held[MODEL] = model_state_bytes(config, size.num_features, size.num_classes)
     cache_bytes = sum(files_bytes(config, size).values())
 
     def read(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
         if windows.window_batches is not None:  # prepared by a thread, whatever `num_workers` is
             count = 2 if windows.overlapped and windows.num_windows * num_passes > 1 else 1
-            run.phase(name, one.prefetched(), {"windows": count * one.window_bytes(windows)})
+            run.phase(name, one.prefetched() | {"windows": count * one.window_bytes(windows)})
         elif config.num_workers:
-            run.phase(name, one.step(), one.workers(idle_loaders), cache_bytes=cache_bytes)
+            run.phase(name, one.step() | one.workers(idle_loaders), cache_bytes)
         else:
-            run.phase(name, one.prefetched(), cache_bytes=cache_bytes)
+            run.phase(name, one.prefetched(), cache_bytes)
 
     train = Pass.over(config, size, "train", training=True)
     windows = train.windows(window_budget(config.lookahead, left))
@@ -220,11 +211,11 @@ def _from_store(config: TrainConfig, size: GraphSize, run: Ledger, limit: int | 
         read("train", train, windows, config.epochs, 0)
     between, final = _evaluations(config)
     if windows.prepared_ahead:
-        run.hold("next window to train on", train.window_bytes(windows))
+        run.held["next window to train on"] = train.window_bytes(windows)
     for split in between:
         one = Pass.over(config, size, split, training=False)
         read(f"eval {split}", one, one.windows(window_budget(config.lookahead, left, windows)), 1, 1)
-    run.drop("next window to train on")
+    run.held.pop("next window to train on", None)
     for split in final:
         one = Pass.over(config, size, split, training=False)
         read(f"final {split}", one, one.windows(window_budget(config.lookahead, left)), 1, 0)

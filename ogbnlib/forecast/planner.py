@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
@@ -93,7 +93,7 @@ class Advice:
 
     forecast: Forecast
     limit_bytes: int | None
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def verdict(self) -> str | None:
@@ -113,31 +113,26 @@ class Advice:
 
     def __str__(self) -> str:
         forecast, config, limit = self.forecast, self.forecast.config, self.limit_bytes
-        fan_out = _word(config.num_neighbors)
+        size, fan_out = forecast.size, _word(config.num_neighbors)
         lines = [
-            f"{forecast.size.name}: {forecast.size.num_nodes:,} nodes, {forecast.size.num_edges:,} edges; "
-            f"loading={config.loading}{_convert_hint(forecast)}, [{fan_out}] x {config.batch_size}, "
-            f"{config.num_workers} workers",
+            f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges; loading={config.loading}"
+            f"{_convert_hint(forecast)}, [{fan_out}] x {config.batch_size}, {config.num_workers} workers",
             "",
             f"{'phase':<30} {'held at once':>12}  largest parts",
         ]
         for phase in forecast.phases:
             largest = sorted(phase.parts.items(), key=lambda item: -item[1])[:3]
             mark = " <- peak" if phase is forecast.peak else ""
-            parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest)
+            parts = ", ".join(f"{name} {format_bytes(held)}" for name, held in largest)
             lines.append(f"{phase.name:<30} {format_bytes(phase.held_bytes):>12}  {parts}{mark}")
-        lines.append("")
-        lines.append(
-            f"peak {format_bytes(forecast.peak_bytes)} in '{forecast.peak.name}'; {sbatch_mem(forecast, limit)}"
-        )
-        if forecast.cache_bytes:
-            lines.append(
-                f"page cache: {format_bytes(forecast.cache_bytes)} would be used, and is given back under pressure"
-            )
+        peak = f"peak {format_bytes(forecast.peak_bytes)} in '{forecast.peak.name}'"
+        lines += ["", f"{peak}; {sbatch_mem(forecast, limit)}"]
+        if cached := forecast.cache_bytes:
+            lines.append(f"page cache: {format_bytes(cached)} would be used, and is given back under pressure")
         if forecast.windows is not None and forecast.windows.window_batches is not None:
             lines.append(f"the store is read in {forecast.windows}")
-        gpu = sum(forecast.gpu.values())
-        lines.append(f"a training step on a GPU: {format_bytes(gpu)} allocated, beside the CUDA context")
+        step = format_bytes(sum(forecast.gpu.values()))
+        lines.append(f"a training step on a GPU: {step} allocated, beside the CUDA context")
         if limit is not None:
             lines.append(f"under {format_bytes(limit)}: {self.verdict}")
         if self.alternatives:
@@ -232,25 +227,16 @@ def plan(
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size = size or size_for(config)
     forecast = predict(config, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
-    tried: list[Alternative] = []
-    if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
-        tried = _alternatives(config, size, limit_bytes, runtime_bytes)
-    return Advice(forecast, limit_bytes, tuple(tried))
+    if limit_bytes is None or verdict(forecast, limit_bytes) == FITS:
+        return Advice(forecast, limit_bytes)
+    return Advice(forecast, limit_bytes, tuple(_alternatives(config, size, limit_bytes, runtime_bytes)))
 
 
 def _rungs(dataset: str, settings: Mapping[str, Any]) -> list[TrainConfig]:
     return [TrainConfig.create({"dataset": dataset, **rung, **settings}) for rung in RUNGS]
 
 
-def recommend(
-    dataset: str,
-    memory_limit: str | int,
-    *,
-    size: GraphSize | None = None,
-    runtime_bytes: int = RUNTIME_BYTES,
-    max_epoch_s: float | None = None,
-    **settings: Any,
-) -> Advice:
+def recommend(dataset: str, memory_limit: str | int, *, max_epoch_s: float | None = None, **settings: Any) -> Advice:
     """The most capable rung of `RUNGS` that fits the limit, with `settings` of your own in its place where given.
 
     Args:
@@ -259,30 +245,21 @@ def recommend(
     Raises:
         InputError: when not even the last rung fits, or is fast enough, or as `plan`.
     """
-    too_slow_s = []
+    limit_bytes, too_slow_s = parse_bytes(memory_limit), []
     for config in _rungs(dataset, settings):
-        advice = plan(config, memory_limit, size=size, runtime_bytes=runtime_bytes)
-        if advice.verdict == FITS:
-            if max_epoch_s is None or advice.forecast.epoch_s <= max_epoch_s:
-                return replace(advice, alternatives=())
-            too_slow_s.append(advice.forecast.epoch_s)
+        forecast = predict(config, memory_limit_bytes=limit_bytes)
+        if verdict(forecast, limit_bytes) == FITS:
+            if max_epoch_s is None or forecast.epoch_s <= max_epoch_s:
+                return Advice(forecast, limit_bytes)
+            too_slow_s.append(forecast.epoch_s)
     if too_slow_s:
         least_s = math.ceil(min(too_slow_s))
-        raise InputError(f"max_epoch_s: expected at least {least_s} for {advice.forecast.size.name}, got {max_epoch_s}")
-    least = advice.forecast.least_bytes
-    need_mb = -(-(least + margin_bytes(least)) // MB)
-    raise InputError(
-        f"memory_limit: expected at least {need_mb} MB for {advice.forecast.size.name}, got {memory_limit}"
-    )
+        raise InputError(f"max_epoch_s: expected at least {least_s} for {forecast.size.name}, got {max_epoch_s}")
+    need_mb = -(-(forecast.least_bytes + margin_bytes(forecast.least_bytes)) // MB)
+    raise InputError(f"memory_limit: expected at least {need_mb} MB for {forecast.size.name}, got {memory_limit}")
 
 
-def ladder(
-    dataset: str = "ogbn-papers100M",
-    *,
-    size: GraphSize | None = None,
-    max_epoch_s: float | None = None,
-    **settings: Any,
-) -> pd.DataFrame:
+def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None, **settings: Any) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: what to run, its predicted peak, and an epoch's time.
 
     Times are those of `Forecast.epoch_s`, a 2-core machine's: compare them with each other. With `max_epoch_s`, smaller
@@ -293,14 +270,15 @@ def ladder(
     """
     import pandas as pd
 
-    predict(_rungs(dataset, settings)[0], size)  # a mistake in the settings or the data set is not "nothing fits"
+    predict(_rungs(dataset, settings)[0])  # a mistake in the settings or the data set is not "nothing fits"
     rows = []
     for allocation in ALLOCATIONS:
         row: dict[str, Any] = dict.fromkeys(_LADDER, "")
+        rows.append(row)
         try:
-            best = recommend(dataset, allocation, size=size, max_epoch_s=max_epoch_s, **settings).forecast
+            best = recommend(dataset, allocation, max_epoch_s=max_epoch_s, **settings).forecast
         except InputError:
-            rows.append({**row, "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time"})
+            row["loading"] = "nothing fits" if max_epoch_s is None else "nothing fits in time"
             continue
         config = best.config
         row |= {
@@ -313,7 +291,6 @@ def ladder(
             "page cache GB": round(best.cache_bytes / GB, 1),
             "epoch min": round(best.epoch_s / 60, 1),
         }
-        rows.append(row)
     return pd.DataFrame(rows, index=pd.Index(ALLOCATIONS, name="you have"))
 
 

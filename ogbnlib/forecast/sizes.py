@@ -8,6 +8,7 @@ the tests check the sums at other scales and settings. No torch, no data.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from ..config import TrainConfig
@@ -35,12 +36,8 @@ def mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
     if k < 0 or mean_degree <= 0:
         return mean_degree
     mu = math.log(mean_degree) - sigma**2 / 2
-    below = _normal_cdf((math.log(k) - mu - sigma**2) / sigma)
-    return mean_degree * below + k * _normal_cdf((mu - math.log(k)) / sigma)
-
-
-def _normal_cdf(z: float) -> float:
-    return 0.5 * (1 + math.erf(z / math.sqrt(2)))
+    phi = statistics.NormalDist().cdf
+    return mean_degree * phi((math.log(k) - mu - sigma**2) / sigma) + k * phi((mu - math.log(k)) / sigma)
 
 
 def trained_edges(size: GraphSize, undirected: bool | None) -> int:

@@ -7,9 +7,11 @@ anonymous + shared (`Run.held_peak_bytes`). The docstrings say from where on a b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import format_bytes
+import pandas as pd
+
+from ..errors import MB, format_bytes
 from ..forecast.planner import FITS, Advice
 from ..forecast.sizes import size_of
 from ..graph.store import open_store
@@ -18,9 +20,6 @@ from .ledger import DOES_NOT_HOLD, HOLDS, NOT_MEASURED, Judged, ends, judged
 from .ledger import Belief as Belief
 from .ledger import ledger as ledger
 from .tables import best_epochs, compare_cuda, compare_steps, loader_costs, phase_seconds, released
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 DATA = ("features", "labels", "edge_index (COO)", "shared CSC")  # what a run holds whatever its loaders
 
@@ -145,12 +144,11 @@ def _valid_loader(run: Run) -> pd.Series[Any]:
 @judged("a loader costs as much as the data set")
 def a_loader_costs_the_data_set(lazy: Run) -> Judged:
     """Holds where it keeps nine tenths of what features and edge list take."""
-    build, data_mb = _valid_loader(lazy), _data_bytes(lazy) / 2**20
+    build, data_mb = _valid_loader(lazy), _data_bytes(lazy) / MB
     kept, taken = build["kept MB"] / data_mb, build["transient MB"] / data_mb
-    measured = (
-        f"{build['kept bytes per edge']:.1f} bytes an edge kept, {build['transient bytes per edge']:.1f} while it "
-    )
-    measured += f"is built: {kept:.0%} and {taken:.0%} of features and edge list"
+    an_edge = [build[f"{what} bytes per edge"] for what in ("kept", "transient")]
+    measured = f"{an_edge[0]:.1f} bytes an edge kept, {an_edge[1]:.1f} while it is built: "
+    measured += f"{kept:.0%} and {taken:.0%} of features and edge list"
     return measured, HOLDS if kept > 0.9 else f"half true: {kept:.0%} of it is kept, {taken:.0%} taken for a moment"
 
 
@@ -172,11 +170,9 @@ def every_loader_costs(lazy: Run, shared: Run) -> Judged:
 @judged("del gives a loader's memory back")
 def del_gives_memory_back(lazy: Run) -> Judged:
     """Holds where the garbage collector, after the `del`, finds less than a tenth of a loader."""
-    given = released(lazy)[["gc MB", "malloc_trim MB"]].mean()
-    measured = (
-        f"after it gc.collect() gave {given['gc MB']:.1f} MB a time and malloc_trim {given['malloc_trim MB']:.1f}"
-    )
-    return measured, bool(given["gc MB"] < 0.1 * _valid_loader(lazy)["kept MB"])
+    collected, trimmed = released(lazy)[["gc MB", "malloc_trim MB"]].mean()
+    measured = f"after it gc.collect() gave {collected:.1f} MB a time and malloc_trim {trimmed:.1f}"
+    return measured, bool(collected < 0.1 * _valid_loader(lazy)["kept MB"])
 
 
 @judged("gc.collect() gives memory back")
@@ -283,21 +279,19 @@ def kept_losses_leak(grown_bytes: Mapping[str, float]) -> Judged:
     measured = ", ".join(f"{way} {format_bytes(size)}" for way, size in grown_bytes.items())
     harmless = [way for way, size in grown_bytes.items() if size < 0.1 * whole]
     leaks = f"half true: kept as {', '.join(harmless)} they do not" if harmless else HOLDS
-    return measured, leaks if whole > 2**20 else DOES_NOT_HOLD
+    return measured, leaks if whole > MB else DOES_NOT_HOLD
 
 
 # On disk, and to convergence ------------------------------------------------------------------------------------------
 
 
 @judged("there is no easy workaround, use a larger machine", of_killed=True)
-def there_is_no_easy_workaround(runs: Mapping[tuple[str, str], Run], policy: str = "store") -> Judged:
-    """`runs` by (policy, limit), limits falling. Holds where `policy` finished under none."""
+def there_is_no_easy_workaround(runs: Mapping[tuple[str, str], Run]) -> Judged:
+    """`runs` by (policy, limit), limits falling. Holds where "store" finished under none."""
     lowest = {name: "none" for name, _ in runs}
     lowest |= {name: limit for (name, limit), run in runs.items() if run.exit_code == 0}
-    measured = "lowest limit that a policy finished under: " + ", ".join(
-        f"{name} {low}" for name, low in lowest.items()
-    )
-    return measured, lowest[policy] == "none"
+    finished = ", ".join(f"{name} {low}" for name, low in lowest.items())
+    return f"lowest limit that a policy finished under: {finished}", lowest["store"] == "none"
 
 
 @judged("converting needs the memory of loading")

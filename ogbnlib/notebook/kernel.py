@@ -25,7 +25,7 @@ from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
 from ..errors import InputError, format_bytes, is_interactive
-from ..memory.cgroup import Cgroup, effective_limit, find_cgroup
+from ..memory.cgroup import Cgroup, effective_limit, find_cgroup, lineage
 from ..memory.reading import Reading
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
@@ -73,11 +73,7 @@ def _counting_cgroup(pid: int) -> Cgroup | None:
     as well, but they also count kills elsewhere below them, a run under its own limit for one; so the nearest decides.
     """
     found = find_cgroup(pid)
-    if found is None:
-        return None
-    (own, mount), above = found, found[0].path.parents
-    paths = [own.path, *(path for path in above if path.is_relative_to(mount))]
-    cgroups = (Cgroup(path, own.version) for path in paths)
+    cgroups = lineage(*found) if found else ()
     return next((cgroup for cgroup in cgroups if cgroup.oom_kills() is not None), None)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeAlias
+from typing import NamedTuple, ParamSpec, TypeAlias
+
+import pandas as pd
 
 from ..runs.folder import Run
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 HOLDS, DOES_NOT_HOLD, NOT_MEASURED = "holds", "does not hold", "not measured"
 Given = ParamSpec("Given")
@@ -24,19 +23,19 @@ class Belief(NamedTuple):
     verdict: str
 
 
-def ledger(*beliefs: Belief) -> pd.DataFrame:
+class Ledger(pd.DataFrame):  # type: ignore[misc]
     """Beliefs beside measurements and verdicts, a row each; shown with their whole texts."""
-    import pandas as pd
 
-    class Ledger(pd.DataFrame):  # type: ignore[misc]
-        def __repr__(self) -> str:
-            return "\n".join(f"{row.believed}: {row.verdict}\n    {row.measured}" for row in self.itertuples())
+    def __repr__(self) -> str:
+        return "\n".join(f"{row.believed}: {row.verdict}\n    {row.measured}" for row in self.itertuples())
 
-        def _repr_html_(self) -> str:
-            left = {"text-align": "left", "vertical-align": "top"}
-            styles = [{"selector": "th", "props": list(left.items())}]
-            return str(self.style.hide(axis="index").set_properties(**left).set_table_styles(styles).to_html())
+    def _repr_html_(self) -> str:
+        left = {"text-align": "left", "vertical-align": "top"}
+        styles = [{"selector": "th", "props": list(left.items())}]
+        return str(self.style.hide(axis="index").set_properties(**left).set_table_styles(styles).to_html())
 
+
+def ledger(*beliefs: Belief) -> Ledger:
     return Ledger(beliefs, columns=["believed", "measured", "verdict"])
 
 

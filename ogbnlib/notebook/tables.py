@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
+import pandas as pd
+
+from ..errors import GB, MB
 from ..forecast.phases import predict
 from ..forecast.sizes import RUNTIME_BYTES, size_of, trained_edges
 from ..runs.diagnosis import ended
 from ..runs.folder import Run
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-GB = 2**30
+from ..runs.timeline import Phase
 
 
 def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
     """One row per run: how and where it ended, peak of anonymous + shared memory in GB, times, last metrics."""
-    import pandas as pd
-
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
-        metrics = run.metrics
-        row: dict[str, object] = {
-            "run": name,
+        rows[name] = {
             "ended": ended(run.result),
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
             "peak GB": round(run.held_peak_bytes / GB, 3),
             "run s": round(run.result["duration_s"], 1),
         }
-        if len(metrics):
-            row |= {
-                "epoch s": round(metrics["time_s"].mean(), 2),
-                "eval s": round(metrics["eval_time_s"].sum(), 2),
-                "loss": metrics["loss"].iloc[-1],
-                "valid": metrics["valid"].iloc[-1],
-                "test": metrics["test"].iloc[-1],
-            }
-        rows.append(row)
-    return pd.DataFrame(rows).set_index("run")
+        if len(metrics := run.metrics):
+            epoch_s, eval_s = metrics["time_s"].mean(), metrics["eval_time_s"].sum()
+            rows[name] |= {"epoch s": round(epoch_s, 2), "eval s": round(eval_s, 2)}
+            rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1]
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
 
 
 def forecast_table(
@@ -58,28 +48,21 @@ def forecast_table(
     Raises:
         InputError: when a size cannot be read.
     """
-    import pandas as pd
-
-    rows = []
+    rows = {}
     for name, run in runs.items():
-        config = run.config
-        limit = run.result["memory_limit_bytes"]
-        plan = predict(config, memory_limit_bytes=limit, runtime_bytes=runtime_bytes)
-        at_full = predict(config.replace(dataset=full), size_of(full), runtime_bytes=runtime_bytes)
+        limit_bytes = run.result["memory_limit_bytes"]
+        here = predict(run.config, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
+        there = predict(run.config.replace(dataset=full), size_of(full), runtime_bytes=runtime_bytes)
         measured = run.held_peak_bytes if run.exit_code == 0 else float("nan")
-        metrics = run.metrics
-        rows.append(
-            {
-                "setting": name,
-                "predicted MB": round(plan.peak_bytes / 2**20),
-                "measured MB": round(measured / 2**20, 0),
-                "error %": round(100 * (plan.peak_bytes / measured - 1), 1),
-                "epoch s": round(metrics["time_s"].iloc[-1], 2) if len(metrics) else float("nan"),
-                f"{full} GB": round(at_full.peak_bytes / GB, 2),
-                "its peak in": at_full.peak.name,
-            }
-        )
-    return pd.DataFrame(rows).set_index("setting")
+        rows[name] = {
+            "predicted MB": round(here.peak_bytes / MB),
+            "measured MB": round(measured / MB, 0),
+            "error %": round(100 * (here.peak_bytes / measured - 1), 1),
+            "epoch s": round(run.metrics["time_s"].iloc[-1], 2) if len(run.metrics) else float("nan"),
+            f"{full} GB": round(there.peak_bytes / GB, 2),
+            "its peak in": there.peak.name,
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("setting")
 
 
 def loader_costs(run: Run) -> pd.DataFrame:
@@ -92,7 +75,7 @@ def loader_costs(run: Run) -> pd.DataFrame:
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
         size = table.pop(f"{column}_bytes")
-        table[f"{column} MB"] = (size / 2**20).round(1)
+        table[f"{column} MB"] = (size / MB).round(1)
         table[f"{column} bytes per edge"] = (size / edges).round(2)
     return table.rename(columns={"duration_s": "seconds"}).round({"seconds": 2}).set_index("phase")
 
@@ -102,12 +85,10 @@ def released(run: Run) -> pd.DataFrame:
 
     NaN where a step is impossible, as CUDA's are on a CPU.
     """
-    import pandas as pd
-
     events = [event for event in run.events if event["event"] == "release"]
     table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
     for step in table.columns[1:]:
-        table[f"{step} MB"] = (table.pop(step).astype(float) / 2**20).round(1)
+        table[f"{step} MB"] = (table.pop(step).astype(float) / MB).round(1)
     return table
 
 
@@ -117,8 +98,6 @@ def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
     The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GB" is the most
     that was reserved beyond what was allocated in any reading. NaN for a run that used no GPU.
     """
-    import pandas as pd
-
     rows = {}
     for name, run in runs.items():
         table, metrics = run.cuda, run.metrics
@@ -141,12 +120,10 @@ def compare_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
     On a GPU what torch allocated there; else the trainer's own high-water mark within an epoch less what it held before
     (`Run.phase_memory`), the batch and its sampling included.
     """
-    import pandas as pd
-
     allocated, rows = compare_cuda(runs)["allocated GB"] * 2**10, {}
     for name, run in runs.items():
         phases = run.phase_memory
-        inside = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"].max() / 2**20
+        inside = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"].max() / MB
         step = inside if allocated.isna()[name] else allocated[name]
         rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].mean()}
     table = pd.DataFrame.from_dict(rows, orient="index")
@@ -156,8 +133,6 @@ def compare_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 def best_epochs(runs: Mapping[str, Run]) -> pd.DataFrame:
     """One row per run: the epoch of its best valid accuracy, both accuracies in it, epochs trained, peak in GB."""
-    import pandas as pd
-
     rows = {}
     for name, run in runs.items():
         best = run.metrics.loc[run.metrics["valid"].idxmax()]
@@ -168,16 +143,16 @@ def best_epochs(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
     """Seconds that each run spent in each kind of phase, epochs summed, without the phases inside it."""
-    import pandas as pd
-
     columns = {}
     for name, run in runs.items():
-        phases = [phase for phase in run.phases if phase.end_s is not None]
-        own: dict[str, float] = {}
-        for phase in phases:
-            assert phase.end_s is not None
-            inside = [p for p in phases if p.depth == phase.depth + 1 and phase.start_s <= p.start_s < phase.end_s]
-            inner = sum(p.end_s - p.start_s for p in inside if p.end_s is not None)
-            own[phase.name] = own.get(phase.name, 0.0) + phase.end_s - phase.start_s - inner
+        own: defaultdict[str, float] = defaultdict(float)
+        entered: dict[int, Phase] = {}  # the last one at each depth
+        for phase in run.phases:
+            entered[phase.depth] = phase
+            if phase.end_s is None:
+                continue
+            own[phase.name] += phase.end_s - phase.start_s
+            if (outer := entered.get(phase.depth - 1)) and outer.end_s is not None:
+                own[outer.name] -= phase.end_s - phase.start_s
         columns[name] = own
     return pd.DataFrame(columns).fillna(0.0).round(3)
