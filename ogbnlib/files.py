@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
 import socket
-import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,64 +21,69 @@ from .errors import InputError, format_bytes
 StrPath = str | os.PathLike[str]
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[Any], object]) -> None:
+def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
     """Make `path` appear whole or not at all: `write(file)` goes to a neighbour, which is fsynced and then renamed.
 
     `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed.
     """
     path = Path(path)
-    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    beside = hidden(path, f"{uuid.uuid4().hex}.part")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(beside, "xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes the file 0600; results in a shared project folder must be readable by the group.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(beside, 0o666 & ~umask)
         os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
     finally:
-        os.close(directory)
+        beside.unlink(missing_ok=True)
+    _sync(path.parent)
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def hidden(path: Path, suffix: str) -> Path:
+    """The neighbour of `path` that `ls` does not show: `.NAME.suffix`."""
+    return path.with_name(f".{path.name}.{suffix}")
+
+
+def _sync(path: Path) -> None:
+    """fsync(2) of a file, or of a folder's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: StrPath, value: Any) -> None:
     """`value` as indented JSON at `path`, atomically."""
     write_atomically(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
 
 
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
-    """A hidden neighbour of `path` to build in, which takes its place once the block ends without an error.
+    """The hidden neighbour `.NAME.part` of `path` to build in; it takes its place once the block ends without an error.
+
+    What a killed process left in it is cleared by the next one.
 
     Raises:
-        InputError: when `path` is a file or a folder with anything in it.
+        InputError: when `path` is a file or a folder with anything in it, or another process is building it.
     """
-    path = Path(path).absolute()
+    path = Path(path).resolve()  # of a link, what it points to is replaced
     check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
-    try:
-        yield beside
-        for file in sorted(beside.rglob("*")):
-            if file.is_file():
-                descriptor = os.open(file, os.O_RDONLY)
-                os.fsync(descriptor)
-                os.close(descriptor)
-        umask = os.umask(0)
-        os.umask(umask)
-        beside.chmod(0o777 & ~umask)
-        os.replace(beside, path)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
+    beside = hidden(path, "part")
+    with locked(hidden(path, "lock"), f"{path}: it is being written"):
+        if beside.exists():
+            shutil.rmtree(beside)
+        beside.mkdir()
+        try:
+            yield beside
+            for file in beside.rglob("*"):
+                _sync(file)
+            check_new(path)
+            os.replace(beside, path)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        _sync(path.parent)
 
 
 def check_new(path: Path) -> None:
@@ -126,7 +132,7 @@ def locked(path: Path, what: str, wait: Callable[[], None] | None = None) -> Ite
         lock.release()
 
 
-def next_run_dir(runs_dir: str | os.PathLike[str], name: str) -> Path:
+def next_run_dir(runs_dir: StrPath, name: str) -> Path:
     """`runs_dir/name`, or `name-2`, `name-3`, ... where it is taken: a repeated cell never overwrites a run."""
     base = Path(runs_dir) / name
     candidate, number = base, 1
@@ -139,33 +145,27 @@ def next_run_dir(runs_dir: str | os.PathLike[str], name: str) -> Path:
 DROP_BYTES = 32 * 2**20  # of written pages at most that wait for the disk, per file
 
 
-class Stream:
-    """A file that is appended to; written pages leave the page cache every `DROP_BYTES`.
+class Stream(io.FileIO):
+    """A new file that is appended to; written pages leave the page cache every `DROP_BYTES`.
 
     Dirty pages count against a memory cgroup and, unlike clean ones, can't be taken back at once.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        super().__init__(path, "x+")
         self.size = self._dropped = 0
 
     def append(self, data: Any) -> None:
         """Append the bytes of an array or a bytes object."""
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         while len(view):
-            written = os.write(self.fd, view[:DROP_BYTES])
+            written = self.write(view[:DROP_BYTES])
             view = view[written:]
             self.size += written
             if self.size - self._dropped >= DROP_BYTES:
                 self.drop()
 
     def drop(self) -> None:
-        os.fdatasync(self.fd)
-        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.fdatasync(self.fileno())
+        os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._dropped = self.size
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1

@@ -74,14 +74,6 @@ def _put_all(words: Any, nodes: Any) -> None:
 
 
 @kernel
-def _mask(words: Any, begin: Any, end: Any) -> Any:
-    out = np.empty(end - begin, np.bool_)
-    for node in range(begin, end):
-        out[node - begin] = has(words, node)
-    return out
-
-
-@kernel
 def _count_before(words: Any, before: Any) -> Any:
     total = 0
     for w in range(len(words)):
@@ -127,11 +119,6 @@ class NodeSet:
         self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
         self.before: Array = np.empty(0, np.int32)
 
-    def copy(self) -> NodeSet:
-        other = NodeSet(0)
-        other.num_nodes, other.words = self.num_nodes, self.words.copy()
-        return other
-
     def add(self, nodes: Array) -> None:
         """Add whole-number ids, which are trusted to be in range."""
         _put_all(self.words, nodes)
@@ -139,10 +126,6 @@ class NodeSet:
     def contains(self, nodes: Array) -> Array:
         """bool [len(nodes)]: which of these int64 ids are members."""
         return (self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)) & _U1 != _U0
-
-    def mask(self, begin: int, end: int) -> Array:
-        """bool [end - begin]: which of these ids are members."""
-        return _mask(self.words, begin, end)
 
     def count(self) -> int:
         """The number of members; fixes the ranks until more are added."""

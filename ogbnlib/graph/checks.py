@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,35 +67,31 @@ def split_problems(
         taken[name] = ids
 
 
-class FiniteCheck:
-    """Casts chunks of features and counts what is not finite, before or after."""
+def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Array]:
+    """Chunks of features [n, F], cast to `dtype`.
 
-    def __init__(self, dtype: DTypeLike) -> None:
-        self.dtype = np.dtype(dtype)
-        self.most = float(np.finfo(self.dtype).max)
-        self._bad, self._large = [0, -1], [0, -1]  # how many, and the row of the first
-
-    def __call__(self, values: Array, begin: int) -> Array:
-        """`values` [n, F] in the wanted dtype; `begin` is the row of the first."""
+    Raises:
+        InputError: after the last chunk, where values were not finite, before or after; it begins with `where`.
+    """
+    dtype, begin = np.dtype(dtype), 0
+    most = float(np.finfo(dtype).max)
+    bad, large = [0, -1], [0, -1]  # how many, and the row of the first
+    for values in chunks:
         with np.errstate(over="ignore"):
-            out = values.astype(self.dtype, order="C", copy=False)
+            out = values.astype(dtype, order="C", copy=False)
         # NaN makes both comparisons false.
-        if not (values.size == 0 or (float(values.max()) <= self.most and float(values.min()) >= -self.most)):
-            given, finite = np.isfinite(values), np.isfinite(out)
-            for wrong, found in ((~given, self._bad), (given & ~finite, self._large)):
+        if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
+            given = np.isfinite(values)
+            for wrong, found in ((~given, bad), (given & ~np.isfinite(out), large)):
                 if wrong.any():
                     found[0] += int(wrong.sum())
                     found[1] = found[1] if found[1] >= 0 else begin + int(wrong.any(axis=1).argmax())
-        return out
-
-    def problem(self) -> str | None:
-        """What was wrong with the values that went through, or None."""
-        (bad, first_bad), (large, first_large) = self._bad, self._large
-        if bad:
-            return f"expected finite values, found {bad} NaN or Inf, the first in row {first_bad}"
-        if large:
-            return (
-                f"found {large} values beyond {self.most:g}, the largest {self.dtype}, the first in row {first_large}; "
-                "use feature_dtype='float32'"
-            )
-        return None
+        begin += len(values)
+        yield out
+    if bad[0]:
+        raise InputError(f"{where}: expected finite values, found {bad[0]} NaN or Inf, the first in row {bad[1]}")
+    if large[0]:
+        raise InputError(
+            f"{where}: found {large[0]} values beyond {most:g}, the largest {dtype}, the first in row {large[1]}; "
+            "use feature_dtype='float32'"
+        )

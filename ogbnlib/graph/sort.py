@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -15,6 +16,7 @@ from ..files import Stream
 from .bits import NodeSet, has, kernel, put, rank
 from .checks import index_dtype
 from .npz import Array
+from .writer import ArrayWriter
 
 _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read back in sequence
 
@@ -83,9 +85,9 @@ class Pairs:
                 target = out[filled : filled + take].reshape(-1).view(np.uint8).data
                 at = offset + begin * self.pair_bytes
                 while len(target):
-                    got = os.preadv(self._stream.fd, [target], at)
+                    got = os.preadv(self._stream.fileno(), [target], at)
                     if not got:
-                        raise OSError(errno.EIO, "temporary file ends early", str(self._stream.path))
+                        raise OSError(errno.EIO, "temporary file ends early", self._stream.name)
                     target, at = target[got:], at + got
                 begin, filled = begin + take, filled + take
                 if filled == len(out):
@@ -100,7 +102,7 @@ class Pairs:
 
     def delete(self) -> None:
         self._stream.close()
-        self._stream.path.unlink()
+        os.unlink(self._stream.name)
 
 
 def plan_shift(num_cols: int, num_pairs: int, edge_bytes: int, workspace: int) -> int:
@@ -138,21 +140,13 @@ def _keep(pairs: Any, base: Any, expanded: Any, kept: Any, before: Any) -> Any:
     return count
 
 
-class Out(Protocol):
-    """Where sorted columns go, such as an `ArrayWriter`."""
-
-    length: int
-
-    def write(self, values: Array) -> None: ...
-
-
 class Kept:
     """The nodes that are kept, those of them whose in-edges are, and their new ids."""
 
     def __init__(self, kept: NodeSet, expanded: NodeSet) -> None:
         self.kept, self.expanded = kept, expanded
         self.num_nodes = kept.count()
-        self.ids, self.mask = kept.ranks, kept.mask
+        self.ids, self.contains = kept.ranks, kept.contains
 
     def edges(self, pairs: Array, base: int) -> Array:
         """The kept ones of a range's pairs, whose first destination is node `base`, with new ids; in place."""
@@ -261,7 +255,7 @@ class EdgeSort:
         """Keep only the nodes within so many in-hops of `seeds`: one pass over the pairs per hop."""
         inside = expanded = seeds
         for _ in range(hops):
-            reached = inside.copy()
+            reached = copy.deepcopy(inside)
             for number in range(self._pairs.num_ranges):
                 for piece in self._pairs.pieces(number, self.chunk_edges):
                     _reach(piece, number << self._pairs.shift, inside.words, reached.words)
@@ -270,7 +264,7 @@ class EdgeSort:
         self.kept = Kept(inside, expanded)
         return self.kept
 
-    def write(self, row: Out, colptr: Out) -> None:
+    def write(self, row: ArrayWriter, colptr: ArrayWriter) -> None:
         """Append all columns; deletes the pairs. `colptr` gets the 0 it begins with."""
         self._row, self._colptr = row, colptr
         colptr.write(np.zeros(1, np.int64))
@@ -319,8 +313,8 @@ class EdgeSort:
             else:
                 self._row.write(edges[:, 1])
         for begin in range(0, sources.num_nodes, 2**20):
-            end = min(begin + 2**20, num_nodes)
-            self._row.write(begin + np.flatnonzero(sources.mask(begin, end)))
+            ids = np.arange(begin, min(begin + 2**20, num_nodes))
+            self._row.write(ids[sources.contains(ids)])
         self._colptr.write(np.full(self._columns_kept(first, 1), self._row.length))
 
 

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError
-from ..files import StrPath
+from ..files import StrPath, hidden
 from . import npz
-from .checks import SPLITS, FiniteCheck, index_dtype, label_dtype
+from .checks import SPLITS, finite, index_dtype, label_dtype
 from .npz import Array
 
 
@@ -202,13 +202,12 @@ class Store:
         Raises:
             InputError: when features are not finite in `dtype`.
         """
-        info = self.files[name]
+        info, begin = self.files[name], 0
         out = np.empty(info.shape, dtype or info.dtype)
-        check = FiniteCheck(out.dtype) if out.dtype.kind == "f" else None
-        for begin, values in self.chunks(name):
-            out[begin : begin + len(values)] = values if check is None else check(values, begin)
-        if check is not None and (problem := check.problem()):
-            raise InputError(f"{self.file_path(name)}: {problem}")
+        chunks = (values for _, values in self.chunks(name))
+        for values in finite(chunks, out.dtype, str(self.file_path(name))) if out.dtype.kind == "f" else chunks:
+            out[begin : begin + len(values)] = values
+            begin += len(values)
         return out
 
     def read_edge_index(self) -> Array:
@@ -248,8 +247,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
         hint = ""
         if (path / "raw" / "data.npz").is_file():
             hint = "; this is a raw data set: convert it first"
-        elif _beside(path, "part").is_dir():
-            hint = f"; a conversion is running or was interrupted ({_beside(path, 'part')}): wait or convert again"
+        elif hidden(path, "part").is_dir():
+            hint = f"; a conversion is running or was interrupted ({hidden(path, 'part')}): wait or convert again"
         raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
     text = file.read_bytes()
     try:
@@ -305,10 +304,6 @@ def open_store(path: StrPath) -> Store:
         _check_file(path / f"{name}.npy", info)
     names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "keep_hops", "origin")
     return Store(path=path, files=files, **{name: meta[name] for name in names})
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(f".{path.name}.{suffix}")
 
 
 def is_store(path: StrPath) -> bool:

@@ -11,93 +11,64 @@ from tqdm import tqdm
 
 from ..errors import InputError
 from ..files import StrPath
-from .checks import FiniteCheck, split_problems
+from .checks import split_problems
 from .npz import Array
 from .store import META, Store, open_store
 
-Chunks = Iterator[tuple[int, Array]]  # (index of the first row, rows)
+# Of the index of a chunk's first row, its rows and the step to each from the one before (to the first from -1): which
+# are wrong, bool, shaped as the rows.
+Test = Callable[[int, Array, Array], Array]
 
 
-def _chunks(store: Store, name: str, bar: Any, damage: list[str]) -> Chunks:
-    """The rows of one file in order; ends with the comparison of the checksum."""
-    crc32, expected = 0, store.files[name].crc32
+def _rules(store: Store, name: str) -> Iterator[tuple[str, Test]]:
+    """What is expected of the rows of array `name`, and the test for what breaks it."""
+    num_nodes, num_classes = store.num_nodes, store.num_classes
+
+    def unsorted(begin: int, rows: Array, steps: Array) -> Array:
+        wrong = steps <= 0
+        falls = begin + np.flatnonzero(wrong)
+        # A new column may begin with any id.
+        starts = np.minimum(np.searchsorted(store.colptr, falls), num_nodes)
+        wrong[falls[store.colptr[starts] == falls] - begin] = False
+        return wrong
+
+    if name == "colptr":
+        yield "ascending offsets", lambda begin, rows, steps: steps < 0
+    elif name == "row":
+        yield f"node ids from 0 to {num_nodes - 1}", lambda begin, rows, steps: (rows < 0) | (rows >= num_nodes)
+        if store.undirected:
+            yield "sorted columns without repeats (undirected)", unsorted
+    elif name == "x":
+        yield "finite values", lambda begin, rows, steps: ~np.isfinite(rows)
+    elif name == "y":
+        yield f"labels from -1 to {num_classes - 1}", lambda begin, rows, steps: (rows < -1) | (rows >= num_classes)
+    elif name == "node_id":
+        high = int(store.origin.get("num_nodes", 2**63 - 1))
+        yield f"ascending ids from 0 to {high - 1}", lambda begin, rows, steps: (steps <= 0) | (rows >= high)
+
+
+def _problems(store: Store, name: str, bar: Any) -> Iterator[str]:
+    """What is wrong with one array by itself, in one pass over its file."""
+    rules, crc32, last = list(_rules(store, name)), 0, -1
+    found = [[0, -1] for _ in rules]  # how many, and the row of the first
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
-        yield begin, rows
+        steps = np.diff(rows, axis=0, prepend=rows.dtype.type(last)) if rows.ndim == 1 else rows
+        for (_, test), seen in zip(rules, found, strict=True):
+            wrong = test(begin, rows, steps)
+            if wrong.any():
+                seen[1] = seen[1] if seen[0] else begin + int(np.flatnonzero(wrong)[0]) // max(1, wrong[0].size)
+                seen[0] += int(wrong.sum())
+        last = rows[-1] if rows.ndim == 1 else last
         bar.update(rows.nbytes)
-    if crc32 != expected:
-        damage.append(f"checksum {crc32:08x}, but {META} has {expected:08x}: the file was damaged or changed")
-
-
-def _ascending(rows: Array, last: int, strictly: bool) -> Array:
-    """bool [n]: which values are not above the one before them, or below it unless `strictly`."""
-    steps = np.diff(rows, prepend=rows.dtype.type(last))
-    return steps <= 0 if strictly else steps < 0
-
-
-def _offsets(store: Store, chunks: Chunks) -> Iterator[str]:
-    last, wrong, first_wrong = 0, 0, -1
-    for begin, rows in chunks:
-        if begin == 0 and rows[0] != 0:
-            yield f"expected to begin with 0, found {rows[0]}"
-        bad = np.flatnonzero(_ascending(rows, last, False))
-        first_wrong = begin + int(bad[0]) if bad.size and not wrong else first_wrong
-        wrong, last = wrong + bad.size, int(rows[-1])
-    if wrong:
-        yield f"expected ascending offsets, found {wrong} that are not, the first at {first_wrong}"
-    if last != store.num_edges:
-        yield f"expected to end with {store.num_edges} edges, found {last}"
-
-
-def _sources(store: Store, chunks: Chunks) -> Iterator[str]:
-    last, outside, unsorted = -1, 0, -1
-    for begin, rows in chunks:
-        outside += int(((rows < 0) | (rows >= store.num_nodes)).sum())
-        if store.undirected and unsorted < 0:
-            falls = begin + np.flatnonzero(_ascending(rows, last, True))
-            # A new column may begin with any id.
-            starts = np.minimum(np.searchsorted(store.colptr, falls), store.num_nodes)
-            inside = falls[store.colptr[starts] != falls]
-            unsorted = int(inside[0]) if inside.size else -1
-        last = int(rows[-1])
-    if outside:
-        yield f"expected node ids from 0 to {store.num_nodes - 1}, found {outside} others"
-    if unsorted >= 0:
-        yield f"expected sorted columns without repeats (undirected), edge {unsorted} breaks it"
-
-
-def _features(store: Store, chunks: Chunks) -> Iterator[str]:
-    check = FiniteCheck(store.files["x"].dtype)
-    for begin, rows in chunks:
-        check(rows, begin)
-    if problem := check.problem():
-        yield problem
-
-
-def _labels(store: Store, chunks: Chunks) -> Iterator[str]:
-    wrong = sum(int(((rows < -1) | (rows >= store.num_classes)).sum()) for _, rows in chunks)
-    if wrong:
-        yield f"expected labels from -1 to {store.num_classes - 1}, found {wrong} others"
-
-
-def _original_ids(store: Store, chunks: Chunks) -> Iterator[str]:
-    last, wrong, high = -1, 0, int(store.origin.get("num_nodes", 2**63 - 1))
-    for _, rows in chunks:
-        wrong += int((_ascending(rows, last, True) | (rows >= high)).sum())
-        last = int(rows[-1])
-    if wrong:
-        yield f"expected ascending ids from 0 to {high - 1}, found {wrong} that are not"
-
-
-def _bytes_alone(store: Store, chunks: Chunks) -> Iterator[str]:
-    for _ in chunks:
-        pass
-    yield from ()
-
-
-_RULES: dict[str, Callable[[Store, Chunks], Iterator[str]]] = {
-    **{"colptr": _offsets, "row": _sources, "x": _features, "y": _labels, "node_id": _original_ids}
-}
+    for (expected, _), (count, first) in zip(rules, found, strict=True):
+        if count:
+            yield f"expected {expected}, found {count} others, the first at {first}"
+    if name == "colptr" and (store.colptr[0], store.colptr[-1]) != (0, store.num_edges):
+        ends = f"{store.colptr[0]} and {store.colptr[-1]}"
+        yield f"expected to begin with 0 and to end with {store.num_edges} edges, found {ends}"
+    if crc32 != (said := store.files[name].crc32):
+        yield f"checksum {crc32:08x}, but {META} has {said:08x}: the file was damaged or changed"
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
@@ -114,11 +85,9 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     found: list[tuple[str, str]] = []
     with tqdm(total=store.nbytes, unit="B", unit_scale=True, desc="verify", disable=not progress, mininterval=1) as bar:
         for name in store.files:
-            damage: list[str] = []
             try:
-                broken = list(_RULES.get(name, _bytes_alone)(store, _chunks(store, name, bar, damage)))
+                found += [(name, problem) for problem in _problems(store, name, bar)]
             except InputError as error:
                 return [str(error)]
-            found += [(name, problem) for problem in broken + damage]
     found += split_problems(store.splits, store.num_nodes, lambda ids: store.y[ids] >= 0)
     return [f"{store.file_path(name)}: {problem}" for name, problem in found]

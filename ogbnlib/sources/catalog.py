@@ -240,14 +240,14 @@ def open_dataset(
     with _made_once(named.target, check):
         if (made := _existing(named)) is not None:
             return made
-        from .convert import disk_bytes, origin_of, write_store
+        from .convert import convert, disk_bytes, origin_of
 
         source = named.source()
         about = format_bytes(disk_bytes(source, named.undirected, named.dtype)[0])
         say(f"{named.folder}: converting it, once, to {named.target}, about {about}{named.rounding()}")
         bar = is_interactive() if progress is None else progress
-        return write_store(
-            source, named.target, origin={**origin_of(named.folder), "num_nodes": source.num_nodes},
+        return convert(
+            source, named.target, origin=origin_of(named.folder),
             undirected=named.undirected, feature_dtype=named.dtype.name,  # type: ignore[arg-type]  # float16 or float32
             memory_limit=memory_limit, progress=True if bar else say, check=check,
         )  # fmt: skip

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 from tqdm import tqdm
 
 from ..errors import InputError, format_bytes, parse_bytes
-from ..files import DROP_BYTES, StrPath, check_new, check_space
+from ..files import DROP_BYTES, StrPath, check_new, check_space, new_folder
 from ..graph.bits import NodeSet
-from ..graph.checks import FiniteCheck, index_dtype, label_dtype, split_problems
+from ..graph.checks import finite, index_dtype, label_dtype, split_problems
 from ..graph.npz import Array
 from ..graph.sort import EdgeSort, Kept
-from ..graph.store import Store
+from ..graph.store import Store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
@@ -62,15 +64,9 @@ class _Abandoned(Exception):
 
 class _Conversion:
     def __init__(
-        self,
-        source: Source,
-        writer: StoreWriter,
-        done: Callable[[int], object],
-        feature_dtype: np.dtype[Any],
-        keep_hops: int | None,
+        self, source: Source, writer: StoreWriter, done: Callable[[int], object], x_dtype: DTypeLike, hops: int | None
     ) -> None:
-        self.source, self.writer, self._done = source, writer, done
-        self.x_dtype, self.keep_hops = feature_dtype, keep_hops
+        self.source, self.writer, self._done, self.x_dtype, self.hops = source, writer, done, x_dtype, hops
         self.kept: Kept | None = None
         self.stop, self._lock = threading.Event(), threading.Lock()
 
@@ -80,20 +76,24 @@ class _Conversion:
         with self._lock:
             self._done(count)
 
+    def per_node(self, name: str, dtype: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()) -> None:
+        """Write the array `name` from `chunks` of rows, in order of the nodes; rows of dropped nodes are left out."""
+        begin = 0
+        with self.writer.create(name, dtype, row_shape) as out:
+            for chunk in chunks:
+                nodes = np.arange(begin, begin + len(chunk))
+                out.write(chunk if self.kept is None else chunk[self.kept.contains(nodes)])
+                begin += len(chunk)
+                self.done(chunk.nbytes)
+
     def features(self) -> None:
         """x.npy, checked; runs beside the rest."""
-        out, begin = self.writer.create("x", self.x_dtype, (self.source.num_features,)), 0
-        check = FiniteCheck(self.x_dtype)
-        for chunk in _ahead(self.source.x_chunks()):
-            out.write(self._kept_rows(check(chunk, begin), begin))
-            begin += len(chunk)
-            self.done(chunk.nbytes)
-        if problem := check.problem():
-            raise InputError(f"{self.source.name}, node_feat: {problem}")
-        self.writer.close("x")
-
-    def _kept_rows(self, values: Array, begin: int) -> Array:
-        return values if self.kept is None else values[self.kept.mask(begin, begin + len(values))]
+        try:
+            chunks = finite(_ahead(self.source.x_chunks()), self.x_dtype, f"{self.source.name}, node_feat")
+            self.per_node("x", self.x_dtype, chunks, (self.source.num_features,))
+        except BaseException:
+            self.stop.set()
+            raise
 
     def labelled(self, splits: dict[str, Array]) -> NodeSet:
         """The nodes with a label, after the splits were checked against them."""
@@ -105,28 +105,19 @@ class _Conversion:
             raise InputError(f"{self.source.name}, split {name}: {problem}")
         return nodes
 
-    def labels_and_splits(self, splits: dict[str, Array]) -> None:
-        out, begin = self.writer.create("y", label_dtype(self.source.num_classes)), 0
-        for chunk in self.source.label_chunks():
-            out.write(self._kept_rows(chunk, begin))
-            begin += len(chunk)
-            self.done(chunk.nbytes)
-        self.writer.close("y")
-        for name, ids in splits.items():
-            self.writer.write(name, ids if self.kept is None else self.kept.ids(ids))
-
-    def node_ids(self) -> None:
-        assert self.kept is not None
-        out, step = self.writer.create("node_id", index_dtype(self.source.num_nodes)), 2**20
-        for begin in range(0, self.source.num_nodes, step):
-            out.write(begin + np.flatnonzero(self.kept.mask(begin, min(begin + step, self.source.num_nodes))))
-        self.writer.close("node_id")
-
-    def columns(self, edges: EdgeSort) -> None:
-        num_nodes = self.source.num_nodes if self.kept is None else self.kept.num_nodes
-        edges.write(self.writer.create("row", index_dtype(num_nodes)), self.writer.create("colptr", "<i8"))
-        self.writer.close("row")
-        self.writer.close("colptr")
+    def rest(self, edges: EdgeSort, splits: dict[str, Array]) -> None:
+        """Everything but the features."""
+        source, writer = self.source, self.writer
+        ids = index_dtype(source.num_nodes)
+        num_nodes = source.num_nodes if self.kept is None else self.kept.num_nodes
+        with writer.create("row", index_dtype(num_nodes)) as row, writer.create("colptr", "<i8") as colptr:
+            edges.write(row, colptr)
+        self.per_node("y", label_dtype(source.num_classes), source.label_chunks())
+        for name, nodes in splits.items():
+            writer.write(name, nodes if self.kept is None else self.kept.ids(nodes))
+        if self.kept is not None:
+            spans = ((begin, min(begin + 2**20, source.num_nodes)) for begin in range(0, source.num_nodes, 2**20))
+            self.per_node("node_id", ids, (np.arange(*span, dtype=ids) for span in spans))
 
     def run(self, undirected: bool, workspace: int) -> None:
         source, splits = self.source, self.source.read_splits()
@@ -135,57 +126,43 @@ class _Conversion:
             self.writer.folder, source.num_nodes, source.num_edges,
             undirected=undirected, workspace=workspace, done=self.done,
         )  # fmt: skip
+        features: Future[None] | None = None
         with ThreadPoolExecutor(1) as pool:
-            features: Future[None] | None = None
             try:
-                if self.keep_hops is None:
-                    features = self._start(pool)
+                if self.hops is None:
+                    features = pool.submit(self.features)
                 edges.read(_ahead(source.edge_chunks(edges.chunk_edges)))
-                if self.keep_hops is not None:
-                    self.kept = edges.keep_hops(labelled, self.keep_hops)
-                    features = self._start(pool)
-                self.columns(edges)
-                self.labels_and_splits(splits)
-                if self.kept is not None:
-                    self.node_ids()
+                if self.hops is not None:
+                    self.kept = edges.keep_hops(labelled, self.hops)
+                features = features or pool.submit(self.features)
+                self.rest(edges, splits)
+                features.result()
+            except _Abandoned:
                 assert features is not None
                 features.result()
-            except BaseException as error:
+            finally:
                 self.stop.set()
-                failure = features.exception() if features is not None else None
-                if isinstance(error, _Abandoned) and failure is not None:
-                    raise failure from None
-                raise
-
-    def _start(self, pool: ThreadPoolExecutor) -> Future[None]:
-        features = pool.submit(self.features)
-        features.add_done_callback(lambda ended: self.stop.set() if ended.exception() is not None else None)
-        return features
 
 
-class _Lines:
-    """Stands in for a bar where nobody watches one: a line every 30 s."""
+@contextlib.contextmanager
+def _told(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
+    """What is told of bytes that are done: it moves a bar, or says a line every 30 s where nobody watches one."""
+    if isinstance(progress, bool):
+        hidden = not progress
+        with tqdm(total=total, unit="B", unit_scale=True, desc="convert", disable=hidden, mininterval=1) as bar:
+            yield bar.update
+        return
+    done, begin = 0, time.monotonic()
+    last = begin
 
-    def __init__(self, total: int, say: Callable[[str], object]) -> None:
-        self.total, self.say, self.count = total, say, 0
-        self.begin = self.last = time.monotonic()
+    def update(count: int) -> None:
+        nonlocal done, last
+        done, now = done + count, time.monotonic()
+        if now - last >= _LINE_EVERY_S:
+            last, left_s = now, (total - done) * (now - begin) / max(1, done)
+            progress(f"  converting: {100 * done / total:.0f} %, {max(0.0, left_s):.0f} s left")
 
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def update(self, count: int) -> None:
-        self.count, now = self.count + count, time.monotonic()
-        if now - self.last >= _LINE_EVERY_S:
-            self.last, left_s = now, (self.total - self.count) * (now - self.begin) / max(1, self.count)
-            self.say(f"  converting: {100 * self.count / self.total:.0f} %, {max(0.0, left_s):.0f} s left")
-
-
-def _bar(progress: Progress, total: int) -> Any:
-    if callable(progress):
-        return _Lines(total, progress)
-    return tqdm(total=total, unit="B", unit_scale=True, desc="convert", disable=not progress, mininterval=1)
+    yield update
 
 
 def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -214,41 +191,6 @@ def _workspace(source: Source, memory_limit: str | int | None, keep_hops: int | 
     return limit - fixed
 
 
-def write_store(
-    source: Source,
-    path: StrPath,
-    *,
-    origin: dict[str, Any],
-    undirected: bool = False,
-    feature_dtype: FeatureDtype | None = None,
-    memory_limit: str | int | None = None,
-    keep_hops: int | None = None,
-    progress: Progress = True,
-    check: Callable[[], None] = lambda: None,
-) -> Store:
-    """Write any `Source` as a store whose `origin` says where it is from; see `convert`."""
-    if feature_dtype not in (None, "float16", "float32"):
-        raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
-    if keep_hops is not None and (isinstance(keep_hops, bool) or not isinstance(keep_hops, int) or keep_hops < 1):
-        raise InputError(f"keep_hops: expected the number of layers, at least 1, or None, got {keep_hops!r}")
-    workspace = _workspace(source, memory_limit, keep_hops)
-    target, x_dtype = Path(path).resolve(), np.dtype(feature_dtype or source.feature_dtype)
-    check_new(target)
-    final, temporary = disk_bytes(source, undirected, x_dtype)
-    needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
-    check_space(target, final + temporary, f"{format_bytes(final + temporary)} of free disk space ({needed})")
-    total = source.num_nodes * (source.num_features * source.feature_dtype.itemsize + 2) + 16 * source.num_edges
-    total += temporary * (1 + (keep_hops or 0))
-
-    def done(count: int) -> None:
-        check()
-        bar.update(count)
-
-    with StoreWriter(target) as writer, _bar(progress, total) as bar, _clear_errors(target):
-        _Conversion(source, writer, done, x_dtype, keep_hops).run(undirected, workspace)
-        return writer.finish(source.name, source.num_classes, undirected=undirected, keep_hops=keep_hops, origin=origin)
-
-
 @contextlib.contextmanager
 def _clear_errors(target: Path) -> Iterator[None]:
     try:
@@ -268,8 +210,8 @@ def origin_of(folder: Path) -> dict[str, Any]:
 
 
 def convert(
-    raw_dir: StrPath,
-    store_dir: StrPath,
+    source: StrPath | Source,
+    path: StrPath,
     *,
     undirected: bool = False,
     feature_dtype: FeatureDtype | None = None,
@@ -277,12 +219,13 @@ def convert(
     keep_hops: int | None = None,
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
+    origin: Mapping[str, Any] | None = None,
 ) -> Store:
     """Turn a data set in OGB's binary layout into a store, in bounded memory; the store appears whole or not at all.
 
     Args:
-        raw_dir: a folder that `open_raw` opens.
-        store_dir: new or empty.
+        source: a folder that `open_raw` opens, or any `Source`.
+        path: new or empty.
         undirected: add reverse edges; columns are then sorted and without repeats.
         feature_dtype: float16 halves disk and traffic; values that it can't hold are refused. By default the data set's
             own, float32 for float64.
@@ -293,6 +236,7 @@ def convert(
             direction, and only the edges that it can follow. Ids change; the original ones are in `node_id`.
         progress: True shows a bar; a function is called with a line every 30 s instead.
         check: called between chunks; what it raises ends the conversion, and nothing is left behind.
+        origin: what the store says of where it is from; of a folder by default, `origin_of` it.
 
     Raises:
         InputError: before anything is written, for bad parameters, a target in use or held by another converter, too
@@ -300,10 +244,30 @@ def convert(
             not finite or too large, and splits that overlap or have no label. Nothing is left behind then. After a
             SIGKILL the hidden `.NAME.part` remains, which the next conversion clears.
     """
-    raw = open_raw(raw_dir)
-    if Path(store_dir).resolve() == raw.path.resolve():
-        raise InputError(f"store_dir: expected another folder than raw_dir, got {store_dir} for both")
-    return write_store(
-        raw, store_dir, origin={**origin_of(raw.path), "num_nodes": raw.num_nodes}, undirected=undirected,
-        feature_dtype=feature_dtype, memory_limit=memory_limit, keep_hops=keep_hops, progress=progress, check=check,
-    )  # fmt: skip
+    if isinstance(source, str | os.PathLike):
+        source = open_raw(source)
+        origin = origin_of(source.path) if origin is None else origin
+    if feature_dtype not in (None, "float16", "float32"):
+        raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
+    if keep_hops is not None and (isinstance(keep_hops, bool) or not isinstance(keep_hops, int) or keep_hops < 1):
+        raise InputError(f"keep_hops: expected the number of layers, at least 1, or None, got {keep_hops!r}")
+    workspace = _workspace(source, memory_limit, keep_hops)
+    target, x_dtype = Path(path).resolve(), np.dtype(feature_dtype or source.feature_dtype)
+    check_new(target)
+    final, temporary = disk_bytes(source, undirected, x_dtype)
+    needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
+    check_space(target, final + temporary, f"{format_bytes(final + temporary)} of free disk space ({needed})")
+    total = source.num_nodes * (source.num_features * x_dtype.itemsize + 2) + 16 * source.num_edges
+    total += temporary * (1 + (keep_hops or 0))
+
+    with new_folder(target) as folder, _told(progress, total) as told, _clear_errors(target):
+
+        def done(count: int) -> None:
+            check()
+            told(count)
+
+        writer = StoreWriter(folder)
+        _Conversion(source, writer, done, x_dtype, keep_hops).run(undirected, workspace)
+        made_of = {**(origin or {}), "num_nodes": source.num_nodes}
+        writer.finish(source.name, source.num_classes, undirected=undirected, keep_hops=keep_hops, origin=made_of)
+    return open_store(target)

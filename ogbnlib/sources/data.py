@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..graph import npz
-from ..graph.checks import SPLITS, FiniteCheck, clean_labels, split_problems
+from ..graph.checks import SPLITS, clean_labels, finite, split_problems
 from ..graph.npz import Array
 
 MAX_CLASSES = 2**24  # OGB's layout has labels as float32, which counts exactly no further
@@ -122,12 +122,8 @@ class ArraySource:
         for split, problem in split_problems(ids, num_nodes, lambda nodes: labels[nodes] >= 0):
             raise InputError(f"splits[{split!r}]: {problem}")
         source = cls(name=name, num_classes=num_classes, edge_index=edge_index, x=x, y=labels, splits=ids)
-        check, begin = FiniteCheck(source.feature_dtype), 0
-        for chunk in slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])):
-            check(chunk, begin)
-            begin += len(chunk)
-        if said := check.problem():
-            raise InputError(f"x: {said}")
+        for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), source.feature_dtype, "x"):
+            pass
         return source
 
 

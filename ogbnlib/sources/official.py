@@ -1,4 +1,4 @@
-"""OGB's own data sets through OGB's own code, and folders of our making as OGB opens them. Nothing here prompts."""
+"""OGB's own data sets through OGB's own code. Nothing here prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..errors import InputError, unknown_name
 from ..files import StrPath
 from ..graph.store import GraphSize
 from .data import ArraySource
-from .ogb import RELEASE, RawDataset, open_raw, read_split_files, split_folder
+from .ogb import RawDataset, open_raw, read_split_files
 
 
 def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
@@ -41,37 +41,6 @@ KNOWN = {
         _known("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338),
     )
 }
-
-
-def meta_dict(path: StrPath) -> dict[str, Any]:
-    """The `meta_dict` with which ogb's NodePropPredDataset and PygNodePropPredDataset open a folder of this layout.
-
-    Raises:
-        InputError: as `open_raw`, and when the RELEASE file is missing, without which ogb would ask on the terminal.
-    """
-    dataset = open_raw(path)
-    if not (dataset.path / RELEASE).is_file():
-        raise InputError(
-            f"{dataset.path / RELEASE}: expected this file; ogb takes the data set for outdated without it"
-        )
-    return {
-        "dir_path": str(dataset.path.absolute()),
-        "version": 1,
-        "download_name": dataset.name,
-        "url": "",
-        "num tasks": 1,
-        "num classes": dataset.num_classes,
-        "eval metric": "acc",
-        "task type": "multiclass classification",
-        "add_inverse_edge": "False",
-        "has_node_attr": "True",
-        "has_edge_attr": "False",
-        "split": split_folder(dataset.path).name,
-        "additional node files": "None",
-        "additional edge files": "None",
-        "is hetero": "False",
-        "binary": "True",
-    }
 
 
 def _download(meta: Mapping[str, Any], root: Path, folder: Path) -> None:

@@ -5,8 +5,9 @@ What is made up, and how, is in `citations`. Importing this imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -14,13 +15,13 @@ from ..errors import InputError, format_bytes
 from ..files import StrPath, check_space, new_folder
 from ..graph.store import Store
 from .citations import BLOCK, PAPERS, CitationModel
-from .convert import FeatureDtype, Progress, write_store
+from .convert import FeatureDtype, convert
 from .ogb import RawDataset, open_raw, write_layout
 
 _MIN_NODES = 8 * BLOCK
 
 
-def _sizes(scale: float) -> tuple[int, dict[str, int]]:
+def _model(path: StrPath, scale: float, seed: int, num_features: int, num_classes: int) -> CitationModel:
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1:
         raise InputError(f"scale: expected a number above 0 and up to 1, the real size, got {scale!r}")
     num_nodes = round(PAPERS.num_nodes * scale)
@@ -30,17 +31,10 @@ def _sizes(scale: float) -> tuple[int, dict[str, int]]:
             f"scale: expected at least {_MIN_NODES / PAPERS.num_nodes:.1e} ({_MIN_NODES} nodes, a label in each "
             f"split), got {scale!r}, which makes {num_nodes} nodes with splits of {list(sizes.values())}"
         )
-    return num_nodes, sizes
-
-
-def _model(path: StrPath, scale: float, seed: int, num_features: int, num_classes: int) -> CitationModel:
-    num_nodes, sizes = _sizes(scale)
-    for name, value, high in (("num_features", num_features, 2**16), ("num_classes", num_classes, BLOCK // 2)):
-        low = 1 if name == "num_features" else 2
+    limits = {"num_features": (num_features, 1, 2**16), "num_classes": (num_classes, 2, BLOCK // 2)}
+    for name, (value, low, high) in {**limits, "seed": (seed, 0, math.inf)}.items():
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise InputError(f"{name}: expected a whole number from {low} to {high}, got {value!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed: expected a whole number of at least 0, got {seed!r}")
     return CitationModel.create(Path(path).absolute().name, num_nodes, sizes, seed, num_features, num_classes)
 
 
@@ -85,32 +79,21 @@ def synthesize_store(
     scale: float = 0.01,
     seed: int = 0,
     *,
-    undirected: bool = False,
-    feature_dtype: FeatureDtype = "float16",
-    memory_limit: str | int | None = None,
     num_features: int = 128,
     num_classes: int = 172,
-    progress: Progress = True,
-    check: Callable[[], None] = lambda: None,
+    feature_dtype: FeatureDtype = "float16",
+    **options: Any,
 ) -> Store:
     """Write the data set of `synthesize` straight as a store: the arrays that `convert` would make of it, bit for bit.
 
     At the real size that spares a raw file of 40 GB and the time to deflate and inflate it.
 
     Args:
-        undirected, feature_dtype, memory_limit, progress, check: as in `convert`.
+        options: undirected, memory_limit, progress and check, as in `convert`.
 
     Raises:
         InputError: as `synthesize` and `convert`.
     """
     model = _model(path, scale, seed, num_features, num_classes)
-    return write_store(
-        model,
-        path,
-        undirected=undirected,
-        feature_dtype=feature_dtype,
-        memory_limit=memory_limit,
-        progress=progress,
-        check=check,
-        origin={"synthetic": {"scale": scale, "seed": seed}, "num_nodes": model.num_nodes},
-    )
+    origin = {"synthetic": {"scale": scale, "seed": seed}}
+    return convert(model, path, feature_dtype=feature_dtype, origin=origin, **options)

@@ -32,7 +32,8 @@ convert(sys.argv[1], sys.argv[2], memory_limit=int(sys.argv[3]), undirected=sys.
 OGB = """
 import sys
 from ogb.nodeproppred import NodePropPredDataset
-from ogbnlib.sources.official import meta_dict
+sys.path.append(sys.argv[3])
+from ogb_layout import meta_dict
 meta = meta_dict(sys.argv[1])
 graph, labels = NodePropPredDataset(meta["download_name"], root=sys.argv[2], meta_dict=meta)[0]
 print(graph["node_feat"].shape, graph["edge_index"].shape, labels.shape)
@@ -95,7 +96,9 @@ def main() -> None:
         shutil.copytree(raw, linked, copy_function=lambda src, dst: Path(dst).symlink_to(Path(src).resolve()))
         shutil.rmtree(linked / "processed", ignore_errors=True)
         (linked / "processed").mkdir()
-        theirs, their_anon = measured(OGB, [str(linked), str(work / "root")], None, work / "theirs")
+        theirs, their_anon = measured(
+            OGB, [str(linked), str(work / "root"), str(Path(__file__).parents[1])], None, work / "theirs"
+        )
         print(
             f"OGB's loader without a limit: exit {theirs.exit_code}, {theirs.duration_s:.1f} s, peak "
             f"{format_bytes(their_anon)} anonymous, {format_bytes(theirs.peak_bytes)} with page cache"

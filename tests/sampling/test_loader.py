@@ -21,7 +21,8 @@ from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.graph.store import Store
+from ogbnlib.files import new_folder
+from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import own_memory
@@ -607,20 +608,21 @@ def test_float16_features_on_disk_cost_no_accuracy_on_a_real_graph(tmp_path: Pat
 def write_large(path: Path, num_nodes: int, num_features: int) -> Store:
     """A store of float32 rows, written in parts: 1,200 seeds, 10 in-edges each node."""
     rng = np.random.default_rng(0)
-    with StoreWriter(path) as writer:
+    with new_folder(path) as folder:
+        writer = StoreWriter(folder)
         writer.write("colptr", np.arange(num_nodes + 1, dtype=np.int64) * 10)
         writer.write("row", rng.integers(num_nodes, size=10 * num_nodes).astype(np.int32))
-        x = writer.create("x", np.float32, (num_features,))
-        for begin in range(0, num_nodes, 2000):
-            x.write(rng.random((min(2000, num_nodes - begin), num_features), np.float32))
-        writer.close("x")
+        with writer.create("x", np.float32, (num_features,)) as x:
+            for begin in range(0, num_nodes, 2000):
+                x.write(rng.random((min(2000, num_nodes - begin), num_features), np.float32))
         y = np.full(num_nodes, -1, np.int16)
         ids = rng.permutation(num_nodes)[:1200]
         y[ids] = rng.integers(CLASSES, size=1200)
         writer.write("y", y)
         for name, part in zip(("train", "valid", "test"), np.split(ids, [1180, 1190]), strict=True):
             writer.write(name, part)
-        return writer.finish("large", CLASSES, undirected=False, keep_hops=None, origin={})
+        writer.finish("large", CLASSES, undirected=False, keep_hops=None, origin={})
+    return open_store(path)
 
 
 def test_a_store_four_times_the_budget_is_trained_within_it(

@@ -33,7 +33,7 @@ from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources import convert as module
-from ogbnlib.sources.convert import convert, write_store
+from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw, write_raw
 
 N, E, F, C = 200, 1500, 5, 4
@@ -80,7 +80,7 @@ class Held:
 
 
 def write(source: Any, path: Path, **changes: Any) -> Store:
-    return write_store(source, path, **{"progress": False, "origin": {"num_nodes": source.num_nodes}, **changes})
+    return convert(source, path, **{"progress": False, **changes})
 
 
 @st.composite
@@ -398,7 +398,7 @@ def test_a_target_in_use_is_refused_and_untouched(raw: Path, tmp_path: Path) -> 
     with pytest.raises(InputError, match="expected a new or empty folder"):
         convert(raw, tmp_path / "s", progress=False)
     before = tree(raw)
-    with pytest.raises(InputError, match="another folder than raw_dir"):
+    with pytest.raises(InputError, match="expected a new or empty folder"):
         convert(raw, raw / ".." / "raw", progress=False)
     assert tree(raw) == before
     assert tree(tmp_path / "s") == {"mine": b"keep"}
@@ -591,8 +591,8 @@ def test_a_second_converter_is_told_who_holds_the_target(raw: Path, tmp_path: Pa
     from conftest import python_child
 
     code = (
-        "import sys; from ogbnlib.graph.writer import StoreWriter\n"
-        "with StoreWriter(sys.argv[1]):\n    print('ready', flush=True); sys.stdin.readline()"
+        "import sys; from ogbnlib.files import new_folder\n"
+        "with new_folder(sys.argv[1]):\n    print('ready', flush=True); sys.stdin.readline()"
     )
     with (
         python_child(code, str(tmp_path / "s")) as holder,
