@@ -163,14 +163,12 @@ def test_a_batch_far_larger_than_the_last_one_is_sampled_right() -> None:
     assert out.node[out.row].tolist() == [s for v in expanded for s in row[colptr[v] : colptr[v + 1]].tolist()]
 
 
-def test_metadata_and_edge_permutation_are_passed_on() -> None:
-    sampler = CSCSampler(*csc(2, [(1, 0)]), [1], edge_permutation="perm")
+def test_metadata_is_passed_on() -> None:
+    sampler = CSCSampler(*csc(2, [(1, 0)]), [1])
     inputs = NodeSamplerInput(input_id=torch.tensor([7]), node=torch.tensor([0]), time=torch.tensor([3]))
     out = sampler.sample_from_nodes(inputs)
     assert out.metadata[0] is inputs.input_id
     assert out.metadata[1] is inputs.time
-    assert sampler.edge_permutation == "perm"
-    assert CSCSampler(*csc(1, []), [1]).edge_permutation is None
 
 
 # Randomness ----------------------------------------------------------------------------------------------------------
