@@ -155,26 +155,21 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         self.store, self.windows, self.labels = store, windows, labels
         self.last_epoch: int | None = None
         self.on_window: Callable[..., None] = lambda **info: None
-        mapped = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
+        data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:
             with warnings.catch_warnings():  # nothing here writes to the map, which is what torch warns of
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                mapped.x = torch.from_numpy(np.asarray(store.x))
-        super().__init__(mapped, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
+                data.x = torch.from_numpy(np.asarray(store.x))
+        super().__init__(data, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
         self._ahead: tuple[Place, Future[Window]] | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._arrays: dict[str, DiskArray] = {}
         if windows.window_batches is not None:
-            self._arrays = {
-                "colptr": self._disk_array("colptr", 8, store.num_nodes + 1),
-                "row": self._disk_array("row", store.row.itemsize, store.num_edges),
-                "x": self._disk_array("x", store.num_features * store.x.itemsize, store.num_nodes),
-            }
-
-    def _disk_array(self, name: str, row_bytes: int, num_rows: int) -> DiskArray:
-        # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
-        chunk = min(CHUNK_BYTES, max(2**18, self.windows.available_bytes // 64 // 4096 * 4096))
-        return DiskArray(self.store.file_path(name), self.store.data_offset(name), row_bytes, num_rows, chunk)
+            # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
+            chunk = min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64 // 4096 * 4096))
+            for name, array in (("colptr", store.colptr), ("row", store.row), ("x", store.x)):
+                place = store.file_path(name), store.data_offset(name), array.strides[0], len(array)
+                self._arrays[name] = DiskArray(*place, chunk)
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]
@@ -251,7 +246,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         for (batch, slots), positions in zip(window, window.positions, strict=True):
             data = Data(
                 x=features[torch.from_numpy(slots)],
-                edge_index=torch.from_numpy(np.stack([batch.row, batch.col]).astype(np.int64)),
+                edge_index=torch.from_numpy(
+                    np.stack([np.concatenate(batch.rows), np.concatenate(batch.cols)]).astype(np.int64)
+                ),
                 n_id=torch.from_numpy(batch.node),
                 num_sampled_nodes=batch.num_sampled_nodes,
                 num_sampled_edges=batch.num_sampled_edges,
