@@ -74,9 +74,9 @@ class Loaders:
     def _load_nodes(self, store: Store) -> Tensor:
         """Read features and labels; returns the features [num_nodes, num_features] in RAM."""
         x = torch.from_numpy(store.read("x", self.config.feature_dtype))
-        self.log.part("features", _bytes(x))
+        self.log.part("features", x.nbytes)
         self.y = torch.from_numpy(store.read("y"))
-        self.log.part("labels", _bytes(self.y))
+        self.log.part("labels", self.y.nbytes)
         return x
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class StockLoaders(Loaders):
     def _load(self, store: Store) -> Data:
         x = self._load_nodes(store)
         edge_index = torch.from_numpy(store.read_edge_index())
-        self.log.part("edge_index (COO)", _bytes(edge_index))
+        self.log.part("edge_index (COO)", edge_index.nbytes)
         return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=store.num_nodes)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
@@ -176,7 +176,8 @@ class StockLoaders(Loaders):
                 num_neighbors = list(self.config.num_neighbors)
                 loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
             stock = loader.node_sampler
-            self.log.part(f"{split} loader's CSC", _bytes(stock.colptr, stock.row, stock.perm))
+            csc = (stock.colptr, stock.row, stock.perm)
+            self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))
             if self.config.sampler == "numba":
                 restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
                 loader.node_sampler = self._sampler(split, stock.colptr, stock.row)
@@ -216,7 +217,8 @@ class StoreLoaders(Loaders):
         self._available = available_bytes()
         self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
         store.advise_random()
-        self.log.part("splits and their labels", sum(map(_bytes, [*self.splits.values(), *self._labels.values()])))
+        held = [*self.splits.values(), *self._labels.values()]
+        self.log.part("splits and their labels", sum(t.nbytes for t in held))
         return Data()
 
     def labels(self, split: str) -> Tensor:
@@ -248,10 +250,6 @@ class StoreLoaders(Loaders):
         return self._build(split, shuffle=False)  # for `train` too, whose loader may hold its next window
 
 
-def _bytes(*tensors: Tensor | None) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
-
-
 def compile_kernels(num_neighbors: list[int]) -> None:
     """Compile, or load from disk, what the policies run: a few seconds once, 60 MB of LLVM in every process.
 
@@ -269,8 +267,7 @@ def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
 
     The pass begins at position `start` of the order, a multiple of the batch size.
     """
-    if isinstance(loader.sampler, EpochSampler):
-        loader.sampler.set_epoch(epoch, start)
+    loader.sampler.set_epoch(epoch, start)
     if isinstance(loader.node_sampler, CSCSampler):
         loader.node_sampler.set_epoch(epoch)
 

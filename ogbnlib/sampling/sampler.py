@@ -230,10 +230,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._given = tuple(np.memmap(**g) if isinstance(g, dict) else g for g in state["_given"])
         self._prepare()
 
-    def __repr__(self) -> str:
-        nodes, edges = len(self._colptr) - 1, len(self._row)
-        return f"CSCSampler(num_nodes={nodes}, num_edges={edges}, num_neighbors={self.num_neighbors}, seed={self.seed})"
-
     def set_epoch(self, epoch: int) -> None:
         """Choose anew from here on; call it before iterating over a loader.
 
