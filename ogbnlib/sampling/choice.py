@@ -145,13 +145,7 @@ class EpochSampler(Sampler[int]):
         n: number of positions.
         seed: with the epoch it decides the order; any integer of 64 bits.
         shuffle: False yields them in ascending order in every epoch.
-        start: positions to leave out at the beginning, to go on in the middle of an epoch; a multiple of the batch size
-            gives the same batches as the whole epoch has from there on.
-        rank, num_ranks, batch_size: from `start` on, batches of this size are dealt out to the ranks in turn, and this
-            one's are yielded. `start` counts positions of the whole order, whatever the number of ranks.
-
-    Raises:
-        InputError: for a negative `n` or a `start` outside 0..n.
+        rank, num_ranks, batch_size: batches of this size are dealt out in turn, and those of `rank` are yielded.
     """
 
     def __init__(
@@ -160,19 +154,22 @@ class EpochSampler(Sampler[int]):
         *,
         seed: int = 0,
         shuffle: bool = True,
-        start: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
         batch_size: int = 1,
     ) -> None:
-        if n < 0:
-            raise InputError(f"n: expected a number of positions, got {n}")
         self.n, self.seed, self.shuffle = n, seed, shuffle
         self.rank, self.num_ranks, self.batch_size = rank, num_ranks, batch_size
-        self.set_epoch(0, start)
+        self.set_epoch(0)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """The epoch to yield next, from position `start` of its order."""
+        """The epoch to yield next, from position `start` of its whole order, whatever the number of ranks.
+
+        A multiple of the batch size gives the same batches as the whole epoch has from there on.
+
+        Raises:
+            InputError: for a `start` outside 0..n.
+        """
         if not 0 <= start <= self.n:
             raise InputError(f"start: expected a position from 0 to {self.n}, got {start}")
         self.epoch, self.start = epoch, start

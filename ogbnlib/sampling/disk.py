@@ -8,7 +8,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +82,6 @@ class DiskArray:
             self.close()
             self._file, self.direct = os.open(path, os.O_RDONLY), False
         self._local = threading.local()
-        self._lock = threading.Lock()
 
     def close(self) -> None:
         if self._file >= 0:
@@ -90,13 +89,6 @@ class DiskArray:
             self._file = -1
 
     __del__ = close  # for a loader that is dropped without being closed
-
-    def _buffer(self, size: int) -> mmap.mmap:
-        """Page-aligned memory of this thread, as O_DIRECT needs it."""
-        held = getattr(self._local, "buffer", None)
-        if held is None or len(held) < size:
-            held = self._local.buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return cast(mmap.mmap, held)
 
     def fetch(self, index: Array, out: Array) -> None:
         """`out[i]` becomes the bytes at row `index[i]`.
@@ -118,38 +110,36 @@ class DiskArray:
             raise InputError(f"{self.path}: expected a row at byte {last}, found the file's end at {self.num_bytes}")
         unit = math.gcd(self.offset, self.row_bytes, width, 8)
         word = np.dtype(f"u{unit}")
-        target = out.reshape(len(out), -1).view(word)
+        target, stride, offset = out.reshape(len(out), -1).view(word), self.row_bytes // unit, self.offset // unit
         chunk = self.chunk_bytes
-        tail = -(-width // _BLOCK) * _BLOCK  # a row may reach into the next chunk
         order, bounds = _group(index, self.row_bytes, self.offset, chunk, -(-self.num_bytes // chunk))
-        sizes = unit, chunk + tail
 
-        def pick(c: int) -> None:
-            self._pick_chunk(c * chunk, sizes, index, order[bounds[c] : bounds[c + 1]], word, target)
+        def pick(c: int) -> int:
+            """Copy out the rows that begin in chunk `c` of the file; returns how many bytes were read."""
+            rows = order[bounds[c] : bounds[c + 1]]
+            # Only the stretch that is needed: a chunk at the edge of what is wanted may hold a single row.
+            begin = (self.offset + int(index[rows].min()) * self.row_bytes) // _BLOCK * _BLOCK
+            end = self.offset + int(index[rows].max()) * self.row_bytes + width  # may lie in the next chunk
+            buffer = self._read(begin, end)
+            words = np.frombuffer(buffer, dtype=word, count=len(buffer) // unit)
+            _pick(words, begin // unit, index, rows, stride, offset, target)
+            return len(buffer)
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            for _ in pool.map(pick, np.flatnonzero(np.diff(bounds)).tolist()):
-                pass
+            self.bytes_read += sum(pool.map(pick, np.flatnonzero(np.diff(bounds)).tolist()))
 
-    def _pick_chunk(
-        self, begin: int, sizes: tuple[int, int], index: Array, order: Array, word: np.dtype[Any], target: Array
-    ) -> None:
-        unit, length = sizes
-        # Only the stretch that is needed: a chunk at the edge of what is wanted may hold a single row.
-        first = self.offset + int(index[order].min()) * self.row_bytes
-        last = self.offset + int(index[order].max()) * self.row_bytes + target.shape[1] * unit
-        begin = max(begin, first // _BLOCK * _BLOCK)
-        length = min(length, -(-(last - begin) // _BLOCK) * _BLOCK)
-        buffer = self._buffer(length)
-        view, got = memoryview(buffer)[:length], 0
-        while got < last - begin:
+    def _read(self, begin: int, end: int) -> memoryview:
+        """The blocks of the file from byte `begin`, where one begins, that hold it up to `end`; until the next call."""
+        length = -(-(end - begin) // _BLOCK) * _BLOCK
+        held = getattr(self._local, "buffer", None)
+        if held is None or len(held) < length:  # page-aligned memory of this thread, as O_DIRECT needs it
+            held = self._local.buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        view, got = memoryview(held)[:length], 0
+        while got < end - begin:
             step = os.preadv(self._file, [view[got:]], begin + got)
             if step == 0:
-                raise InputError(f"{self.path}: expected {last} bytes, found the file's end while reading")
+                raise InputError(f"{self.path}: expected {end} bytes, found the file's end while reading")
             got += step
         if not self.direct:
             os.posix_fadvise(self._file, begin, length, os.POSIX_FADV_DONTNEED)
-        with self._lock:
-            self.bytes_read += length
-        words = np.frombuffer(buffer, dtype=word, count=length // unit)
-        _pick(words, begin // unit, index, order, self.row_bytes // unit, self.offset // unit, target)
+        return view

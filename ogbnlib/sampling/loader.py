@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import queue
-import threading
 import time
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
@@ -26,12 +27,13 @@ from ..graph.store import Store
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
-from .choice import EpochSampler
 from .disk import CHUNK_BYTES, DiskArray
 from .sampler import CSCSampler
 from .window import Window, sample_window
 
 T = TypeVar("T")
+Place = tuple[int, int, int]  # of a window: its epoch, the position the epoch goes on from, its first among those left
+NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 
 def _tensor_bytes(item: object) -> int:
@@ -44,43 +46,18 @@ def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int 
 
     Fewer ahead where they are tensors, or `Data` of tensors, so large that `depth` of them pass `budget_bytes`.
     """
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(item: tuple[str, Any]) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def produce() -> None:
-        try:
-            for item in source:
-                ready.maxsize = queue_depth(_tensor_bytes(item), depth, budget_bytes)
-                put(("item", item))
-                del item
-                if stopped.is_set():
-                    return
-            put(("end", None))
-        except BaseException as error:
-            put(("error", error))
-
-    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
-    thread.start()
+    end, ahead = object(), deque[Future[Any]]()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value
-            yield value
-            del value
+        ahead.append(thread.submit(next, source, end))
+        while (item := ahead.popleft().result()) is not end:
+            wanted = queue_depth(_tensor_bytes(item), depth, budget_bytes) + 1  # and one in the thread's hand
+            while len(ahead) < wanted:
+                ahead.append(thread.submit(next, source, end))
+            yield item
+            del item
     finally:
-        stopped.set()
-        thread.join()
+        thread.shutdown(cancel_futures=True)
 
 
 def available_bytes() -> int:
@@ -178,24 +155,21 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         self.store, self.windows, self.labels = store, windows, labels
         self.last_epoch: int | None = None
         self.on_window: Callable[..., None] = lambda **info: None
-        mapped = Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=store.num_nodes)
+        data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:
-            mapped.x = _mapped_tensor(store.x)
-        super().__init__(mapped, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
-        self._ahead: tuple[int, Future[Window]] | None = None
-        self._executor: ThreadPoolExecutor | None = None
+            with warnings.catch_warnings():  # nothing here writes to the map, which is what torch warns of
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+                data.x = torch.from_numpy(np.asarray(store.x))
+        super().__init__(data, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
+        self._ahead: tuple[Place, Future[Window]] | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
+        self._arrays: dict[str, DiskArray] = {}
         if windows.window_batches is not None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
-            self._arrays = {
-                "colptr": self._disk_array("colptr", 8, store.num_nodes + 1),
-                "row": self._disk_array("row", store.row.itemsize, store.num_edges),
-                "x": self._disk_array("x", store.num_features * store.x.itemsize, store.num_nodes),
-            }
-
-    def _disk_array(self, name: str, row_bytes: int, num_rows: int) -> DiskArray:
-        # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
-        chunk = min(CHUNK_BYTES, max(2**18, self.windows.available_bytes // 64 // 4096 * 4096))
-        return DiskArray(self.store.file_path(name), self.store.data_offset(name), row_bytes, num_rows, chunk)
+            # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
+            chunk = min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64 // 4096 * 4096))
+            for name, array in (("colptr", store.colptr), ("row", store.row), ("x", store.x)):
+                place = store.file_path(name), store.data_offset(name), array.strides[0], len(array)
+                self._arrays[name] = DiskArray(*place, chunk)
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]
@@ -242,31 +216,27 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     def _bytes_read(self) -> int:
         return sum(array.bytes_read for array in self._arrays.values())
 
-    def _submit(self, epoch: int, start: int, begin: int) -> Future[Window]:
-        assert self._executor is not None
-        return self._executor.submit(self._prepare, epoch, start, begin)
+    def _prepared(self, place: Place) -> Window:
+        """The window at `place`, which may have been prepared ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            window = ahead[1].result()  # also where another one is wanted, so that two are never prepared
+            if ahead[0] == place:
+                return window
+            del window, ahead
+        return self._executor.submit(self._prepare, *place).result()
 
     def _window_batches(self) -> Iterator[Data]:
         assert self.windows.window_batches is not None
-        assert isinstance(self.sampler, EpochSampler)
         epoch, start = self.sampler.epoch, self.sampler.start
-        step = self.batch_size * self.windows.window_batches
-        begins = list(range(0, len(self.sampler), step))
-        pending: Future[Window] | None = None
-        if self._ahead is not None:
-            ahead_epoch, pending = self._ahead
-            self._ahead = None
-            if ahead_epoch != epoch or start:
-                pending.result()  # it belongs to an epoch that is not wanted; wait, so that two are never prepared
-                pending = None
-        for i, begin in enumerate(begins):
-            window = (pending or self._submit(epoch, start, begin)).result()
-            pending = None
-            if self.windows.overlapped:
-                if i + 1 < len(begins):
-                    pending = self._submit(epoch, start, begins[i + 1])
-                elif self.last_epoch is not None and epoch < self.last_epoch:
-                    self._ahead = (epoch + 1, self._submit(epoch + 1, 0, 0))
+        begins = range(0, len(self.sampler), self.batch_size * self.windows.window_batches)
+        places: list[Place | None] = [(epoch, start, begin) for begin in begins]
+        beyond = (epoch + 1, 0, 0) if self.last_epoch is not None and epoch < self.last_epoch else None
+        for place, following in itertools.pairwise([*places, beyond]):
+            assert place is not None
+            window = self._prepared(place)
+            if self.windows.overlapped and following is not None:
+                self._ahead = following, self._executor.submit(self._prepare, *following)
             yield from self._unpack(window)
             del window
             malloc_trim()  # a window is many small arrays; without this the memory held grew from window to window
@@ -276,30 +246,21 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         for (batch, slots), positions in zip(window, window.positions, strict=True):
             data = Data(
                 x=features[torch.from_numpy(slots)],
-                edge_index=torch.from_numpy(np.stack([batch.row, batch.col]).astype(np.int64)),
+                edge_index=torch.from_numpy(
+                    np.stack([np.concatenate(batch.rows), np.concatenate(batch.cols)]).astype(np.int64)
+                ),
                 n_id=torch.from_numpy(batch.node),
                 num_sampled_nodes=batch.num_sampled_nodes,
                 num_sampled_edges=batch.num_sampled_edges,
                 batch_size=len(positions),
                 input_id=positions,
             )
-            data.y = self.labels[positions]
-            yield data
+            yield self._with_labels(data)
             del data
 
     def close(self) -> None:
         """End the preparing thread and close the files."""
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
-            self._ahead = None
-            for array in self._arrays.values():
-                array.close()
-
-
-def _mapped_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor over a read-only map; nothing here writes to it, which is what torch warns of."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(np.asarray(array))
+        self._executor.shutdown(cancel_futures=True)
+        self._ahead = None
+        for array in self._arrays.values():
+            array.close()

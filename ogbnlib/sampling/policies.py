@@ -34,15 +34,14 @@ from ..memory import signals
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..sources.catalog import check_store
-from .budget import BatchShape, Windows, window_budget
+from .budget import BatchShape, window_budget
 from .choice import EpochSampler
-from .loader import StoreLoader, available_bytes, fill_page_cache, fit_windows, local_ranks
+from .loader import NO_EDGES, StoreLoader, available_bytes, fill_page_cache, fit_windows, local_ranks
 from .sampler import CSCSampler
 from .window import compile_lookahead
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
 _STREAM = {"train": 0, "valid": 1, "test": 2}
-
 
 Reserve = Callable[[BatchShape], int]
 
@@ -75,14 +74,10 @@ class Loaders:
     def _load_nodes(self, store: Store) -> Tensor:
         """Read features and labels; returns the features [num_nodes, num_features] in RAM."""
         x = torch.from_numpy(store.read("x", self.config.feature_dtype))
-        self.log.part("features", _bytes(x))
+        self.log.part("features", x.nbytes)
         self.y = torch.from_numpy(store.read("y"))
-        self.log.part("labels", _bytes(self.y))
+        self.log.part("labels", self.y.nbytes)
         return x
-
-    def _sampler(self, split: str) -> BaseSampler | None:
-        """The sampler that loaders of this policy share; None where each builds its own."""
-        return None
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
         config = self.config
@@ -102,32 +97,12 @@ class Loaders:
             "generator": torch.Generator().manual_seed(config.seed),
         }
 
-    def _view(self, sampler: BaseSampler, split: str, shuffle: bool) -> NodeLoader:
-        return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
+    def _sampler(self, split: str, colptr: Any, row: Any) -> CSCSampler:
+        seed = self.config.seed + _STREAM[split]
+        return CSCSampler(colptr, row, self.config.num_neighbors, seed=seed, node_id=self._node_id)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
-        num_neighbors = list(self.config.num_neighbors)
-        with self.log.phase(f"build {split} loader"):
-            if (sampler := self._sampler(split)) is not None:
-                return self._view(sampler, split, shuffle)
-            with warnings.catch_warnings():
-                # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
-                warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
-                loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
-            stock = loader.node_sampler
-            self.log.part(f"{split} loader's CSC", _bytes(stock.colptr, stock.row, stock.perm))
-            if self.config.sampler == "numba":
-                restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
-                seed = self.config.seed + _STREAM[split]
-                loader.node_sampler = CSCSampler(
-                    stock.colptr,
-                    stock.row,
-                    num_neighbors,
-                    seed=seed,
-                    node_id=self._node_id,
-                    edge_permutation=stock.perm,
-                )
-            return loader
+        raise NotImplementedError
 
     def labels(self, split: str) -> Tensor:
         """The labels of a split's nodes, int16 or int64 [num_ids] in RAM."""
@@ -135,8 +110,10 @@ class Loaders:
 
     def train_loader(self) -> NodeLoader:
         """The shuffling loader of the train split; made at the first call, resident until `drop_train_loader`."""
-        if "train" not in self._resident:
-            self._resident["train"] = self._build("train", shuffle=True)
+        kept = self.config.eval_splits if self.config.loading == "eager" else ()
+        for split in ("train", *kept):
+            if split not in self._resident:
+                self._resident[split] = self._build(split, shuffle=split == "train")
         return self._resident["train"]
 
     def drop_train_loader(self) -> None:
@@ -159,11 +136,13 @@ class Loaders:
 
     def eval_loader(self, split: str) -> NodeLoader:
         """A loader over `split` in order. It belongs to the caller: memory comes back when the last name of it goes."""
-        train = self._resident.get("train")
-        if split != "train" or train is None:
+        resident = self._resident.get(split)
+        if resident is None:
             return self._build(split, shuffle=False)
+        if split != "train":
+            return resident
         # The resident train loader's CSC serves; only the order of the seeds differs.
-        return self._view(train.node_sampler, "train", shuffle=False)
+        return NodeLoader(self.data, resident.node_sampler, **self._arguments(split, shuffle=False))
 
     def eval_batches(self, split: str) -> Iterator[Data]:
         """The batches of `split` in order; a loader made for them is deleted after the last, its memory released."""
@@ -180,82 +159,30 @@ class Loaders:
                 self._released(split)
 
 
-class LazyLoaders(Loaders):
-    """The train loader resident; the others built when they are needed."""
+class StockLoaders(Loaders):
+    """PyG's own loaders, each with its CSC: the train loader resident and the others when they are needed, or all."""
 
     def _load(self, store: Store) -> Data:
         x = self._load_nodes(store)
         edge_index = torch.from_numpy(store.read_edge_index())
-        self.log.part("edge_index (COO)", _bytes(edge_index))
+        self.log.part("edge_index (COO)", edge_index.nbytes)
         return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=store.num_nodes)
 
-
-class EagerLoaders(LazyLoaders):
-    """All three loaders, built before the first batch; valid and test are kept to the end."""
-
-    def train_loader(self) -> NodeLoader:
-        loader = super().train_loader()
-        for split in self.config.eval_splits:
-            if split not in self._resident:
-                self._resident[split] = self._build(split, shuffle=False)
-        return loader
-
-    def eval_loader(self, split: str) -> NodeLoader:
-        if split != "train" and split in self._resident:
-            return self._resident[split]
-        return super().eval_loader(split)
-
-
-class StoreLoaders(Loaders):
-    """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
-
-    def _load(self, store: Store) -> Data:
-        self.store = store
-        self._available = available_bytes()
-        self._train_windows: Windows | None = None
-        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
-        store.advise_random()
-        self.log.part("splits and their labels", sum(map(_bytes, [*self.splits.values(), *self._labels.values()])))
-        return Data()
-
-    def labels(self, split: str) -> Tensor:
-        return self._labels[split]
-
-    def drop_train_loader(self) -> None:
-        super().drop_train_loader()
-        self._train_windows = None
-
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
-        config, store = self.config, self.store
         with self.log.phase(f"build {split} loader"):
-            sampler = CSCSampler(
-                store.colptr,
-                store.row,
-                list(config.num_neighbors),
-                seed=config.seed + _STREAM[split],
-                node_id=store.node_id,
-            )
-            arguments = self._arguments(split, shuffle)
-            seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
-            budget = window_budget(
-                config.lookahead, self._available, None if shuffle else self._train_windows, local_ranks()
-            )
-            windows = fit_windows(
-                store, sampler, seeds, arguments["batch_size"], budget, training=shuffle, reserve=self._reserve
-            )
-            self.log.mark("note", loader=split, windows=str(windows), window_batches=windows.window_batches)
-            loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
-            loader.on_window = functools.partial(self.log.mark, "window", loader=split)
-        if shuffle:
-            self._train_windows, loader.last_epoch = windows, config.epochs
-            first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # one rank fills it for all of its node
-            if windows.window_batches is None and config.lookahead != "off" and first:
-                with self.log.phase("load into page cache"):
-                    fill_page_cache(store)
-        return loader
-
-    def eval_loader(self, split: str) -> NodeLoader:
-        return self._build(split, shuffle=False)
+            with warnings.catch_warnings():
+                # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
+                warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
+                num_neighbors = list(self.config.num_neighbors)
+                loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
+            stock = loader.node_sampler
+            csc = (stock.colptr, stock.row, stock.perm)
+            self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))
+            if self.config.sampler == "numba":
+                restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
+                loader.node_sampler = self._sampler(split, stock.colptr, stock.row)
+                loader.stock = stock  # holds `perm`, so that the loader takes what it takes without us
+            return loader
 
 
 class SharedLoaders(Loaders):
@@ -268,23 +195,59 @@ class SharedLoaders(Loaders):
             self.colptr, self.row = store.read("colptr"), store.read("row", row_dtype)
         self.log.part("shared CSC", self.colptr.nbytes + self.row.nbytes)
         x = self._load_nodes(store)
-        # An empty edge_index makes NodeLoader fill in each batch's own.
-        empty = torch.empty((2, 0), dtype=torch.int64)
-        return Data(x=x, edge_index=empty, y=self.y, num_nodes=store.num_nodes)
+        return Data(x=x, edge_index=NO_EDGES, y=self.y, num_nodes=store.num_nodes)
 
-    def _sampler(self, split: str) -> BaseSampler:
-        num_neighbors = list(self.config.num_neighbors)
-        if self.config.sampler == "numba":
-            seed = self.config.seed + _STREAM[split]
-            return CSCSampler(self.colptr, self.row, num_neighbors, seed=seed, node_id=self._node_id)
-        stock = NeighborSampler(Data(edge_index=torch.empty((2, 0), dtype=torch.int64), num_nodes=1), num_neighbors)
-        stock.num_nodes, stock.perm = self.data.num_nodes, None
-        stock.colptr, stock.row = torch.from_numpy(self.colptr), torch.from_numpy(self.row)
-        return stock
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        with self.log.phase(f"build {split} loader"):
+            sampler: BaseSampler
+            if self.config.sampler == "numba":
+                sampler = self._sampler(split, self.colptr, self.row)
+            else:
+                sampler = NeighborSampler(Data(edge_index=NO_EDGES, num_nodes=1), list(self.config.num_neighbors))
+                sampler.num_nodes, sampler.perm = self.data.num_nodes, None
+                sampler.colptr, sampler.row = torch.from_numpy(self.colptr), torch.from_numpy(self.row)
+            return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
 
 
-def _bytes(*tensors: Tensor | None) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+class StoreLoaders(Loaders):
+    """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
+
+    def _load(self, store: Store) -> Data:
+        self.store = store
+        self._available = available_bytes()
+        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
+        store.advise_random()
+        held = [*self.splits.values(), *self._labels.values()]
+        self.log.part("splits and their labels", sum(t.nbytes for t in held))
+        return Data()
+
+    def labels(self, split: str) -> Tensor:
+        return self._labels[split]
+
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        config, store, train = self.config, self.store, self._resident.get("train")
+        with self.log.phase(f"build {split} loader"):
+            sampler = self._sampler(split, store.colptr, store.row)
+            arguments = self._arguments(split, shuffle)
+            seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
+            training = None if train is None else train.windows
+            budget = window_budget(config.lookahead, self._available, training, local_ranks())
+            windows = fit_windows(
+                store, sampler, seeds, arguments["batch_size"], budget, training=shuffle, reserve=self._reserve
+            )
+            self.log.mark("note", loader=split, windows=str(windows), window_batches=windows.window_batches)
+            loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
+            loader.on_window = functools.partial(self.log.mark, "window", loader=split)
+        if shuffle:
+            loader.last_epoch = config.epochs
+            first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # one rank fills it for all of its node
+            if windows.window_batches is None and config.lookahead != "off" and first:
+                with self.log.phase("load into page cache"):
+                    fill_page_cache(store)
+        return loader
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        return self._build(split, shuffle=False)  # for `train` too, whose loader may hold its next window
 
 
 def compile_kernels(num_neighbors: list[int]) -> None:
@@ -304,8 +267,7 @@ def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
 
     The pass begins at position `start` of the order, a multiple of the batch size.
     """
-    if isinstance(loader.sampler, EpochSampler):
-        loader.sampler.set_epoch(epoch, start)
+    loader.sampler.set_epoch(epoch, start)
     if isinstance(loader.node_sampler, CSCSampler):
         loader.node_sampler.set_epoch(epoch)
 
@@ -337,5 +299,5 @@ def make_loaders(
         InputError: when the store ends early or has features that `feature_dtype` can't hold, when it can't do what
             `config` asks for, and when `sampler` is not installed.
     """
-    policies = {"eager": EagerLoaders, "lazy": LazyLoaders, "shared": SharedLoaders, "store": StoreLoaders}
+    policies = {"eager": StockLoaders, "lazy": StockLoaders, "shared": SharedLoaders, "store": StoreLoaders}
     return policies[config.loading](store, config, log, rank, num_ranks, reserve)

@@ -175,7 +175,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
         node_id: int32 or int64 [num_nodes], the ids that the nodes had before others were dropped; choices are made by
             them, so that a graph samples as it did before. Not copied; None where nothing was dropped.
-        edge_permutation: handed to PyG as `edge_permutation`, otherwise unused.
 
     Raises:
         InputError: for arrays or fan-outs that are not as described, or 2**32 nodes and more. The inside of the arrays
@@ -190,14 +189,12 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         *,
         seed: int = 0,
         node_id: np.ndarray[Any, Any] | Tensor | None = None,
-        edge_permutation: Any = None,
     ) -> None:
         fanouts = list(num_neighbors)
         if not fanouts or not all(isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts):
             raise InputError(f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}")
         self.num_neighbors = [int(k) for k in fanouts]
         self.seed = int(seed)
-        self._edge_permutation = edge_permutation
         self._epoch: Any = torch.zeros(1, dtype=torch.int64)
         no_ids = np.empty(0, np.int64)
         self._given: tuple[Any, ...] = (colptr, row, no_ids if node_id is None else node_id)
@@ -225,22 +222,13 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._draw(np.empty(0, np.int64), 0)  # compile here, once, and not in every forked worker
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("num_neighbors", "seed", "_edge_permutation", "_epoch", "_expected")
+        names = ("num_neighbors", "seed", "_epoch", "_expected")
         return {name: getattr(self, name) for name in names} | {"_given": tuple(_reference(g) for g in self._given)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._given = tuple(np.memmap(**g) if isinstance(g, dict) else g for g in state["_given"])
         self._prepare()
-
-    def __repr__(self) -> str:
-        nodes, edges = len(self._colptr) - 1, len(self._row)
-        return f"CSCSampler(num_nodes={nodes}, num_edges={edges}, num_neighbors={self.num_neighbors}, seed={self.seed})"
-
-    @property
-    def edge_permutation(self) -> Any:
-        """What was given, None by default."""
-        return self._edge_permutation
 
     def set_epoch(self, epoch: int) -> None:
         """Choose anew from here on; call it before iterating over a loader.

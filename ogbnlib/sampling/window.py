@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numba import uint64
@@ -30,47 +30,32 @@ from .sampler import CSCSampler, absorb
 
 @dataclass
 class SampledBatch:
-    """One sampled batch in compact form. `node` int64 [num_nodes] global ids, seeds first; `row`, `col` int32 local."""
+    """One batch in compact form, grown hop by hop.
 
-    first: int
+    `node` int64 [num_nodes] global ids, seeds first; `rows`, `cols` int32 local ids, one array for each hop's edges.
+    """
+
     node: Array
-    row: Array
-    col: Array
     num_sampled_nodes: list[int]
-    num_sampled_edges: list[int]
+    rows: list[Array] = field(default_factory=list)
+    cols: list[Array] = field(default_factory=list)
 
-
-class _Growing:
-    """A batch of a window between two hops."""
-
-    def __init__(self, seeds: Array, first: int, num_nodes: int):
-        local = seeds.copy()
-        no_table = np.empty(0, np.uint64)
-        status, stop, self.node, self.count, *_ = absorb(
-            no_table, uint64(0), np.empty(0, np.int64), 0, local, num_nodes
-        )
-        if status:
-            raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {seeds[stop]}")
-        if self.count < len(seeds):
-            raise InputError("input_nodes: expected each seed once per batch, found one twice")
-        self.first, self.begin = first, 0
-        self.rows: list[Array] = []
-        self.cols: list[Array] = []
-        self.hop_nodes = [self.count]
+    @property
+    def num_sampled_edges(self) -> list[int]:
+        return [len(row) for row in self.rows]
 
     @property
     def frontier(self) -> Array:
-        return cast(Array, self.node[self.begin : self.count])
+        """The nodes that the last hop discovered."""
+        return self.node[len(self.node) - self.num_sampled_nodes[-1] :]
 
-    def finished(self) -> SampledBatch:
-        return SampledBatch(
-            self.first,
-            self.node[: self.count].copy(),
-            np.concatenate(self.rows),
-            np.concatenate(self.cols),
-            self.hop_nodes,
-            [len(row) for row in self.rows],
-        )
+    def add(self, ids: Array, num_nodes: int) -> int | None:
+        """Turn the next hop's global ids into local ones, in place; the place of the first that is out of range."""
+        before, no_table = len(self.node), np.empty(0, np.uint64)
+        bad, stop, node, count, *_ = absorb(no_table, uint64(0), self.node, before, ids, num_nodes)
+        self.node = node[:count]
+        self.num_sampled_nodes.append(count - before)
+        return stop if bad else None
 
 
 def sample_window(
@@ -94,9 +79,13 @@ def sample_window(
         InputError: for seeds that occur twice in a batch or are out of range, and for a damaged graph.
     """
     num_nodes = colptr.num_rows - 1
-    batches = [_Growing(ids, first, num_nodes) for ids, first in zip(seeds, firsts, strict=True)]
+    batches = [SampledBatch(np.empty(0, np.int64), []) for _ in seeds]
+    for batch, ids in zip(batches, seeds, strict=True):
+        if (bad := batch.add(ids.copy(), num_nodes)) is not None:
+            raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
+        if len(batch.node) < len(ids):
+            raise InputError("input_nodes: expected each seed once per batch, found one twice")
     keys = [sampler.batch_key(first, epoch) for first in firsts]
-    no_table = np.empty(0, np.uint64)
     for hop, k in enumerate(sampler.num_neighbors):
         frontier = np.concatenate([batch.frontier for batch in batches])
         ends = np.empty((len(frontier), 2), np.int64)
@@ -108,8 +97,9 @@ def sample_window(
         ids = sampler.original_ids(frontier)
         positions, at = [], 0
         for batch, key in zip(batches, keys, strict=True):
-            part = slice(at, at + batch.count - batch.begin)
-            chosen, target = chosen_positions(key, hop, ids[part], start[part], degree[part], k, batch.begin)
+            new = batch.num_sampled_nodes[-1]
+            part = slice(at, at + new)
+            chosen, target = chosen_positions(key, hop, ids[part], start[part], degree[part], k, len(batch.node) - new)
             positions.append(chosen)
             batch.cols.append(target.astype(np.int32))
             at = part.stop
@@ -123,15 +113,12 @@ def sample_window(
         for batch in batches:
             local = values[at : at + len(batch.cols[-1])]
             at += len(local)
-            batch.begin = batch.count
-            status, _, batch.node, batch.count, *_ = absorb(
-                no_table, uint64(0), batch.node, batch.count, local, num_nodes
-            )
-            if status:
+            if batch.add(local, num_nodes) is not None:
                 raise InputError(f"{row.path}: expected ids from 0 to {num_nodes - 1}, found others; verify the store")
             batch.rows.append(local.astype(np.int32))
-            batch.hop_nodes.append(batch.count - batch.begin)
-    return [batch.finished() for batch in batches]
+    for batch in batches:
+        batch.node = batch.node.copy()  # without the room for repeats behind it
+    return batches
 
 
 class Window:

@@ -6,11 +6,13 @@ functions of (seed, epoch, batch), so the number of seeds that are done says all
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from ..errors import InputError
 from ..files import write_atomically
@@ -43,34 +45,15 @@ class State:
     batches_per_step: int = 0
 
 
-def save_checkpoint(
-    run_dir: Path,
-    state: State,
-    num_seeds: dict[str, int],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-) -> None:
-    """Write checkpoint.pt, atomically."""
-    content = {
-        "version": _VERSION,
-        **{item.name: getattr(state, item.name) for item in fields(State)},
-        "num_seeds": num_seeds,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "scaler": scaler.state_dict(),  # empty but for fp16
-    }
+def save_checkpoint(run_dir: Path, state: State, num_seeds: dict[str, int], parts: Mapping[str, Any]) -> None:
+    """Write checkpoint.pt, atomically, with the `state_dict` of each of the `parts`: model, optimizer and scaler."""
+    states = {name: part.state_dict() for name, part in parts.items()}  # the scaler's is empty but for fp16
+    content = {"version": _VERSION, **vars(state), "num_seeds": num_seeds, **states}
     write_atomically(run_dir / CHECKPOINT, lambda file: torch.save(content, file))
 
 
-def load_checkpoint(
-    run_dir: Path,
-    num_seeds: dict[str, int],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-) -> State:
-    """Set model, optimizer and gradient scaler to the last checkpoint and return its state; a new one without a file.
+def load_checkpoint(run_dir: Path, num_seeds: dict[str, int], parts: Mapping[str, Any]) -> State:
+    """Set the parts to the last checkpoint and return its state; a new one without a file.
 
     Args:
         num_seeds: Size of each split; a checkpoint of a data set with others is refused.
@@ -82,14 +65,13 @@ def load_checkpoint(
     if not path.is_file():
         return State()
     try:
-        content = torch.load(path, map_location=next(model.parameters()).device, weights_only=True)
+        content = torch.load(path, map_location=next(parts["model"].parameters()).device, weights_only=True)
         if content["version"] != _VERSION:
             raise ValueError(f"version {content['version']}, this library writes and reads {_VERSION}")
         if content["num_seeds"] != num_seeds:
             raise ValueError(f"its data set has splits of {content['num_seeds']} nodes, this one {num_seeds}")
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
-        scaler.load_state_dict(content.get("scaler", {}))
+        for name, part in parts.items():
+            part.load_state_dict(content.get(name, {}))  # the scaler is missing in older ones
         return State(**{item.name: content[item.name] for item in fields(State)})
     except Exception as error:
         raise InputError(
@@ -99,11 +81,11 @@ def load_checkpoint(
 
 def append_metrics(run_dir: Path, row: Row) -> None:
     """Add one line to metrics.csv."""
-    path = run_dir / METRICS
-    new = not path.exists()
-    with open(path, "a") as file:
-        values = ["" if row[name] is None else repr(row[name]) for name in METRIC_COLUMNS]
-        file.write((",".join(METRIC_COLUMNS) + "\n" if new else "") + ",".join(values) + "\n")
+    with open(run_dir / METRICS, "a", newline="") as file:
+        table = csv.DictWriter(file, METRIC_COLUMNS, lineterminator="\n")
+        if not file.tell():
+            table.writeheader()
+        table.writerow(row)
 
 
 def cut_metrics(run_dir: Path, epoch: int) -> None:

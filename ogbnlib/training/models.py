@@ -21,7 +21,6 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.utils import spmm
 
 from ..config import TrainConfig
-from ..errors import InputError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # oneDNN and ATen each keep their last 1024 products, compiled for one shape of matrices, and sampled batches hardly
@@ -106,66 +105,38 @@ def _gcn_scale(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 class GNN(nn.Module):
-    """`num_layers` convolutions with ReLU and dropout between them.
+    """The model of a config: one convolution per entry of `num_neighbors`, with ReLU and dropout between them.
 
     Sources: GraphSAGE with mean aggregation (Hamilton et al. 2017), GCN (Kipf and Welling 2017), GAT (Velickovic et
     al. 2018), all as PyG implements them.
 
-    Args:
-        precision: "fp32", or "bf16" and "fp16" for `torch.autocast` inside `forward`; the weights are float32 always.
-        checkpointing: Keep only each layer's input for the backward pass and compute the layer again there
-            (`torch.utils.checkpoint`, non-reentrant; Chen et al. 2016). The gradients are the same: dropout draws what
-            it drew before, as the random state is kept with the input.
+    With `precision` other than "fp32", `forward` runs under `torch.autocast`; the weights are float32 always. With
+    `activation_checkpointing` only each layer's input is kept for the backward pass, which computes the layer again
+    (`torch.utils.checkpoint`, non-reentrant; Chen et al. 2016). The gradients are the same: dropout draws what it drew
+    before, as the random state is kept with the input.
     """
 
-    def __init__(
-        self,
-        model: str,
-        in_channels: int,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int,
-        *,
-        dropout: float = 0.0,
-        heads: int = 4,
-        precision: str = "fp32",
-        checkpointing: bool = False,
-    ):
+    def __init__(self, config: TrainConfig, num_features: int, num_classes: int):
         super().__init__()
-        self.model = model
-        self.dropout = dropout
-        self.dtype = DTYPES[precision]
-        self.checkpointing = checkpointing
+        self.model = config.model
+        self.dropout = config.dropout
+        self.dtype = DTYPES[config.precision]
+        self.checkpointing = config.activation_checkpointing
         self.convs = nn.ModuleList()
+        num_layers = len(config.num_neighbors)
         for layer in range(num_layers):
             last = layer == num_layers - 1
-            width = in_channels if layer == 0 else hidden_channels
-            out = out_channels if last else hidden_channels
-            if model == "sage":
-                conv: nn.Module = _SAGE(width, out)
-            elif model == "gcn":
-                conv = _GCN(width, out)
-            elif model == "gat":
+            width = num_features if layer == 0 else config.hidden_channels
+            out = num_classes if last else config.hidden_channels
+            if config.model == "gat":
                 # The last layer averages its heads, as in the paper; the others concatenate to hidden_channels.
-                conv = GATConv(width, out if last else out // heads, heads=heads, concat=not last)
+                heads = config.heads
+                conv: nn.Module = GATConv(width, out if last else out // heads, heads=heads, concat=not last)
+            elif config.model == "gcn":
+                conv = _GCN(width, out)
             else:
-                raise InputError(f"model: expected sage, gcn or gat, got {model!r}")
+                conv = _SAGE(width, out)
             self.convs.append(conv)
-
-    @classmethod
-    def of(cls, config: TrainConfig, num_features: int, num_classes: int) -> GNN:
-        """The model that `config` describes, for a data set's numbers."""
-        return cls(
-            config.model,
-            num_features,
-            config.hidden_channels,
-            num_classes,
-            len(config.num_neighbors),
-            dropout=config.dropout,
-            heads=config.heads,
-            precision=config.precision,
-            checkpointing=config.activation_checkpointing,
-        )
 
     def forward(
         self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int], num_sampled_edges: list[int]
@@ -173,13 +144,13 @@ class GNN(nn.Module):
         """Class scores of the seeds.
 
         Args:
-            x: float32 [num_nodes, in_channels], features of all sampled nodes, seeds first, hop by hop.
+            x: float32 [num_nodes, num_features], features of all sampled nodes, seeds first, hop by hop.
             edge_index: int64 [2, num_edges], local ids, source above target, hop by hop.
             num_sampled_nodes: Nodes discovered at each hop, the seeds first; num_layers + 1 numbers.
             num_sampled_edges: Edges sampled at each hop; num_layers numbers.
 
         Returns:
-            float32 [num_sampled_nodes[0], out_channels], not normalised.
+            float32 [num_sampled_nodes[0], num_classes], not normalised.
         """
         num_layers = len(self.convs)
         # Samplers list edges ascending by target, hop by hop, so a layer's edges are a CSR matrix as they stand.

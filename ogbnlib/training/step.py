@@ -36,6 +36,7 @@ class Learner:
     """The model of `config` with Adam (Kingma and Ba 2015), on this rank's device.
 
     Attributes:
+        parts: What a checkpoint keeps the state of, by its name there.
         loss_sum: float64, over this rank's seeds of the running epoch.
     """
 
@@ -50,10 +51,11 @@ class Learner:
     ):
         self.config, self.num_features, self.device, self.ranks, self.log = config, num_features, device, ranks, log
         torch.manual_seed(config.seed)
-        self.model = GNN.of(config, num_features, num_classes).to(device)
+        self.model = GNN(config, num_features, num_classes).to(device)
         self.parallel = ranks.parallel(self.model, device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
+        self.parts = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._batches = 0  # of the running epoch, for release_every
 

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
+from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..forecast.passes import step_reserve_bytes
@@ -39,7 +37,8 @@ from ..sources.catalog import open_for
 from .checkpoint import Row
 from .distributed import Ranks, join
 from .models import GNN
-from .trainer import Progress, Trainer
+from .step import Learner
+from .trainer import Progress, Trainer, evaluator
 
 
 @dataclass
@@ -56,16 +55,15 @@ def warm_up() -> None:
 
     For measuring the memory that does not shrink with the data.
     """
-    compile_kernels([3, 2])
-    evaluator = importlib.import_module("ogb.nodeproppred").Evaluator("ogbn-papers100M")
-    model = GNN("sage", 128, 16, 172, 2)
-    optimizer = torch.optim.Adam(model.parameters())
+    config = TrainConfig.create(dataset="none", num_neighbors=[3, 2], batch_size=128, device="cpu")
+    compile_kernels(list(config.num_neighbors))
+    score = evaluator(config.dataset)
     edges = torch.stack([torch.arange(1152), torch.arange(512).repeat_interleave(3)[:1152]])
-    scores = model(torch.randn(1280, 128), edges, [128, 384, 768], [384, 768])
-    F.cross_entropy(scores, torch.zeros(128, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    zeros = np.zeros((128, 1))
-    evaluator.eval({"y_true": zeros, "y_pred": zeros})
+    hops = {"num_sampled_nodes": [128, 384, 768], "num_sampled_edges": [384, 768]}
+    labels = torch.zeros(128, dtype=torch.int64)
+    batch = Data(torch.randn(1280, 128), edges, y=labels, **hops, batch_size=128, input_id=torch.arange(128))
+    Learner(config, 128, 172, torch.device("cpu"), Ranks(), EventLog(None)).step(iter([batch]), 0, 0, 128)
+    score(labels, labels)
 
 
 def train(
@@ -90,17 +88,14 @@ def train(
     """
     cuda.prepare_allocator(config)
     stop, folder = StopRequest(), None if run_dir is None else Path(run_dir)
-    with handled(stop), join(config.device) as ranks:
+    with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             check_inputs(config)
-        if folder is None or not ranks.first:
-            ranks.wait()  # the first rank is preparing the folder
-            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
-        with contextlib.ExitStack() as stack:
-            with ranks.together():
+        with ranks.together():  # the others wait until the first one has prepared the folder
+            if folder is not None and ranks.first:
                 before, _lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
-            with _recorded(before, config):
-                return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
+                stack.enter_context(_recorded(before, config))
+        return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
 
 
 def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:

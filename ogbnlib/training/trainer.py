@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
@@ -86,23 +86,19 @@ class Trainer:
 
     # Checkpoint and resume ------------------------------------------------------------------------------------------
 
-    @property
-    def _stateful(self) -> tuple[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
-        return self.learner.model, self.learner.optimizer, self.learner.scaler
-
     def save(self) -> None:
         """Write checkpoint.pt, atomically. All ranks come here; the first one writes."""
         self._saved_s = time.monotonic()
         self.state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
         if self.run_dir is not None and self.ranks.first:
             with self.log.phase("checkpoint"):
-                save_checkpoint(self.run_dir, self.state, self.num_seeds, *self._stateful)
+                save_checkpoint(self.run_dir, self.state, self.num_seeds, self.learner.parts)
         self.ranks.wait()  # nobody ends before it is written
 
     def restore(self) -> None:
         """Go back to the last checkpoint, and metrics.csv with it; to the start where there is none yet."""
         assert self.run_dir is not None
-        state = load_checkpoint(self.run_dir, self.num_seeds, *self._stateful)
+        state = load_checkpoint(self.run_dir, self.num_seeds, self.learner.parts)
         if state.epoch > self.config.epochs:
             raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
         if state.batches_per_step not in (0, self.batches_per_step):
@@ -150,19 +146,15 @@ class Trainer:
             self._boundary()
             while state.position < num_seeds:
                 end = min(state.position + config.batch_size * self.batches_per_step, num_seeds)
-                self._step(batches, epoch, end)
+                self.learner.step(batches, epoch, state.position, end)
                 state.position, state.time_s = end, time.monotonic() - begin
                 state.batches_per_step = self.batches_per_step
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
-    def _step(self, batches: Iterator[Data], epoch: int, end: int) -> None:
-        """One optimizer step over the seeds from the state's position to `end` of the order."""
-        self.learner.step(batches, epoch, self.state.position, end)
-
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
-        score = _evaluator(self.config.dataset)  # before the phase, as its imports are none of the data's memory
+        score = evaluator(self.config.dataset)  # before the phase, as its imports are none of the data's memory
         self.learner.model.eval()
         num_seeds, ranks = self.num_seeds[split], self.ranks
         size = self.config.eval_batch_size or self.config.batch_size
@@ -212,18 +204,18 @@ class Trainer:
         self.ranks.note_memory(self.log)
 
 
-def _evaluator(dataset: str) -> Callable[[Tensor, Tensor], float]:
+def evaluator(dataset: str) -> Callable[[Tensor, Tensor], float]:
     """The accuracy of (labels, predicted) by OGB's own evaluator.
 
     Any data set with one label per node is scored by the rule of ogbn-papers100M: the share of right answers.
     """
     from ogb.nodeproppred import Evaluator
 
-    evaluator = Evaluator(dataset if dataset.startswith("ogbn-") else "ogbn-papers100M")
+    rule = Evaluator(dataset if dataset.startswith("ogbn-") else "ogbn-papers100M")
 
     def score(labels: Tensor, predicted: Tensor) -> float:
         y_true = labels.numpy().astype(np.int64)
-        return float(evaluator.eval({"y_true": y_true[:, None], "y_pred": predicted.numpy()[:, None]})["acc"])
+        return float(rule.eval({"y_true": y_true[:, None], "y_pred": predicted.numpy()[:, None]})["acc"])
 
     return score
 

@@ -111,7 +111,7 @@ def test_model_state_is_four_times_the_real_parameters(
     from ogbnlib.training.models import GNN, parameter_bytes
 
     config = TrainConfig.create(dataset="x", model=model, num_neighbors=fan_out, hidden_channels=hidden, heads=heads)
-    real = GNN(model, 7, hidden, classes, len(fan_out), heads=heads)
+    real = GNN(config, 7, classes)
     assert parameter_count(config, 7, classes) == sum(p.numel() for p in real.parameters())
     assert model_state_bytes(config, 7, classes) == 4 * parameter_bytes(real)
 

@@ -241,7 +241,7 @@ def test_leaving_the_items_ends_the_thread_and_the_source() -> None:
 
     items = prefetch(source())
     assert next(items) == 0
-    assert [thread.name for thread in new_threads(before)] == ["prefetch"]
+    assert [thread.name for thread in new_threads(before)] == ["prefetch_0"]
     del items
     assert not new_threads(before)
     assert ended.wait(10)
@@ -428,7 +428,7 @@ def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
         for number, _ in enumerate(loader, 1):
             if number == taken:
                 break
-        assert "prefetch" not in [thread.name for thread in new_threads(before)]
+        assert "prefetch_0" not in [thread.name for thread in new_threads(before)]
     assert_same(epoch_of(loader, 1), expected_batches(stores(), 1))
     loader.close()
     assert not new_threads(before)

@@ -151,7 +151,7 @@ def measure(config: TrainConfig, drawn: Drawn | None = None) -> StepMemory:
     """One optimizer step of `config` on the CPU, on `accumulate` batches whose graphs are freed one by one."""
     drawn = drawn or draw(config)
     torch.manual_seed(config.seed)
-    model = GNN.of(config, *drawn.classes).train()
+    model = GNN(config, *drawn.classes).train()
     inputs = [(batch.x.float(), batch.edge_index, batch.y[: batch.batch_size].long()) for batch in drawn.batches]
 
     def step() -> None:

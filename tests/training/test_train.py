@@ -438,9 +438,10 @@ def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tmp_path: Path) -> 
     scaler.scale(model(torch.ones(1, 2)).sum()).backward()
     scaler.step(optimizer)
     scaler.update(16.0)
-    save_checkpoint(tmp_path, State(epoch=1), {"train": 2}, model, optimizer, scaler)
+    parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
+    save_checkpoint(tmp_path, State(epoch=1), {"train": 2}, parts)
     new.scale(torch.ones(1))
-    load_checkpoint(tmp_path, {"train": 2}, model, optimizer, new)
+    load_checkpoint(tmp_path, {"train": 2}, {**parts, "scaler": new})
     assert new.get_scale() == 16.0
 
 
@@ -476,7 +477,7 @@ def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Confi
         "y": torch.zeros(4, dtype=torch.int16).as_subclass(Moved),
     }
     batch: Any = SimpleNamespace(**parts, batch_size=2, num_sampled_nodes=[2, 2], num_sampled_edges=[3])
-    _forward(GNN("sage", 3, 4, 2, 1), batch, torch.device("cpu"))
+    _forward(GNN(tiny_config(num_neighbors=[2]), 3, 2), batch, torch.device("cpu"))
     _seed_labels(batch, torch.device("cpu"))
     assert Moved.moves == {part.data_ptr(): 1 for part in parts.values()}
 
