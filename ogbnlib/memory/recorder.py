@@ -223,11 +223,10 @@ class Recorder:
     the time.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str], clock: Callable[[], float] = time.time):
+    def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)
         self.tally = Tally()
         self._rows = _Rows(Path(run_dir) / TIMELINE)
-        self._clock = clock
         self._next_pss_s = 0.0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -284,7 +283,7 @@ class Recorder:
         reading = read_memory(pid, cgroup=cgroup, pss=pss)
         if pss:
             self._next_pss_s = begin + max(1.0, 20 * (time.monotonic() - begin))
-        self.add(round(self._clock(), 4), reading)  # as both files have it
+        self.add(round(time.time(), 4), reading)  # as both files have it
         return reading
 
     def add(self, time_s: float, reading: Reading) -> None:

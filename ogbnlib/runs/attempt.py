@@ -13,7 +13,6 @@ from ..files import write_json
 from ..forecast.audit import audit
 from ..forecast.sizes import GraphSize
 from ..memory.recorder import RUNS_VARIABLE, Recorder
-from ..memory.tally import Tally
 from .diagnosis import explain
 from .folder import RESULT, Run
 
@@ -59,7 +58,10 @@ class Attempt:
             "last_metrics": self._last_metrics(),
         }
         if with_forecast and self.config is not None:
-            result["forecast"] = _forecast(self.config, result["memory_limit_bytes"], tally)
+            marked = tally.events.get("dataset")  # else the data set's own files name its size
+            size = GraphSize(**{item.name: marked[item.name] for item in fields(GraphSize)}) if marked else None
+            forecast = audit(self.config, result["memory_limit_bytes"], tally.phases, tally.largest_parts, size)
+            result["forecast"] = {"size_from": "run" if marked else "files", **forecast}
         diagnosis = explain(self.run_dir, self.config, result, tally)
         result["diagnosis"] = diagnosis.to_dict()
         write_json(self.run_dir / RESULT, result)
@@ -74,11 +76,3 @@ class Attempt:
         if not len(metrics):
             return None
         return {str(key): None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
-
-
-def _forecast(config: TrainConfig, limit_bytes: int | None, tally: Tally) -> dict[str, Any]:
-    """The entry `forecast`; `size_from` says whether the trainer or the data set's own files named its size."""
-    marked = tally.events.get("dataset")
-    size = None if marked is None else GraphSize(**{item.name: marked[item.name] for item in fields(GraphSize)})
-    entry = audit(config, limit_bytes, tally.phases, tally.largest_parts, size)
-    return {"size_from": "files" if size is None else "run", **entry}

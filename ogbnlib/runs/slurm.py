@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes, parse_bytes
-from ..files import StrPath
 from ..memory.recorder import EVENTS
 from .diagnosis import EXIT_CODES, Diagnosis, explain_exit_code, word_of
 from .folder import CHECKPOINT, CONFIG, Run
@@ -165,13 +164,11 @@ class _Job:
         state: Slurm's own word, else that of the output file's lines.
     """
 
-    def __init__(
-        self, job_id: str, source: str, words: dict[str, str], rows: list[dict[str, str]], run_dir: StrPath | None
-    ):
+    def __init__(self, job_id: str, source: str, words: dict[str, str], rows: list[dict[str, str]]):
         self.job_id, self.source, self.words = job_id, source, words
         self.steps = [row for row in rows if row["JobID"].startswith(f"{job_id}.")]
         self.work_dir = Path(words.get("WorkDir") or ".")
-        found = run_dir or _find_run(job_id, self.work_dir)
+        found = _find_run(job_id, self.work_dir)
         self.run = Run.open(found) if found else None
         # The output file that the job scripts ask for, slurm-NAME-JOBID.out, or sbatch's default.
         beside = (path for name in ("*-", "") for path in self.work_dir.glob(f"slurm-{name}{job_id}.out"))
@@ -315,26 +312,26 @@ def _diagnose(job: _Job, missing: list[str]) -> JobDiagnosis:
     return JobDiagnosis(job.job_id, text, cause, known, exit_code, remedy, sources, job.steps, path, run)
 
 
-def diagnose_job(job_id: str | int, *, run_dir: StrPath | None = None) -> JobDiagnosis:
+def diagnose_job(job_id: str | int) -> JobDiagnosis:
     """Say how a Slurm job ended, or what it waits for, and what to do next.
+
+    Its run is looked for at runs/NAME-JOBID in the job's working directory; without Slurm's answer, in the present one.
 
     Args:
         job_id: As sbatch and squeue print it: 123, or 123_4 for the task of an array; 123 means all tasks of an array.
-        run_dir: The job's run, where it is not at runs/NAME-JOBID in the job's working directory (without Slurm's
-            answer: in the present directory).
 
     Raises:
-        InputError: for anything that is no job id, a `run_dir` that holds no run, or a job of which nothing is left.
+        InputError: for anything that is no job id, or a job of which nothing is left.
     """
     name = str(job_id).strip()
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")
     source, rows, missing = _ask(name)
     jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
-    if not jobs and "_" not in name and run_dir is None and _find_run(name, Path()) is None:
+    if not jobs and "_" not in name and _find_run(name, Path()) is None:
         jobs = {name + folder.name.rpartition(name)[2]: {} for folder in sorted(Path().glob(f"runs/*-{name}_*"))}
     jobs = jobs or {name: {}}
-    found = [_diagnose(_Job(job, source, words, rows, run_dir), missing) for job, words in jobs.items()]
+    found = [_diagnose(_Job(job, source, words, rows), missing) for job, words in jobs.items()]
     if len(found) == 1:
         return found[0]
     causes = [task.cause for task in found]

@@ -109,15 +109,11 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
     """
     import pandas as pd
 
-    cuda = pd.DataFrame(
-        [
-            {"time_s": event["time_s"] - origin_s, **{f"cuda_{name}": event.get(name) for name in CUDA_COLUMNS}}
-            for event in events
-            if event["event"] == "cuda"
-        ],
-        columns=["time_s", *(f"cuda_{name}" for name in CUDA_COLUMNS)],
-        dtype=float,
-    ).sort_values("time_s", ignore_index=True)  # a clock may have been set back
+    cuda = pd.DataFrame([event for event in events if event["event"] == "cuda"])
+    cuda = cuda.reindex(columns=["time_s", *CUDA_COLUMNS]).astype(float)
+    cuda["time_s"] -= origin_s
+    cuda = cuda.sort_values("time_s", ignore_index=True)  # a clock may have been set back
+    cuda.columns = pd.Index(["time_s", *(f"cuda_{name}" for name in CUDA_COLUMNS)])
     cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()  # not looked for in every reading
     cuda.insert(3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"])
     return cuda

@@ -208,12 +208,6 @@ def test_the_last_run_of_a_notebook_is_the_one_that_is_read(says: Says) -> None:
     assert str(diagnose_job("2").run_dir).endswith("runs/00_quickstart-2/runs/last")
 
 
-def test_a_run_elsewhere_can_be_named(says: Says, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "elsewhere", exit_code=1)
-    says(scontrol=shown(JobState="FAILED", ExitCode="1:0"))
-    assert diagnose_job("2", run_dir=run).run_dir == str(run)
-
-
 def test_an_array_is_told_task_by_task(says: Says) -> None:
     says(
         sacct=table(

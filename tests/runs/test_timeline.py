@@ -24,6 +24,7 @@ def record(folder: Path, samples: int) -> None:
     recorder = Recorder(folder)
     for _ in range(samples):
         recorder.sample(os.getpid())
+        time.sleep(0.005)  # else a stretch is longer than that after a second, and keeps one of them
     recorder.stop()
 
 
