@@ -24,16 +24,10 @@ from .sizes import (
     sampling_bytes,
     spread,
     store_bytes,
-    trained_edges,
 )
 from .step import activation_bytes, model_state_bytes
 
 MODEL = "model, gradients, Adam"
-
-
-def files_bytes(config: TrainConfig, size: GraphSize) -> dict[str, int]:
-    """The files of the store that training reads."""
-    return store_bytes(size, trained_edges(size, config.undirected), feature_itemsize(config, size))
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ class Pass:
     def windows(self, budget: int | None) -> Windows:
         size = self.size
         return choose_windows(
-            files_bytes(self.config, size),
+            store_bytes(self.config, size),
             size.num_nodes,
             size.num_features * self.itemsize,
             self.batch,

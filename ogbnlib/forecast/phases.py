@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..config import TrainConfig
 from ..sampling.budget import BatchShape, Windows, sweep_s, usable_bytes, window_budget
 from ..sources.catalog import check_store, size_for
-from .passes import MODEL, Pass, files_bytes
+from .passes import MODEL, Pass
 from .sizes import (
     RUNTIME_BYTES,
     GraphSize,
@@ -25,6 +25,7 @@ from .sizes import (
     shared_csc_bytes,
     stock_csc_bytes,
     stock_sort_bytes,
+    store_bytes,
     trained_edges,
 )
 from .step import layer_widths, model_state_bytes
@@ -104,7 +105,7 @@ class Forecast:
         train_s = batches * (0.7e-3 + 0.35e-6 * batch.num_nodes + work / 30e9)
         if self.windows is None or self.windows.window_batches is None:
             return train_s
-        read_s = sweep_s(files_bytes(config, size), hops) * self.windows.num_windows
+        read_s = sweep_s(store_bytes(config, size), hops) * self.windows.num_windows
         return max(train_s, read_s) if self.windows.overlapped else train_s + read_s
 
 
@@ -194,7 +195,7 @@ def _from_store(config: TrainConfig, size: GraphSize, run: Ledger, limit: int | 
     run.phase("load", {})
     left = None if limit is None else max(0, usable_bytes(limit) - sum(run.held.values()))
     run.held[MODEL] = model_state_bytes(config, size.num_features, size.num_classes)
-    cache_bytes = sum(files_bytes(config, size).values())
+    cache_bytes = sum(store_bytes(config, size).values())
 
     def read(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
         if windows.window_batches is not None:  # prepared by a thread, whatever `num_workers` is

@@ -124,7 +124,8 @@ def shared_csc_bytes(size: GraphSize, edges: int, engine: str = "numba") -> int:
     return 8 * (size.num_nodes + 1) + (8 if wide else 4) * edges
 
 
-def store_bytes(size: GraphSize, edges: int, itemsize: int) -> dict[str, int]:
+def store_bytes(config: TrainConfig, size: GraphSize) -> dict[str, int]:
     """The files of a store that training reads: `shared_csc_bytes` and the features."""
-    colptr, x = 8 * (size.num_nodes + 1), size.num_nodes * size.num_features * itemsize
-    return {"colptr": colptr, "row": shared_csc_bytes(size, edges) - colptr, "x": x}
+    colptr, csc = 8 * (size.num_nodes + 1), shared_csc_bytes(size, trained_edges(size, config.undirected))
+    x = size.num_nodes * size.num_features * feature_itemsize(config, size)
+    return {"colptr": colptr, "row": csc - colptr, "x": x}

@@ -53,7 +53,6 @@ class KernelDied(DeadKernelError):
     def __init__(self, facts: dict[str, str], exit_code: int):
         super().__init__(facts["cause"])
         self.facts, self.exit_code = facts, exit_code
-        self.lines = [f"{name}: {text}" for name, text in facts.items()]
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -201,11 +200,10 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             error = self._death(self._watch)
         first = next((i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"), None)
         if (index := first if self._at is None else self._at) is not None:
-            cell = self.nb.cells[index]
-            lines = error.lines if isinstance(error, KernelDied) else f"{type(error).__name__}: {error}".splitlines()
-            cell.outputs += [
-                nbformat.v4.new_output("error", ename=type(error).__name__, evalue=str(error), traceback=lines)
-            ]
+            cell, name = self.nb.cells[index], type(error).__name__
+            facts = error.facts if isinstance(error, KernelDied) else {name: str(error)}
+            lines = [f"{what}: {text}" for what, text in facts.items()]
+            cell.outputs.append(nbformat.v4.new_output("error", ename=name, evalue=str(error), traceback=lines))
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
@@ -284,14 +282,14 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
         return nb
 
     @classmethod
-    def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, start_timeout: int = 60, **options: Any) -> None:
-        timeout = options.pop("execution_timeout", None) or options.get("timeout")
-        for unused in ("input_path", "timeout", "startup_timeout"):  # as papermill's own engine has it
-            options.pop(unused, None)
-        options |= {"kernel_name": kernel_name, "timeout": timeout, "startup_timeout": start_timeout, "log": logger}
+    def execute_managed_notebook(
+        cls, nb_man: Any, kernel_name: str, *, start_timeout: int, execution_timeout: int | None = None, **options: Any
+    ) -> None:
+        del options["input_path"]
+        options |= {"timeout": execution_timeout, "startup_timeout": start_timeout, "log": logger}
         pending: set[int] = set()  # received while the notebook is executed
         with handled(lambda number, _: pending.add(number)):
-            Client(nb_man, pending, **options).execute()
+            Client(nb_man, pending, kernel_name=kernel_name, **options).execute()
 
 
 def _banner(died: KernelDied) -> Any:
