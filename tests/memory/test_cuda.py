@@ -26,7 +26,8 @@ from ogbnlib.runs.diagnosis import explain_exit_code
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.child import main
-from ogbnlib.training.train import Trainer, train
+from ogbnlib.training.step import Learner
+from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
 GB = 2**30
@@ -273,15 +274,15 @@ def test_the_sizes_in_torchs_message_are_read() -> None:
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third step's allocation fails."""
     steps: list[int] = []
-    real = Trainer._step
+    real = Learner.step
 
-    def step(self: Trainer, *args: Any) -> None:
+    def step(self: Learner, *args: Any) -> None:
         steps.append(1)
         if len(steps) == 3:
             raise torch.OutOfMemoryError(MESSAGE)
         real(self, *args)
 
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(Learner, "step", step)
 
 
 def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options(

@@ -24,8 +24,8 @@ from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, StopRequest, 
 from ogbnlib.runs.diagnosis import STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.supervise import supervise
+from ogbnlib.training.step import Learner
 from ogbnlib.training.train import TrainResult, train
-from ogbnlib.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
 BATCHES = 8  # of an epoch of 120 seeds in batches of 16
@@ -180,17 +180,17 @@ def test_every_policy_goes_on_from_a_checkpoint_within_an_epoch(
 def test_workers_outlive_a_signal_to_their_group_until_the_trainer_stops(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any]
 ) -> None:
-    step, seen = Trainer._step, []
+    step, seen = Learner.step, []
 
-    def signalled(self: Trainer, *arguments: Any) -> None:
-        if self.state.position:  # the workers begin with the first batch
+    def signalled(self: Learner, batches: Any, epoch: int, begin: int, end: int) -> None:
+        if begin:  # the workers begin with the first batch
             seen.extend(process_tree(os.getpid()))
             for pid in seen:
                 os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGUSR1)
-        step(self, *arguments)
+        step(self, batches, epoch, begin, end)
 
-    monkeypatch.setattr(Trainer, "_step", signalled)
+    monkeypatch.setattr(Learner, "step", signalled)
     with pytest.raises(Stopped, match="32 of 120 seeds"):
         train(tiny_config(**workers), tmp_path / "run")
     assert len(seen) >= 3
@@ -227,13 +227,13 @@ def test_within_an_epoch_a_checkpoint_is_written_whenever_one_is_due(
 def test_the_next_checkpoint_is_due_an_interval_after_the_last(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, step = [0.0], Trainer._step
+    clock, step = [0.0], Learner.step
 
-    def ticking(self: Trainer, *arguments: Any) -> None:
+    def ticking(self: Learner, batches: Any, epoch: int, begin: int, end: int) -> None:
         clock[0] += 1
-        step(self, *arguments)
+        step(self, batches, epoch, begin, end)
 
-    monkeypatch.setattr(Trainer, "_step", ticking)
+    monkeypatch.setattr(Learner, "step", ticking)
     monkeypatch.setattr("ogbnlib.training.trainer.time", SimpleNamespace(monotonic=lambda: clock[0]))
     train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=3), tmp_path / "run")
     begun = [event for event in Run(tmp_path / "run").events if event["event"] == "begin"]
@@ -244,15 +244,15 @@ def test_what_is_lost_to_an_error_within_an_epoch_is_at_most_what_came_after_its
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = train(tiny_config(dropout=0.5))
-    step, steps = Trainer._step, []
+    step, steps = Learner.step, []
 
-    def failing(self: Trainer, *arguments: Any) -> None:
-        steps.append(self.state.position)
+    def failing(self: Learner, batches: Any, epoch: int, begin: int, end: int) -> None:
+        steps.append(begin)
         if len(steps) == 6:
             raise OSError("the cable was pulled")
-        step(self, *arguments)
+        step(self, batches, epoch, begin, end)
 
-    monkeypatch.setattr(Trainer, "_step", failing)
+    monkeypatch.setattr(Learner, "step", failing)
     config = tiny_config(dropout=0.5, checkpoint_every_s=1e-9)
     with pytest.raises(OSError, match="cable"):
         train(config, tmp_path / "run")
