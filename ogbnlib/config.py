@@ -39,13 +39,16 @@ def _number(value: object) -> object:
 
 
 def _size(value: object) -> object:
-    """A size such as "2 GB"; whole numbers are bytes, as a saved config has them, and "auto" and "off" words."""
-    if value is None or value in ("auto", "off") or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
     try:
-        return parse_bytes(value, "size")
+        return None if value is None else parse_bytes(value, "size")
     except InputError:
         raise ValueError(f'expected a size such as "4 GB", got {value!r}') from None
+
+
+def _lookahead(value: object) -> object:
+    """A size, "auto" or "off"; whole numbers are bytes, however few, as a saved config has them."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole or value in ("auto", "off") else _size(value)
 
 
 def _path(value: object) -> object:
@@ -56,7 +59,7 @@ Int = Annotated[int, BeforeValidator(_number)]
 Float = Annotated[float, BeforeValidator(_number)]
 OptionalCount = Annotated[Annotated[Int, Field(gt=0)] | None, BeforeValidator(_none)]
 OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]
-Lookahead = Annotated[Literal["auto", "off"] | Annotated[int, Field(gt=0)], BeforeValidator(_size)]
+Lookahead = Annotated[Literal["auto", "off"] | Annotated[int, Field(gt=0)], BeforeValidator(_lookahead)]
 Integers = Annotated[tuple[Int, ...], BeforeValidator(_list)]
 Splits = Annotated[tuple[Split, ...], BeforeValidator(_list)]
 
