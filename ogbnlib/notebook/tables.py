@@ -30,7 +30,7 @@ def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
             epoch_s, eval_s = metrics["time_s"].mean(), metrics["eval_time_s"].sum()
             rows[name] |= {"epoch s": round(epoch_s, 2), "eval s": round(eval_s, 2)}
             rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1]
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
+    return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
 
 
 def forecast_table(
@@ -62,7 +62,7 @@ def forecast_table(
             f"{full} GB": round(there.peak_bytes / GB, 2),
             "its peak in": there.peak.name,
         }
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("setting")
+    return pd.DataFrame(rows.values(), pd.Index(rows, name="setting", tupleize_cols=False))
 
 
 def loader_costs(run: Run) -> pd.DataFrame:
