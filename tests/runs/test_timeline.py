@@ -16,7 +16,7 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.errors import InputError
-from ogbnlib.memory.reading import Reading
+from ogbnlib.memory.reading import Reading, read_memory
 from ogbnlib.memory.recorder import COLUMNS, EventLog, Recorder
 from ogbnlib.runs.folder import Run
 
@@ -25,10 +25,9 @@ _seconds = itertools.count(1_700_000_000.0)
 
 def record(folder: Path, samples: int) -> None:
     """Samples a second apart, so that none is thinned out however fast they are taken."""
-    recorder = Recorder(folder, clock=lambda: next(_seconds))
+    recorder = Recorder(folder)
     for _ in range(samples):
-        recorder.sample(os.getpid())
-        time.sleep(0.005)  # else a stretch is longer than that after a second, and keeps one of them
+        recorder.add(next(_seconds), read_memory(os.getpid()))
     recorder.stop()
 
 
