@@ -84,9 +84,7 @@ def _resolve(
     if (made := _existing(named)) is not None:
         return made
     if official is not None and not official.present and not download:
-        raise InputError(
-            f"{folder}: {dataset} is not there; pass download=True, or data_dir, the folder that holds it"
-        )
+        raise InputError(f"{folder}: {dataset} is not there; pass download=True, or data_dir, the folder that holds it")
     check_new(named.target)
     there = next(folder for folder in named.target.absolute().parents if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
@@ -176,9 +174,7 @@ def size_of(
         InputError: for an OGB name that is not known, and as `locate` for a folder.
     """
     try:
-        size = locate(
-            dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download
-        )
+        size = locate(dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download)
     except InputError:
         if dataset not in KNOWN:
             raise
