@@ -156,8 +156,8 @@ class Stream(io.FileIO):
         self.size = self._dropped = 0
 
     def append(self, data: Any) -> None:
-        """Append the bytes of an array or a bytes object."""
-        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        """Append a bytes-like object."""
+        view = memoryview(data)
         while len(view):
             written = self.write(view[:DROP_BYTES])
             view = view[written:]

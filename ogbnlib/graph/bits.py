@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit, uint64
@@ -13,10 +13,8 @@ from .npz import Array
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def kernel(function: Function) -> Function:
-    """Compiled on first use and kept on disk. One thread, because forked DataLoader workers must not share a pool."""
-    return cast(Function, njit(nogil=True, cache=True)(function))
-
+# Compiled on first use and kept on disk. One thread, because forked DataLoader workers must not share a pool.
+kernel: Callable[[Function], Function] = njit(nogil=True, cache=True)
 
 # Every constant and shift below is a uint64: numba turns uint64 combined with int64 into float64.
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64

@@ -47,7 +47,7 @@ def _partition(src, dst, both, shift, starts, out):  # type: ignore[no-untyped-d
             at[col >> shift] = place + 1
 
 
-class Pairs:
+class Pairs(Stream):
     """Edges on disk, as rows (dst - first dst of its range, src), so that each range of destinations can be read alone.
 
     A chunk is written in one piece, sorted by range; what is held in RAM is where each range begins in each chunk.
@@ -56,18 +56,15 @@ class Pairs:
     def __init__(self, path: Path, num_cols: int, shift: int, dtype: type[np.signedinteger[Any]]) -> None:
         self.num_cols, self.shift, self.num_ranges = num_cols, shift, -(-num_cols >> shift)
         self.dtype, self.pair_bytes = np.dtype(dtype), 2 * np.dtype(dtype).itemsize
-        self._stream = Stream(path)
+        super().__init__(path)
         self._chunks: list[tuple[int, Array]] = []
 
-    def append(self, src: Array, dst: Array, both: bool = False) -> None:
+    def add(self, src: Array, dst: Array, both: bool = False) -> None:
         starts = np.zeros(self.num_ranges + 1, np.int64)
         out = np.empty(((2 if both else 1) * len(src), 2), self.dtype)
         _partition(src, dst, both, self.shift, starts, out)
-        self._chunks.append((self._stream.size, starts))
-        self._stream.append(out.reshape(-1).view(np.uint8).data)
-
-    def written(self) -> None:
-        self._stream.drop()
+        self._chunks.append((self.size, starts))
+        self.append(out.reshape(-1).view(np.uint8).data)
 
     def width(self, number: int) -> int:
         return min(1 << self.shift, self.num_cols - (number << self.shift))
@@ -85,9 +82,9 @@ class Pairs:
                 target = out[filled : filled + take].reshape(-1).view(np.uint8).data
                 at = offset + begin * self.pair_bytes
                 while len(target):
-                    got = os.preadv(self._stream.fileno(), [target], at)
+                    got = os.preadv(self.fileno(), [target], at)
                     if not got:
-                        raise OSError(errno.EIO, "temporary file ends early", self._stream.name)
+                        raise OSError(errno.EIO, "temporary file ends early", self.name)
                     target, at = target[got:], at + got
                 begin, filled = begin + take, filled + take
                 if filled == len(out):
@@ -96,13 +93,13 @@ class Pairs:
         if filled:
             yield out[:filled]
 
-    def read(self, number: int) -> Array:
+    def all(self, number: int) -> Array:
         """All pairs of one range, [n, 2]."""
         return next(self.pieces(number, self.count(number)), np.empty((0, 2), self.dtype))
 
     def delete(self) -> None:
-        self._stream.close()
-        os.unlink(self._stream.name)
+        self.close()
+        os.unlink(self.name)
 
 
 def plan_shift(num_cols: int, num_pairs: int, edge_bytes: int, workspace: int) -> int:
@@ -247,9 +244,9 @@ class EdgeSort:
     def read(self, chunks: Iterable[tuple[Array, Array]]) -> None:
         """Take all edges in: pairs of `src` and `dst`."""
         for src, dst in chunks:
-            self._pairs.append(src, dst, self.undirected)
+            self._pairs.add(src, dst, self.undirected)
             self.done(16 * len(src))
-        self._pairs.written()
+        self._pairs.drop()
 
     def keep_hops(self, seeds: NodeSet, hops: int) -> Kept:
         """Keep only the nodes within so many in-hops of `seeds`: one pass over the pairs per hop."""
@@ -275,15 +272,15 @@ class EdgeSort:
         for number in range(pairs.num_ranges):
             first, width, count = base + (number << pairs.shift), pairs.width(number), pairs.count(number)
             if count * self._edge_bytes + width * 8 <= self.workspace:
-                self._sort_in_ram(pairs.read(number), first, width)
+                self._sort_in_ram(pairs.all(number), first, width)
             elif width == 1:
                 self._stream_column(pairs, number, first)
             else:
                 # More edges than an average range has: split it, as the whole was.
                 parts = self._new_pairs(width, count, (width - 1).bit_length() - 1)
                 for piece in pairs.pieces(number, self.chunk_edges):
-                    parts.append(piece[:, 1], piece[:, 0])
-                parts.written()
+                    parts.add(piece[:, 1], piece[:, 0])
+                parts.drop()
                 self._write(parts, first)
                 continue
             self.done(count * pairs.pair_bytes)

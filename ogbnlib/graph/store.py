@@ -20,7 +20,7 @@ import math
 import mmap
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -40,11 +40,12 @@ class GraphSize:
     """The numbers of a data set that decide memory.
 
     Attributes:
-        num_edges: In the data set as it is `stored`: reverse edges are among them where it is `undirected`.
+        num_edges: In the data set as it is `stored`: reverse edges are among them where it is `undirected`; the columns
+            of a store are then sorted and without repeats.
         num_seeds: Nodes of the splits "train", "valid" and "test".
         stored: As a store; or what is still to be converted to one: OGB's binary layout, or its csv files.
         feature_itemsize: Bytes of a feature in the store, or in the one that will be made.
-        keep_hops: As of `Store`.
+        keep_hops: Only nodes within so many in-hops of a labelled one are there.
     """
 
     name: str
@@ -89,7 +90,7 @@ def _meta_crc32(meta: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Store:
+class Store(GraphSize):
     """An open store; `open_store` makes one. Pickled, it carries its path only, and is opened anew where it arrives.
 
     `colptr`, `row`, `x`, `y` and `node_id` are read-only memory maps, made at first use (`node_id` None where there is
@@ -97,13 +98,6 @@ class Store:
     """
 
     path: Path
-    name: str
-    num_nodes: int
-    num_edges: int  # the length of `row`
-    num_features: int
-    num_classes: int
-    undirected: bool  # reverse edges added; columns then sorted and without repeats
-    keep_hops: int | None  # only nodes within so many in-hops of a labelled one are there
     origin: Mapping[str, Any] = field(repr=False, compare=False)
     files: Mapping[str, FileInfo] = field(repr=False, compare=False)
 
@@ -112,18 +106,8 @@ class Store:
 
     @property
     def size(self) -> GraphSize:
-        return GraphSize(
-            name=self.name,
-            num_nodes=self.num_nodes,
-            num_edges=self.num_edges,
-            num_features=self.num_features,
-            num_classes=self.num_classes,
-            num_seeds={split: self.files[split].shape[0] for split in SPLITS},
-            undirected=self.undirected,
-            stored="store",
-            feature_itemsize=self.feature_dtype.itemsize,
-            keep_hops=self.keep_hops,
-        )
+        """Its sizes alone."""
+        return GraphSize(**{item.name: getattr(self, item.name) for item in fields(GraphSize)})
 
     @property
     def feature_dtype(self) -> np.dtype[Any]:
@@ -134,16 +118,8 @@ class Store:
         """Bytes of all arrays on disk."""
         return sum(info.bytes for info in self.files.values())
 
-    def file_bytes(self, name: str) -> int:
-        """Size of the file of array `name`, header included."""
-        return self.files[name].bytes
-
     def file_path(self, name: str) -> Path:
         return self.path / f"{name}.npy"
-
-    def data_offset(self, name: str) -> int:
-        """Where in the file of `name` its data begin, for pread; a multiple of the page size."""
-        return HEADER_BYTES
 
     def _map(self, name: str) -> Array:
         info = self.files[name]
@@ -303,7 +279,10 @@ def open_store(path: StrPath) -> Store:
             )
         _check_file(path / f"{name}.npy", info)
     names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "keep_hops", "origin")
-    return Store(path=path, files=files, **{name: meta[name] for name in names})
+    return Store(
+        path=path, files=files, stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
+        num_seeds={split: files[split].shape[0] for split in SPLITS}, **{name: meta[name] for name in names},
+    )  # fmt: skip
 
 
 def is_store(path: StrPath) -> bool:

@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from ..graph.store import Store
+from ..graph.store import HEADER_BYTES, Store
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
@@ -104,7 +104,7 @@ def fit_windows(
     starts from as this loader gets, `available` is for each rank of this node; `reserve` tells from that batch what a
     step beside the windows takes. The other arguments are those of `choose_windows`.
     """
-    files = {name: store.file_bytes(name) for name in ("colptr", "row", "x")}
+    files = {name: store.files[name].bytes for name in ("colptr", "row", "x")}
     batches = -(-len(seeds) // batch_size)
     if available is None or not batches:
         return Windows(None, True, 0, available or 0)
@@ -168,7 +168,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
             chunk = min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64 // 4096 * 4096))
             for name, array in (("colptr", store.colptr), ("row", store.row), ("x", store.x)):
-                place = store.file_path(name), store.data_offset(name), array.strides[0], len(array)
+                place = store.file_path(name), HEADER_BYTES, array.strides[0], len(array)
                 self._arrays[name] = DiskArray(*place, chunk)
 
     def _with_labels(self, batch: Data) -> Data:

@@ -60,7 +60,7 @@ class Loaders:
     def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int, reserve: Reserve):
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
         self._reserve = reserve
-        check_store(store.size, config)
+        check_store(store, config)
         self._node_id = store.node_id  # neighbors are chosen by the ids that nodes had before others were dropped
         self.num_features, self.num_classes = store.num_features, store.num_classes
         with log.phase("load", policy=config.loading):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..config import TrainConfig
 from ..errors import InputError, format_bytes, is_interactive
 from ..files import StrPath, check_new, locked
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .official import KNOWN, Located, locate_official, open_official
+from .official import KNOWN, locate_official, open_official
 from .ogb import RawDataset, open_raw
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ OFFICIAL_DIR = "dataset"  # where official data sets are looked for without data
 class _Named:
     """A data set that is no store itself: where it lies and where its store does."""
 
+    name: str
     folder: Path
-    official: Located | None
     raw: RawDataset | None  # None for csv files, and for what is still to be downloaded
+    source: Callable[[], Source]  # what the store is made of, downloaded where it is not there yet
     target: Path
     undirected: bool
     dtype: np.dtype[Any]  # of the store's features
@@ -47,42 +49,47 @@ class _Named:
     @property
     def size(self) -> GraphSize:
         """As it is before it is converted, but for the features."""
-        if self.raw is not None:
-            size = self.raw.size
-        else:
-            assert self.official is not None
-            size = KNOWN[self.official.name]
+        size = KNOWN[self.name] if self.raw is None else self.raw.size
         return dataclasses.replace(size, feature_itemsize=self.dtype.itemsize)
-
-    def source(self) -> Source:
-        """What the store is made of, downloaded where it is not there yet."""
-        if self.raw is not None:
-            return self.raw
-        assert self.official is not None
-        return open_official(self.official)
-
-    def rounding(self) -> str:
-        own = self.raw.members()["node_feat"].dtype if self.raw is not None else np.dtype(np.float32)
-        return "" if own.itemsize <= self.dtype.itemsize else f", features rounded from {own} to {self.dtype}"
 
 
 def _resolve(
-    dataset: str, data_dir: StrPath | None, undirected: bool | None, feature_dtype: FeatureDtype | None
-) -> _Named:
+    dataset: str, data_dir: StrPath | None, undirected: bool | None, feature_dtype: FeatureDtype | None, download: bool
+) -> Store | _Named:
+    """The store that a name means, or what is still to be made into one, and can be.
+
+    Raises:
+        InputError: as `open_dataset` before it reads or writes anything.
+    """
+    if is_store(dataset):
+        store = open_store(dataset)
+        _check_direction(store, undirected)
+        return store
     official = raw = None
+    source: Callable[[], Source]
     if dataset.startswith("ogbn-"):
         official = locate_official(dataset, data_dir or OFFICIAL_DIR)
-        folder = official.folder
+        folder, source = official.folder, functools.partial(open_official, official)
         if official.present and official.binary:
             raw = open_raw(folder, num_classes=official.num_classes)
     else:
         folder = Path(os.path.abspath(dataset))
         raw = open_raw(folder)
+        source = functools.partial(open_raw, folder)
     own = np.dtype(np.float32) if raw is None else raw.feature_dtype
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
     name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
     beside = folder.parent if data_dir is None else Path(data_dir)
-    return _Named(folder, official, raw, beside / f"{name}.store", bool(undirected), dtype)
+    named = _Named(dataset, folder, raw, source, beside / f"{name}.store", bool(undirected), dtype)
+    if (made := _existing(named)) is not None:
+        return made
+    if official is not None and not official.present and not download:
+        raise InputError(f"{folder}: {dataset} is not there; pass download=True, or data_dir, the folder that holds it")
+    check_new(named.target)
+    there = next(folder for folder in named.target.absolute().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        raise _unwritable(named.target)
+    return named
 
 
 def _existing(named: _Named) -> Store | None:
@@ -118,25 +125,13 @@ def _existing(named: _Named) -> Store | None:
     return store
 
 
-def _check_direction(store: object, has: bool, undirected: bool | None) -> None:
-    if undirected not in (None, has):
+def _check_direction(store: GraphSize, undirected: bool | None) -> None:
+    """Refuse `undirected` where it contradicts what a store has."""
+    if undirected not in (None, store.undirected):
         raise InputError(
-            f"undirected: {store} was made with undirected={has}, asked for was {undirected}; leave it out, or name "
-            "the data that the store was made from"
+            f"undirected: {getattr(store, 'path', store.name)} was made with undirected={store.undirected}, asked for "
+            f"was {undirected}; leave it out, or name the data that the store was made from"
         )
-
-
-def _check_target(named: _Named, download: bool) -> None:
-    """Refuse data that are not there, and a place for their store that is taken or can't be written to."""
-    if named.official is not None and not named.official.present and not download:
-        raise InputError(
-            f"{named.folder}: {named.official.name} is not there; pass download=True, or data_dir, the folder that "
-            "holds it"
-        )
-    check_new(named.target)
-    there = next(folder for folder in named.target.absolute().parents if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        raise _unwritable(named.target)
 
 
 def _unwritable(target: Path, reason: object = "no permission") -> InputError:
@@ -162,15 +157,7 @@ def locate(
     Raises:
         InputError: as `open_dataset` before it reads or writes anything.
     """
-    if is_store(dataset):
-        store = open_store(dataset)
-        _check_direction(store.path, store.undirected, undirected)
-        return store.size
-    named = _resolve(dataset, data_dir, undirected, feature_dtype)
-    if (made := _existing(named)) is not None:
-        return made.size
-    _check_target(named, download)
-    return named.size
+    return _resolve(dataset, data_dir, undirected, feature_dtype, download).size
 
 
 def size_of(
@@ -186,13 +173,13 @@ def size_of(
     Raises:
         InputError: for an OGB name that is not known, and as `locate` for a folder.
     """
-    how: dict[str, Any] = {"data_dir": data_dir, "undirected": undirected, "feature_dtype": feature_dtype}
-    if dataset.startswith("ogbn-") and dataset in KNOWN:
-        with contextlib.suppress(InputError):
-            size = locate(dataset, download=download, **how)
-            return size if size.stored == "store" else KNOWN[dataset]
+    try:
+        size = locate(dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download)
+    except InputError:
+        if dataset not in KNOWN:
+            raise
         return KNOWN[dataset]
-    return locate(dataset, download=download, **how)
+    return size if size.stored == "store" else KNOWN.get(dataset, size)
 
 
 def open_dataset(
@@ -229,22 +216,20 @@ def open_dataset(
             or of data that changed since, in the place of the one that is to be made; for a place that can't be written
             to; and as `convert`.
     """
-    if is_store(dataset):
-        store = open_store(dataset)
-        _check_direction(store.path, store.undirected, undirected)
-        return store
-    named = _resolve(dataset, data_dir, undirected, feature_dtype)
-    if (made := _existing(named)) is not None:
-        return made
-    _check_target(named, download)
+    named = _resolve(dataset, data_dir, undirected, feature_dtype, download)
+    if isinstance(named, Store):
+        return named
     with _made_once(named.target, check):
         if (made := _existing(named)) is not None:
             return made
         from .convert import convert, disk_bytes, origin_of
 
-        source = named.source()
+        source = named.raw or named.source()
         about = format_bytes(disk_bytes(source, named.undirected, named.dtype)[0])
-        say(f"{named.folder}: converting it, once, to {named.target}, about {about}{named.rounding()}")
+        own = np.dtype(np.float32) if named.raw is None else named.raw.file_dtype
+        if own.itemsize > named.dtype.itemsize:
+            about += f", features rounded from {own} to {named.dtype}"
+        say(f"{named.folder}: converting it, once, to {named.target}, about {about}")
         bar = is_interactive() if progress is None else progress
         return convert(
             source, named.target, origin=origin_of(named.folder),
@@ -299,7 +284,7 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
         InputError: naming the parameter.
     """
     if size.stored == "store":
-        _check_direction(size.name, size.undirected, config.undirected)
+        _check_direction(size, config.undirected)
     if size.keep_hops is not None and len(config.num_neighbors) > size.keep_hops:
         raise InputError(
             f"num_neighbors: {size.name} keeps {size.keep_hops} hops, got {len(config.num_neighbors)}; "

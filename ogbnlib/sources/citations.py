@@ -14,15 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numba import njit
 
 from ..graph.bits import GAMMA, mix
 from ..graph.npz import Array
+from .data import Source
 from .official import KNOWN
 
 PAPERS = KNOWN["ogbn-papers100M"]
@@ -130,12 +129,14 @@ def _features(begin, end, keys, order, slot_class, means, out):  # type: ignore[
             out[v - begin, f] = np.rint(value * 256.0) / 256.0
 
 
-@dataclass(frozen=True)
-class CitationModel:
+def _spans(num_nodes: int, step: int) -> Iterator[tuple[int, int]]:
+    return ((begin, min(begin + step, num_nodes)) for begin in range(0, num_nodes, step))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CitationModel(Source):
     """Everything that the kernels look up, a few hundred kB whatever the scale; a `Source` of what they make up."""
 
-    name: str
-    num_nodes: int
     split_sizes: Mapping[str, int]
     keys: Array  # uint64, one per stream of draws
     order: Array  # int64: N, multiplier, its inverse modulo N, shift; id = (time * multiplier + shift) mod N
@@ -163,41 +164,26 @@ class CitationModel:
         axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
         latent = random.standard_normal((num_classes, rank))
         latent *= _SIGNAL / np.linalg.norm(latent, axis=1, keepdims=True)
+        tables = (keys, np.array(order, np.int64), quantile / quantile.mean() * citing)
         return cls(
             name=name,
             num_nodes=num_nodes,
+            num_edges=sum(int(_count_edges(*span, *tables)) for span in _spans(num_nodes, _NODES)),
+            num_features=num_features,
+            num_classes=num_classes,
+            feature_dtype=np.dtype(np.float32),
             split_sizes=split_sizes,
-            keys=keys,
-            order=np.array(order, np.int64),
-            degrees=quantile / quantile.mean() * citing,
+            keys=tables[0],
+            order=tables[1],
+            degrees=tables[2],
             slot_class=np.repeat(np.arange(num_classes), sizes),
             class_slot=np.concatenate([[0], np.cumsum(sizes)]),
             means=latent @ axes.T,
         )
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.means)
-
-    @property
-    def num_features(self) -> int:
-        return self.means.shape[1]
-
-    @property
-    def feature_dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float32)
-
-    def _spans(self, step: int) -> Iterator[tuple[int, int]]:
-        for begin in range(0, self.num_nodes, step):
-            yield begin, min(begin + step, self.num_nodes)
-
-    @cached_property
-    def num_edges(self) -> int:
-        return sum(int(_count_edges(*span, self.keys, self.order, self.degrees)) for span in self._spans(_NODES))
-
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
         shape = (_HOMOPHILY, _RECENT, _RECENT_SPAN, _AGE_POWER, _FAME_POWER)
-        for span in self._spans(max(1, min(2 * _NODES, chunk_edges // 16))):
+        for span in _spans(self.num_nodes, max(1, min(2 * _NODES, chunk_edges // 16))):
             count = int(_count_edges(*span, self.keys, self.order, self.degrees))
             src, dst = np.empty(count, np.int64), np.empty(count, np.int64)
             _citations(
@@ -206,7 +192,7 @@ class CitationModel:
             yield src, dst
 
     def x_chunks(self) -> Iterator[Array]:
-        for begin, end in self._spans(_NODES):
+        for begin, end in _spans(self.num_nodes, _NODES):
             out = np.empty((end - begin, self.num_features), np.float32)
             _features(begin, end, self.keys, self.order, self.slot_class, self.means, out)
             yield out
@@ -225,7 +211,7 @@ class CitationModel:
 
     def label_chunks(self) -> Iterator[Array]:
         labelled = np.sort(np.concatenate(list(self.read_splits().values())))
-        for begin, end in self._spans(_NODES):
+        for begin, end in _spans(self.num_nodes, _NODES):
             ids = labelled[np.searchsorted(labelled, begin) : np.searchsorted(labelled, end)]
             values = np.empty(len(ids), np.int16)
             _label(ids, self.keys, self.order, self.slot_class, _LABEL_NOISE, values)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,32 +17,37 @@ from ..graph.npz import Array
 MAX_CLASSES = 2**24  # OGB's layout has labels as float32, which counts exactly no further
 
 
-class Source(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Source(ABC):
     """A data set in pieces; each iterator can be had again from its beginning."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def num_nodes(self) -> int: ...
-    @property
-    def num_edges(self) -> int: ...
-    @property
-    def num_features(self) -> int: ...
-    @property
-    def num_classes(self) -> int: ...
-    @property
-    def feature_dtype(self) -> np.dtype[Any]: ...
-    def edge_chunks(self, chunk_edges: int = ...) -> Iterator[tuple[Array, Array]]:
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    feature_dtype: np.dtype[Any]  # of a store's features
+
+    @abstractmethod
+    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
         """(sources, destinations) int64, in range, at most `chunk_edges` of them."""
 
+    @abstractmethod
     def x_chunks(self) -> Iterator[Array]:
-        """Rows of features [n, F] in `feature_dtype`, unchecked."""
+        """Rows of features [n, F] in any float dtype, unchecked."""
 
+    @abstractmethod
     def label_chunks(self) -> Iterator[Array]:
         """int16 or int64 [n], -1 where there is no label."""
 
+    @abstractmethod
     def read_splits(self) -> dict[str, Array]:
         """int64 ids of `SPLITS`, in their order, unchecked."""
+
+    def facts(self) -> dict[str, Any]:
+        """Its name and sizes, as meta.json and `GraphSize` have them."""
+        names = ("name", "num_nodes", "num_edges", "num_features", "num_classes")
+        return {name: getattr(self, name) for name in names}
 
 
 def slices(array: Array, rows: int) -> Iterator[Array]:
@@ -50,40 +56,20 @@ def slices(array: Array, rows: int) -> Iterator[Array]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArraySource:
+class ArraySource(Source):
     """Arrays in RAM as a `Source`; `from_arrays` makes one of anything that can be."""
 
-    name: str
-    num_classes: int
     edge_index: Array = field(repr=False)  # whole numbers [2, E], source above destination
     x: Array = field(repr=False)  # [N, F], finite
     y: Array = field(repr=False)  # int16 or int64 [N], -1 where there is no label
     splits: Mapping[str, Array] = field(repr=False)
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.x)
-
-    @property
-    def num_edges(self) -> int:
-        return self.edge_index.shape[1]
-
-    @property
-    def num_features(self) -> int:
-        return self.x.shape[1]
-
-    @property
-    def feature_dtype(self) -> np.dtype[Any]:
-        """The array's own where a store can have it, else float32."""
-        return self.x.dtype if self.x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
 
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
         for src, dst in zip(*(slices(row, chunk_edges) for row in self.edge_index), strict=True):
             yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
 
     def x_chunks(self) -> Iterator[Array]:
-        chunks = slices(self.x, npz.CHUNK_BYTES // (self.x.itemsize * self.num_features))
-        return (chunk.astype(self.feature_dtype, copy=False) for chunk in chunks)
+        return slices(self.x, npz.CHUNK_BYTES // (self.x.itemsize * self.num_features))
 
     def label_chunks(self) -> Iterator[Array]:
         return slices(self.y, npz.CHUNK_BYTES // self.y.itemsize)
@@ -121,10 +107,14 @@ class ArraySource:
         ids = _split_ids(splits, num_nodes)
         for split, problem in split_problems(ids, num_nodes, lambda nodes: labels[nodes] >= 0):
             raise InputError(f"splits[{split!r}]: {problem}")
-        source = cls(name=name, num_classes=num_classes, edge_index=edge_index, x=x, y=labels, splits=ids)
-        for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), source.feature_dtype, "x"):
+        # The array's own dtype where a store can have it.
+        dtype = x.dtype if x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
+        for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), dtype, "x"):
             pass
-        return source
+        return cls(
+            name=name, num_nodes=num_nodes, num_edges=edge_index.shape[1], num_features=x.shape[1],
+            num_classes=num_classes, feature_dtype=dtype, edge_index=edge_index, x=x, y=labels, splits=ids,
+        )  # fmt: skip
 
 
 def _numpy(value: Any, name: str) -> Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from ..errors import InputError
 from ..files import StrPath, new_folder, write_json
 from ..graph import npz
 from ..graph.checks import SPLITS, clean_labels
-from ..graph.npz import Array, Member, MemberInfo, NpzWriter
+from ..graph.npz import Array, Member
 from ..graph.store import GraphSize
 from .data import MAX_CLASSES, ArraySource, Source
 
@@ -32,19 +31,14 @@ _MAPPING = """Node i is row i of node_feat and node_label in raw/; label c is cl
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawDataset:
+class RawDataset(Source):
     """A data set in OGB's binary layout as a `Source`; `open_raw` makes one.
 
     Every read raises `InputError`, naming file and member, on damage (CRC, truncation) and on values that cannot be.
     """
 
     path: Path
-    name: str
-    num_nodes: int
-    num_edges: int
-    num_features: int
-    num_classes: int
-    feature_dtype: np.dtype[Any]  # of a store's features: the file's own, float32 for float64
+    file_dtype: np.dtype[Any]  # of the features in the file; `feature_dtype` is float32 for float64
 
     @property
     def _data(self) -> Path:
@@ -53,19 +47,8 @@ class RawDataset:
     @property
     def size(self) -> GraphSize:
         """Its sizes; the split files are read."""
-        return GraphSize(
-            name=self.name,
-            num_nodes=self.num_nodes,
-            num_edges=self.num_edges,
-            num_features=self.num_features,
-            num_classes=self.num_classes,
-            num_seeds={split: len(ids) for split, ids in self.read_splits().items()},
-            feature_itemsize=self.feature_dtype.itemsize,
-        )
-
-    def members(self) -> dict[str, MemberInfo]:
-        """Headers of all arrays of raw/data.npz, and of `node_label`; no data is read."""
-        return {**_headers(self._data), **_headers(self.path / "raw" / "node-label.npz")}
+        num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
+        return GraphSize(**self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize)
 
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
         """(src, dst) int64 pairs in file order, `chunk_edges` at a time; the edge index is never held.
@@ -76,7 +59,7 @@ class RawDataset:
             InputError: naming the first edge with an id outside 0 .. N-1.
         """
         with Member(self._data, "edge_index") as first, Member(self._data, "edge_index") as second:
-            paired = first.info.fortran_order
+            paired = first.fortran_order
             if not paired:
                 second.skip(self.num_edges)
             for begin in range(0, self.num_edges, chunk_edges):
@@ -96,41 +79,23 @@ class RawDataset:
             (first if paired else second).finish()
 
     def x_chunks(self) -> Iterator[Array]:
-        """Rows of features [n, F] in the file's own dtype, about 8 MB at a time, unchecked."""
         with Member(self._data, "node_feat") as member:
-            rows = max(1, npz.CHUNK_BYTES // (member.info.dtype.itemsize * self.num_features))
+            rows = max(1, npz.CHUNK_BYTES // (member.dtype.itemsize * self.num_features))
             for begin in range(0, self.num_nodes, rows):
                 values = member.read(min(rows, self.num_nodes - begin) * self.num_features)
                 yield values.reshape(-1, self.num_features)
             member.finish()
 
     def label_chunks(self) -> Iterator[Array]:
-        """Labels [n], int16 (int64 beyond 32,767 classes); -1 where the file has NaN."""
         return _label_chunks(self.path, self.num_classes)
 
     def read_splits(self) -> dict[str, Array]:
-        """Node ids int64 of `train`, `valid` and `test`, in file order; they may not be in range."""
         return read_split_files(split_folder(self.path))
-
-
-def _headers(file: Path) -> dict[str, MemberInfo]:
-    if not file.is_file():
-        raise InputError(f"{file}: expected a file in OGB's binary layout, found none")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-    except zipfile.BadZipFile as error:
-        raise InputError(f"{file}: expected an .npz (zip) file, found a damaged or other one ({error})") from None
-    headers = {}
-    for name in names:
-        with Member(file, name) as member:
-            headers[name] = member.info
-    return headers
 
 
 def _label_chunks(path: Path, num_classes: int) -> Iterator[Array]:
     with Member(path / "raw" / "node-label.npz", "node_label") as member:
-        num_nodes, step = math.prod(member.info.shape), npz.CHUNK_BYTES // member.info.dtype.itemsize
+        num_nodes, step = math.prod(member.shape), npz.CHUNK_BYTES // member.dtype.itemsize
         for begin in range(0, num_nodes, step):
             yield clean_labels(member.read(min(step, num_nodes - begin)), num_classes, member.where, begin)
         member.finish()
@@ -191,36 +156,29 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     data = path / "raw" / "data.npz"
     if not data.is_file():
         raise InputError(_hint(path))
-    headers = {**_headers(data), **_headers(path / "raw" / "node-label.npz")}
-    sizes = {}
+    counts = []
     for name in ("num_nodes_list", "num_edges_list"):
         with Member(data, name) as member:
-            if member.info.shape != (1,) or member.info.dtype.kind not in "iu":
-                raise InputError(f"{member.where}: expected one whole number, found shape {member.info.shape}")
-            sizes[name] = int(member.read(1)[0])
+            if member.shape != (1,) or member.dtype.kind not in "iu":
+                raise InputError(f"{member.where}: expected one whole number, found shape {member.shape}")
+            counts.append(int(member.read(1)[0]))
             member.finish()
-    num_nodes, num_edges = sizes["num_nodes_list"], sizes["num_edges_list"]
-    shapes = {"edge_index": "iu", "node_feat": "f", "node_label": "fiu"}
-    for name, kinds in shapes.items():
-        file = path / "raw" / "node-label.npz" if name == "node_label" else data
-        info = headers.get(name)
-        if info is None:
-            raise InputError(f"{file}, member {name}: expected such a member, found none")
-        per_node = {(num_nodes, 1), (num_nodes,)}
-        fits = {"edge_index": info.shape == (2, num_edges), "node_feat": info.shape[:1] == (num_nodes,)}
-        if not fits.get(name, info.shape in per_node) or (name == "node_feat" and len(info.shape) != 2):
-            raise InputError(
-                f"{file}, member {name}: expected a shape for {num_nodes} nodes and {num_edges} edges, "
-                f"found {info.shape}"
-            )
-        if info.dtype.kind not in kinds:
-            kind = "floats" if kinds == "f" else "numbers" if "f" in kinds else "whole numbers"
-            raise InputError(f"{file}, member {name}: expected {kind}, found {info.dtype}")
-        if name == "node_feat" and info.fortran_order and 1 not in info.shape:
-            raise InputError(
-                f"{file}, member {name}: expected rows (C order), found columns (Fortran order), which can't be "
-                "streamed; save it again from np.ascontiguousarray"
-            )
+    num_nodes, num_edges = counts
+    for name, kinds in {"edge_index": "iu", "node_label": "fiu", "node_feat": "f"}.items():
+        with Member(path / "raw" / "node-label.npz" if name == "node_label" else data, name) as member:
+            shape, dtype = member.shape, member.dtype
+        fits = {"edge_index": shape == (2, num_edges), "node_feat": len(shape) == 2 and shape[0] == num_nodes}
+        if not fits.get(name, shape in {(num_nodes, 1), (num_nodes,)}):
+            sizes = f"{num_nodes} nodes and {num_edges} edges"
+            raise InputError(f"{member.where}: expected a shape for {sizes}, found {shape}")
+        if dtype.kind not in kinds:
+            kind = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}[kinds]
+            raise InputError(f"{member.where}: expected {kind}, found {dtype}")
+    if member.fortran_order and 1 not in shape:
+        raise InputError(
+            f"{member.where}: expected rows (C order), found columns (Fortran order), which can't be streamed; "
+            "save it again from np.ascontiguousarray"
+        )
     split_folder(path)
     meta = _read_meta(path)
     for key, value in (("num_nodes", num_nodes), ("num_edges", num_edges)):
@@ -234,9 +192,10 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
         name=str(meta.get("name", path.resolve().name)),
         num_nodes=num_nodes,
         num_edges=num_edges,
-        num_features=headers["node_feat"].shape[1],
+        num_features=shape[1],
         num_classes=num_classes,
-        feature_dtype=np.dtype(np.float16 if headers["node_feat"].dtype.itemsize == 2 else np.float32),
+        feature_dtype=np.dtype(np.float16 if dtype.itemsize == 2 else np.float32),
+        file_dtype=dtype,
     )
 
 
@@ -271,14 +230,15 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
             yield chunk
             done(chunk.nbytes)
 
-    with NpzWriter(folder / "raw" / "data.npz") as data:
-        data.write("edge_index", (2, num_edges), np.int64, counted(rows))
-        data.write("node_feat", (num_nodes, source.num_features), np.float32, counted(source.x_chunks()))
-        data.write("num_nodes_list", (1,), np.int64, [np.array([num_nodes])])
-        data.write("num_edges_list", (1,), np.int64, [np.array([num_edges])])
+    data = {
+        "edge_index": ((2, num_edges), np.int64, counted(rows)),
+        "node_feat": ((num_nodes, source.num_features), np.float32, counted(source.x_chunks())),
+        "num_nodes_list": ((1,), np.int64, [np.array([num_nodes])]),
+        "num_edges_list": ((1,), np.int64, [np.array([num_edges])]),
+    }
+    npz.write_npz(folder / "raw" / "data.npz", data)
     labels = (np.where(chunk < 0, np.float32("nan"), chunk.astype(np.float32)) for chunk in source.label_chunks())
-    with NpzWriter(folder / "raw" / "node-label.npz") as label:
-        label.write("node_label", (num_nodes, 1), np.float32, labels)
+    npz.write_npz(folder / "raw" / "node-label.npz", {"node_label": ((num_nodes, 1), np.float32, labels)})
     for split, ids in source.read_splits().items():
         with (
             open(folder / "split" / "time" / f"{split}.csv.gz", "wb") as file,
@@ -287,8 +247,7 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
             packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
     (folder / "mapping" / "README.md").write_text(_MAPPING)
     (folder / RELEASE).touch()
-    names = ("name", "num_nodes", "num_edges", "num_features", "num_classes")
-    write_json(folder / "meta.json", {name: getattr(source, name) for name in names})
+    write_json(folder / "meta.json", source.facts())
 
 
 def write_raw(

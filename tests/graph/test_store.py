@@ -103,12 +103,11 @@ def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
 
 def test_data_begin_on_a_page_where_the_store_says(made: Store) -> None:
     for name in FILES:
-        assert made.data_offset(name) % 4096 == 0
-        assert made.file_bytes(name) == made.file_path(name).stat().st_size
+        assert made.files[name].bytes == made.file_path(name).stat().st_size
     with open(made.file_path("x"), "rb") as file:
-        row = os.pread(file.fileno(), 2 * made.num_features, made.data_offset("x") + 7 * 2 * made.num_features)
+        row = os.pread(file.fileno(), 2 * made.num_features, HEADER_BYTES + 7 * 2 * made.num_features)
     np.testing.assert_array_equal(np.frombuffer(row, np.float16), made.x[7])
-    assert made.nbytes == sum(made.file_bytes(name) for name in made.files)
+    assert made.nbytes == sum(made.files[name].bytes for name in made.files)
 
 
 def test_the_header_is_numpys_own_format_at_any_size() -> None:

@@ -273,7 +273,7 @@ def fit(store: Store, available: int | None, batch_size: int = BATCH, training: 
 
 def test_windows_are_planned_only_where_the_store_does_not_fit(stores: Callable[..., Store]) -> None:
     store = stores()
-    size = sum(store.file_bytes(name) for name in ("colptr", "row", "x"))
+    size = sum(store.files[name].bytes for name in ("colptr", "row", "x"))
     for enough in (size, size + 1, 10 * size, None):
         assert fit(store, enough).window_batches is None
     for little in (size - 1, size // 2, 1000, 1, 0):
@@ -285,7 +285,7 @@ def test_within_a_kind_a_larger_budget_never_makes_smaller_windows_and_they_stay
     stores: Callable[..., Store], training: bool
 ) -> None:
     store = stores()
-    size, last = sum(store.file_bytes(name) for name in ("colptr", "row", "x")), {True: 0, False: 0}
+    size, last = sum(store.files[name].bytes for name in ("colptr", "row", "x")), {True: 0, False: 0}
     for budget in range(size // 10, size, size // 10):
         made = fit(store, budget, training=training)
         assert made.window_batches is not None
@@ -439,7 +439,7 @@ def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
 def test_an_error_in_a_window_is_raised_to_the_user_of_the_batches(raw: Path, make: Make, tmp_path: Path) -> None:
     store = convert(raw, tmp_path / "s", feature_dtype="float32", progress=False)
     loader = make(4, store=store)
-    os.truncate(store.file_path("x"), store.file_bytes("x") // 2)
+    os.truncate(store.file_path("x"), store.files["x"].bytes // 2)
     set_epoch(loader, 1)
     with pytest.raises(InputError, match=r"x\.npy: expected .*the file's end"):
         list(loader)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.errors import InputError
-from ogbnlib.graph.store import Store
+from ogbnlib.graph.store import HEADER_BYTES, Store
 from ogbnlib.sampling.disk import CHUNK_BYTES, DiskArray
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sampling.window import SampledBatch, Window, compile_lookahead, sample_window
@@ -318,8 +318,8 @@ def drawn(store: Store, fanouts: list[int], split: str, batch_size: int) -> list
     """A split's batches from windows of three."""
     sampler = CSCSampler(store.colptr, store.row, fanouts, seed=5, node_id=store.node_id)
     ids = store.splits[split]
-    colptr = DiskArray(store.file_path("colptr"), store.data_offset("colptr"), 8, store.num_nodes + 1)
-    row = DiskArray(store.file_path("row"), store.data_offset("row"), store.row.itemsize, store.num_edges)
+    colptr = DiskArray(store.file_path("colptr"), HEADER_BYTES, 8, store.num_nodes + 1)
+    row = DiskArray(store.file_path("row"), HEADER_BYTES, store.row.itemsize, store.num_edges)
     firsts, batches = list(range(0, len(ids), batch_size)), []
     try:
         for begin in range(0, len(firsts), 3):
