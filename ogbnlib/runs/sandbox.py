@@ -175,7 +175,7 @@ def check_inputs(config: TrainConfig) -> None:
     """Refuse what can be seen to be wrong without loading data, before a run's folder is made.
 
     Raises:
-        InputError: for a missing or damaged data set (from its headers), an engine that is not installed, or a GPU
+        InputError: for a missing or damaged data set (from its headers), a sampler that is not installed, or a GPU
             that is not there (the one check that imports torch, only when `device="cuda"` or `precision="fp16"`).
     """
     if config.sampler == "pyg" and not any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse")):
