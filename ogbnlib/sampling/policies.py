@@ -43,7 +43,7 @@ from .window import compile_lookahead
 # Each split samples with its own stream of random numbers, so that none follows another's.
 _STREAM = {"train": 0, "valid": 1, "test": 2}
 
-Reserve = Callable[[BatchShape], int]
+Reserve = Callable[[BatchShape], tuple[int, int]]
 
 
 class Loaders:
@@ -288,12 +288,12 @@ def make_loaders(
     log: EventLog,
     rank: int = 0,
     num_ranks: int = 1,
-    reserve: Reserve = lambda batch: 0,
+    reserve: Reserve = lambda batch: (0, 0),
 ) -> Loaders:
     """Load `store` the way `config.loading` says; the loaders hand out the batches of `rank`.
 
     Args:
-        reserve: Bytes that a training step takes beside the windows of loading=store, from a batch's shape.
+        reserve: Bytes that a step takes beside the windows, or the page cache, of loading=store, from a batch's shape.
 
     Raises:
         InputError: when the store ends early or has features that `feature_dtype` can't hold, when it can't do what
