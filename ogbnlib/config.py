@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import InputError, parse_bytes, unknown_name
-from .files import write_json
+from .files import home, write_json
 
 Loading = Literal["eager", "lazy", "shared", "store"]
 Split = Literal["train", "valid", "test"]
@@ -52,7 +52,8 @@ def _lookahead(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return str(home(text)) if isinstance(text, str) and text.startswith("~") else text
 
 
 Int = Annotated[int, BeforeValidator(_number)]

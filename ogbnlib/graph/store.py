@@ -28,8 +28,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError
-from ..files import StrPath, hidden
+from ..errors import InputError, clear_errors
+from ..files import StrPath, hidden, home
 from . import npz
 from .checks import SPLITS, finite, index_dtype, label_dtype
 from .npz import Array
@@ -256,13 +256,14 @@ def _check_file(file: Path, info: FileInfo) -> None:
         )
 
 
+@clear_errors()
 def open_store(path: StrPath) -> Store:
     """Open a store without reading its arrays: every file's size, dtype and shape is checked, in milliseconds.
 
     Raises:
         InputError: naming the file that is missing, truncated, of another dtype or shape, or of a newer version.
     """
-    path = Path(path).absolute()
+    path = home(path).absolute()
     meta = _read_meta(path)
     files = {name: FileInfo(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in meta["files"].items()}
     expected = _expected(meta)
@@ -287,4 +288,4 @@ def open_store(path: StrPath) -> Store:
 
 def is_store(path: StrPath) -> bool:
     """Whether `path` is a store's folder, sound or not; nothing is read."""
-    return (Path(path) / META).is_file()
+    return (home(path) / META).is_file()

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from ..files import StrPath, new_folder, write_json
+from ..errors import InputError, clear_errors
+from ..files import StrPath, home, new_folder, write_json
 from ..graph import npz
 from ..graph.checks import SPLITS, clean_labels
 from ..graph.npz import Array, Member
@@ -143,6 +143,7 @@ def _hint(path: Path) -> str:
     return f"{path}: expected raw/data.npz in it, found none" + (f" but in {sorted(nested)}" if nested else "")
 
 
+@clear_errors()
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     """Open a folder in OGB's binary layout, ours or the official ogbn-papers100M; no large member is read.
 
@@ -152,7 +153,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     Raises:
         InputError: naming file and member, when anything is missing, damaged, or of another shape or type.
     """
-    path = Path(path)
+    path = home(path)
     data = path / "raw" / "data.npz"
     if not data.is_file():
         raise InputError(_hint(path))
@@ -250,6 +251,7 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
     write_json(folder / "meta.json", source.facts())
 
 
+@clear_errors()
 def write_raw(
     path: StrPath,
     *,
