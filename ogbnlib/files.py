@@ -91,6 +91,15 @@ def write_json(path: StrPath, value: Any) -> None:
     write_atomically(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
 
 
+def likeness(path: StrPath) -> str:
+    """What lies where a sound file was expected, as far as its beginning shows: what a failed download leaves, say."""
+    with clear_errors(path), open(path, "rb") as file:
+        start, size = file.read(512).lstrip().lower(), os.fstat(file.fileno()).st_size
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        return f"a web page of {format_bytes(size)}"
+    return "damage" if start.strip(b"\0") else f"nothing ({format_bytes(size)})"
+
+
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
     """The hidden neighbour `.NAME.part` of `path` to build in; it takes its place once the block ends without an error.

@@ -32,7 +32,7 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from .data import Source
-from .ogb import open_raw
+from .ogb import open_raw, stamps
 
 FeatureDtype = Literal["float16", "float32"]
 Progress = bool | Callable[[str], object]  # a bar or nothing; a function is handed a line every 30 s
@@ -101,7 +101,7 @@ class _Conversion:
             nodes.add(begin + np.flatnonzero(chunk >= 0))
             begin += len(chunk)
         for name, problem in split_problems(splits, self.source.num_nodes, nodes.contains):
-            raise InputError(f"{self.source.name}, split {name}: {problem}")
+            raise InputError(f"{self.source.where(name)}: {problem}")
         return nodes
 
     def rest(self, edges: EdgeSort, splits: dict[str, Array]) -> None:
@@ -192,10 +192,7 @@ def _workspace(source: Source, memory_limit: str | int | None, keep_hops: int | 
 
 def origin_of(folder: Path) -> dict[str, Any]:
     """What a store says of the OGB folder it was made from: its path, and each file's size and mtime in ns."""
-    files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
-    files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
-    stats = ((str(file.relative_to(folder)), file.stat()) for file in files)
-    return {"raw": str(folder.resolve()), "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats}}
+    return {"raw": str(folder.resolve()), "files": {name: [*stamp[:2]] for name, stamp in stamps(folder).items()}}
 
 
 @clear_errors()
@@ -259,6 +256,7 @@ def convert(
 
         writer = StoreWriter(folder)
         _Conversion(source, writer, done, x_dtype, keep_hops).run(undirected, workspace)
+        source.check_unchanged()
         made_of = {**(origin or {}), "num_nodes": source.num_nodes}
         writer.finish(source.name, source.num_classes, undirected=undirected, keep_hops=keep_hops, origin=made_of)
     return open_store(target)
