@@ -56,7 +56,7 @@ def _path(value: object) -> object:
     return str(home(text)) if isinstance(text, str) and text.startswith("~") else text
 
 
-Int = Annotated[int, BeforeValidator(_number)]
+Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # what numpy and torch can count with
 Float = Annotated[float, BeforeValidator(_number)]
 OptionalCount = Annotated[Annotated[Int, Field(gt=0)] | None, BeforeValidator(_none)]
 OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]

@@ -86,10 +86,10 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
         raise InputError(
             f'{example}, got {value!r}, which is ambiguous without a unit; write "{text} GB" or "{text} MB"'
         )
-    count = int(float(number) * _BINARY[prefix.upper()])
-    if count <= 0:
-        raise InputError(f"{example} above zero, got {value!r}")
-    return count
+    count = float(number) * _BINARY[prefix.upper()]
+    if not 1 <= count < 2**60:
+        raise InputError(f"{example}, above zero and below 2**60 bytes, got {value!r}")
+    return int(count)
 
 
 def format_bytes(count: float | None) -> str:

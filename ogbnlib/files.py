@@ -25,8 +25,12 @@ def home(path: StrPath) -> Path:
     """A path as people write it: `~` is their home, also where no shell has seen it (a notebook, `--set`, JSON).
 
     Raises:
-        InputError: for `~NAME` of a user who is not known.
+        InputError: for `~NAME` of a user who is not known; for what no screen shows (the CR of a file from Windows,
+            blanks at an end), which would name another place than the one that is meant.
     """
+    text = os.fspath(path)
+    if text != text.strip() or not text.isprintable():
+        raise InputError(f"{text!r}: expected a path of characters that can be seen, no blanks at its ends; rename it")
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -97,7 +101,7 @@ def likeness(path: StrPath) -> str:
         start, size = file.read(512).lstrip().lower(), os.fstat(file.fileno()).st_size
     if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
         return f"a web page of {format_bytes(size)}"
-    return "damage" if start.strip(b"\0") else f"nothing ({format_bytes(size)})"
+    return "an empty file" if not size else "damage" if start.strip(b"\0") else "zeros"
 
 
 @contextlib.contextmanager
@@ -111,7 +115,7 @@ def new_folder(path: StrPath) -> Iterator[Path]:
             is full or refuses in another way, inside the block too. Nothing is left behind then.
     """
     with clear_errors(path):
-        path = home(path).resolve()  # of a link, what it points to is replaced
+        path = Path(os.path.realpath(home(path)))  # of a link, what it points to is replaced
         check_new(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = hidden(path, "part")

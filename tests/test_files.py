@@ -163,5 +163,9 @@ def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert home("~/data") == Path("/home/me/data")
     assert home("data/~") == Path("data/~")
+    for path in ("data\r", " data", "da\nta", Path("data\t")):
+        with pytest.raises(InputError, match="expected a path of characters that can be seen") as caught:
+            home(path)
+        assert repr(str(path)) in str(caught.value)
     with pytest.raises(InputError, match="~nobody-of-this-name"):
         home("~nobody-of-this-name/data")

@@ -61,7 +61,7 @@ def _resolve(
     Raises:
         InputError: as `open_dataset` before it reads or writes anything.
     """
-    dataset = str(home(dataset)) if dataset.startswith("~") else dataset
+    dataset = str(home(dataset))
     data_dir = None if data_dir is None else home(data_dir)
     if is_store(dataset):
         store = open_store(dataset)
@@ -90,8 +90,9 @@ def _resolve(
     check_new(named.target)
     there = next(folder for folder in named.target.absolute().parents if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        reason = "no permission" if there.is_dir() else f"{there} is a file"
         raise InputError(
-            f"{named.target}: the data set is to be converted to a store there, which can't be written (no permission)"
+            f"{named.target}: the data set is to be converted to a store there, which can't be written ({reason})"
             "; pass data_dir, a folder of your own (for an official name with a link in it to the data set's folder)"
         )
     return named

@@ -240,7 +240,7 @@ def convert(
     if keep_hops is not None and (isinstance(keep_hops, bool) or not isinstance(keep_hops, int) or keep_hops < 1):
         raise InputError(f"keep_hops: expected the number of layers, at least 1, or None, got {keep_hops!r}")
     workspace = _workspace(source, memory_limit, keep_hops)
-    target, x_dtype = home(path).resolve(), np.dtype(feature_dtype or source.feature_dtype)
+    target, x_dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or source.feature_dtype)
     check_new(target)
     final, temporary = disk_bytes(source, undirected, x_dtype)
     needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"

@@ -22,7 +22,7 @@ from ..files import StrPath, home, likeness, new_folder, write_json
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
-from ..graph.store import GraphSize
+from ..graph.store import META, GraphSize
 from .data import ArraySource, Source
 
 RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
@@ -162,7 +162,10 @@ def read_split_files(folder: Path) -> dict[str, Array]:
 def _hint(path: Path) -> str:
     """What to say of a folder without raw/data.npz."""
     if not path.is_dir():
-        return f"{path}: expected a data set folder, found {'a file' if path.exists() else 'no such folder'}"
+        found = "a file" if path.exists() else "a link that leads nowhere" if path.is_symlink() else "no such folder"
+        return f"{path}: expected a data set folder, found {found}"
+    if (path / META).is_file():
+        return f"{path}: expected raw data, found a store, which needs no conversion; name it as the data set"
     if (path / "data.npz").is_file():
         return f"{path}: expected a data set folder, found its raw folder; pass {path.resolve().parent}"
     if (path / "raw" / "edge.csv.gz").is_file():
@@ -173,7 +176,8 @@ def _hint(path: Path) -> str:
     nested = [entry.parent.parent for entry in path.glob("*/raw/data.npz")]
     if len(nested) == 1:
         return f"{path}: expected raw/data.npz, found a data set one folder down; pass {nested[0]}"
-    return f"{path}: expected raw/data.npz in it, found none" + (f" but in {sorted(nested)}" if nested else "")
+    found = f" but in {', '.join(str(folder) for folder in sorted(nested)[:3])}" if nested else ""
+    return f"{path}: expected raw/data.npz in it, found none{found}"
 
 
 @clear_errors()
