@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
-from ..errors import InputError
+from ..errors import InputError, clear_errors
+from ..files import home
 from ..memory.recorder import COLUMNS, EVENTS, TIMELINE, parse_events
 from ..memory.tally import Tally
 from . import timeline as read
@@ -59,17 +60,18 @@ class Run:
     """
 
     def __init__(self, run_dir: str | os.PathLike[str], **known: Any):
-        self.run_dir = Path(run_dir)
+        self.run_dir = home(run_dir)
         vars(self).update(known)
 
     @classmethod
+    @clear_errors()
     def open(cls, run_dir: str | os.PathLike[str]) -> Run:
         """The run in a folder.
 
         Raises:
             InputError: when it is not the folder of a run.
         """
-        if not any(Path(run_dir, name).is_file() for name in (CONFIG, EVENTS, TIMELINE)):
+        if not any((home(run_dir) / name).is_file() for name in (CONFIG, EVENTS, TIMELINE)):
             raise InputError(f"{run_dir}: expected the folder of a run ({CONFIG}, {EVENTS}), found neither in it")
         return cls(run_dir)
 
@@ -205,6 +207,7 @@ class Run:
         return self
 
 
+@clear_errors()
 def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
     """Say what ended the run in `run_dir`, from its files alone; works after a SIGKILL of run or watcher.
 

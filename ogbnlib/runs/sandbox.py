@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, is_interactive, parse_bytes
-from ..files import next_run_dir
+from ..errors import InputError, clear_errors, is_interactive, parse_bytes
+from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
@@ -31,6 +31,7 @@ from .folder import Run, own_run_dir
 from .supervise import supervise
 
 
+@clear_errors()
 def watch(
     argv: list[str],
     memory_limit: str | int | None = None,
@@ -60,6 +61,7 @@ def watch(
         return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": []}, echo=echo)
 
 
+@clear_errors()
 def run(
     config: TrainConfig,
     memory_limit: str | int | None = None,
@@ -98,7 +100,7 @@ def run(
         notes.append(f"memory_limit is above what this process may use: {available} bytes ({source})")
     limit, refused = make_limit(limit_bytes, limit_by)
     name = name or f"{Path(config.dataset).name}-{config.loading}"
-    folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
     with contextlib.closing(limit), own_run_dir(config, folder, resume=resume) as (before, lock):
         if before.is_finished and before.config == config:
             return before

@@ -215,7 +215,7 @@ class StoreLoaders(Loaders):
     def _load(self, store: Store) -> Data:
         self.store = store
         self._available = available_bytes()
-        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
+        self._labels = {split: torch.from_numpy(store.labels(ids.numpy())) for split, ids in self.splits.items()}
         store.advise_random()
         held = [*self.splits.values(), *self._labels.values()]
         self.log.part("splits and their labels", sum(t.nbytes for t in held))

@@ -16,13 +16,15 @@ from pathlib import Path
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Do `work`; the exit code of `diagnosis.EXIT_CODES`, after the sentence that says why it was not done.
 
-    An error that is neither a mistake of the user's nor a stop nor a full GPU is raised.
+    An error that is neither a mistake of the user's nor the disk's, nor a stop nor a full GPU, is raised.
     """
+    from ..errors import clear_errors
     from ..memory.signals import Stopped, ignore
     from ..runs.diagnosis import exit_code_of
 
     try:
-        work()
+        with clear_errors():
+            work()
     except Exception as error:
         if (code := exit_code_of(error)) == 1:
             raise

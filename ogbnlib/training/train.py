@@ -21,6 +21,8 @@ import torch
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
+from ..errors import clear_errors
+from ..files import home
 from ..forecast.passes import step_reserve_bytes
 from ..graph.store import Store
 from ..memory import cuda
@@ -66,6 +68,7 @@ def warm_up() -> None:
     score(labels, labels)
 
 
+@clear_errors()
 def train(
     config: TrainConfig,
     run_dir: str | os.PathLike[str] | None = None,
@@ -80,14 +83,15 @@ def train(
         resume: Go on from the run's last checkpoint.
 
     Raises:
-        InputError: for bad input, before anything is written; for a folder in which another process trains; for
+        InputError: for bad input, before anything is written; for a folder in which another process trains; for a
+            disk that is full or refuses in another way; for
             `expandable_segments` in a process that has used CUDA already.
         torch.OutOfMemoryError: when the GPU's memory ran out; the event `cuda_oom` is in the run's folder then.
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
     """
     cuda.prepare_allocator(config)
-    stop, folder = StopRequest(), None if run_dir is None else Path(run_dir)
+    stop, folder = StopRequest(), None if run_dir is None else home(run_dir)
     with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             check_inputs(config)
@@ -126,6 +130,7 @@ def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
         attempt.end(code)
 
 
+@clear_errors()
 def train_prepared(
     config: TrainConfig,
     run_dir: Path | None,
