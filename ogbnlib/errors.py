@@ -17,6 +17,10 @@ class InputError(ValueError):
     """A mistake in what the user gave: names the file or parameter, what was expected, what was found, what to do."""
 
 
+class Diverged(ArithmeticError):
+    """Training came to a loss or a weight that is not finite. What was saved before is finite."""
+
+
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
     """A byte count from `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB.
 

@@ -21,10 +21,11 @@ from .errors import InputError, format_bytes
 StrPath = str | os.PathLike[str]
 
 
-def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
+def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None) -> None:
     """Make `path` appear whole or not at all: `write(file)` goes to a neighbour, which is fsynced and then renamed.
 
-    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed.
+    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed; with
+    `keep` the old file is renamed to that, and between the two renames it is there under that name alone.
     """
     path = Path(path)
     beside = hidden(path, f"{uuid.uuid4().hex}.part")
@@ -33,6 +34,8 @@ def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
