@@ -19,6 +19,10 @@ class InputError(ValueError):
     """A mistake in what the user gave: names the file or parameter, what was expected, what was found, what to do."""
 
 
+class Diverged(ArithmeticError):
+    """Training came to a loss or a weight that is not finite. What was saved before is finite."""
+
+
 _REMEDIES = {
     errno.EACCES: "change its permissions, or name a place of your own",
     errno.EPERM: "change its permissions, or name a place of your own",

@@ -50,10 +50,11 @@ class _Output(io.FileIO):
             raise
 
 
-def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
+def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None) -> None:
     """Make `path` appear whole or not at all: `write(file)` goes to a neighbour, which is fsynced and then renamed.
 
-    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed.
+    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed; with
+    `keep` the old file is renamed to that, and between the two renames it is there under that name alone.
 
     Raises:
         InputError: when the disk is full, or refuses in another way; what was at `path` is still there then.
@@ -70,6 +71,8 @@ def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
                 except Exception as error:
                     raise raw.error or error from None
                 os.fsync(raw.fileno())
+            if keep is not None and path.exists():
+                os.replace(path, keep)
             os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)

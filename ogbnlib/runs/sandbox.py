@@ -27,7 +27,7 @@ from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE
 from ..sources.catalog import locate_for
 from .attempt import Attempt
-from .folder import Run, own_run_dir
+from .folder import CONFIG_VARIABLE, Run, own_run_dir
 from .supervise import supervise
 
 
@@ -102,13 +102,15 @@ def run(
     name = name or f"{Path(config.dataset).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
     with contextlib.closing(limit), own_run_dir(config, folder, resume=resume) as (before, lock):
-        if before.is_finished and before.config == config:
-            return before
+        with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
+            if before.is_finished and before.config == config:
+                return before
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
         module = ["ogbnlib.training.child"] if num_ranks == 1 else ["ogbnlib.training.launch", str(num_ranks)]
         argv = [sys.executable, "-m", *module, str(folder), "--locked", *(["--resume"] if resume else [])]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid())}
+        env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, lock=lock)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -44,9 +45,10 @@ def main(arguments: list[str]) -> int:
     # The imports make about a million objects that live on. Looking through them after every 700 new ones took 0.5 s of
     # their 3 s; after every 50,000 they leave as little garbage behind.
     gc.set_threshold(50_000)
+    from ..config import TrainConfig
     from ..memory import cuda
     from ..memory.signals import StopRequest, die_with_parent, take_over
-    from ..runs.folder import Run, locked
+    from ..runs.folder import CONFIG_VARIABLE, Run, locked
     from .distributed import end_here, join
     from .train import train_prepared
 
@@ -59,7 +61,8 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
 
     def train() -> None:
-        config = Run(folder).config
+        given = os.environ.get(CONFIG_VARIABLE)
+        config = TrainConfig.create(json.loads(given)) if given else Run(folder).config
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
         with lock, join(config.device) as ranks:

@@ -36,7 +36,7 @@ from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
 from ..sampling.policies import compile_kernels, make_loaders
 from ..sources.catalog import open_for
-from .checkpoint import Row
+from .checkpoint import Row, fingerprint
 from .distributed import Ranks, join
 from .models import GNN
 from .step import Learner
@@ -86,6 +86,7 @@ def train(
         InputError: for bad input, before anything is written; for a folder in which another process trains; for a
             disk that is full or refuses in another way; for
             `expandable_segments` in a process that has used CUDA already.
+        Diverged: when the loss or a weight is no longer finite; the last checkpoint is.
         torch.OutOfMemoryError: when the GPU's memory ran out; the event `cuda_oom` is in the run's folder then.
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
@@ -162,11 +163,13 @@ def train_prepared(
             compile_kernels(list(config.num_neighbors))
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
-        trainer = Trainer(config, loaders, run_dir, log, progress, stop, ranks)
+        trainer = Trainer(config, fingerprint(store, config), loaders, run_dir, log, progress, stop, ranks)
         try:
             if resume:
                 with ranks.together():
                     trainer.restore()
+                if ranks.first:
+                    trainer.take_over()
             trainer.run()
         finally:
             loaders.close()
