@@ -125,13 +125,14 @@ def _carry_out(
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
     outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
-    words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+    words = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+    told = [line for line in words if line.startswith("error: ")] or (words if outcome.exit_code != 137 else [])
     ended = attempt.end(
         outcome.exit_code,
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
         kernel_peak_bytes=outcome.peak_bytes,
-        last_output=words[-1] if words and outcome.exit_code not in (0, 137) else None,
+        last_output=told[-1] if told and outcome.exit_code != 0 else None,
         **outcome.evidence,
         **more,
     )

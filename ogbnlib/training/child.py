@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,20 +17,27 @@ from pathlib import Path
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Do `work`; the exit code of `diagnosis.EXIT_CODES`, after the sentence that says why it was not done.
 
-    An error that is neither a mistake of the user's nor a stop nor a full GPU is raised.
+    An error that is neither a mistake of the user's nor a stop nor a full GPU nor a worker's has a traceback.
     """
     from ..memory.signals import Stopped, ignore
+    from ..memory.workers import WorkerDied
     from ..runs.diagnosis import exit_code_of
+    from .distributed import launched
 
     try:
         work()
     except Exception as error:
-        if (code := exit_code_of(error)) == 1:
-            raise
-        if not isinstance(error, Stopped):
+        code = exit_code_of(error)
+        if isinstance(error, Stopped):
+            if os.environ.get("RANK", "0") == "0":
+                say(error)
+        elif launched() and " by peer" in str(error):  # as gloo says it
+            print(f"rank {os.environ['RANK']} ended, as another one did", file=sys.stderr)
+            return 143  # as if its launcher had ended it already
+        elif code == 1 and not isinstance(error, WorkerDied):
+            traceback.print_exc()
+        else:
             print(f"error: {error}", file=sys.stderr)
-        elif os.environ.get("RANK", "0") == "0":
-            say(error)
         return code
     finally:
         ignore()  # Python's end would have them end the process, whose work is done
