@@ -293,5 +293,7 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
         run = Run(run_dir)
         if resume:
             _check_resumption(config, run)
+        for torn in run_dir.glob(".*.part"):  # what a kill left of a file that is written whole or not at all
+            torn.unlink(missing_ok=True)
         config.save(run_dir / CONFIG)
         yield run, lock
