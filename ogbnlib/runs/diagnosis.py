@@ -18,6 +18,7 @@ from ..forecast.cures import cuda_cures
 from ..memory.cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
 from ..memory.signals import Stopped
 from ..memory.tally import PhaseNow, Tally
+from ..memory.workers import WorkerDied
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
@@ -25,7 +26,7 @@ DIVERGED = 77
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
 EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
     "0": ("finished", "finished without an error", "nothing to mend"),
-    "1": ("error", "ended by a Python exception", "read the traceback at the end of output.log"),
+    "1": ("error", "ended by a Python exception", "read the end of output.log"),
     "2": ("bad input", "refused its input before any work", "correct the parameter or file that the message names"),
     "75": (
         "stopped at a checkpoint",
@@ -94,6 +95,8 @@ def exit_code_of(error: BaseException) -> int:
     torch = sys.modules.get("torch")  # without it nothing of it was raised
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_CUDA_MEMORY
+    if isinstance(error, WorkerDied):
+        return error.exit_code
     codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, KeyboardInterrupt: 130}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.csv"
 OUTPUT, CHECKPOINT, LOCK = "output.log", "checkpoint.pt", ".lock"
+TORN_FILES = ".*.part"  # what a kill left of files that are written whole or not at all
 PREVIOUS, DAMAGED = "checkpoint.previous.pt", "checkpoint.damaged.pt"
 CONFIG_VARIABLE = (
     "OGBNLIB_CONFIG"  # tells a child the config of a run to resume, whose config.json is still the old one
@@ -265,7 +266,7 @@ def _check_kind(run_dir: Path, *, resume: bool) -> None:
     if resume:
         if not existing:
             raise InputError(f"{run_dir}: expected a run to resume ({CONFIG}), found none; start it without resume")
-    elif run_dir.is_dir() and any(path.name != LOCK for path in run_dir.iterdir()):
+    elif run_dir.is_dir() and any(path.name != LOCK and not path.match(TORN_FILES) for path in run_dir.iterdir()):
         what = "a run" if existing else "other files"
         raise InputError(
             f"{run_dir}: expected a new or empty folder, found {what} in it; resume it or name another one"
@@ -344,6 +345,8 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
         run = Run(run_dir)
         if resume:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
-        else:
+        for torn in run_dir.glob(TORN_FILES):
+            torn.unlink(missing_ok=True)
+        if not resume:
             config.save(run_dir / CONFIG)
         yield run, lock

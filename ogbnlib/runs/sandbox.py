@@ -8,12 +8,14 @@ it does not cover: CPU time, disk, GPU memory, and files already cached by other
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,8 @@ def run(
     limit, refused = make_limit(limit_bytes, limit_by)
     name = name or f"{Path(config.dataset).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
-    with contextlib.closing(limit), own_run_dir(config, folder, resume=resume) as (before, lock):
+    own = own_run_dir(config, folder, resume=resume)
+    with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock):
         with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
             if before.is_finished and before.config == config:
                 return before
@@ -109,11 +112,41 @@ def run(
         module = ["ogbnlib.training.child"] if num_ranks == 1 else ["ogbnlib.training.launch", str(num_ranks)]
         argv = [sys.executable, "-m", *module, str(folder), "--locked", *(["--resume"] if resume else [])]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
-        env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid())}
+        env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
         env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
-        return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, lock=lock)
+        return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, inherited=(lock, tmp_lock))
+
+
+@contextlib.contextmanager
+def _own_tmp() -> Iterator[tuple[Path, int]]:
+    """A temporary folder for a trainer and all that it starts, and the descriptor that holds its lock.
+
+    PyG leaves a generated file in it for each process that makes a convolution. It goes with the run; where the parent
+    was killed the next run takes it away, as nobody holds its lock any more.
+    """
+    base = tempfile.gettempdir()
+    base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
+    for old in Path(base).glob("ogbnlib-????????.tmp"):
+        with contextlib.suppress(OSError), _opened(old) as descriptor:  # another user's, or of a run that goes on
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - old.stat().st_mtime > 1:  # else it may be about to be locked
+                shutil.rmtree(old)
+    with tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp") as folder:
+        with _opened(Path(folder)) as descriptor:
+            with contextlib.suppress(OSError):  # a file system without locks, where none is taken away either
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(folder), descriptor
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _carry_out(
@@ -129,13 +162,14 @@ def _carry_out(
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
     outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
-    words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+    words = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+    told = [line for line in words if line.startswith("error: ")] or (words if outcome.exit_code != 137 else [])
     ended = attempt.end(
         outcome.exit_code,
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
         kernel_peak_bytes=outcome.peak_bytes,
-        last_output=words[-1] if words and outcome.exit_code not in (0, 137) else None,
+        last_output=told[-1] if told and outcome.exit_code != 0 else None,
         **outcome.evidence,
         **more,
     )
@@ -153,7 +187,7 @@ def measure_runtime_bytes() -> int:
     while not held or (len(held) == 1 and held[0] > 1.15 * RUNTIME_BYTES):
         with tempfile.TemporaryDirectory() as folder:
             limit, _refused = make_limit(None)
-            outcome = supervise(argv, Path(folder), limit, echo=False)
+            outcome = supervise(argv, Path(folder), limit, env={"TMPDIR": folder}, echo=False)
             if outcome.exit_code != 0:
                 raise InputError(f"ogbnlib: it can't train here, run `python -m ogbnlib doctor`: {outcome.tail[-500:]}")
             held.append(outcome.tally.peaks["anon_shmem_bytes"])

@@ -51,7 +51,7 @@ def supervise(
     env: Mapping[str, str] | None = None,
     echo: bool = True,
     holds_back: bool = False,
-    lock: int | None = None,
+    inherited: tuple[int, ...] = (),
 ) -> Outcome:
     """Run a command inside `limit`, recorded in `run_dir` until it ends, and end all that it leaves behind.
 
@@ -62,7 +62,7 @@ def supervise(
         env: Beside this process's own environment.
         echo: Relay the output; it is in `output.log` either way.
         holds_back: The command calls `signals.take_over`; until then it keeps stop signals waiting.
-        lock: A descriptor to inherit.
+        inherited: Descriptors.
     """
     recorder, forward = recorder or Recorder(run_dir), Forward()
     with handled(forward):
@@ -73,7 +73,7 @@ def supervise(
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    pass_fds=() if lock is None else (lock,),
+                    pass_fds=inherited,
                     start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
                     env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
                 )

@@ -30,9 +30,9 @@ from torch_geometric.sampler import BaseSampler, NeighborSampler
 from ..config import TrainConfig
 from ..graph.sort import restore_input_order
 from ..graph.store import Store
-from ..memory import signals
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
+from ..memory.workers import worker_arguments
 from ..sources.catalog import check_store
 from .budget import BatchShape, window_budget
 from .choice import EpochSampler
@@ -90,7 +90,7 @@ class Loaders:
             "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed, **share),
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,
-            "worker_init_fn": signals.ignore,
+            **worker_arguments(config.num_workers),
             "pin_memory": config.pin_memory and torch.cuda.is_available(),
             # A generator of its own: DataLoader draws a worker seed per iteration, and taking that from torch's
             # global state would make dropout depend on how many evaluations were run.

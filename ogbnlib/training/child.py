@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,22 +18,29 @@ from pathlib import Path
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Do `work`; the exit code of `diagnosis.EXIT_CODES`, after the sentence that says why it was not done.
 
-    An error that is neither a mistake of the user's nor the disk's, nor a stop nor a full GPU, is raised.
+    An error that is neither a mistake of the user's nor the disk's, nor a stop, a full GPU or a worker's has a traceback.
     """
     from ..errors import clear_errors
     from ..memory.signals import Stopped, ignore
+    from ..memory.workers import WorkerDied
     from ..runs.diagnosis import exit_code_of
+    from .distributed import launched
 
     try:
         with clear_errors():
             work()
     except Exception as error:
-        if (code := exit_code_of(error)) == 1:
-            raise
-        if not isinstance(error, Stopped):
+        code = exit_code_of(error)
+        if isinstance(error, Stopped):
+            if os.environ.get("RANK", "0") == "0":
+                say(error)
+        elif launched() and " by peer" in str(error):  # as gloo says it
+            print(f"rank {os.environ['RANK']} ended, as another one did", file=sys.stderr)
+            return 143  # as if its launcher had ended it already
+        elif code == 1 and not isinstance(error, WorkerDied):
+            traceback.print_exc()
+        else:
             print(f"error: {error}", file=sys.stderr)
-        elif os.environ.get("RANK", "0") == "0":
-            say(error)
         return code
     finally:
         ignore()  # Python's end would have them end the process, whose work is done

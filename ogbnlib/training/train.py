@@ -29,6 +29,7 @@ from ..memory import cuda
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
+from ..memory.workers import workers_ended
 from ..runs.attempt import Attempt
 from ..runs.diagnosis import exit_code_of
 from ..runs.folder import Run, own_run_dir
@@ -164,15 +165,13 @@ def train_prepared(
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
         trainer = Trainer(config, fingerprint(store, config), loaders, run_dir, log, progress, stop, ranks)
-        try:
+        with contextlib.closing(loaders), workers_ended():
             if resume:
                 with ranks.together():
                     trainer.restore()
                 if ranks.first:
                     trainer.take_over()
             trainer.run()
-        finally:
-            loaders.close()
         return TrainResult(trainer.state.history, trainer.learner.model, run_dir)
     except torch.OutOfMemoryError as error:
         cuda.record_oom(error, config, run_dir, log.mark)

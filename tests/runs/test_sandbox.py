@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -275,6 +277,33 @@ def test_another_data_set_is_refused_on_resumption(tiny_config: Config, tmp_path
     train(first, tmp_path / "run")
     with pytest.raises(InputError):
         train(first.replace(dataset=str(synth_dir), epochs=2), tmp_path / "run", resume=True)
+
+
+# What is left behind --------------------------------------------------------------------------------------------------
+
+
+def test_what_killed_runs_leave_goes_with_the_next_one_and_nothing_of_its_own_stays(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tmp = tmp_path / "run", Path("/tmp", tmp_path.name[-20:])  # sockets lie in it, whose paths must be short
+    monkeypatch.setattr("tempfile.tempdir", str(tmp))
+    names = {name: tmp / f"ogbnlib-{name:_<8}.tmp" for name in ("dead", "alive")}
+    for path in names.values():
+        path.mkdir(parents=True)
+        (path / "generated.py").touch()
+        os.utime(path, (0, 0))
+    prepare(tiny_config(epochs=1), folder, resume=False)
+    for torn in (".checkpoint.pt.0f.part", ".result.json.0f.part"):
+        (folder / torn).touch()
+    held = os.open(names["alive"], os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        assert run(tiny_config(epochs=1), run_dir=folder, resume=True, echo=False).exit_code == 0
+        assert list(tmp.iterdir()) == [names["alive"]]
+    finally:
+        os.close(held)
+        shutil.rmtree(tmp)
+    assert {path.name for path in folder.iterdir()} == FILES
 
 
 # Output --------------------------------------------------------------------------------------------------------------
