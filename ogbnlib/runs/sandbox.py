@@ -133,11 +133,11 @@ def _own_tmp() -> Iterator[tuple[Path, int]]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if time.time() - old.stat().st_mtime > 1:  # else it may be about to be locked
                 shutil.rmtree(old)
-    with tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp") as folder:
-        with _opened(Path(folder)) as descriptor:
-            with contextlib.suppress(OSError):  # a file system without locks, where none is taken away either
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield Path(folder), descriptor
+    made = tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp")
+    with made as folder, _opened(Path(folder)) as descriptor:
+        with contextlib.suppress(OSError):  # a file system without locks, where none is taken away either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Path(folder), descriptor
 
 
 @contextlib.contextmanager

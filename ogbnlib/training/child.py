@@ -18,7 +18,7 @@ from pathlib import Path
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Do `work`; the exit code of `diagnosis.EXIT_CODES`, after the sentence that says why it was not done.
 
-    An error that is neither a mistake of the user's nor the disk's, nor a stop, a full GPU or a worker's has a traceback.
+    Errors of other kinds than a user's mistake, the disk's, a stop, a full GPU or a worker's have a traceback.
     """
     from ..errors import clear_errors
     from ..memory.signals import Stopped, ignore
