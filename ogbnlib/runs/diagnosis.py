@@ -160,7 +160,10 @@ def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str,
         return f"set feature_dtype=float16{saved}"
     if config.num_workers:
         return "set num_workers=0: each worker adds its own interpreter and batches in flight"
-    if name.startswith(("train", "eval")):
+    if name.startswith("eval"):
+        seeds, fan_out = config.eval_batch_size or config.batch_size, list(config.fan_out(training=False))
+        return f"set eval_batch_size below {seeds}, or eval_num_neighbors below {fan_out}"
+    if name.startswith("train"):
         return f"set batch_size below {config.batch_size}, or num_neighbors below {list(config.num_neighbors)}"
     if config.feature_dtype == "float32":
         return "set feature_dtype=float16, which halves the features"

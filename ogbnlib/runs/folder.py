@@ -51,7 +51,8 @@ _SAID = {
     "lr": "",
     "weight_decay": "",
     "num_threads": "; torch then adds up in another order, and weights may differ in their last bits",
-    "eval_batch_size": "; accuracies of sampled neighbors are to be compared with this in mind",
+    "eval_num_neighbors": "; accuracies are to be compared with this in mind",
+    "eval_batch_size": "; accuracies are to be compared with this in mind, unless eval_num_neighbors is one number",
 }
 
 
