@@ -41,8 +41,8 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
     ),
     "77": (
         "diverged",
-        "diverged: the loss or a weight was no longer finite; what its checkpoint holds is",
-        "go on from the checkpoint with a smaller lr (--resume --set lr=...)",
+        "diverged: the loss or a weight was no longer finite; none such is in a checkpoint",
+        "go on with a smaller lr (--resume --set lr=...)",
     ),
     "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
     "135": (

@@ -342,6 +342,11 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
         run = Run(run_dir)
         if resume:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
+            done = 0
+            with contextlib.suppress(InputError):  # of a damaged metrics.csv; the checkpoint knows too
+                done = len(run.metrics)
+            if config.epochs < done:
+                raise InputError(f"epochs: the run is already at epoch {done}, got epochs={config.epochs}")
         else:
             config.save(run_dir / CONFIG)
         yield run, lock
