@@ -42,8 +42,8 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
     ),
     "77": (
         "diverged",
-        "diverged: the loss or a weight was no longer finite; what its checkpoint holds is",
-        "go on from the checkpoint with a smaller lr (--resume --set lr=...)",
+        "diverged: the loss or a weight was no longer finite; none such is in a checkpoint",
+        "go on with a smaller lr (--resume --set lr=...)",
     ),
     "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
     "135": (
@@ -163,7 +163,10 @@ def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str,
         return f"set feature_dtype=float16{saved}"
     if config.num_workers:
         return "set num_workers=0: each worker adds its own interpreter and batches in flight"
-    if name.startswith(("train", "eval")):
+    if name.startswith("eval"):
+        seeds, fan_out = config.eval_batch_size or config.batch_size, list(config.fan_out(training=False))
+        return f"set eval_batch_size below {seeds}, or eval_num_neighbors below {fan_out}"
+    if name.startswith("train"):
         return f"set batch_size below {config.batch_size}, or num_neighbors below {list(config.num_neighbors)}"
     if config.feature_dtype == "float32":
         return "set feature_dtype=float16, which halves the features"

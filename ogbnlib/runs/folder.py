@@ -53,7 +53,8 @@ _SAID = {
     "lr": "",
     "weight_decay": "",
     "num_threads": "; torch then adds up in another order, and weights may differ in their last bits",
-    "eval_batch_size": "; accuracies of sampled neighbors are to be compared with this in mind",
+    "eval_num_neighbors": "; accuracies are to be compared with this in mind",
+    "eval_batch_size": "; accuracies are to be compared with this in mind, unless eval_num_neighbors is one number",
 }
 
 
@@ -345,6 +346,11 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
         run = Run(run_dir)
         if resume:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
+            done = 0
+            with contextlib.suppress(InputError):  # of a damaged metrics.csv; the checkpoint knows too
+                done = len(run.metrics)
+            if config.epochs < done:
+                raise InputError(f"epochs: the run is already at epoch {done}, got epochs={config.epochs}")
         for torn in run_dir.glob(TORN_FILES):
             torn.unlink(missing_ok=True)
         if not resume:

@@ -99,7 +99,8 @@ def sample_window(
         for batch, key in zip(batches, keys, strict=True):
             new = batch.num_sampled_nodes[-1]
             part = slice(at, at + new)
-            chosen, target = chosen_positions(key, hop, ids[part], start[part], degree[part], k, len(batch.node) - new)
+            begin, at_hop = len(batch.node) - new, 0 if sampler.fixed else hop
+            chosen, target = chosen_positions(key, at_hop, ids[part], start[part], degree[part], k, begin)
             positions.append(chosen)
             batch.cols.append(target.astype(np.int32))
             at = part.stop

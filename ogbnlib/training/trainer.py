@@ -82,6 +82,12 @@ class Trainer:
         device = resolve_device(config.device)
         for note in cuda.begin(config, device.type):
             self._note(note)
+        one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
+        if config.eval_batch_size not in (None, config.batch_size) and not one_number:
+            self._note(
+                "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
+                "eval_num_neighbors=-1, or any one number, ends the first"
+            )
         self.learner = Learner(config, loaders.num_features, loaders.num_classes, device, ranks, log)
         log.part("model, gradients, Adam", 4 * parameter_bytes(self.learner.model))
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import time
 import weakref
@@ -328,6 +329,110 @@ def test_memory_is_released_every_k_batches_when_asked(tiny_config: Config, tmp_
     train(tiny_config(epochs=1, release_every=3, loading="shared"), tmp_path / "run")
     after = [e["after"] for e in Run(tmp_path / "run").events if e["event"] == "release"]
     assert [word for word in after if word.startswith("batch")] == ["batch 3", "batch 6"]
+
+
+# Evaluation -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["sage", "gat"])
+@pytest.mark.parametrize("fan_out", [2, -1])
+def test_an_accuracy_with_one_fan_out_does_not_depend_on_batches_or_policy(
+    tiny_config: Config, tiny_store: Path, model: str, fan_out: int
+) -> None:
+    found = {
+        tuple(
+            tuple(row[split] for split in ("train", "valid", "test"))
+            for row in train(
+                tiny_config(
+                    dataset=str(tiny_store),
+                    model=model,
+                    train_eval="every_epoch",
+                    eval_num_neighbors=fan_out,
+                    **changes,
+                )
+            ).history
+        )
+        for changes in (
+            {"loading": "shared", "eval_batch_size": 7},
+            {"loading": "lazy", "eval_batch_size": 100},
+            {"loading": "eager"},
+            {"loading": "store", "lookahead": "300 kB", "eval_batch_size": 13},
+            {"loading": "store", "lookahead": "off", "num_workers": 1},
+        )
+    }
+    assert len(found) == 1
+
+
+def test_an_exact_accuracy_is_that_of_the_model_on_the_whole_graph(tiny_config: Config, tiny_store: Path) -> None:
+    result = train(tiny_config(eval_num_neighbors=-1, eval_batch_size=7))
+    store, model = open_store(tiny_store), result.model.eval()
+    x, edge_index = torch.from_numpy(np.array(store.x)), torch.from_numpy(store.read_edge_index())
+    every = [store.num_nodes, 0, 0]
+    with torch.no_grad():  # all nodes are seeds, and all edges lie in the first hop
+        predicted = model(x, edge_index, every, [store.num_edges, 0]).argmax(dim=-1).numpy()
+    for split in ("train", "valid", "test"):
+        ids = store.splits[split]
+        assert result.history[-1][split] == pytest.approx(float((predicted[ids] == store.y[ids]).mean()))
+
+
+def test_the_fan_outs_of_evaluation_change_no_weight_and_may_change_on_resumption(
+    tiny_config: Config, tmp_path: Path, plain: TrainResult
+) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    resumed = train(tiny_config(eval_num_neighbors="-1 -1", eval_batch_size=50), tmp_path / "run", resume=True)
+    assert same(resumed.model.state_dict(), plain.model.state_dict())
+    notes = [event.get("text", "") for event in Run(tmp_path / "run").events if event["event"] == "note"]
+    assert any(note.startswith("eval_num_neighbors is [-1, -1] from here on, None before") for note in notes)
+
+
+def test_that_an_accuracy_depends_on_eval_batch_size_is_said(
+    tiny_config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "accuracies depend a little on eval_batch_size"
+    for changes, expected in (({}, False), ({"eval_batch_size": 50}, True), ({"model": "gcn"}, False)):
+        for fan_out in (None, -1):
+            train(tiny_config(epochs=1, progress="lines", eval_num_neighbors=fan_out, **changes))
+            assert (said in capsys.readouterr().out) == (expected and fan_out is None)
+    train(tiny_config(epochs=1, progress="lines", eval_num_neighbors=-1, eval_batch_size=50, model="gcn"))
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("loading", ["eager", "lazy", "shared", "store"])
+@pytest.mark.parametrize(
+    ("name", "spoil", "expected"),
+    [
+        (
+            "y",
+            lambda array: array.__setitem__(slice(None), -1),
+            r"train\.npy: expected labelled nodes, found 120 without",
+        ),
+        (
+            "y",
+            lambda array: array.__setitem__(slice(None), 4),
+            r"train\.npy: expected labelled nodes, found 120 without",
+        ),
+        (
+            "test",
+            lambda array: array.__setitem__(3, 300),
+            r"test\.npy: expected node ids from 0 to 299, found 1 others",
+        ),
+        (
+            "valid",
+            lambda array: array.__setitem__(3, array[2]),
+            r"valid\.npy: expected each node once, found 1 repeats",
+        ),
+    ],
+    ids=["unlabelled", "another class", "out of range", "twice"],
+)
+def test_splits_of_a_store_made_by_hand_are_checked_before_it_is_trained_on(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, loading: str, name: str, spoil: Any, expected: str
+) -> None:
+    store = open_store(shutil.copytree(tiny_store, tmp_path / "store"))
+    array = np.load(store.file_path(name), mmap_mode="r+")
+    spoil(array)
+    array.flush()
+    with pytest.raises(InputError, match=rf"{tmp_path}/store/{expected}.*verify"):
+        train(tiny_config(dataset=str(store.path), loading=loading))
 
 
 # Several batches to a step -------------------------------------------------------------------------------------------
