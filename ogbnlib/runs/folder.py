@@ -291,10 +291,12 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
     """
     _check_kind(run_dir, resume=resume)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with locked(run_dir) as lock:
+    with clear_errors(run_dir), locked(run_dir) as lock:
         _check_kind(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
         if resume:
             _check_resumption(config, run)
+        for path in run_dir.glob(".*.part"):  # what a kill left of a file: whoever wrote it had the lock
+            path.unlink()
         config.save(run_dir / CONFIG)
         yield run, lock
