@@ -1,4 +1,4 @@
-"""What `python -m ogbnlib doctor` looks at: versions, limits, disk, shared memory, data sets."""
+"""What `python -m ogbnlib doctor` looks at: versions, limits, disk, shared memory, leftovers, data sets."""
 
 from __future__ import annotations
 
