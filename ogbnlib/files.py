@@ -10,6 +10,7 @@ import shutil
 import socket
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -139,11 +140,38 @@ def new_folder(path: StrPath) -> Iterator[Path]:
             _sync(path.parent)
 
 
+def abandoned(folder: Path) -> list[Path]:
+    """What killed processes left half built in `folder`: each `.NAME.part` of `new_folder` that nobody works in."""
+    found = []
+    for part in sorted(path for path in folder.glob(".*.part") if path.is_dir()):
+        lock = part.with_suffix(".lock")
+        with contextlib.suppress(Timeout, PermissionError), contextlib.ExitStack() as stack:  # at work; another user's
+            if lock.exists():
+                stack.enter_context(FileLock(lock, timeout=0))
+            found.append(part)
+    return found
+
+
 def check_new(path: Path) -> None:
     """Refuse a target that is a file or a folder with anything in it."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         found = "other content" if path.is_dir() else "a file"
         raise InputError(f"{path}: expected a new or empty folder, found {found}; name another one or delete it")
+
+
+# Each machine keeps its own pages or locks there for a while, or altogether.
+_LOOSE = ("nfs", "cifs", "smb", "9p", "afs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "vboxsf")
+
+
+def warn_if_remote(path: StrPath, what: str) -> None:
+    """Warn, once a folder, where its file system is one on which `what` can't be relied upon."""
+    import psutil
+
+    place = os.path.realpath(path)
+    around = [part for part in psutil.disk_partitions(all=True) if Path(place).is_relative_to(part.mountpoint)]
+    kind = max(around, key=lambda part: len(part.mountpoint)).fstype if around else ""
+    if kind.startswith(_LOOSE):
+        warnings.warn(f"{place}: it lies on a network file system ({kind}): {what}", stacklevel=2)
 
 
 def check_space(path: StrPath, needed_bytes: int, what: str) -> None:

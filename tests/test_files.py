@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from conftest import left_in, python_child
 
 from ogbnlib import files
 from ogbnlib.errors import InputError, clear_errors
-from ogbnlib.files import home, locked, new_folder, write_atomically, write_json
+from ogbnlib.files import abandoned, home, locked, new_folder, warn_if_remote, write_atomically, write_json
 
 
 def refuse(number: int) -> Callable[..., Any]:
@@ -139,9 +142,11 @@ def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> No
     with python_child(code, str(tmp_path / "new")) as process:
         with pytest.raises(InputError, match=f"it is being written by pid {process.pid}"), new_folder(tmp_path / "new"):
             pass
+        assert abandoned(tmp_path) == []
         process.kill()
         process.wait()
     assert left_in(tmp_path) == [".new.part"]
+    assert abandoned(tmp_path) == [tmp_path / ".new.part"]
     with new_folder(tmp_path / "new") as folder:
         (folder / "whole").write_text("x")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "whole"]
@@ -157,6 +162,21 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
     ):
         pass
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("kind", "said"), [("nfs4", 1), ("fuse.sshfs", 1), ("ext4", 0), ("lustre", 0)])
+def test_a_file_system_on_which_locks_and_maps_are_loose_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: int
+) -> None:
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind)]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn_if_remote(tmp_path, "locks are loose")
+    assert [str(item.message) for item in caught] == [
+        f"{tmp_path}: it lies on a network file system ({kind}): locks are loose"
+    ][:said]
 
 
 def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError, clear_errors
-from ..files import StrPath, hidden, home
+from ..files import StrPath, abandoned, hidden, home
 from . import npz
 from .checks import SPLITS, finite, index_dtype, label_dtype
 from .npz import Array
@@ -248,8 +248,11 @@ def _read_meta(path: Path) -> dict[str, Any]:
         hint = ""
         if (path / "raw" / "data.npz").is_file():
             hint = "; this is a raw data set: convert it first"
-        elif hidden(path, "part").is_dir():
-            hint = f"; a conversion is running or was interrupted ({hidden(path, 'part')}): wait or convert again"
+        elif (part := hidden(path, "part")).is_dir():
+            left = part in abandoned(path.parent)
+            hint = (
+                f"; its conversion was interrupted ({part}): convert again" if left else "; it is being written: wait"
+            )
         raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
     text = file.read_bytes()
     try:

@@ -15,6 +15,7 @@ from typing import Any
 from ..config import TrainConfig
 from ..errors import Diverged, InputError, format_bytes
 from ..forecast.cures import cuda_cures
+from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
 from ..memory.signals import Stopped
 from ..memory.tally import PhaseNow, Tally
@@ -27,7 +28,7 @@ DIVERGED = 77
 EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
     "0": ("finished", "finished without an error", "nothing to mend"),
     "1": ("error", "ended by a Python exception", "read the end of output.log"),
-    "2": ("bad input", "refused its input before any work", "correct the parameter or file that the message names"),
+    "2": ("bad input", "refused its input, or could not read or write a file", "mend what the message names"),
     "75": (
         "stopped at a checkpoint",
         "stopped at a batch boundary on SIGUSR1 or SIGTERM, as a time limit or preemption sends them; "
@@ -144,11 +145,13 @@ class Diagnosis:
         return asdict(self)
 
 
-def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str, int]) -> str:
+def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str, int], limit_bytes: int | None) -> str:
     """The smallest change that takes away what the run died of, with its size where that is known."""
     if config is None:
         return "run with loading=shared, which keeps one CSC for all loaders"
     name = phase.name if phase else ""
+    if name in ("", "open", "compile kernels") and (limit_bytes or 0) <= RUNTIME_BYTES:
+        return f"raise memory_limit: Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
     if config.loading in ("eager", "lazy"):
         coo = parts.get("edge_index (COO)", 0)
         kept = sum(size for part, size in parts.items() if part.endswith("CSC"))
@@ -259,7 +262,8 @@ def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any]
         done = f"Finished without an error {after.replace('after', 'in')}{_limited(result)}{_at_most(result)}."
         return Diagnosis(done, "finished", 0, label, *told)
     if result.get("killed_by"):
-        cause, remedy = "out of memory", _remedy(config, tally.phase, tally.parts)
+        limit = (result.get("outer_limit") or {}).get("limit_bytes", result.get("memory_limit_bytes"))
+        cause, remedy = "out of memory", _remedy(config, tally.phase, tally.parts, limit)
         text = [f"{_killer(result)} {after}, {where}."]
     else:
         cause, (meaning, remedy) = word_of(code), explain_exit_code(code)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors
-from ..files import home
+from ..files import home, warn_if_remote
 from ..memory.recorder import COLUMNS, EVENTS, TIMELINE, parse_events
 from ..memory.tally import Tally
 from . import timeline as read
@@ -341,7 +341,8 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
     """
     _check_kind(run_dir, resume=resume)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with locked(run_dir) as lock:
+    warn_if_remote(run_dir, "its lock may not keep out a second run from another machine; start none")
+    with clear_errors(run_dir), locked(run_dir) as lock:
         _check_kind(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
         if resume:

@@ -30,6 +30,7 @@ from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from ..config import TrainConfig
 from ..errors import InputError
+from ..files import warn_if_remote
 from ..graph.sort import restore_input_order
 from ..graph.store import Store
 from ..graph.verify import wrong_splits
@@ -226,6 +227,9 @@ class StoreLoaders(Loaders):
 
     def _load(self, store: Store) -> Data:
         self.store = store
+        warn_if_remote(
+            store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        )
         self._available = available_bytes()
         self._labels = {split: torch.from_numpy(store.labels(ids.numpy())) for split, ids in self.splits.items()}
         store.advise_random()

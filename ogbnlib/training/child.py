@@ -54,6 +54,7 @@ def main(arguments: list[str]) -> int:
     # their 3 s; after every 50,000 they leave as little garbage behind.
     gc.set_threshold(50_000)
     from ..config import TrainConfig
+    from ..errors import clear_errors
     from ..memory import cuda
     from ..memory.signals import StopRequest, die_with_parent, take_over
     from ..runs.folder import CONFIG_VARIABLE, Run, locked
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> int:
         config = TrainConfig.create(json.loads(given)) if given else Run(folder).config
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
-        with lock, join(config.device) as ranks:
+        with lock, join(config.device) as ranks, clear_errors(folder):
             how = os.environ.get("OGBNLIB_PROGRESS", "lines")
             train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
 

@@ -101,7 +101,8 @@ def train(
             if folder is not None and ranks.first:
                 before, _lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(before, config))
-        return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
+        with clear_errors(folder):
+            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
 
 
 def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
@@ -132,7 +133,6 @@ def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
         attempt.end(code)
 
 
-@clear_errors()
 def train_prepared(
     config: TrainConfig,
     run_dir: Path | None,

@@ -328,8 +328,10 @@ def test_what_is_no_store_is_refused_with_the_next_step(tmp_path: Path, tiny_dir
     with pytest.raises(InputError, match="convert it first"):
         open_store(tiny_dir)
     (tmp_path / ".half.part").mkdir()
-    with pytest.raises(InputError, match="a conversion is running or was interrupted"):
+    with pytest.raises(InputError, match=r"its conversion was interrupted \(.*\): convert again"):
         open_store(tmp_path / "half")
+    with new_folder(tmp_path / "new"), pytest.raises(InputError, match="it is being written: wait"):
+        open_store(tmp_path / "new")
     with pytest.raises(InputError, match="the work of a conversion"):
         open_store(tmp_path / ".half.part")
 

@@ -443,6 +443,44 @@ def test_a_disk_that_fills_up_at_the_very_end_is_too(
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_whichever_call_to_the_disk_fails_nothing_of_it_or_all_is_there(
+    raw: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fail_at = 0
+
+    def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
+        def maybe(*arguments: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == fail_at:
+                raise OSError(number, os.strerror(number))
+            return call(*arguments, **more)
+
+        return maybe
+
+    for name in ("fsync", "fdatasync", "replace", "open", "mkdir", "pwrite", "preadv", "posix_fadvise"):
+        monkeypatch.setattr(os, name, faulty(getattr(os, name)))
+    for kind in (files.Stream, files._Output):
+        monkeypatch.setattr(kind, "write", faulty(kind.write))
+    target = tmp_path / "s"
+    while calls >= fail_at:
+        fail_at, calls = fail_at + 1, 0
+        said = ""
+        try:
+            convert(raw, target, progress=False, keep_hops=2)
+        except InputError as error:
+            said = str(error)
+        assert not said or (str(tmp_path) in said and os.strerror(number).lower() in said)
+        made, calls = calls, fail_at  # from here on none fails
+        if target.exists():
+            assert verify_store(target) == []
+            shutil.rmtree(target)
+        assert nothing_left(tmp_path)
+        calls = made
+    assert fail_at > 40
+
+
 @pytest.mark.parametrize("file", ["raw/data.npz", "raw/node-label.npz", "split/time/valid.csv.gz"])
 @pytest.mark.parametrize("how", ["replaced", "written to"])
 def test_a_file_that_is_replaced_meanwhile_ends_it(raw: Path, tmp_path: Path, file: str, how: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import torch
 from conftest import left_in, official_csv, raw_arrays, tree
 from torch_geometric.data import Data
 
+from ogbnlib import files
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
@@ -52,6 +54,24 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.fixture(scope="module")
 def plain(tiny_config: Config) -> TrainResult:
     return train(tiny_config())
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "config.json"])
+def test_a_full_disk_ends_it_with_one_sentence_and_code_2(
+    tiny_config: Config, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(InputError, match=rf"run/{file}: no space left on device; the disk is full: free space on it"):
+        train(tiny_config(), tmp_path / "run")
+    assert file == "config.json" or Run.open(tmp_path / "run").exit_code == 2
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(".part")]
 
 
 @pytest.mark.parametrize("undirected", [False, True])
