@@ -149,6 +149,10 @@ class Store(GraphSize):
     def splits(self) -> dict[str, Array]:
         return {name: self.read(name) for name in SPLITS}
 
+    def damaged(self, name: str, problem: str) -> InputError:
+        """The error that says what is wrong with array `name`."""
+        return InputError(f"{self.file_path(name)}: {problem}; run `python -m ogbnlib verify {self.path}`")
+
     def advise_random(self) -> None:
         """Tell the kernel not to read ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
         for array in (self.colptr, self.row, self.x, self.y, *([] if self.node_id is None else [self.node_id])):
@@ -187,14 +191,22 @@ class Store(GraphSize):
         return out
 
     def read_edge_index(self) -> Array:
-        """Edges int64 [2, E], source above destination, column by column, reverse edges included."""
+        """Edges int64 [2, E], source above destination, column by column, reverse edges included.
+
+        Raises:
+            InputError: when the offsets of the columns are not ascending from 0 to E.
+        """
         edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
+        sound = (self.colptr[0], self.colptr[-1]) == (0, self.num_edges)
         for begin, sources in self.chunks("row"):
             edge_index[0, begin : begin + len(sources)] = sources
         for begin in range(0, self.num_nodes, step):
             offsets = self.colptr[begin : begin + step + 1]
             columns = np.arange(begin, begin + len(offsets) - 1)
-            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(columns, np.diff(offsets))
+            degrees = np.diff(offsets)
+            if not sound or (degrees < 0).any():
+                raise self.damaged("colptr", f"expected ascending offsets from 0 to {self.num_edges}, found others")
+            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(columns, degrees)
         return edge_index
 
 

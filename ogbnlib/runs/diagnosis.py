@@ -51,6 +51,11 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
         "preemption and kill -9",
         "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence",
     ),
+    "138": (
+        "SIGUSR1",
+        "ended by SIGUSR1 in its first second, before it could stop at a checkpoint",
+        "start it again, with resume=True (--resume) where its folder is there already",
+    ),
     "139": (
         "error",
         "ended by SIGSEGV, a crash in compiled code",

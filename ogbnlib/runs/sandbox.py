@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, is_interactive, parse_bytes
+from ..errors import InputError, format_bytes, is_interactive, parse_bytes
 from ..files import next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
@@ -50,7 +50,7 @@ def watch(
     Raises:
         InputError: for a bad limit, or a command that is not there, before anything is written.
     """
-    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    limit_bytes, notes = _attainable(memory_limit, say=echo)
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else argv
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(f"argv: expected a command that can be run, got {argv}")
@@ -59,7 +59,7 @@ def watch(
         folder = next_run_dir(runs_dir, name)
         folder.mkdir(parents=True)
         attempt = Attempt(Run(folder), memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
-        return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": []}, echo=echo)
+        return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": notes}, echo=echo)
 
 
 def run(
@@ -78,7 +78,7 @@ def run(
 
     Args:
         config: What to train.
-        memory_limit: "2 GB" or bytes; None records without a limit.
+        memory_limit: "2 GB" or bytes; None records without a limit. Where less can be had here, that is the limit.
         run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
             called `name`, or by data set and policy.
         resume: Go on from the run's last checkpoint. A run of this very config that has finished is returned as it is.
@@ -90,14 +90,10 @@ def run(
         InputError: for bad input, before the child is started.
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
-    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    limit_bytes, notes = _attainable(memory_limit, say=echo)
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     check_inputs(config)
-    available, source = effective_limit()
-    notes = []
-    if limit_bytes is not None and limit_bytes > available:
-        notes.append(f"memory_limit is above what this process may use: {available} bytes ({source})")
     limit, refused = make_limit(limit_bytes, limit_by)
     name = name or f"{Path(config.dataset).name}-{config.loading}"
     folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
@@ -115,6 +111,19 @@ def run(
         return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, inherited=(lock, tmp_lock))
 
 
+def _attainable(memory_limit: str | int | None, *, say: bool) -> tuple[int | None, list[str]]:
+    """The limit in bytes, or the lower one that holds here anyway, and what is to be noted of that."""
+    if memory_limit is None:
+        return None, []
+    wanted, (available, source) = parse_bytes(memory_limit), effective_limit()
+    if wanted <= available:
+        return wanted, []
+    note = f"memory_limit: {format_bytes(wanted)} is above {source}: the limit is {format_bytes(available)}"
+    if say:
+        print(note, flush=True)
+    return available, [note]
+
+
 @contextlib.contextmanager
 def _own_tmp() -> Iterator[tuple[Path, int]]:
     """A temporary folder for a trainer and all that it starts, and the descriptor that holds its lock.
@@ -129,11 +138,11 @@ def _own_tmp() -> Iterator[tuple[Path, int]]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if time.time() - old.stat().st_mtime > 1:  # else it may be about to be locked
                 shutil.rmtree(old)
-    with tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp") as folder:
-        with _opened(Path(folder)) as descriptor:
-            with contextlib.suppress(OSError):  # a file system without locks, where none is taken away either
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield Path(folder), descriptor
+    own = tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp")
+    with own as folder, _opened(Path(folder)) as descriptor:
+        with contextlib.suppress(OSError):  # a file system without locks, where none is taken away either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Path(folder), descriptor
 
 
 @contextlib.contextmanager

@@ -61,11 +61,21 @@ class Loaders:
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
         self._reserve = reserve
         check_store(store, config)
-        self._node_id = store.node_id  # neighbors are chosen by the ids that nodes had before others were dropped
+        self._where, self._node_id = (
+            str(store.path),
+            store.node_id,
+        )  # neighbors are chosen by the ids that nodes had before others were dropped
         self.num_features, self.num_classes = store.num_features, store.num_classes
         with log.phase("load", policy=config.loading):
             self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
+            for name, ids in store.splits.items():
+                if len(ids) and (ids.min() < 0 or ids.max() >= store.num_nodes):
+                    raise store.damaged(name, f"expected node ids from 0 to {store.num_nodes - 1}, found others")
             self.data = self._load(store)
+        for name in self.splits:
+            labels = self.labels(name)
+            if len(labels) and (labels.min() < 0 or labels.max() >= store.num_classes):
+                raise store.damaged("y", f"expected labels from 0 to {store.num_classes - 1} in {name}, found others")
         self._resident: dict[str, NodeLoader] = {}
 
     def _load(self, store: Store) -> Data:
@@ -99,7 +109,7 @@ class Loaders:
 
     def _sampler(self, split: str, colptr: Any, row: Any) -> CSCSampler:
         seed = self.config.seed + _STREAM[split]
-        return CSCSampler(colptr, row, self.config.num_neighbors, seed=seed, node_id=self._node_id)
+        return CSCSampler(colptr, row, self.config.num_neighbors, seed=seed, node_id=self._node_id, where=self._where)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         raise NotImplementedError

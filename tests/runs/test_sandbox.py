@@ -186,6 +186,22 @@ def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_c
     assert list(run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).metrics["epoch"]) == [1, 2]
 
 
+def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "ogbnlib.runs.sandbox.effective_limit", lambda: (300 * MB, "memory cgroup v2 /sys/fs/cgroup/job")
+    )
+    code = "import os; print(os.environ['OGBNLIB_MEMORY_LIMIT_BYTES'])"
+    result = watch(["-c", code], "4 GB", name="above", runs_dir=tmp_path).result
+    said = "memory_limit: 4.00 GB is above memory cgroup v2 /sys/fs/cgroup/job: the limit is 300 MB"
+    assert capsys.readouterr().out == f"{said}\n{300 * MB}\n"
+    assert (result["memory_limit_bytes"], result["notes"]) == (300 * MB, [said])
+    assert "under a limit of 300 MB" in result["diagnosis"]["text"]
+    watch(["-c", code], "200 MB", name="below", runs_dir=tmp_path)
+    assert capsys.readouterr().out == f"{200 * MB}\n"
+
+
 # Bad input -----------------------------------------------------------------------------------------------------------
 
 BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
