@@ -174,7 +174,7 @@ def _carry_out(
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
         kernel_peak_bytes=outcome.peak_bytes,
-        last_output=told[-1] if told and outcome.exit_code != 0 else None,
+        last_output=outcome.unwritable or (told[-1] if told and outcome.exit_code != 0 else None),
         **outcome.evidence,
         **more,
     )

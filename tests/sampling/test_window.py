@@ -192,7 +192,7 @@ def test_a_short_read_goes_on_at_a_whole_block(tmp_path: Path, monkeypatch: pyte
                 assert_fetches(disk, rows, np.arange(1024))
         else:
             assert_fetches(disk, rows, np.arange(1024))
-    assert len(places) > 8
+            assert len(places) > 8
     assert not [at for at in places if at % BLOCK]
 
 
