@@ -260,6 +260,8 @@ def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any]
     else:
         cause, (meaning, remedy) = word_of(code), explain_exit_code(code)
         text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
+        if code == 135 and config is not None and not config.num_workers:
+            remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
         if code == 137 and _limited(result):
             text.append("The limit's own evidence shows no out-of-memory kill.")
         if code == OUT_OF_CUDA_MEMORY and (oom := tally.events.get("cuda_oom")):

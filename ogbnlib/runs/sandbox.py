@@ -12,6 +12,7 @@ import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -169,18 +170,29 @@ def _carry_out(
     outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
     words = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
     told = [line for line in words if line.startswith("error: ")] or (words if outcome.exit_code != 137 else [])
+    shrunk = _shrunk(attempt.config) if outcome.exit_code == 128 + signal.SIGBUS else None
     ended = attempt.end(
         outcome.exit_code,
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
         kernel_peak_bytes=outcome.peak_bytes,
-        last_output=outcome.unwritable or (told[-1] if told and outcome.exit_code != 0 else None),
+        last_output=outcome.unwritable or shrunk or (told[-1] if told and outcome.exit_code != 0 else None),
         **outcome.evidence,
         **more,
     )
     if outcome.interrupted:
         raise KeyboardInterrupt(f"{attempt.run_dir}: interrupted; go on with resume=True")
     return ended
+
+
+def _shrunk(config: TrainConfig | None) -> str | None:
+    """What is wrong with the data set's files after a SIGBUS, which a mapped one sends that has become shorter."""
+    try:
+        if config is not None:
+            locate_for(config)
+    except InputError as error:
+        return f"error: {error}"
+    return None
 
 
 def measure_runtime_bytes() -> int:

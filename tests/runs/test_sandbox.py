@@ -342,6 +342,27 @@ def test_a_child_has_no_standard_input_to_wait_for(tmp_path: Path) -> None:
     assert "EOFError" in outcome.tail
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_store_that_becomes_shorter_while_it_is_mapped_is_named(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, workers: int
+) -> None:
+    store, folder = shutil.copytree(tiny_store, tmp_path / "store"), tmp_path / "run"
+    config = tiny_config(dataset=str(store), loading="store", lookahead="off", num_workers=workers, epochs=10**6)
+
+    def shorten() -> None:
+        wait_until(lambda: (folder / "checkpoint.pt").exists(), "the first checkpoint")
+        os.truncate(store / "x.npy", 4096)
+
+    thread = threading.Thread(target=shorten)
+    thread.start()
+    done = run(config, run_dir=folder, echo=False)
+    thread.join()
+    assert done.exit_code == 135
+    assert f"{store / 'x.npy'}: expected " in done.diagnosis.text
+    assert ("--shm-size" in done.diagnosis.remedy) == bool(workers)
+    assert "Traceback" not in (folder / "output.log").read_text()
+
+
 # A folder that can't be written ---------------------------------------------------------------------------------------
 
 
