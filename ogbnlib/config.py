@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import InputError, parse_bytes, unknown_name
-from .files import write_json
+from .files import home, write_json
 
 Loading = Literal["eager", "lazy", "shared", "store"]
 Split = Literal["train", "valid", "test"]
@@ -52,10 +52,11 @@ def _lookahead(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return str(home(text)) if isinstance(text, str) and text.startswith("~") else text
 
 
-Int = Annotated[int, BeforeValidator(_number)]
+Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # what numpy and torch can count with
 Float = Annotated[float, BeforeValidator(_number)]
 OptionalCount = Annotated[Annotated[Int, Field(gt=0)] | None, BeforeValidator(_none)]
 OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]

@@ -127,12 +127,15 @@ class Pass:
         return int(distinct * self.size.num_features * self.itemsize) + own + window_fixed_bytes(self.size.num_nodes)
 
 
-def step_reserve_bytes(config: TrainConfig, batch: BatchShape, size: GraphSize) -> int:
-    """What loading=store keeps free of windows: batches on their way, a training step, weights.
+def step_reserve_bytes(config: TrainConfig, batch: BatchShape, size: GraphSize) -> tuple[int, int]:
+    """What loading=store keeps free beside windows: batches on their way, a training step, weights; and beside the
+    page cache, where there are workers too.
 
     0 where `lookahead` is a size of its own: all of that is for windows.
     """
     if config.lookahead != "auto":
-        return 0
+        return 0, 0
+    one = Pass(config, size, "train", batch)
     state = model_state_bytes(config, size.num_features, size.num_classes)
-    return sum(Pass(config, size, "train", batch).prefetched().values()) + state
+    step = sum(one.prefetched().values()) + state
+    return step, step + sum(one.workers(idle_loaders=1).values())

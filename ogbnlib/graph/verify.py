@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ..errors import InputError
 from ..files import StrPath
-from .checks import split_problems
+from .checks import SPLITS, split_problems
 from .npz import Array
 from .store import META, Store, open_store
 
@@ -89,5 +89,6 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
                 found += [(name, problem) for problem in _problems(store, name, bar)]
             except InputError as error:
                 return [str(error)]
-    found += split_problems(store.splits, store.num_nodes, lambda ids: store.y[ids] >= 0)
+    if not {name for name, _ in found} & {"y", *SPLITS}:
+        found += split_problems(store.splits, store.num_nodes, lambda ids: store.y[ids] >= 0)
     return [f"{store.file_path(name)}: {problem}" for name, problem in found]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import itertools
 import json
+import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ class Engine:
             kernel.NotebookEnded: when the kernel died, or a cell ended because a training run did not finish.
             papermill.exceptions.PapermillExecutionError: for any other exception in a cell.
         """
-        check_parameters(nb)
+        check_given(nb)
         from .kernel import NotebookEngine
 
         return NotebookEngine.execute_notebook(nb, kernel_name, **options)
@@ -113,7 +115,23 @@ def _how_to_pass(name: str, annotation: str | None, value: object, default: obje
     return ""
 
 
-def check_parameters(nb: Any) -> None:
+def check_parameters() -> None:
+    """Refuse, in a notebook's own cell, what papermill has injected: its stock engine goes on with the defaults.
+
+    papermill puts "# Parameters" and the values into a cell of their own, below that of the defaults. Without effect
+    where there is none: in JupyterLab, or outside of a notebook.
+
+    Raises:
+        ParameterError: all that is wrong, one line each.
+    """
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    cells = [] if shell is None else shell.user_ns["In"]
+    for defaults, injected in itertools.pairwise(cells):
+        if injected.startswith("# Parameters\n"):
+            return _check({name: value for name, (_, value) in read_parameters(injected).items()}, defaults)
+
+
+def check_given(nb: Any) -> None:
     """Compare the parameters that papermill was given with the notebook's `parameters` cell.
 
     papermill only warns of an unknown name and goes on with the defaults (nteract/papermill#667). Its `-p` turns
@@ -133,8 +151,13 @@ def check_parameters(nb: Any) -> None:
             f"{', '.join(sorted(given))}: expected a notebook with a cell tagged 'parameters', found none; "
             "tag the cell that assigns the defaults, or pass no parameters"
         )
+    if cell is not None:
+        _check(given, cell.source)
+
+
+def _check(given: dict[str, Any], defaults: str) -> None:
     try:
-        known = read_parameters(cell.source) if given and cell is not None else {}
+        known = read_parameters(defaults) if given else {}
     except SyntaxError as error:
         raise ParameterError(f"parameters cell: expected plain assignments in Python, found {error}") from None
     problems = []

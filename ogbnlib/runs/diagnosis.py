@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes
+from ..errors import Diverged, InputError, format_bytes
 from ..forecast.cures import cuda_cures
 from ..memory.cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
 from ..memory.signals import Stopped
@@ -21,6 +21,7 @@ from ..memory.tally import PhaseNow, Tally
 from ..memory.workers import WorkerDied
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+DIVERGED = 77
 # Exit codes: 128 + N is death by signal N as shells and this library report it; "0:125" and "0:53" are Slurm's
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
 EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
@@ -38,6 +39,11 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
         "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
         "set expandable_segments=True, or make a step smaller: batch_size with accumulate, precision=bf16, "
         "activation_checkpointing=True, num_neighbors",
+    ),
+    "77": (
+        "diverged",
+        "diverged: the loss or a weight was no longer finite; what its checkpoint holds is",
+        "go on from the checkpoint with a smaller lr (--resume --set lr=...)",
     ),
     "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
     "135": (
@@ -96,7 +102,7 @@ def exit_code_of(error: BaseException) -> int:
         return OUT_OF_CUDA_MEMORY
     if isinstance(error, WorkerDied):
         return error.exit_code
-    codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130}
+    codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, KeyboardInterrupt: 130}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
@@ -269,7 +275,7 @@ def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any]
             text, remedy = text + more, cured or remedy
         elif message := result.get("last_output"):
             text.append(f"Its last words: {message}")
-    if code not in (2, STOPPED):
+    if code not in (2, STOPPED, DIVERGED):
         if first := tally.events.get("rank ended"):
             meaning, _ = explain_exit_code(first["exit_code"])
             text.append(f"Rank {first['rank']} was the first to end: {meaning}.")

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes, is_interactive, parse_bytes
-from ..files import next_run_dir
+from ..errors import InputError, clear_errors, format_bytes, is_interactive, parse_bytes
+from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
@@ -30,10 +30,11 @@ from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE
 from ..sources.catalog import locate_for
 from .attempt import Attempt
-from .folder import Run, own_run_dir
+from .folder import CONFIG_VARIABLE, Run, own_run_dir
 from .supervise import supervise
 
 
+@clear_errors()
 def watch(
     argv: list[str],
     memory_limit: str | int | None = None,
@@ -63,6 +64,7 @@ def watch(
         return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": notes}, echo=echo)
 
 
+@clear_errors()
 def run(
     config: TrainConfig,
     memory_limit: str | int | None = None,
@@ -97,16 +99,18 @@ def run(
     check_inputs(config)
     limit, refused = make_limit(limit_bytes, limit_by)
     name = name or f"{Path(config.dataset).name}-{config.loading}"
-    folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
     own = own_run_dir(config, folder, resume=resume)
     with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock):
-        if before.is_finished and before.config == config:
-            return before
+        with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
+            if before.is_finished and before.config == config:
+                return before
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
         module = ["ogbnlib.training.child"] if num_ranks == 1 else ["ogbnlib.training.launch", str(num_ranks)]
         argv = [sys.executable, "-m", *module, str(folder), "--locked", *(["--resume"] if resume else [])]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
+        env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, inherited=(lock, tmp_lock))
@@ -139,8 +143,8 @@ def _own_tmp() -> Iterator[tuple[Path, int]]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if time.time() - old.stat().st_mtime > 1:  # else it may be about to be locked
                 shutil.rmtree(old)
-    own = tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp")
-    with own as folder, _opened(Path(folder)) as descriptor:
+    made = tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp")
+    with made as folder, _opened(Path(folder)) as descriptor:
         with contextlib.suppress(OSError):  # a file system without locks, where none is taken away either
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield Path(folder), descriptor

@@ -132,7 +132,7 @@ def choose_windows(
     available: int | None,
     *,
     training: bool,
-    reserve: int = 0,
+    reserve: tuple[int, int] = (0, 0),
     sharers: int = 1,
 ) -> Windows:
     """Choose between the page cache and windows, and the windows' size.
@@ -144,15 +144,16 @@ def choose_windows(
         available: From `window_budget`, page cache included.
         training: Where two windows are held at once, one in training may have 0.45 of what is available, so that
             evaluations find a tenth; one in an evaluation half.
-        reserve: What batches on their way and a training step take of `available`.
+        reserve: What batches on their way and a step take of `available` beside windows; and beside the page cache,
+            where workers, for whom windows have no use, take their part too.
         sharers: Processes that have `available` each, and the page cache in common.
 
     A pass over the files costs the same for a large window as for a small one, so the fewest windows win, unless a
     single one that can't be prepared during training costs more than several that can.
     """
-    if available is None or not num_batches or sum(files.values()) <= (available - reserve) * sharers:
+    if available is None or not num_batches or sum(files.values()) <= (available - reserve[1]) * sharers:
         return Windows(None, True, 0, available or 0)
-    left = max(0, available - reserve)
+    left = max(0, available - reserve[0])
     one, fixed = compact_batch_bytes(batch, row_bytes), window_fixed_bytes(num_nodes)
     sweep = sweep_s(files, len(batch.hop_edges))
     train_s = num_batches * batch.num_nodes * TRAIN_S_PER_NODE

@@ -96,7 +96,7 @@ def fit_windows(
     available: int | None,
     *,
     training: bool,
-    reserve: Callable[[BatchShape], int] = lambda batch: 0,
+    reserve: Callable[[BatchShape], tuple[int, int]] = lambda batch: (0, 0),
 ) -> Windows:
     """`choose_windows` with one real batch, drawn through the maps, for what a batch holds.
 

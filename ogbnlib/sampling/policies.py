@@ -43,7 +43,7 @@ from .window import compile_lookahead
 # Each split samples with its own stream of random numbers, so that none follows another's.
 _STREAM = {"train": 0, "valid": 1, "test": 2}
 
-Reserve = Callable[[BatchShape], int]
+Reserve = Callable[[BatchShape], tuple[int, int]]
 
 
 class Loaders:
@@ -61,21 +61,12 @@ class Loaders:
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
         self._reserve = reserve
         check_store(store, config)
-        self._where, self._node_id = (
-            str(store.path),
-            store.node_id,
-        )  # neighbors are chosen by the ids that nodes had before others were dropped
+        self._where = str(store.path)
+        self._node_id = store.node_id  # neighbors are chosen by the ids that nodes had before others were dropped
         self.num_features, self.num_classes = store.num_features, store.num_classes
         with log.phase("load", policy=config.loading):
             self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
-            for name, ids in store.splits.items():
-                if len(ids) and (ids.min() < 0 or ids.max() >= store.num_nodes):
-                    raise store.damaged(name, f"expected node ids from 0 to {store.num_nodes - 1}, found others")
             self.data = self._load(store)
-        for name in self.splits:
-            labels = self.labels(name)
-            if len(labels) and (labels.min() < 0 or labels.max() >= store.num_classes):
-                raise store.damaged("y", f"expected labels from 0 to {store.num_classes - 1} in {name}, found others")
         self._resident: dict[str, NodeLoader] = {}
 
     def _load(self, store: Store) -> Data:
@@ -225,7 +216,7 @@ class StoreLoaders(Loaders):
     def _load(self, store: Store) -> Data:
         self.store = store
         self._available = available_bytes()
-        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
+        self._labels = {split: torch.from_numpy(store.labels(ids.numpy())) for split, ids in self.splits.items()}
         store.advise_random()
         held = [*self.splits.values(), *self._labels.values()]
         self.log.part("splits and their labels", sum(t.nbytes for t in held))
@@ -298,12 +289,12 @@ def make_loaders(
     log: EventLog,
     rank: int = 0,
     num_ranks: int = 1,
-    reserve: Reserve = lambda batch: 0,
+    reserve: Reserve = lambda batch: (0, 0),
 ) -> Loaders:
     """Load `store` the way `config.loading` says; the loaders hand out the batches of `rank`.
 
     Args:
-        reserve: Bytes that a training step takes beside the windows of loading=store, from a batch's shape.
+        reserve: Bytes that a step takes beside the windows, or the page cache, of loading=store, from a batch's shape.
 
     Raises:
         InputError: when the store ends early or has features that `feature_dtype` can't hold, when it can't do what

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import sys
 import traceback
@@ -17,15 +18,17 @@ from pathlib import Path
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Do `work`; the exit code of `diagnosis.EXIT_CODES`, after the sentence that says why it was not done.
 
-    An error that is neither a mistake of the user's nor a stop nor a full GPU nor a worker's has a traceback.
+    Errors of other kinds than a user's mistake, the disk's, a stop, a full GPU or a worker's have a traceback.
     """
+    from ..errors import clear_errors
     from ..memory.signals import Stopped, ignore
     from ..memory.workers import WorkerDied
     from ..runs.diagnosis import exit_code_of
     from .distributed import launched
 
     try:
-        work()
+        with clear_errors():
+            work()
     except Exception as error:
         code = exit_code_of(error)
         if isinstance(error, Stopped):
@@ -50,9 +53,10 @@ def main(arguments: list[str]) -> int:
     # The imports make about a million objects that live on. Looking through them after every 700 new ones took 0.5 s of
     # their 3 s; after every 50,000 they leave as little garbage behind.
     gc.set_threshold(50_000)
+    from ..config import TrainConfig
     from ..memory import cuda
     from ..memory.signals import StopRequest, die_with_parent, take_over
-    from ..runs.folder import Run, locked
+    from ..runs.folder import CONFIG_VARIABLE, Run, locked
     from .distributed import end_here, join
     from .train import train_prepared
 
@@ -65,7 +69,8 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
 
     def train() -> None:
-        config = Run(folder).config
+        given = os.environ.get(CONFIG_VARIABLE)
+        config = TrainConfig.create(json.loads(given)) if given else Run(folder).config
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
         with lock, join(config.device) as ranks:

@@ -21,6 +21,8 @@ import torch
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
+from ..errors import clear_errors
+from ..files import home
 from ..forecast.passes import step_reserve_bytes
 from ..graph.store import Store
 from ..memory import cuda
@@ -35,7 +37,7 @@ from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
 from ..sampling.policies import compile_kernels, make_loaders
 from ..sources.catalog import open_for
-from .checkpoint import Row
+from .checkpoint import Row, fingerprint
 from .distributed import Ranks, join
 from .models import GNN
 from .step import Learner
@@ -67,6 +69,7 @@ def warm_up() -> None:
     score(labels, labels)
 
 
+@clear_errors()
 def train(
     config: TrainConfig,
     run_dir: str | os.PathLike[str] | None = None,
@@ -81,14 +84,16 @@ def train(
         resume: Go on from the run's last checkpoint.
 
     Raises:
-        InputError: for bad input, before anything is written; for a folder in which another process trains; for
+        InputError: for bad input, before anything is written; for a folder in which another process trains; for a
+            disk that is full or refuses in another way; for
             `expandable_segments` in a process that has used CUDA already.
+        Diverged: when the loss or a weight is no longer finite; the last checkpoint is.
         torch.OutOfMemoryError: when the GPU's memory ran out; the event `cuda_oom` is in the run's folder then.
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
     """
     cuda.prepare_allocator(config)
-    stop, folder = StopRequest(), None if run_dir is None else Path(run_dir)
+    stop, folder = StopRequest(), None if run_dir is None else home(run_dir)
     with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             check_inputs(config)
@@ -127,6 +132,7 @@ def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
         attempt.end(code)
 
 
+@clear_errors()
 def train_prepared(
     config: TrainConfig,
     run_dir: Path | None,
@@ -158,11 +164,13 @@ def train_prepared(
             compile_kernels(list(config.num_neighbors))
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
-        trainer = Trainer(config, loaders, run_dir, log, progress, stop, ranks)
+        trainer = Trainer(config, fingerprint(store, config), loaders, run_dir, log, progress, stop, ranks)
         with contextlib.closing(loaders), workers_ended():
             if resume:
                 with ranks.together():
                     trainer.restore()
+                if ranks.first:
+                    trainer.take_over()
             trainer.run()
         return TrainResult(trainer.state.history, trainer.learner.model, run_dir)
     except torch.OutOfMemoryError as error:

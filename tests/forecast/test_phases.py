@@ -176,7 +176,7 @@ def test_a_large_evaluation_batch_counts_towards_the_least_memory() -> None:
 
 def test_a_lookahead_of_a_size_is_for_windows_alone() -> None:
     values = {"loading": "store", "num_neighbors": [15, 10, 5], "batch_size": 1024, "lookahead": "1 GB"}
-    assert step_reserve_bytes(config(**values), forecast(**values).batch, PAPERS) == 0
+    assert step_reserve_bytes(config(**values), forecast(**values).batch, PAPERS) == (0, 0)
     for limit in (None, 4 * 2**30):
         windows = forecast(limit=limit, **values).windows
         assert windows is not None

@@ -276,3 +276,15 @@ def test_what_is_recommended_runs_under_its_limit_where_eager_is_foretold_to_be_
     assert plan(eager, limit).verdict == WILL_NOT_FIT
     assert run(best.config, limit, run_dir=tmp_path / "best", echo=False).exit_code == 0
     assert run(eager, limit, run_dir=tmp_path / "eager", echo=False).exit_code == 137
+
+
+@pytest.mark.parametrize("workers", [0, 4, 40])
+@pytest.mark.parametrize("lookahead", ["auto", "off", "64 MB"])
+def test_what_is_said_to_fit_has_its_peak_below_the_limit(workers: int, lookahead: str) -> None:
+    nodes, edges = PAPERS.num_nodes // 200, PAPERS.num_edges // 200
+    seeds = {split: count // 200 for split, count in PAPERS.num_seeds.items()}
+    size = replace(STORE, num_nodes=nodes, num_edges=edges, num_seeds=seeds)
+    asked = config(loading="store", num_workers=workers, lookahead=lookahead)
+    for limit in range(380 * MB, 2 * GB, 20 * MB):
+        advice = plan(asked, limit, size=size)
+        assert advice.verdict != FITS or advice.forecast.peak_bytes <= limit, limit

@@ -286,6 +286,35 @@ def test_another_format_version_dtype_or_shape_is_refused(copy: Path, change: di
         open_store(copy)
 
 
+def test_a_split_file_swapped_for_one_of_its_size_is_named(copy: Path) -> None:
+    ids = np.load(copy / "train.npy")
+    with open(copy / "train.npy", "r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(ids[::-1].tobytes())
+    with pytest.raises(InputError, match=r"train\.npy: expected the checksum .*, found .*`python -m ogbnlib verify"):
+        _ = open_store(copy).splits
+
+
+@pytest.mark.parametrize("name", ["colptr", "row", "y", "train"])
+def test_what_is_read_into_ram_is_what_was_written(copy: Path, name: str) -> None:
+    flip(copy / f"{name}.npy", HEADER_BYTES + 5)
+    with pytest.raises(InputError, match=rf"{name}\.npy: expected the checksum"):
+        open_store(copy).read(name)
+    if name in ("colptr", "row"):
+        with pytest.raises(InputError, match=rf"{name}\.npy: expected the checksum"):
+            open_store(copy).read_edge_index()
+
+
+def test_a_label_that_is_no_class_is_named(copy: Path) -> None:
+    def spoil(labels: np.ndarray) -> None:
+        labels[:] = 4
+
+    rewritten(copy, "y", spoil)
+    opened = open_store(copy)
+    with pytest.raises(InputError, match=r"y\.npy: expected labels from 0 to 3, found 4: .*verify"):
+        opened.labels(opened.splits["train"])
+
+
 def test_an_edited_description_is_refused(copy: Path) -> None:
     meta = (copy / META).read_text()
     (copy / META).write_text(meta.replace('"name": "tiny"', '"name": "mine"'))

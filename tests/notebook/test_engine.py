@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from papermill.exceptions import PapermillExecutionError
 from ogbnlib.errors import InputError
 from ogbnlib.memory.cgroup import Cgroup
 from ogbnlib.memory.limits import Limit
-from ogbnlib.notebook.engine import Engine, check_parameters
+from ogbnlib.notebook.engine import Engine, check_given
 from ogbnlib.notebook.kernel import KernelWatch, NotebookEnded
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +77,7 @@ def refused(values: dict[str, Any], parameters: str | None = PARAMETERS) -> str:
     book = make_book(parameters=parameters)
     book.metadata["papermill"] = NotebookNode(parameters=values)
     with pytest.raises(InputError) as caught:
-        check_parameters(book)
+        check_given(book)
     return str(caught.value)
 
 
@@ -205,7 +206,7 @@ def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_
 def test_an_annotation_that_is_not_a_type_of_pythons_takes_anything() -> None:
     book = make_book(parameters="array: np.ndarray = None")
     book.metadata["papermill"] = NotebookNode(parameters={"array": "x"})
-    check_parameters(book)
+    check_given(book)
 
 
 # Endings
@@ -484,3 +485,15 @@ def test_a_signal_ends_the_notebook_and_completes_no_later_cell(
 def test_the_engine_can_be_imported_before_papermill_and_does_not_import_it(environment: dict[str, str]) -> None:
     code = "import ogbnlib.notebook.engine, sys; assert 'papermill' not in sys.modules; import ogbnlib.notebook.kernel"
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"epoch": 64}, "did you mean 'epochs'"), ({"fanout": "3 2"}, "-y 'fanout: [3, 2]'")],
+)
+def test_a_notebook_checks_what_papermills_own_engine_lets_through(tmp_path: Path, given: Any, said: str) -> None:
+    path = write_book(tmp_path, "from ogbnlib import check_parameters\n\ncheck_parameters()", "print('went on')")
+    papermill.execute_notebook(path, tmp_path / "fine.ipynb", parameters={"epochs": 64})
+    with pytest.raises(PapermillExecutionError, match=re.escape(said)):
+        papermill.execute_notebook(path, tmp_path / "out.ipynb", parameters=given)
+    assert statuses(tmp_path / "out.ipynb")[-1] == "pending"

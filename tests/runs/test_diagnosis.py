@@ -181,7 +181,7 @@ def test_what_is_no_run_is_refused_by_name_and_left_alone(tmp_path: Path) -> Non
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     write_run(tmp_path)
     (tmp_path / "result.json").write_text('{"exit_code": 1')
-    with pytest.raises(InputError, match=r"result\.json: expected JSON"):
+    with pytest.raises(InputError, match=r"result\.json: expected the result of a run, found something else"):
         diagnose(tmp_path)
 
 

@@ -22,9 +22,8 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.folder import METRIC_COLUMNS, Run, diagnose
 from ogbnlib.sources.ogb import RawDataset, open_raw, write_raw
-from ogbnlib.training.checkpoint import METRIC_COLUMNS
 from ogbnlib.training.train import TrainResult, train
 from ogbnlib.training.trainer import Progress, epoch_line
 
@@ -276,21 +275,6 @@ def test_metrics_of_an_epoch_whose_checkpoint_was_not_written_are_not_kept_twice
     assert Run(tmp_path / "run").metrics["loss"].max() < 9
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", "other"])
-def test_a_damaged_checkpoint_is_named_and_left_alone(tiny_config: Config, tmp_path: Path, content: Any) -> None:
-    path = tmp_path / "run" / "checkpoint.pt"
-    train(tiny_config(epochs=1), tmp_path / "run")
-    if content == "other":
-        torch.save({"version": 7}, path)
-        content = path.read_bytes()
-    path.write_bytes(content)
-    metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
-    with pytest.raises(InputError, match=r"checkpoint\.pt: expected a checkpoint of this run.*move it away"):
-        train(tiny_config(epochs=2), tmp_path / "run", resume=True)
-    assert path.read_bytes() == content
-    assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
-
-
 def test_fewer_epochs_than_are_done_are_refused(tiny_config: Config, tmp_path: Path) -> None:
     train(tiny_config(epochs=2), tmp_path / "run")
     config = (tmp_path / "run" / "config.json").read_bytes()
@@ -429,8 +413,10 @@ def test_a_run_in_bfloat16_learns_resumes_exactly_and_keeps_float32_weights(
     assert column(half, "loss") != column(plain, "loss")
 
 
-def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tmp_path: Path) -> None:
-    from ogbnlib.training.checkpoint import State, load_checkpoint, save_checkpoint
+def test_the_scale_of_float16_gradients_is_in_the_checkpoint(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    from ogbnlib.training.checkpoint import State, fingerprint, load_checkpoint, save_checkpoint
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -439,19 +425,11 @@ def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tmp_path: Path) -> 
     scaler.step(optimizer)
     scaler.update(16.0)
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
-    save_checkpoint(tmp_path, State(epoch=1), {"train": 2}, parts)
+    told = tiny_config(), fingerprint(open_store(tiny_store), tiny_config())
+    save_checkpoint(tmp_path, State(epoch=1), *told, parts)
     new.scale(torch.ones(1))
-    load_checkpoint(tmp_path, {"train": 2}, {**parts, "scaler": new})
+    load_checkpoint(tmp_path, *told, {**parts, "scaler": new})
     assert new.get_scale() == 16.0
-
-
-def test_a_checkpoint_from_before_there_were_scales_is_read(tiny_config: Config, tmp_path: Path) -> None:
-    train(tiny_config(epochs=1), tmp_path / "run")
-    path = tmp_path / "run" / "checkpoint.pt"
-    content = torch.load(path, weights_only=True)
-    del content["scaler"]
-    torch.save(content, path)
-    assert len(train(tiny_config(), tmp_path / "run", resume=True).history) == 2
 
 
 def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Config) -> None:

@@ -1,0 +1,221 @@
+"""Whatever call on a file fails, and wherever a SIGKILL comes: nothing is lost or half there, and one sentence tells.
+
+A server is started with a library preloaded that counts what is done to files below a folder, and has the nth of these
+calls fail or kill. Twelve moments of each piece of work are tried; OGBNLIB_FAULTS=300 tries the first 300, one by one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import left_in, tree
+
+HERE = Path(__file__).parent
+KILL, TORN, FULL, BROKEN = 0, -1, errno.ENOSPC, -errno.EIO  # what the shim does at the nth call
+COUNT = 10**9  # a call that never comes: only counted
+
+
+@dataclass
+class Ended:
+    """How a piece of work ended, with how many calls it came to."""
+
+    code: int
+    output: str
+    calls: int
+
+
+class Faults:
+    def __init__(self, shim: Path, folder: Path):
+        self.scratch = folder
+        self._counter = folder / "counter"
+        self._counter.write_bytes(bytes(mmap.PAGESIZE))
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LD_PRELOAD": str(shim)},
+        )
+
+    def _do(self, work: str, folder: Path, nth: int, how: int, **arguments: Any) -> Ended:
+        self._counter.write_bytes(bytes(mmap.PAGESIZE))
+        output = self.scratch / "output"
+        job = {"work": work, "arguments": arguments, "folder": str(folder), "nth": nth, "how": how}
+        job |= {"counter": str(self._counter), "output": str(output)}
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(job) + "\n")
+        self._server.stdin.flush()
+        code = json.loads(self._server.stdout.readline())["code"]
+        (calls,) = struct.unpack("l", self._counter.read_bytes()[: struct.calcsize("l")])
+        return Ended(code, output.read_text(), calls)
+
+    def command(self, folder: Path, *argv: str, nth: int = COUNT, how: int = FULL) -> Ended:
+        """`python -m ogbnlib ARGV` with a fault at the nth call on something below `folder`."""
+        return self._do("command", folder, nth, how, argv=argv)
+
+    def train(self, run_dir: Path, config: dict[str, Any], *, nth: int = COUNT, how: int = FULL) -> Ended:
+        """`train(config, run_dir)`, resumed where there is a run, with a fault at the nth call below `run_dir`."""
+        return self._do("train", run_dir, nth, how, run_dir=str(run_dir), config=config)
+
+    def close(self) -> None:
+        self._server.communicate()
+
+
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler: the faults are made by a preloaded library that is compiled here")
+    folder = tmp_path_factory.mktemp("faults")
+    shim = folder / "shim.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", shim, HERE / "shim.c", "-ldl"], check=True)
+    server = Faults(shim, folder)
+    yield server
+    server.close()
+
+
+def moments(calls: int) -> list[int]:
+    """At which of so many calls to fail: 12 spread over all, or with OGBNLIB_FAULTS=300 each of the first 300."""
+    wanted = int(os.environ.get("OGBNLIB_FAULTS", "0"))
+    if wanted:
+        return list(range(1, min(calls, wanted) + 1))
+    return sorted({1 + round(i * (calls - 1) / 11) for i in range(12)})
+
+
+# The sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def told(ended: Ended, how: int) -> None:
+    """A kill is a kill; anything else ends in one sentence, exit code 2, and no traceback."""
+    if how in (KILL, TORN):
+        assert ended.code == 137, ended.output
+        return
+    assert "Traceback" not in ended.output, ended.output
+    assert ended.code in (0, 2), ended.output
+    if ended.code == 2:
+        assert "error: " in ended.output
+        assert how != FULL or "space" in ended.output, ended.output
+
+
+HOWS = pytest.mark.parametrize("how", [KILL, TORN, FULL, BROKEN], ids=["kill", "torn", "full disk", "broken disk"])
+
+
+@HOWS
+@pytest.mark.parametrize("work", ["synth", "synth raw", "convert"])
+def test_data_that_are_made_appear_whole_or_not_at_all(
+    faults: Faults, tiny_dir: Path, tmp_path: Path, work: str, how: int
+) -> None:
+    argv = {
+        "synth": ["synth", "--scale", "0.0001"],
+        "synth raw": ["synth", "--scale", "0.0001", "--format", "raw"],
+        "convert": ["convert", str(tiny_dir)],
+    }[work]
+    folder = tmp_path / "made"
+    folder.mkdir()
+
+    def make(nth: int, how: int) -> Ended:
+        return faults.command(folder, *argv, str(folder / "whole"), nth=nth, how=how)
+
+    whole = make(COUNT, FULL)
+    assert whole.code == 0, whole.output
+    expected = tree(folder / "whole")
+    for nth in moments(whole.calls):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        ended = make(nth, how)
+        told(ended, how)
+        if ended.code == 0 or (folder / "whole").exists():
+            assert tree(folder / "whole") == expected, f"call {nth}"
+        if how in (FULL, BROKEN) and ended.code:
+            assert [name for name in left_in(folder) if not name.endswith(".lock")] == [], f"call {nth}"
+        if not (folder / "whole").exists():
+            again = make(COUNT, FULL)
+            assert again.code == 0, again.output
+            assert tree(folder / "whole") == expected, f"call {nth}"
+
+
+def weights(run_dir: Path) -> dict[str, Any]:
+    model: dict[str, Any] = torch.load(run_dir / "checkpoint.pt", weights_only=True)["model"]
+    return model
+
+
+@HOWS
+def test_a_run_goes_on_to_the_same_weights(faults: Faults, tiny_config: Any, tmp_path: Path, how: int) -> None:
+    config = tiny_config(epochs=2, checkpoint_every_s=0.001, progress="lines").model_dump(mode="json")
+    whole = faults.train(tmp_path / "whole", config)
+    assert whole.code == 0, whole.output
+    expected = weights(tmp_path / "whole")
+    for nth in moments(whole.calls):
+        run_dir = tmp_path / str(nth)
+        told(faults.train(run_dir, config, nth=nth, how=how), how)
+        again = faults.train(run_dir, config)
+        assert again.code == 0, f"call {nth}: {again.output}"
+        for name, value in weights(run_dir).items():
+            assert torch.equal(value, expected[name]), f"call {nth}"
+        lines = (run_dir / "metrics.csv").read_text().splitlines()
+        assert [line.split(",")[0] for line in lines] == ["epoch", "1", "2"], f"call {nth}"
+        shutil.rmtree(run_dir)
+
+
+def positions(size: int) -> list[int]:
+    """Which of so many bytes to flip: 6, or with OGBNLIB_FAULTS=300 60, from the first to the last."""
+    count = 60 if os.environ.get("OGBNLIB_FAULTS") else 6
+    return sorted({round(i * (size - 1) / (count - 1)) for i in range(count)})
+
+
+def flipped(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1 << position % 8
+    file.write_bytes(data)
+
+
+RUN_FILES = ["checkpoint.pt", "config.json", "metrics.csv", "events.jsonl", "timeline.csv", "result.json"]
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
+    faults: Faults, tiny_config: Any, tmp_path: Path, name: str
+) -> None:
+    config = tiny_config(epochs=3).model_dump(mode="json")
+    assert faults.train(tmp_path / "whole", config).code == 0
+    expected = weights(tmp_path / "whole")
+    assert faults.train(tmp_path / "begun", {**config, "epochs": 2}).code == 0
+    for position in positions((tmp_path / "begun" / name).stat().st_size):
+        run_dir = tmp_path / "run"
+        shutil.copytree(tmp_path / "begun", run_dir)
+        flipped(run_dir / name, position)
+        told(faults.command(tmp_path, "diagnose", str(run_dir)), BROKEN)
+        kept = {key: (run_dir / key).read_bytes() for key in ("checkpoint.pt", "config.json", "metrics.csv")}
+        ended = faults.train(run_dir, config)
+        told(ended, BROKEN)
+        if ended.code == 0:
+            assert all(torch.equal(value, expected[key]) for key, value in weights(run_dir).items()), f"byte {position}"
+        else:
+            assert str(run_dir) in ended.output, f"byte {position}: {ended.output}"
+            assert {key: (run_dir / key).read_bytes() for key in kept} == kept, f"byte {position}"
+        shutil.rmtree(run_dir)
+
+
+def test_a_flipped_byte_in_a_store_is_named(faults: Faults, tiny_store: Path, tmp_path: Path) -> None:
+    for file in sorted(tiny_store.iterdir()):
+        for position in positions(file.stat().st_size):
+            store = tmp_path / "store"
+            shutil.copytree(tiny_store, store)
+            flipped(store / file.name, position)
+            ended = faults.command(tmp_path, "verify", str(store))
+            assert (ended.code, file.name in ended.output) == (1, True), f"{file.name}, byte {position}: {ended.output}"
+            shutil.rmtree(store)
