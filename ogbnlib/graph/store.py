@@ -210,7 +210,11 @@ class Store(GraphSize):
         return out
 
     def read_edge_index(self) -> Array:
-        """Edges int64 [2, E], source above destination, column by column, reverse edges included."""
+        """Edges int64 [2, E], source above destination, column by column, reverse edges included.
+
+        Raises:
+            InputError: for a checksum that is not that of store.json.
+        """
         edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
         for _ in self.chunks("colptr", checked=True):
             pass

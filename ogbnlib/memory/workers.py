@@ -101,6 +101,7 @@ def _kill(wait_s: float) -> dict[int, int]:
             worker.kill()
         for worker in workers:
             worker.join(5)
+        _started.clear()
     return died
 
 

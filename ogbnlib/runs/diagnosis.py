@@ -58,6 +58,11 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
         "preemption and kill -9",
         "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence",
     ),
+    "138": (
+        "SIGUSR1",
+        "ended by SIGUSR1 in its first second, before it could stop at a checkpoint",
+        "start it again, with resume=True (--resume) where its folder is there already",
+    ),
     "139": (
         "error",
         "ended by SIGSEGV, a crash in compiled code",
@@ -268,6 +273,8 @@ def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any]
     else:
         cause, (meaning, remedy) = word_of(code), explain_exit_code(code)
         text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
+        if code == 135 and config is not None and not config.num_workers:
+            remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
         if code == 137 and _limited(result):
             text.append("The limit's own evidence shows no out-of-memory kill.")
         if code == OUT_OF_CUDA_MEMORY and (oom := tally.events.get("cuda_oom")):

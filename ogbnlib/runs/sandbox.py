@@ -12,6 +12,7 @@ import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors, is_interactive, parse_bytes
+from ..errors import InputError, clear_errors, format_bytes, is_interactive, parse_bytes
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
@@ -51,7 +52,7 @@ def watch(
     Raises:
         InputError: for a bad limit, or a command that is not there, before anything is written.
     """
-    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    limit_bytes, notes = _attainable(memory_limit, say=echo)
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else argv
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(f"argv: expected a command that can be run, got {argv}")
@@ -60,7 +61,7 @@ def watch(
         folder = next_run_dir(runs_dir, name)
         folder.mkdir(parents=True)
         attempt = Attempt(Run(folder), memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
-        return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": []}, echo=echo)
+        return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": notes}, echo=echo)
 
 
 @clear_errors()
@@ -80,7 +81,7 @@ def run(
 
     Args:
         config: What to train.
-        memory_limit: "2 GB" or bytes; None records without a limit.
+        memory_limit: "2 GB" or bytes; None records without a limit. Where less can be had here, that is the limit.
         run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
             called `name`, or by data set and policy.
         resume: Go on from the run's last checkpoint. A run of this very config that has finished is returned as it is.
@@ -92,14 +93,10 @@ def run(
         InputError: for bad input, before the child is started.
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
-    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    limit_bytes, notes = _attainable(memory_limit, say=echo)
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     check_inputs(config)
-    available, source = effective_limit()
-    notes = []
-    if limit_bytes is not None and limit_bytes > available:
-        notes.append(f"memory_limit is above what this process may use: {available} bytes ({source})")
     limit, refused = make_limit(limit_bytes, limit_by)
     name = name or f"{Path(config.dataset).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
@@ -117,6 +114,19 @@ def run(
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, inherited=(lock, tmp_lock))
+
+
+def _attainable(memory_limit: str | int | None, *, say: bool) -> tuple[int | None, list[str]]:
+    """The limit in bytes, or the lower one that holds here anyway, and what is to be noted of that."""
+    if memory_limit is None:
+        return None, []
+    wanted, (available, source) = parse_bytes(memory_limit), effective_limit()
+    if wanted <= available:
+        return wanted, []
+    note = f"memory_limit: {format_bytes(wanted)} is above {source}: the limit is {format_bytes(available)}"
+    if say:
+        print(note, flush=True)
+    return available, [note]
 
 
 @contextlib.contextmanager
@@ -164,18 +174,29 @@ def _carry_out(
     outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
     words = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
     told = [line for line in words if line.startswith("error: ")] or (words if outcome.exit_code != 137 else [])
+    shrunk = _shrunk(attempt.config) if outcome.exit_code == 128 + signal.SIGBUS else None
     ended = attempt.end(
         outcome.exit_code,
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
         kernel_peak_bytes=outcome.peak_bytes,
-        last_output=told[-1] if told and outcome.exit_code != 0 else None,
+        last_output=outcome.unwritable or shrunk or (told[-1] if told and outcome.exit_code != 0 else None),
         **outcome.evidence,
         **more,
     )
     if outcome.interrupted:
         raise KeyboardInterrupt(f"{attempt.run_dir}: interrupted; go on with resume=True")
     return ended
+
+
+def _shrunk(config: TrainConfig | None) -> str | None:
+    """What is wrong with the data set's files after a SIGBUS, which a mapped one sends that has become shorter."""
+    try:
+        if config is not None:
+            locate_for(config)
+    except InputError as error:
+        return f"error: {error}"
+    return None
 
 
 def measure_runtime_bytes() -> int:

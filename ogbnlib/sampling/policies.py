@@ -65,6 +65,7 @@ class Loaders:
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
         self._reserve = reserve
         check_store(store, config)
+        self._where = str(store.path)
         self._node_id = store.node_id  # neighbors are chosen by the ids that nodes had before others were dropped
         self.num_features, self.num_classes = store.num_features, store.num_classes
         with log.phase("load", policy=config.loading):
@@ -105,7 +106,9 @@ class Loaders:
 
     def _sampler(self, split: str, colptr: Any, row: Any, training: bool) -> CSCSampler:
         fan_out, seed = self.config.fan_out(training), self.config.seed + _STREAM[split]
-        return CSCSampler(colptr, row, fan_out, seed=seed, fixed=not training, node_id=self._node_id)
+        return CSCSampler(
+            colptr, row, fan_out, seed=seed, fixed=not training, node_id=self._node_id, where=self._where
+        )  # fmt: skip
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         raise NotImplementedError

@@ -179,6 +179,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             of a seed depends on the seeds beside it only where they are its neighbors and fan-outs differ by hop.
         node_id: int32 or int64 [num_nodes], the ids that the nodes had before others were dropped; choices are made by
             them, so that a graph samples as it did before. Not copied; None where nothing was dropped.
+        where: The store that the graph is in, for messages.
 
     Raises:
         InputError: for arrays or fan-outs that are not as described, or 2**32 nodes and more. The inside of the arrays
@@ -194,12 +195,13 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: int = 0,
         fixed: bool = False,
         node_id: np.ndarray[Any, Any] | Tensor | None = None,
+        where: str = "",
     ) -> None:
         fanouts = list(num_neighbors)
         if not fanouts or not all(isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts):
             raise InputError(f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}")
         self.num_neighbors = [int(k) for k in fanouts]
-        self.seed, self.fixed = int(seed), fixed
+        self.seed, self.fixed, self._where = int(seed), fixed, where
         self._epoch: Any = torch.zeros(1, dtype=torch.int64)
         no_ids = np.empty(0, np.int64)
         self._given: tuple[Any, ...] = (colptr, row, no_ids if node_id is None else node_id)
@@ -216,7 +218,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(f"node_id: expected one id for each of the {nodes} nodes, found {len(self._node_id)}")
         if nodes < 0 or self._colptr[0] != 0 or self._colptr[-1] != edges:
             ends = "nothing" if nodes < 0 else f"{self._colptr[0]} to {self._colptr[-1]}"
-            raise InputError(f"colptr: expected offsets from 0 to the {edges} entries of row, found {ends}")
+            raise self._damaged(f"colptr: expected offsets from 0 to the {edges} entries of row, found {ends}")
         if nodes >= 2**32:
             raise InputError(f"colptr: expected fewer than 2**32 nodes, found {nodes}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
@@ -227,13 +229,18 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._draw(np.empty(0, np.int64), 0)  # compile here, once, and not in every forked worker
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("num_neighbors", "seed", "fixed", "_epoch", "_expected")
+        names = ("num_neighbors", "seed", "fixed", "_where", "_epoch", "_expected")
         return {name: getattr(self, name) for name in names} | {"_given": tuple(_reference(g) for g in self._given)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._given = tuple(np.memmap(**g) if isinstance(g, dict) else g for g in state["_given"])
         self._prepare()
+
+    def _damaged(self, problem: str) -> InputError:
+        if self._where:
+            return InputError(f"{self._where}: {problem}; run `python -m ogbnlib verify {self._where}`")
+        return InputError(f"{problem}; the graph is damaged, build it anew")
 
     def set_epoch(self, epoch: int) -> None:
         """Choose anew from here on; call it before iterating over a loader.
@@ -301,9 +308,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         if status == _BAD_ID:
             raise InputError(f"inputs.node: expected seeds from 0 to {len(self._colptr) - 2}, found {culprit}")
         if status == _BAD_COLUMN:
-            raise InputError(
+            raise self._damaged(
                 f"colptr, row: expected ascending offsets and ids from 0 to {len(self._colptr) - 2}, "
-                f"found others in the column of node {culprit}; the graph is damaged, build it anew"
+                f"found others in the column of node {culprit}"
             )
         self._expected = len(arrays[0])
         return tuple(arrays)

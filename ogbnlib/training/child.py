@@ -34,7 +34,7 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
         if isinstance(error, Stopped):
             if os.environ.get("RANK", "0") == "0":
                 say(error)
-        elif launched() and " by peer" in str(error):  # as gloo says it
+        elif launched() and "gloo/transport" in str(error):  # the connection to it is closed
             print(f"rank {os.environ['RANK']} ended, as another one did", file=sys.stderr)
             return 143  # as if its launcher had ended it already
         elif code == 1 and not isinstance(error, WorkerDied):

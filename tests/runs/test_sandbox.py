@@ -26,9 +26,11 @@ from ogbnlib.errors import InputError
 from ogbnlib.files import next_run_dir
 from ogbnlib.memory.limits import KINDS, make_limit
 from ogbnlib.memory.reading import process_tree
+from ogbnlib.memory.recorder import _Rows
+from ogbnlib.runs.diagnosis import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded, own_run_dir
 from ogbnlib.runs.sandbox import run, watch
-from ogbnlib.runs.supervise import supervise
+from ogbnlib.runs.supervise import _Log, supervise
 from ogbnlib.sources.synth import synthesize
 
 Config = Callable[..., TrainConfig]
@@ -187,6 +189,22 @@ def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_c
     assert list(run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).metrics["epoch"]) == [1, 2]
 
 
+def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "ogbnlib.runs.sandbox.effective_limit", lambda: (300 * MB, "memory cgroup v2 /sys/fs/cgroup/job")
+    )
+    code = "import os; print(os.environ['OGBNLIB_MEMORY_LIMIT_BYTES'])"
+    result = watch(["-c", code], "4 GB", name="above", runs_dir=tmp_path).result
+    said = "memory_limit: 4.00 GB is above memory cgroup v2 /sys/fs/cgroup/job: the limit is 300 MB"
+    assert capsys.readouterr().out == f"{said}\n{300 * MB}\n"
+    assert (result["memory_limit_bytes"], result["notes"]) == (300 * MB, [said])
+    assert "under a limit of 300 MB" in result["diagnosis"]["text"]
+    watch(["-c", code], "200 MB", name="below", runs_dir=tmp_path)
+    assert capsys.readouterr().out == f"{200 * MB}\n"
+
+
 # Bad input -----------------------------------------------------------------------------------------------------------
 
 BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -321,6 +339,68 @@ def test_a_child_has_no_standard_input_to_wait_for(tmp_path: Path) -> None:
     outcome = supervise([sys.executable, "-c", "input()"], tmp_path, make_limit(None)[0], echo=False)
     assert outcome.exit_code == 1
     assert "EOFError" in outcome.tail
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_store_that_becomes_shorter_while_it_is_mapped_is_named(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, workers: int
+) -> None:
+    store, folder = shutil.copytree(tiny_store, tmp_path / "store"), tmp_path / "run"
+    config = tiny_config(dataset=str(store), loading="store", lookahead="off", num_workers=workers, epochs=10**6)
+
+    def shorten() -> None:
+        wait_until(lambda: (folder / "checkpoint.pt").exists(), "the first checkpoint")
+        os.truncate(store / "x.npy", 4096)
+
+    thread = threading.Thread(target=shorten)
+    thread.start()
+    done = run(config, run_dir=folder, echo=False)
+    thread.join()
+    assert done.exit_code == 135
+    assert f"{store / 'x.npy'}: expected " in done.diagnosis.text
+    assert ("--shm-size" in done.diagnosis.remedy) == bool(workers)
+    assert "Traceback" not in (folder / "output.log").read_text()
+
+
+# A folder that can't be written ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["timeline.csv", "output.log"])
+def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = tmp_path / "run"
+    full = OSError(28, "No space left on device")
+
+    def refuse(write: Callable[..., Any]) -> Callable[..., Any]:
+        def writing(*given: Any) -> Any:
+            if (folder / "checkpoint.pt").exists():
+                raise full
+            return write(*given)
+
+        return writing
+
+    if name == "timeline.csv":
+        monkeypatch.setattr(_Rows, "add", refuse(_Rows.add))
+    else:
+        monkeypatch.setattr(_Log, "write", lambda self, data: self._unwritable(OSError(28, full.strerror, self._path)))
+    done = run(tiny_config(epochs=10**6, progress="lines"), run_dir=folder, echo=False)
+    assert done.exit_code == STOPPED
+    said = f"{folder / name}: No space left on device; make room there, or mend it, and go on with --resume"
+    assert capsys.readouterr().err == f"error: {said}\n"
+    assert said in json.loads((folder / "result.json").read_text())["diagnosis"]["text"]
+    assert (folder / "checkpoint.pt").is_file()
+
+
+def test_a_command_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ogbnlib.runs.supervise.GRACE_S", 0.5)
+    (tmp_path / "output.log").mkdir()  # so that it can't be opened
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(99)"
+    outcome = supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False)
+    assert outcome.exit_code in (137, 143)
+    assert str(outcome.unwritable).startswith(f"{tmp_path / 'output.log'}: Is a directory; ")
 
 
 # Interruption --------------------------------------------------------------------------------------------------------
