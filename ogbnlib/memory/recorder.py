@@ -170,15 +170,26 @@ class EventLog:
             self._file = -1
 
 
+_NEEDED: dict[str, dict[str, Any]] = {
+    "begin": {"phase": str},
+    "end": {"phase": str},
+    "part": {"name": str, "bytes": (int, float)},
+    "cuda": {"allocated_bytes": (int, float)},
+    "rank ended": {"rank": int, "exit_code": int},
+}
+
+
 def parse_events(data: bytes) -> Iterator[dict[str, Any]]:
-    """The events in these lines; one that was torn by a kill is left out."""
+    """The events in these lines; one that was torn by a kill, or damaged, is left out."""
     for line in data.splitlines():
         try:
             event = json.loads(line)
         except ValueError:
             continue
-        if isinstance(event, dict) and "time_s" in event and "event" in event:
-            yield event
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            needed = {"time_s": (int, float)} | _NEEDED.get(event["event"], {})
+            if all(isinstance(event.get(name), kind) for name, kind in needed.items()):
+                yield event
 
 
 class _Rows:
