@@ -145,19 +145,8 @@ class Store(GraphSize):
     def node_id(self) -> Array | None:
         return self._map("node_id") if "node_id" in self.files else None
 
-    def labels(self, ids: Array) -> Array:
-        """The labels of such nodes as have one, in `y`'s dtype.
-
-        Raises:
-            InputError: for a label that is no class.
-        """
-        labels = np.asarray(self.y[ids])
-        if ((labels < 0) | (labels >= self.num_classes)).any():
-            wrong = labels[(labels < 0) | (labels >= self.num_classes)][0]
-            raise self._damaged("y", f"expected labels from 0 to {self.num_classes - 1}, found {wrong}")
-        return labels
-
-    def _damaged(self, name: str, found: str) -> InputError:
+    def damaged(self, name: str, found: str) -> InputError:
+        """The sentence for an array that is not what was written; `found`: what was expected, and found instead."""
         verify = f"`python -m ogbnlib verify {self.path}` says what else is; copy it anew or convert again"
         return InputError(f"{self.file_path(name)}: {found}: it was damaged, changed or swapped; {verify}")
 
@@ -191,7 +180,7 @@ class Store(GraphSize):
                 crc32 = zlib.crc32(values.data, crc32) if checked else crc32
                 yield begin, values.reshape(shape)
         if checked and crc32 != info.crc32:
-            raise self._damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
+            raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
         """Array `name`, in its own dtype or, for features, another; the peak is the result and a chunk.

@@ -29,7 +29,6 @@ from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from ..config import TrainConfig
-from ..errors import InputError
 from ..files import warn_if_remote
 from ..graph.sort import restore_input_order
 from ..graph.store import Store
@@ -70,7 +69,7 @@ class Loaders:
         self.num_features, self.num_classes = store.num_features, store.num_classes
         with log.phase("load", policy=config.loading):
             for split, problem in wrong_splits(store):  # it may have been made by hand, or have changed since
-                raise InputError(f"{store.file_path(split)}: {problem}; verify the store")
+                raise store.damaged(split, problem)
             self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
             self.data = self._load(store)
         self._resident: dict[str, NodeLoader] = {}
@@ -234,7 +233,7 @@ class StoreLoaders(Loaders):
             store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
         )
         self._available = available_bytes()
-        self._labels = {split: torch.from_numpy(store.labels(ids.numpy())) for split, ids in self.splits.items()}
+        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
         store.advise_random()
         held = [*self.splits.values(), *self._labels.values()]
         self.log.part("splits and their labels", sum(t.nbytes for t in held))

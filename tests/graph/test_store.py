@@ -305,16 +305,6 @@ def test_what_is_read_into_ram_is_what_was_written(copy: Path, name: str) -> Non
             open_store(copy).read_edge_index()
 
 
-def test_a_label_that_is_no_class_is_named(copy: Path) -> None:
-    def spoil(labels: np.ndarray) -> None:
-        labels[:] = 4
-
-    rewritten(copy, "y", spoil)
-    opened = open_store(copy)
-    with pytest.raises(InputError, match=r"y\.npy: expected labels from 0 to 3, found 4: .*verify"):
-        opened.labels(opened.splits["train"])
-
-
 def test_an_edited_description_is_refused(copy: Path) -> None:
     meta = (copy / META).read_text()
     (copy / META).write_text(meta.replace('"name": "tiny"', '"name": "mine"'))
