@@ -91,6 +91,8 @@ class TrainConfig(BaseModel):
     # loading
     loading: Loading = "shared"  # where the graph lives: three stock loaders, one at a time, one CSC for all, on disk
     lookahead: Lookahead = "auto"  # store only: memory for batches sampled ahead
+    spool: Lookahead = "auto"  # store only: disk on which windows of an evaluation are kept for the next one
+    spool_dir: Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)] = None  # a local disk
     sampler: Literal["numba", "pyg"] = "numba"  # pyg: the stock one, needs pyg-lib or torch-sparse
     num_neighbors: Integers = (3, 2)  # one fan-out per layer, nearest hop first; -1 takes all neighbors
     batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per sampled batch

@@ -163,14 +163,19 @@ def check_new(path: Path) -> None:
 _LOOSE = ("nfs", "cifs", "smb", "9p", "afs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "vboxsf")
 
 
-def warn_if_remote(path: StrPath, what: str) -> None:
-    """Warn, once a folder, where its file system is one on which `what` can't be relied upon."""
+def file_system(path: StrPath) -> str:
+    """The kind of file system that a path lies on, such as "ext4", "tmpfs", "nfs4"; "" where that is not known."""
     import psutil
 
-    place = os.path.realpath(path)
-    around = [part for part in psutil.disk_partitions(all=True) if Path(place).is_relative_to(part.mountpoint)]
-    kind = max(around, key=lambda part: len(part.mountpoint)).fstype if around else ""
-    if kind.startswith(_LOOSE):
+    place = Path(os.path.realpath(path))
+    around = [part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)]
+    return max(around, key=lambda part: len(part.mountpoint)).fstype if around else ""
+
+
+def warn_if_remote(path: StrPath, what: str) -> None:
+    """Warn, once a folder, where its file system is one on which `what` can't be relied upon."""
+    if (kind := file_system(path)).startswith(_LOOSE):
+        place = os.path.realpath(path)
         warnings.warn(f"{place}: it lies on a network file system ({kind}): {what}", stacklevel=2)
 
 

@@ -42,7 +42,7 @@ METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_tim
 # `accumulate`, which keeps a step's size where the number of ranks is another.
 _RESUMABLE = {
     "accumulate",
-    *("dataset", "data_dir", "download", "loading", "lookahead"),
+    *("dataset", "data_dir", "download", "loading", "lookahead", "spool", "spool_dir"),
     *("num_workers", "persistent_workers", "pin_memory", "device"),
     *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot"),
     *("epochs", "train_eval", "eval_every", "eval_splits"),

@@ -29,6 +29,7 @@ from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
 from .disk import CHUNK_BYTES, DiskArray
 from .sampler import CSCSampler
+from .spool import Spool
 from .window import Window, sample_window
 
 T = TypeVar("T")
@@ -139,6 +140,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     Attributes:
         on_window: Called with what each window took: seconds of sampling and of reading features, bytes read.
+        spool: Where windows are kept and found again, for a loader that is gone over more than once.
         last_epoch: With overlapped windows, the first window of the next epoch is prepared during the last of this one,
             unless this is the last; None prepares nothing beyond the epoch.
     """
@@ -154,6 +156,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     ):
         self.store, self.windows, self.labels = store, windows, labels
         self.last_epoch: int | None = None
+        self.spool: Spool | None = None
         self.on_window: Callable[..., None] = lambda **info: None
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:
@@ -187,11 +190,17 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     def _prepare(self, epoch: int, start: int, begin: int) -> Window:
         """The window that starts at place `begin` of this loader's share of `epoch` from position `start` on."""
         assert self.windows.window_batches is not None
+        begun, place = time.monotonic(), (epoch, start, begin)
+        kept = None if self.spool is None else self.spool.get(place, self.store.num_features, self.store.x.dtype)
+        if kept is not None:
+            took_s = round(time.monotonic() - begun, 3)
+            self.on_window(epoch=epoch, batches=len(kept.batches), distinct_nodes=len(kept.features), spool_s=took_s)
+            return kept
         size = self.batch_size
         positions = self.sampler.share(epoch, start)[begin : begin + size * self.windows.window_batches]
         parts = positions.split(size)
         seeds = self.input_data.node
-        begun, read_before = time.monotonic(), self._bytes_read()
+        read_before = self._bytes_read()
         sampled = sample_window(
             self.node_sampler,
             [seeds[part].numpy() for part in parts],
@@ -211,6 +220,8 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             features_s=round(time.monotonic() - between, 3),
             bytes_read=self._bytes_read() - read_before,
         )
+        if self.spool is not None:
+            self.spool.add(place, window)
         return window
 
     def _bytes_read(self) -> int:

@@ -17,8 +17,10 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from ..config import TrainConfig
+from ..errors import clear_errors
 from ..files import warn_if_remote
 from ..graph.sort import restore_input_order
 from ..graph.store import Store
@@ -37,10 +40,11 @@ from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..memory.workers import worker_arguments
 from ..sources.catalog import check_store
-from .budget import BatchShape, window_budget
+from .budget import BatchShape, Windows, window_budget
 from .choice import EpochSampler
 from .loader import NO_EDGES, StoreLoader, available_bytes, fill_page_cache, fit_windows, local_ranks
 from .sampler import CSCSampler
+from .spool import Spool, spool_bytes
 from .window import compile_lookahead
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
@@ -233,6 +237,7 @@ class StoreLoaders(Loaders):
             store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
         )
         self._available = available_bytes()
+        self._spools: dict[str, Spool] = {}
         self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
         store.advise_random()
         held = [*self.splits.values(), *self._labels.values()]
@@ -250,11 +255,15 @@ class StoreLoaders(Loaders):
             seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
             training = None if train is None else train.windows
             budget = window_budget(config.lookahead, self._available, training, local_ranks())
-            windows = fit_windows(
+            spool = None if shuffle else self._spools.get(split)
+            windows = spool.windows if spool else fit_windows(
                 store, sampler, seeds, arguments["batch_size"], budget, training=shuffle, reserve=self._reserve
-            )
+            )  # fmt: skip
+            if not shuffle and spool is None and windows.window_batches is not None:
+                spool = self._new_spool(split, windows)
             self.log.mark("note", loader=split, windows=str(windows), window_batches=windows.window_batches)
             loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
+            loader.spool = spool
             loader.on_window = functools.partial(self.log.mark, "window", loader=split)
         if shuffle:
             loader.last_epoch = config.epochs
@@ -263,6 +272,26 @@ class StoreLoaders(Loaders):
                 with self.log.phase("load into page cache"):
                     fill_page_cache(store)
         return loader
+
+    def _new_spool(self, split: str, windows: Windows) -> Spool | None:
+        """A spool for a split that is evaluated more than once, where there is room for one."""
+        config = self.config
+        if sum(split in config.splits_to_evaluate(epoch) for epoch in range(1, config.epochs + 1)) < 2:
+            return None
+        folder = Path(config.spool_dir or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+        with clear_errors(folder):
+            room = spool_bytes(config.spool, folder, local_ranks()) - sum(s.num_bytes for s in self._spools.values())
+            self.log.mark("note", loader=split, spool_dir=str(folder), spool_room_bytes=room)
+            if room > 0:
+                self._spools[split] = Spool(folder, room, windows, self.store.num_nodes)
+        return self._spools.get(split)
+
+    def close(self) -> None:
+        super().close()
+        for split, spool in self._spools.items():
+            self.log.mark("note", loader=split, spool=str(spool), spool_bytes=spool.num_bytes)
+            spool.close()
+        self._spools.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
         return self._build(split, shuffle=False)  # for `train` too, whose loader may hold its next window
