@@ -8,6 +8,7 @@
 | `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 where there is none |
 | `train.npy`, `valid.npy`, `test.npy` | int64 | [n] | node ids of the splits, in their original order |
 | `node_id.npy`, where nodes were dropped | as `row` | [N] | ids in the original data set, ascending |
+| `node_name.npy`, where nodes had names | int64, or UTF-8 bytes | [N] | their names in the original data set |
 
 Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 KiB, so that data begin on a page.
 `store.json` tells each file's dtype, shape, size and CRC-32 of the data, and carries a CRC-32 of itself.
@@ -15,6 +16,7 @@ Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import mmap
@@ -86,6 +88,11 @@ def _meta_crc32(meta: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
+def _from_above(module: str, name: str) -> Any:
+    """A function of a higher room, found when it is called: users begin at a store, and imports go only down."""
+    return getattr(importlib.import_module(f"ogbnlib.{module}"), name)
+
+
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +110,11 @@ class Store(GraphSize):
 
     def __reduce__(self) -> tuple[Callable[[StrPath], Store], tuple[Path]]:
         return open_store, (self.path,)
+
+    @staticmethod
+    def from_data(data: Any, path: StrPath, **options: Any) -> Store:
+        """Write a PyG `Data` as a store: `sources.convert.from_data`, which says more."""
+        return _from_above("sources.convert", "from_data")(data, path, **options)
 
     @property
     def size(self) -> GraphSize:
@@ -144,6 +156,11 @@ class Store(GraphSize):
     @cached_property
     def node_id(self) -> Array | None:
         return self._map("node_id") if "node_id" in self.files else None
+
+    @cached_property
+    def node_name(self) -> Array | None:
+        """The nodes' names in the data that the store was made from, int64 or bytes, mapped; None where ids were."""
+        return self._map("node_name") if "node_name" in self.files else None
 
     @cached_property
     def splits(self) -> dict[str, Array]:

@@ -43,6 +43,9 @@ KNOWN = {
 }
 
 
+OFFICIAL_DIR = "dataset"  # where official data sets are looked for without data_dir
+
+
 def _download(meta: Mapping[str, Any], root: Path, folder: Path) -> None:
     """Fetch and unpack with ogb's own functions, without its prompt; `folder` appears whole or not at all."""
     url = importlib.import_module("ogb.utils.url")
