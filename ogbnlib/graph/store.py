@@ -21,7 +21,7 @@ import json
 import math
 import mmap
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +115,23 @@ class Store(GraphSize):
     def from_data(data: Any, path: StrPath, **options: Any) -> Store:
         """Write a PyG `Data` as a store: `sources.convert.from_data`, which says more."""
         return _from_above("sources.convert", "from_data")(data, path, **options)
+
+    def loader(self, nodes: Any = "train", **options: Any) -> Any:
+        """A PyG `NodeLoader` with the trainer's batches, for a loop of one's own: `sampling.loading.loader`."""
+        return _from_above("sampling.loading", "loader")(self, nodes, **options)
+
+    def feature_store(self) -> Any:
+        """PyG's `FeatureStore` over the features and labels; `loader` is faster where the store outgrows memory."""
+        return _from_above("sampling.loading", "StoreFeatures")(self)
+
+    def graph_store(self) -> Any:
+        """PyG's `GraphStore` over the edges, see `feature_store`."""
+        return _from_above("sampling.loading", "StoreGraph")(self)
+
+    def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
+        """A sampler over the mapped edges for PyG's `NodeLoader` and `LinkLoader`: `sampling.sampler.CSCSampler`."""
+        make = _from_above("sampling.sampler", "CSCSampler")
+        return make(self.colptr, self.row, num_neighbors, seed=seed, node_id=self.node_id)
 
     @property
     def size(self) -> GraphSize:

@@ -141,6 +141,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         on_window: Called with what each window took: seconds of sampling and of reading features, bytes read.
         last_epoch: With overlapped windows, the first window of the next epoch is prepared during the last of this one,
             unless this is the last; None prepares nothing beyond the epoch.
+        next_epoch: Where not None, passes count their epochs themselves from here on, and `x` is made float32.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     ):
         self.store, self.windows, self.labels = store, windows, labels
         self.last_epoch: int | None = None
+        self.next_epoch: int | None = None
         self.on_window: Callable[..., None] = lambda **info: None
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:
@@ -173,9 +175,21 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]
+        if self.next_epoch is not None:
+            batch.x = batch.x.float()
         return batch
 
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Fix order and neighbors of the next pass, which begins at position `start` of the order."""
+        self.sampler.set_epoch(epoch, start)
+        self.node_sampler.set_epoch(epoch)
+        if self.next_epoch is not None:
+            self.next_epoch = epoch
+
     def __iter__(self) -> Iterator[Data]:
+        if self.next_epoch is not None:
+            self.set_epoch(self.next_epoch)
+            self.next_epoch += int(self.sampler.shuffle)
         if self.windows.window_batches is not None:
             return prefetch(self._window_batches())
         if self.num_workers:
