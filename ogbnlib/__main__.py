@@ -11,7 +11,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from .config import TrainConfig, parse_assignments
-from .errors import InputError, format_bytes
+from .errors import InputError, clear_errors, format_bytes
+from .files import home
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -136,6 +137,7 @@ def train(
     from .runs.sandbox import run
 
     values: dict[str, Any] = dict(parse_assignments(set_ or []))
+    run_dir = home(run_dir)
     if resume:
         if not (run_dir / CONFIG).is_file():
             raise InputError(f"{run_dir}: expected a run to resume ({CONFIG}), found none; start it without --resume")
@@ -214,9 +216,10 @@ def doctor(
 
 
 def main() -> int:
-    """Run the command line; a user's mistake is one sentence on stderr and exit code 2."""
+    """Run the command line; a user's mistake, or what the disk refuses, is one sentence on stderr and exit code 2."""
     try:
-        app(standalone_mode=True)
+        with clear_errors():
+            app(standalone_mode=True)
     except InputError as error:
         typer.echo(f"error: {error}", err=True)
         return 2

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from .errors import InputError, parse_bytes, unknown_name
-from .files import write_json
+from .files import home, write_json
 
 Loading = Literal["eager", "lazy", "shared", "store"]
 Split = Literal["train", "valid", "test"]
@@ -26,6 +26,10 @@ def _list(value: object) -> object:
     if not isinstance(value, str):
         return value
     return [word.strip("'\"") for word in value.strip().strip("[]()").replace(",", " ").split()]
+
+
+def _single(value: object) -> object:
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _none(value: object) -> object:
@@ -52,15 +56,17 @@ def _lookahead(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return str(home(text)) if isinstance(text, str) and text.startswith("~") else text
 
 
-Int = Annotated[int, BeforeValidator(_number)]
+Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # what numpy and torch can count with
 Float = Annotated[float, BeforeValidator(_number)]
 OptionalCount = Annotated[Annotated[Int, Field(gt=0)] | None, BeforeValidator(_none)]
 OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]
 Lookahead = Annotated[Literal["auto", "off"] | Annotated[int, Field(gt=0)], BeforeValidator(_lookahead)]
 Integers = Annotated[tuple[Int, ...], BeforeValidator(_list)]
+FanOut = Annotated[tuple[Int, ...] | None, BeforeValidator(_list), BeforeValidator(_single), BeforeValidator(_none)]
 Splits = Annotated[tuple[Split, ...], BeforeValidator(_list)]
 
 
@@ -115,6 +121,9 @@ class TrainConfig(BaseModel):
     train_eval: Literal["every_epoch", "final", "never"] = "final"  # accuracy on the train split
     eval_every: Annotated[Int, Field(gt=0)] = 1  # epochs between evaluations; the last epoch is always evaluated
     eval_splits: Splits = ("valid", "test")  # may be ("valid",) or () for none
+    # As num_neighbors, or one number for all hops (-1: all neighbors); None: num_neighbors. With one number accuracies
+    # are the same for every eval_batch_size, but for gcn, whose degrees are those of the sampled subgraph.
+    eval_num_neighbors: FanOut = None
     release_every: Annotated[Int, Field(ge=0)] = 0  # release_memory() every k training batches; 0: never
 
     # GPU memory; without effect on a CPU
@@ -131,9 +140,15 @@ class TrainConfig(BaseModel):
             raise ValueError("dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string")
         if not self.num_neighbors:
             raise ValueError("num_neighbors: expected one fan-out per layer such as [3, 2], got none")
-        if any(k == 0 or k < -1 for k in self.num_neighbors):
+        for name in ("num_neighbors", "eval_num_neighbors"):
+            fan_out = getattr(self, name) or ()
+            if any(k == 0 or k < -1 for k in fan_out):
+                raise ValueError(f"{name}: expected fan-outs of at least 1, or -1 for all, got {list(fan_out)}")
+        layers = len(self.num_neighbors)
+        if self.eval_num_neighbors is not None and len(self.eval_num_neighbors) not in (1, layers):
             raise ValueError(
-                f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {list(self.num_neighbors)}"
+                f"eval_num_neighbors: expected one fan-out, or one for each of the {layers} of num_neighbors, "
+                f"got {list(self.eval_num_neighbors)}"
             )
         if self.persistent_workers and self.num_workers == 0:
             raise ValueError("persistent_workers: needs num_workers of at least 1, got num_workers=0")
@@ -146,6 +161,13 @@ class TrainConfig(BaseModel):
         if "train" in self.eval_splits:
             raise ValueError('eval_splits: expected "valid" and "test"; the train split is ruled by train_eval')
         return self
+
+    def fan_out(self, training: bool) -> tuple[int, ...]:
+        """The fan-outs of a pass, one per layer."""
+        if training or self.eval_num_neighbors is None:
+            return self.num_neighbors
+        repeats = len(self.num_neighbors) if len(self.eval_num_neighbors) == 1 else 1
+        return self.eval_num_neighbors * repeats
 
     def splits_to_evaluate(self, epoch: int) -> list[str]:
         """The splits whose accuracy is wanted after `epoch`: every `eval_every` epochs and after the last."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 MB, GB = 2**20, 2**30  # the units of every text, table and plot
 _BINARY = {"": 1, "K": 2**10, "M": MB, "G": GB, "T": 2**40}
@@ -15,6 +17,58 @@ _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 
 class InputError(ValueError):
     """A mistake in what the user gave: names the file or parameter, what was expected, what was found, what to do."""
+
+
+class Diverged(ArithmeticError):
+    """Training came to a loss or a weight that is not finite. What was saved before is finite."""
+
+
+_REMEDIES = {
+    errno.EACCES: "change its permissions, or name a place of your own",
+    errno.EPERM: "change its permissions, or name a place of your own",
+    errno.EROFS: "name a place on a disk that can be written",
+    errno.ENOSPC: "the disk is full: free space on it, or name a place on another",
+    errno.EDQUOT: "your share of the disk is full: delete something, or name a place on another",
+    errno.EFBIG: "raise the limit of `ulimit -f`, or name a place on a file system that holds larger files",
+    errno.ENOENT: "check its spelling",
+    errno.ENOTDIR: "a part of it is a file where a folder was expected; check its spelling",
+    errno.EISDIR: "a file was expected; name one",
+    errno.EEXIST: "name another place, or move it away",
+    errno.ENOTEMPTY: "name another place, or move it away",
+    errno.ELOOP: "a link in it leads back to itself; make the link anew",
+    errno.ENAMETOOLONG: "most file systems take names of 255 bytes; name a shorter one",
+    errno.EIO: "its disk failed; look at `dmesg`, and bring the data to another disk",
+    errno.ESTALE: "its server no longer knows it; mount the file system again",
+    errno.EMFILE: "raise the limit of `ulimit -n`, or lower num_workers",
+    errno.ENFILE: "close other programs: the machine has no more open files to give",
+    **dict.fromkeys(
+        (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.ENODEV),
+        "its file system can't do that (lock, map or sync a file); name a place on a local disk",
+    ),
+}
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # whatever the file
+
+
+@contextlib.contextmanager
+def clear_errors(path: object = None) -> Iterator[None]:
+    """Inside, or in a function that it decorates, what the disk refuses becomes an `InputError`: path, cause, remedy.
+
+    An `OSError` that names no file and is none of the disk's, such as a lost connection, remains what it is.
+
+    Args:
+        path: what a call works on that does not say so itself, as write(2) and fsync(2).
+    """
+    try:
+        yield
+    except OSError as error:
+        named = isinstance(error.filename, str | bytes | os.PathLike)
+        where = os.fsdecode(error.filename) if named else path
+        cause = error.errno
+        if cause is None or isinstance(error, ConnectionError) or (where is None and cause not in _OF_THE_DISK):
+            raise
+        remedy = _REMEDIES.get(cause, "check the path and its disk")
+        raise InputError(f"{where or 'a file'}: {os.strerror(cause).lower()}; {remedy}") from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
@@ -36,10 +90,10 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
         raise InputError(
             f'{example}, got {value!r}, which is ambiguous without a unit; write "{text} GB" or "{text} MB"'
         )
-    count = int(float(number) * _BINARY[prefix.upper()])
-    if count <= 0:
-        raise InputError(f"{example} above zero, got {value!r}")
-    return count
+    count = float(number) * _BINARY[prefix.upper()]
+    if not 1 <= count < 2**60:
+        raise InputError(f"{example}, above zero and below 2**60 bytes, got {value!r}")
+    return int(count)
 
 
 def format_bytes(count: float | None) -> str:

@@ -10,33 +10,74 @@ import shutil
 import socket
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import InputError, format_bytes
+from .errors import InputError, clear_errors, format_bytes
 
 StrPath = str | os.PathLike[str]
 
 
-def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
+def home(path: StrPath) -> Path:
+    """A path as people write it: `~` is their home, also where no shell has seen it (a notebook, `--set`, JSON).
+
+    Raises:
+        InputError: for `~NAME` of a user who is not known; for what no screen shows (the CR of a file from Windows,
+            blanks at an end), which would name another place than the one that is meant.
+    """
+    text = os.fspath(path)
+    if text != text.strip() or not text.isprintable():
+        raise InputError(f"{text!r}: expected a path of characters that can be seen, no blanks at its ends; rename it")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"{path}: expected a folder, found a user's home (~) that is not known here") from None
+
+
+class _Output(io.FileIO):
+    """Remembers why writing failed: torch.save makes "enforce fail at inline_container.cc" of a full disk."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None) -> None:
     """Make `path` appear whole or not at all: `write(file)` goes to a neighbour, which is fsynced and then renamed.
 
-    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed.
+    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed; with
+    `keep` the old file is renamed to that, and between the two renames it is there under that name alone.
+
+    Raises:
+        InputError: when the disk is full, or refuses in another way; what was at `path` is still there then.
     """
     path = Path(path)
     beside = hidden(path, f"{uuid.uuid4().hex}.part")
-    try:
-        with open(beside, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    _sync(path.parent)
+    with clear_errors(path):
+        try:
+            with _Output(beside, "x") as raw:
+                file = io.BufferedWriter(raw)
+                try:
+                    write(file)
+                    file.flush()
+                except Exception as error:
+                    raise raw.error or error from None
+                os.fsync(raw.fileno())
+            if keep is not None and path.exists():
+                os.replace(path, keep)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+        _sync(path.parent)
 
 
 def hidden(path: Path, suffix: str) -> Path:
@@ -58,6 +99,15 @@ def write_json(path: StrPath, value: Any) -> None:
     write_atomically(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
 
 
+def likeness(path: StrPath) -> str:
+    """What lies where a sound file was expected, as far as its beginning shows: what a failed download leaves, say."""
+    with clear_errors(path), open(path, "rb") as file:
+        start, size = file.read(512).lstrip().lower(), os.fstat(file.fileno()).st_size
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        return f"a web page of {format_bytes(size)}"
+    return "an empty file" if not size else "damage" if start.strip(b"\0") else "zeros"
+
+
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
     """The hidden neighbour `.NAME.part` of `path` to build in; it takes its place once the block ends without an error.
@@ -65,25 +115,41 @@ def new_folder(path: StrPath) -> Iterator[Path]:
     What a killed process left in it is cleared by the next one.
 
     Raises:
-        InputError: when `path` is a file or a folder with anything in it, or another process is building it.
+        InputError: when `path` is a file or a folder with anything in it, another process is building it, or the disk
+            is full or refuses in another way, inside the block too. Nothing is left behind then.
     """
-    path = Path(path).resolve()  # of a link, what it points to is replaced
-    check_new(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = hidden(path, "part")
-    with locked(hidden(path, "lock"), f"{path}: it is being written"):
-        if beside.exists():
-            shutil.rmtree(beside)
-        beside.mkdir()
-        try:
-            yield beside
-            for file in beside.rglob("*"):
-                _sync(file)
-            check_new(path)
-            os.replace(beside, path)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-        _sync(path.parent)
+    with clear_errors(path):
+        path = Path(os.path.realpath(home(path)))  # of a link, what it points to is replaced
+        check_new(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = hidden(path, "part")
+        with locked(hidden(path, "lock"), f"{path}: it is being written"):
+            check_new(path)  # again: another process may have been faster
+            if beside.exists():
+                shutil.rmtree(beside)
+            beside.mkdir()
+            try:
+                yield beside
+                for file in beside.rglob("*"):
+                    _sync(file)
+                _sync(beside)
+                check_new(path)
+                os.replace(beside, path)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+            _sync(path.parent)
+
+
+def abandoned(folder: Path) -> list[Path]:
+    """What killed processes left half built in `folder`: each `.NAME.part` of `new_folder` that nobody works in."""
+    found = []
+    for part in sorted(path for path in folder.glob(".*.part") if path.is_dir()):
+        lock = part.with_suffix(".lock")
+        with contextlib.suppress(Timeout, PermissionError), contextlib.ExitStack() as stack:  # at work; another user's
+            if lock.exists():
+                stack.enter_context(FileLock(lock, timeout=0))
+            found.append(part)
+    return found
 
 
 def check_new(path: Path) -> None:
@@ -93,48 +159,70 @@ def check_new(path: Path) -> None:
         raise InputError(f"{path}: expected a new or empty folder, found {found}; name another one or delete it")
 
 
+# Each machine keeps its own pages or locks there for a while, or altogether.
+_LOOSE = ("nfs", "cifs", "smb", "9p", "afs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "vboxsf")
+
+
+def warn_if_remote(path: StrPath, what: str) -> None:
+    """Warn, once a folder, where its file system is one on which `what` can't be relied upon."""
+    import psutil
+
+    place = os.path.realpath(path)
+    around = [part for part in psutil.disk_partitions(all=True) if Path(place).is_relative_to(part.mountpoint)]
+    kind = max(around, key=lambda part: len(part.mountpoint)).fstype if around else ""
+    if kind.startswith(_LOOSE):
+        warnings.warn(f"{place}: it lies on a network file system ({kind}): {what}", stacklevel=2)
+
+
 def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
     """Refuse to write where the disk has less than `needed_bytes` left; `what` says what is needed, and for what."""
-    path = Path(path).absolute()
+    path = home(path).absolute()
     free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free
     if free < needed_bytes:
         raise InputError(f"{path}: expected {what}, found {format_bytes(free)}")
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
+def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Keep other processes, on this machine or another that shares the disk, out of what the lock file `path` guards.
 
-    The lock ends with the process at the latest; the file stays behind and means nothing by itself.
+    The lock ends with the process at the latest; a file that a killed one leaves behind means nothing by itself.
 
     Args:
         what: begins the sentence that a process reads which is kept out.
         wait: called twice a second while another process holds the lock.
 
     Raises:
-        InputError: without `wait`, when another process holds it.
+        InputError: without `wait`, when another process holds it; when the file can't be made or locked.
     """
-    lock = FileLock(path, thread_local=False)
-    while True:
-        try:
-            lock.acquire(blocking=False)
-            break
-        except Timeout:
-            if wait is None:
-                holder = path.read_text().strip() or "another process"
-                raise InputError(f"{what} by {holder}; wait for it, end it or name another folder") from None
-            wait()
-            time.sleep(0.5)
+    path, lock = Path(path), FileLock(path, thread_local=False)
+    with clear_errors(path):
+        while True:
+            try:
+                lock.acquire(blocking=False)
+                break
+            except Timeout:
+                if wait is None:
+                    holder = path.read_text().strip() if path.exists() else ""
+                    holder = holder or "another process"
+                    raise InputError(f"{what} by {holder}; wait for it, end it or name another folder") from None
+                wait()
+                time.sleep(0.5)
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
     try:
-        path.write_text(f"pid {os.getpid()} on {socket.gethostname()} (since {time.strftime('%Y-%m-%d %H:%M:%S')})\n")
+        with clear_errors(path):
+            path.write_text(f"pid {os.getpid()} on {socket.gethostname()} (since {since})\n")
         yield
     finally:
+        # Before the lock goes: who opened the file and gets its lock now sees that it has no name any more, and opens
+        # the next one (filelock 3.24; st_nlink).
+        path.unlink(missing_ok=True)
         lock.release()
 
 
 def next_run_dir(runs_dir: StrPath, name: str) -> Path:
     """`runs_dir/name`, or `name-2`, `name-3`, ... where it is taken: a repeated cell never overwrites a run."""
-    base = Path(runs_dir) / name
+    base = home(runs_dir) / name
     candidate, number = base, 1
     while candidate.exists():
         number += 1
@@ -159,13 +247,15 @@ class Stream(io.FileIO):
         """Append a bytes-like object."""
         view = memoryview(data)
         while len(view):
-            written = self.write(view[:DROP_BYTES])
+            with clear_errors(self.name):
+                written = self.write(view[:DROP_BYTES])
             view = view[written:]
             self.size += written
             if self.size - self._dropped >= DROP_BYTES:
                 self.drop()
 
     def drop(self) -> None:
-        os.fdatasync(self.fileno())
+        with clear_errors(self.name):
+            os.fdatasync(self.fileno())
         os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._dropped = self.size

@@ -258,3 +258,17 @@ def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> N
 def test_a_saved_config_is_plain_json_of_all_parameters(tmp_path: Path) -> None:
     make().save(tmp_path / "config.json")
     assert set(json.loads((tmp_path / "config.json").read_text())) == set(TrainConfig.model_fields)
+
+
+def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() -> None:
+    def fan_out(value: object) -> tuple[int, ...]:
+        config = TrainConfig.create(dataset="x", num_neighbors=[5, 3], eval_num_neighbors=value)
+        assert config.fan_out(training=True) == (5, 3)
+        return config.fan_out(training=False)
+
+    assert [fan_out(value) for value in (None, "none", -1, "-1", "-1 4", [7, 2])] == [
+        *((5, 3), (5, 3), (-1, -1), (-1, -1), (-1, 4), (7, 2))
+    ]
+    for bad in (0, "3 0", [-2], "1 2 3", True, "all"):
+        with pytest.raises(InputError, match=r"^eval_num_neighbors"):
+            fan_out(bad)

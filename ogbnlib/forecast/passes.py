@@ -42,10 +42,11 @@ class Pass:
 
     @classmethod
     def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Pass:
-        """With the batch that is expected; that of an evaluation has `eval_batch_size` seeds."""
+        """With the batch that is expected; that of an evaluation has its own number of seeds and fan-outs."""
         seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
         seeds = min(seeds, size.num_seeds[split])
-        return cls(config, size, split, expected_batch(size, config.undirected, seeds, config.num_neighbors), training)
+        batch = expected_batch(size, config.undirected, seeds, config.fan_out(training))
+        return cls(config, size, split, batch, training)
 
     @property
     def itemsize(self) -> int:

@@ -183,6 +183,7 @@ def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" else [],
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
         [*_turned_down("batch_size", config.batch_size, lambda seeds: seeds // 2 if seeds >= 64 else None)],
+        [{"eval_num_neighbors": None}] if config.eval_num_neighbors else [],
         [*_turned_down("num_neighbors", config.num_neighbors, smaller_fan_out)],
     ]
 

@@ -12,6 +12,7 @@ from ..errors import InputError
 from .npz import Array
 
 SPLITS = ("train", "valid", "test")
+MAX_CLASSES = 2**24  # OGB's layout has labels as float32, which counts exactly no further
 
 
 def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
@@ -40,6 +41,38 @@ def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) ->
     return labels
 
 
+def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> int:
+    """The largest of cleaned labels plus one, for data that don't say how many classes they have.
+
+    Args:
+        dtype: of the labels before they were cleaned.
+
+    Raises:
+        InputError: without a label; for a largest one that can't be meant: most classes below it have no node (a stray
+            15,000,000 would make a model of 15 million classes), or it is the dtype's largest number, as 255 in uint8,
+            which often stands for "none", and the class below it has no node.
+    """
+    seen, at, begin = np.zeros(MAX_CLASSES, bool), -1, 0
+    largest = -1
+    for chunk in chunks:
+        seen[chunk[chunk >= 0]] = True
+        if len(chunk) and chunk.max() > largest:
+            largest, at = int(chunk.max()), begin + int(chunk.argmax())
+        begin += len(chunk)
+    if largest < 0:
+        raise InputError(f"{where}: expected at least one label, found none")
+    used = int(seen.sum())
+    ends = dtype.kind in "iu" and largest == np.iinfo(dtype).max and not seen[largest - 1]
+    if ends or largest + 1 > 2 * used + 100:
+        known = f", the largest number of {dtype}" if ends else ""
+        raise InputError(
+            f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}{known} "
+            f"(node {at}); write -1 or NaN for no label, or say how many classes there are: num_classes, in meta.json "
+            "for a folder"
+        )
+    return largest + 1
+
+
 def split_problems(
     splits: Mapping[str, Array], num_nodes: int, labelled: Callable[[Array], Array]
 ) -> Iterator[tuple[str, str]]:
@@ -55,8 +88,9 @@ def split_problems(
             found = f"{outside.size} others such as {outside[0]}" if outside.size else "none"
             yield name, f"expected node ids from 0 to {num_nodes - 1}, found {found}"
             continue
-        if repeats := len(ids) - len(np.unique(ids)):
-            yield name, f"expected each node once, found {repeats} repeats"
+        nodes, counts = np.unique(ids, return_counts=True)
+        if len(nodes) < len(ids):
+            yield name, f"expected each node once, found {len(ids) - len(nodes)} repeats such as {nodes[counts > 1][0]}"
         bare = ids[~labelled(ids)]
         if bare.size:
             yield name, f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}"

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import InputError
-from ..files import StrPath
+from ..errors import InputError, clear_errors
+from ..files import StrPath, likeness
 
 Array = NDArray[Any]
 CHUNK_BYTES = 8 * 2**20
@@ -54,8 +54,10 @@ class Member:
     _header = threading.Lock()  # numpy parses it by ast, which in Python 3.11 is not safe in threads (gh-106905)
 
     def __init__(self, file: Path, name: str) -> None:
-        self.where = f"{file}, member {name}"
+        self.file, self.where = file, f"{file}, member {name}"
         with self._damage():
+            if not file.exists():
+                raise InputError(f"{self.where}: expected this file of OGB's binary layout, found none")
             self._zip = zipfile.ZipFile(file)
             if f"{name}.npy" not in self._zip.namelist():
                 found = ", ".join(entry.removesuffix(".npy") for entry in self._zip.namelist())
@@ -76,13 +78,13 @@ class Member:
     @contextlib.contextmanager
     def _damage(self) -> Iterator[None]:
         try:
-            yield
+            with clear_errors(self.file):
+                yield
         except InputError:
             raise
-        except FileNotFoundError:
-            raise InputError(f"{self.where}: expected this file of OGB's binary layout, found none") from None
         except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, struct.error) as error:
-            raise InputError(f"{self.where}: expected a sound file, found damage ({error}); copy it anew") from None
+            found = f"{likeness(self.file)} ({error})"
+            raise InputError(f"{self.where}: expected a sound file, found {found}; copy or download it anew") from None
 
     def __enter__(self) -> Member:
         return self

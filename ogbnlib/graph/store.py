@@ -30,8 +30,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError
-from ..files import StrPath, hidden
+from ..errors import InputError, clear_errors
+from ..files import StrPath, abandoned, hidden, home
 from . import npz
 from .checks import SPLITS, finite, index_dtype, label_dtype
 from .npz import Array
@@ -174,6 +174,11 @@ class Store(GraphSize):
     def node_id(self) -> Array | None:
         return self._map("node_id") if "node_id" in self.files else None
 
+    def damaged(self, name: str, found: str) -> InputError:
+        """The sentence for an array that is not what was written; `found`: what was expected, and found instead."""
+        verify = f"`python -m ogbnlib verify {self.path}` says what else is; copy it anew or convert again"
+        return InputError(f"{self.file_path(name)}: {found}: it was damaged, changed or swapped; {verify}")
+
     @cached_property
     def node_name(self) -> Array | None:
         """The nodes' names in the data that the store was made from, int64 or bytes, mapped; None where ids were."""
@@ -188,42 +193,55 @@ class Store(GraphSize):
         for array in (self.colptr, self.row, self.x, self.y, *([] if self.node_id is None else [self.node_id])):
             array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
 
-    def chunks(self, name: str) -> Iterator[tuple[int, Array]]:
+    def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
         """Array `name` in pieces of about 8 MB, each with the index of its first row; read, not mapped.
 
         Raises:
-            InputError: when the file ends early.
+            InputError: when the file ends early; where `checked`, after the last piece, for a checksum that is not the
+                one in store.json.
         """
         info, file = self.files[name], self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
-        step = max(1, npz.CHUNK_BYTES // max(1, row_bytes))
+        step, crc32 = max(1, npz.CHUNK_BYTES // max(1, row_bytes)), 0
         with open(file, "rb", buffering=0) as stream:
             stream.seek(HEADER_BYTES)
             for begin in range(0, info.shape[0], step):
                 shape = (min(step, info.shape[0] - begin), *info.shape[1:])
-                values = np.fromfile(stream, info.dtype, math.prod(shape))
+                with clear_errors(file):
+                    values = np.fromfile(stream, info.dtype, math.prod(shape))
                 if len(values) != math.prod(shape):
                     raise InputError(f"{file}: it became shorter while it was read")
+                crc32 = zlib.crc32(values.data, crc32) if checked else crc32
                 yield begin, values.reshape(shape)
+        if checked and crc32 != info.crc32:
+            raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
         """Array `name`, in its own dtype or, for features, another; the peak is the result and a chunk.
 
         Raises:
-            InputError: when features are not finite in `dtype`.
+            InputError: when features are not finite in `dtype`; when the checksum of anything else, at 1 GB/s, is not
+                that of store.json: an offset or id out of range would be read from anywhere. That of features, 56 GB
+                in papers100M, is left to `verify`.
         """
         info, begin = self.files[name], 0
         out = np.empty(info.shape, dtype or info.dtype)
-        chunks = (values for _, values in self.chunks(name))
+        chunks = (values for _, values in self.chunks(name, checked=name != "x"))
         for values in finite(chunks, out.dtype, str(self.file_path(name))) if out.dtype.kind == "f" else chunks:
             out[begin : begin + len(values)] = values
             begin += len(values)
         return out
 
     def read_edge_index(self) -> Array:
-        """Edges int64 [2, E], source above destination, column by column, reverse edges included."""
+        """Edges int64 [2, E], source above destination, column by column, reverse edges included.
+
+        Raises:
+            InputError: for a checksum that is not that of store.json.
+        """
         edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
-        for begin, sources in self.chunks("row"):
+        for _ in self.chunks("colptr", checked=True):
+            pass
+        for begin, sources in self.chunks("row", checked=True):
             edge_index[0, begin : begin + len(sources)] = sources
         for begin in range(0, self.num_nodes, step):
             offsets = self.colptr[begin : begin + step + 1]
@@ -257,8 +275,11 @@ def _read_meta(path: Path) -> dict[str, Any]:
         hint = ""
         if (path / "raw" / "data.npz").is_file():
             hint = "; this is a raw data set: convert it first"
-        elif hidden(path, "part").is_dir():
-            hint = f"; a conversion is running or was interrupted ({hidden(path, 'part')}): wait or convert again"
+        elif (part := hidden(path, "part")).is_dir():
+            left = part in abandoned(path.parent)
+            hint = (
+                f"; its conversion was interrupted ({part}): convert again" if left else "; it is being written: wait"
+            )
         raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
     text = file.read_bytes()
     try:
@@ -290,13 +311,14 @@ def _check_file(file: Path, info: FileInfo) -> None:
         )
 
 
+@clear_errors()
 def open_store(path: StrPath) -> Store:
     """Open a store without reading its arrays: every file's size, dtype and shape is checked, in milliseconds.
 
     Raises:
         InputError: naming the file that is missing, truncated, of another dtype or shape, or of a newer version.
     """
-    path = Path(path).absolute()
+    path = home(path).absolute()
     meta = _read_meta(path)
     files = {name: FileInfo(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in meta["files"].items()}
     expected = _expected(meta)
@@ -321,4 +343,4 @@ def open_store(path: StrPath) -> Store:
 
 def is_store(path: StrPath) -> bool:
     """Whether `path` is a store's folder, sound or not; nothing is read."""
-    return (Path(path) / META).is_file()
+    return (home(path) / META).is_file()

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from ..errors import InputError
 from ..files import StrPath
-from .checks import split_problems
+from .checks import SPLITS, split_problems
 from .npz import Array
 from .store import META, Store, open_store
 
@@ -71,6 +71,16 @@ def _problems(store: Store, name: str, bar: Any) -> Iterator[str]:
         yield f"checksum {crc32:08x}, but {META} has {said:08x}: the file was damaged or changed"
 
 
+def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
+    """(split, what is wrong with it) for all that keeps the splits of a store from being trained on."""
+
+    def labelled(ids: Array) -> Array:
+        labels = store.y[ids]
+        return (labels >= 0) & (labels < store.num_classes)
+
+    return split_problems(store.splits, store.num_nodes, labelled)
+
+
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     """Read every byte of a store once, in bounded memory; returns what is wrong, one sentence each, file first.
 
@@ -89,5 +99,6 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
                 found += [(name, problem) for problem in _problems(store, name, bar)]
             except InputError as error:
                 return [str(error)]
-    found += split_problems(store.splits, store.num_nodes, lambda ids: store.y[ids] >= 0)
+    if not {name for name, _ in found} & {"y", *SPLITS}:
+        found += wrong_splits(store)
     return [f"{store.file_path(name)}: {problem}" for name, problem in found]

@@ -15,13 +15,13 @@ a confusing error, so the whole tree is ended with it, as `memory.oom.group` doe
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from .cgroup import Cgroup, find_cgroup, lineage
 from .reading import Reading, process_tree, read_pss, read_rss
 
 KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
-_serial = itertools.count()
 
 
 def kill_tree(pid: int) -> None:
@@ -119,13 +118,22 @@ class Limit:
         """Free what the limit holds; a cgroup ends whatever process is left in it."""
 
 
+def _remove_dead(parent: Path) -> None:
+    """Remove the cgroups of runs whose parent was killed; rmdir(2) refuses one that has a process in it."""
+    for path in parent.glob("ogbnlib-[0-9]*-*"):
+        if not Path("/proc", path.name.split("-")[1]).exists():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
 class CgroupLimit(Limit):
     """A child directory in a memory cgroup that is ours to write, with `limit_bytes` and no swap."""
 
     def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
-        path = parent.path / f"ogbnlib-{os.getpid()}-{next(_serial)}"
+        _remove_dead(parent.path)
+        path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = Cgroup(path, parent.version)
         try:

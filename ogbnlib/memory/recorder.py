@@ -170,15 +170,26 @@ class EventLog:
             self._file = -1
 
 
+_NEEDED: dict[str, dict[str, Any]] = {
+    "begin": {"phase": str},
+    "end": {"phase": str},
+    "part": {"name": str, "bytes": (int, float)},
+    "cuda": {"allocated_bytes": (int, float)},
+    "rank ended": {"rank": int, "exit_code": int},
+}
+
+
 def parse_events(data: bytes) -> Iterator[dict[str, Any]]:
-    """The events in these lines; one that was torn by a kill is left out."""
+    """The events in these lines; one that was torn by a kill, or damaged, is left out."""
     for line in data.splitlines():
         try:
             event = json.loads(line)
         except ValueError:
             continue
-        if isinstance(event, dict) and "time_s" in event and "event" in event:
-            yield event
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            needed = {"time_s": (int, float)} | _NEEDED.get(event["event"], {})
+            if all(isinstance(event.get(name), kind) for name, kind in needed.items()):
+                yield event
 
 
 class _Rows:
@@ -187,7 +198,7 @@ class _Rows:
     """
 
     def __init__(self, path: Path):
-        self._file, self._end, began_s = _open_for_append(path)
+        self.path, (self._file, self._end, began_s) = path, _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(COLUMNS) + "\n").encode(), 0)
         self._size, self._thinning = self._end, Thinning[bytes](began_s)
@@ -231,6 +242,7 @@ class Recorder:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._on_unwritable: Callable[[OSError], None] = lambda error: None
 
     def start(
         self,
@@ -240,14 +252,18 @@ class Recorder:
         interval_s: float = 0.05,
         on_sample: Callable[[Reading], None] = lambda reading: None,
         on_error: Callable[[], None] = lambda: None,
+        on_unwritable: Callable[[OSError], None] = lambda error: None,
     ) -> Recorder:
         """Sample `pid`'s process tree every `interval_s` from now on, in a thread.
 
         Args:
             cgroup: Asked anew for each sample, as systemd makes a scope only after the child has begun.
             on_sample: Sees each reading as it is taken (the watchdog limit hangs on it).
-            on_error: Called on an error in the thread, a full disk say, which `stop` raises.
+            on_error: Called on an error in the thread, which ends it and is raised by `stop`.
+            on_unwritable: Called once, where a sample can't be written, on a full disk say. Later ones are taken and
+                seen by `on_sample` as before.
         """
+        self._on_unwritable = on_unwritable
 
         def loop() -> None:
             try:
@@ -283,7 +299,11 @@ class Recorder:
         reading = read_memory(pid, cgroup=cgroup, pss=pss)
         if pss:
             self._next_pss_s = begin + max(1.0, 20 * (time.monotonic() - begin))
-        self.add(round(time.time(), 4), reading)  # as both files have it
+        try:
+            self.add(round(time.time(), 4), reading)  # as both files have it
+        except OSError as error:
+            told, self._on_unwritable = self._on_unwritable, lambda error: None
+            told(OSError(error.errno, error.strerror, str(self._rows.path)))
         return reading
 
     def add(self, time_s: float, reading: Reading) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -89,23 +88,28 @@ def take_over(handler: Callable[[int, object], None]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def ignore(worker_id: int = 0) -> None:
+def ignore() -> None:
     """Stop signals change nothing from here on, up to the very end of this process.
 
-    As a DataLoader's `worker_init_fn`: Slurm signals every process of a job, and workers must outlive the last batch,
-    where torch has them exit on SIGTERM, which its trainer reports as an error instead of stopping. They end when their
-    loader does, or their trainer.
+    For workers, as Slurm signals every process of a job, and they must outlive the last batch: torch has them exit on
+    SIGTERM, which its trainer reports as an error instead of stopping. They end when their loader does, or their
+    trainer.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def die_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when its parent dies (Linux, prctl(2)), however that happens."""
+def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
+    """Have the kernel send signal `number` to this process when its parent dies (Linux, prctl(2)), however it does.
+
+    Args:
+        parent: Its process number; by default as `PARENT_VARIABLE` tells, or whoever it is now.
+    """
     pr_set_pdeathsig = 1
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
-        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
+        libc.prctl(pr_set_pdeathsig, number)
     # Taken out: what this process starts has another parent.
-    if os.environ.pop(PARENT_VARIABLE, str(os.getppid())) != str(os.getppid()):
-        sys.exit(143)  # it died before the line above
+    told = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
+    if os.getppid() != (int(told) if parent is None else parent):
+        os._exit(128 + number)  # it died before the line above

@@ -102,15 +102,24 @@ def read_parameters(source: str) -> dict[str, tuple[str | None, object]]:
     return found
 
 
+def _alike(value: object, default: object) -> bool:
+    """Whether the items of a list are of the kind of the default's: `[3x2]` is a list, but none of numbers."""
+    kinds = {type(item) for item in default} if isinstance(default, list) else set()
+    return not kinds or not isinstance(value, list) or {type(item) for item in value} <= kinds
+
+
 def _how_to_pass(name: str, annotation: str | None, value: object, default: object) -> str:
     """What on papermill's command line would give the value that was probably meant, or one like the default."""
     if takes(annotation, str(value)):
-        return f"; pass it as text: -r {name} {json.dumps(str(value))}"
+        # A size without a unit is refused by what takes it.
+        unit = " GB" if name.endswith(("limit", "allocation")) and isinstance(value, int | float) else ""
+        return f"; pass it as text: -r {name} {json.dumps(f'{value}{unit}')}"
     texts = [value, f"[{value.replace(' ', ', ')}]"] if isinstance(value, str) else []
     texts += [f"{value:g}"] if isinstance(value, float) else []  # -p makes 1e3 a float
     for text in [*texts, json.dumps(default, default=str)]:
         with contextlib.suppress(yaml.YAMLError):
-            if (meant := yaml.safe_load(text)) is not None and takes(annotation, meant):
+            meant = yaml.safe_load(text)
+            if meant is not None and takes(annotation, meant) and _alike(meant, default):
                 return f"; pass it as -y '{name}: {json.dumps(meant)}'"
     return ""
 

@@ -270,7 +270,7 @@ def plot_accuracy(runs: Mapping[str, Run]) -> Figure:
     for name, run in runs.items():
         metrics = run.metrics
         (line,) = left.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
-        colour, best = line.get_color(), metrics.loc[metrics["valid"].idxmax()]
+        colour, best = line.get_color(), metrics[metrics["valid"] == metrics["valid"].max()].head(1)
         right.plot(metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid")
         right.plot(metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test")
         right.plot(best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black")

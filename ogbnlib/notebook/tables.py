@@ -24,7 +24,7 @@ def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
             "ended": ended(run.result),
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
             "peak GB": round(run.held_peak_bytes / GB, 3),
-            "run s": round(run.result["duration_s"], 1),
+            "run s": round(run.result.get("duration_s", run.tally.duration_s), 1),
         }
         if len(metrics := run.metrics):
             epoch_s, eval_s = metrics["time_s"].mean(), metrics["eval_time_s"].sum()
@@ -132,11 +132,14 @@ def compare_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
 
 
 def best_epochs(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """One row per run: the epoch of its best valid accuracy, both accuracies in it, epochs trained, peak in GB."""
+    """One row per run: the epoch of its best valid accuracy, both accuracies in it, epochs trained, peak in GB.
+
+    NaN for a run that was never evaluated.
+    """
     rows = {}
     for name, run in runs.items():
-        best = run.metrics.loc[run.metrics["valid"].idxmax()]
-        found = {"best epoch": int(best["epoch"]), "valid": best["valid"], "test": best["test"]}
+        best = run.metrics.sort_values("valid", ascending=False, kind="stable").dropna(subset="valid").head(1)
+        found = {"best epoch": best["epoch"].max(), "valid": best["valid"].max(), "test": best["test"].max()}
         rows[name] = {**found, "epochs trained": len(run.metrics), "peak GB": round(run.held_peak_bytes / GB, 3)}
     return pd.DataFrame.from_dict(rows, orient="index")
 

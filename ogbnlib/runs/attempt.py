@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import fields
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
+from ..errors import InputError
 from ..files import write_json
 from ..forecast.audit import audit
 from ..forecast.sizes import GraphSize
@@ -72,7 +74,10 @@ class Attempt:
         """The last epoch's, of this attempt or of those before."""
         if marked := self.recorder.tally.events.get("metrics"):
             return {key: value for key, value in marked.items() if key not in ("time_s", "event")}
-        metrics = self.before.metrics
-        if not len(metrics):
-            return None
-        return {str(key): None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
+        with contextlib.suppress(
+            InputError
+        ):  # a damaged one is named to who reads it, and written anew by a resumption
+            metrics = Run(self.run_dir).metrics
+            if len(metrics):
+                return {str(key): None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
+        return None

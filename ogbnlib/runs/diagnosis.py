@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes
+from ..errors import Diverged, InputError, format_bytes
 from ..forecast.cures import cuda_cures
+from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
 from ..memory.signals import Stopped
 from ..memory.tally import PhaseNow, Tally
+from ..memory.workers import WorkerDied
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+DIVERGED = 77
 # Exit codes: 128 + N is death by signal N as shells and this library report it; "0:125" and "0:53" are Slurm's
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
 EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
     "0": ("finished", "finished without an error", "nothing to mend"),
-    "1": ("error", "ended by a Python exception", "read the traceback at the end of output.log"),
-    "2": ("bad input", "refused its input before any work", "correct the parameter or file that the message names"),
+    "1": ("error", "ended by a Python exception", "read the end of output.log"),
+    "2": ("bad input", "refused its input, or could not read or write a file", "mend what the message names"),
     "75": (
         "stopped at a checkpoint",
         "stopped at a batch boundary on SIGUSR1 or SIGTERM, as a time limit or preemption sends them; "
@@ -38,6 +41,11 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
         "set expandable_segments=True, or make a step smaller: batch_size with accumulate, precision=bf16, "
         "activation_checkpointing=True, num_neighbors",
     ),
+    "77": (
+        "diverged",
+        "diverged: the loss or a weight was no longer finite; none such is in a checkpoint",
+        "go on with a smaller lr (--resume --set lr=...)",
+    ),
     "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
     "135": (
         "error",
@@ -49,6 +57,11 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
         "ended by SIGKILL, cause unknown: an out-of-memory killer sends it, but so do scancel, a time limit, "
         "preemption and kill -9",
         "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence",
+    ),
+    "138": (
+        "SIGUSR1",
+        "ended by SIGUSR1 in its first second, before it could stop at a checkpoint",
+        "start it again, with resume=True (--resume) where its folder is there already",
     ),
     "139": (
         "error",
@@ -88,7 +101,9 @@ def exit_code_of(error: BaseException) -> int:
     torch = sys.modules.get("torch")  # without it nothing of it was raised
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_CUDA_MEMORY
-    codes = {InputError: 2, Stopped: STOPPED, KeyboardInterrupt: 130}
+    if isinstance(error, WorkerDied):
+        return error.exit_code
+    codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, KeyboardInterrupt: 130}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
@@ -135,11 +150,13 @@ class Diagnosis:
         return asdict(self)
 
 
-def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str, int]) -> str:
+def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str, int], limit_bytes: int | None) -> str:
     """The smallest change that takes away what the run died of, with its size where that is known."""
     if config is None:
         return "run with loading=shared, which keeps one CSC for all loaders"
     name = phase.name if phase else ""
+    if name in ("", "open", "compile kernels") and (limit_bytes or 0) <= RUNTIME_BYTES:
+        return f"raise memory_limit: Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
     if config.loading in ("eager", "lazy"):
         coo = parts.get("edge_index (COO)", 0)
         kept = sum(size for part, size in parts.items() if part.endswith("CSC"))
@@ -154,7 +171,10 @@ def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str,
         return f"set feature_dtype=float16{saved}"
     if config.num_workers:
         return "set num_workers=0: each worker adds its own interpreter and batches in flight"
-    if name.startswith(("train", "eval")):
+    if name.startswith("eval"):
+        seeds, fan_out = config.eval_batch_size or config.batch_size, list(config.fan_out(training=False))
+        return f"set eval_batch_size below {seeds}, or eval_num_neighbors below {fan_out}"
+    if name.startswith("train"):
         return f"set batch_size below {config.batch_size}, or num_neighbors below {list(config.num_neighbors)}"
     if config.feature_dtype == "float32":
         return "set feature_dtype=float16, which halves the features"
@@ -247,11 +267,14 @@ def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any]
         done = f"Finished without an error {after.replace('after', 'in')}{_limited(result)}{_at_most(result)}."
         return Diagnosis(done, "finished", 0, label, *told)
     if result.get("killed_by"):
-        cause, remedy = "out of memory", _remedy(config, tally.phase, tally.parts)
+        limit = (result.get("outer_limit") or {}).get("limit_bytes", result.get("memory_limit_bytes"))
+        cause, remedy = "out of memory", _remedy(config, tally.phase, tally.parts, limit)
         text = [f"{_killer(result)} {after}, {where}."]
     else:
         cause, (meaning, remedy) = word_of(code), explain_exit_code(code)
         text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
+        if code == 135 and config is not None and not config.num_workers:
+            remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
         if code == 137 and _limited(result):
             text.append("The limit's own evidence shows no out-of-memory kill.")
         if code == OUT_OF_CUDA_MEMORY and (oom := tally.events.get("cuda_oom")):
@@ -259,7 +282,7 @@ def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any]
             text, remedy = text + more, cured or remedy
         elif message := result.get("last_output"):
             text.append(f"Its last words: {message}")
-    if code not in (2, STOPPED):
+    if code not in (2, STOPPED, DIVERGED):
         if first := tally.events.get("rank ended"):
             meaning, _ = explain_exit_code(first["exit_code"])
             text.append(f"Rank {first['rank']} was the first to end: {meaning}.")

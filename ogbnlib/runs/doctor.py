@@ -1,8 +1,10 @@
-"""What `python -m ogbnlib doctor` looks at: versions, limits, disk, shared memory, data sets."""
+"""What `python -m ogbnlib doctor` looks at: versions, limits, disk, shared memory, leftovers, data sets."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, format_bytes
+from ..files import abandoned, home
 from ..memory.cgroup import effective_limit
 from ..memory.limits import make_limit
 
@@ -85,8 +88,21 @@ def _datasets(root: Path) -> Check:
     return Check("data sets", True, f"{', '.join(found) or 'none'} in {root} (generated data needs none)")
 
 
+def _leftovers(root: Path) -> Check:
+    """What killed conversions left: the next one to the same place clears its own, nobody the others'."""
+    here = Path.cwd()
+    folders = {folder.resolve() for folder in (root, here, *here.iterdir()) if os.access(folder, os.R_OK | os.X_OK)}
+    found = [path for folder in sorted(folders) if folder.is_dir() for path in abandoned(folder)]
+    if not found:
+        return Check("leftovers", True, f"none of killed processes in {root} and {here}")
+    held = sum(file.stat().st_size for path in found for file in path.rglob("*") if file.is_file())
+    names = shlex.join(map(str, found))
+    return Check("leftovers", False, f"{format_bytes(held)} of killed processes", f"rm -r {names}")
+
+
 def examine(root: Path) -> list[Check]:
     """All checks, in the order they are shown."""
+    root = home(root)
     packages = _packages()
     devices = [_accelerator()] if packages.ok else []
-    return [packages, *devices, *_limits(), *_space(root), _datasets(root)]
+    return [packages, *devices, *_limits(), *_space(root), _leftovers(root), _datasets(root)]

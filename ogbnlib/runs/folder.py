@@ -12,13 +12,16 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ValidationError
+
 from ..config import TrainConfig
-from ..errors import InputError
+from ..errors import InputError, clear_errors
+from ..files import home, warn_if_remote
 from ..memory.recorder import COLUMNS, EVENTS, TIMELINE, parse_events
 from ..memory.tally import Tally
 from . import timeline as read
@@ -29,15 +32,29 @@ if TYPE_CHECKING:
 
 CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.csv"
 OUTPUT, CHECKPOINT, LOCK = "output.log", "checkpoint.pt", ".lock"
+TORN_FILES = ".*.part"  # what a kill left of files that are written whole or not at all
+PREVIOUS, DAMAGED = "checkpoint.previous.pt", "checkpoint.damaged.pt"
+CONFIG_VARIABLE = (
+    "OGBNLIB_CONFIG"  # tells a child the config of a run to resume, whose config.json is still the old one
+)
+METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
 # Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with, but
 # `accumulate`, which keeps a step's size where the number of ranks is another.
-RESUMABLE = {
+_RESUMABLE = {
     "accumulate",
     *("dataset", "data_dir", "download", "loading", "lookahead"),
     *("num_workers", "persistent_workers", "pin_memory", "device"),
     *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot"),
-    *("epochs", "train_eval", "eval_every", "eval_splits", "eval_batch_size"),
-    *("checkpoint_every_s", "release_every", "num_threads", "progress"),
+    *("epochs", "train_eval", "eval_every", "eval_splits"),
+    *("checkpoint_every_s", "release_every", "progress"),
+}
+# Values that may differ too, and count from there on; what that means for the figures is said.
+_SAID = {
+    "lr": "",
+    "weight_decay": "",
+    "num_threads": "; torch then adds up in another order, and weights may differ in their last bits",
+    "eval_num_neighbors": "; accuracies are to be compared with this in mind",
+    "eval_batch_size": "; accuracies are to be compared with this in mind, unless eval_num_neighbors is one number",
 }
 
 
@@ -52,6 +69,17 @@ def _read(path: Path, what: str) -> bytes:
         raise InputError(f"{path}: expected a run's {what}, found no such file; pass the folder of a run") from None
 
 
+class _Result(BaseModel):
+    """What is relied on of a result.json."""
+
+    exit_code: int | None = None
+    duration_s: float = 0.0
+    memory_limit_bytes: float | None = None
+    peak_bytes: float | None = None
+    sampled_peaks_bytes: dict[str, float] = {}
+    diagnosis: Diagnosis | None = None
+
+
 class Run:
     """A run by its folder, as `sandbox.run` returns it and `Run.open` finds it again, however it ended.
 
@@ -59,17 +87,18 @@ class Run:
     """
 
     def __init__(self, run_dir: str | os.PathLike[str], **known: Any):
-        self.run_dir = Path(run_dir)
+        self.run_dir = home(run_dir)
         vars(self).update(known)
 
     @classmethod
+    @clear_errors()
     def open(cls, run_dir: str | os.PathLike[str]) -> Run:
         """The run in a folder.
 
         Raises:
             InputError: when it is not the folder of a run.
         """
-        if not any(Path(run_dir, name).is_file() for name in (CONFIG, EVENTS, TIMELINE)):
+        if not any((home(run_dir) / name).is_file() for name in (CONFIG, EVENTS, TIMELINE)):
             raise InputError(f"{run_dir}: expected the folder of a run ({CONFIG}, {EVENTS}), found neither in it")
         return cls(run_dir)
 
@@ -101,7 +130,8 @@ class Run:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv as it is, `time_s` in `time.time()` seconds; `timeline` has more."""
-        return read.csv_table(_read(self.run_dir / TIMELINE, "timeline"), COLUMNS).astype(float)
+        path = self.run_dir / TIMELINE
+        return read.csv_table(_read(path, "timeline"), COLUMNS, path).astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -116,9 +146,15 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """metrics.csv, one row per epoch; empty when none was finished. A torn last line is left out."""
+        """metrics.csv, one row per epoch; empty when none was finished."""
         path = self.run_dir / METRICS
-        return read.csv_table(path.read_bytes() if path.is_file() else b"")
+        table = read.csv_table(path.read_bytes() if path.is_file() else b"", METRIC_COLUMNS, path)
+        if (epochs := table["epoch"].tolist()) != [*range(1, len(table) + 1)]:
+            raise InputError(
+                f"{path}: expected a line for each epoch from 1 on, found {epochs}: edited or damaged; resume the run, "
+                "which writes it anew from its checkpoint, or move it away"
+            )
+        return table
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -126,10 +162,18 @@ class Run:
         path = self.run_dir / RESULT
         try:
             result: dict[str, Any] = json.loads(path.read_bytes())
+            _Result.model_validate(result)
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise InputError(f"{path}: expected JSON, found something else ({error})") from None
+            found: object = error
+            if isinstance(error, ValidationError):
+                wrong = error.errors()[0]
+                found = " ".join([*(str(part) for part in wrong["loc"]), wrong["msg"]])
+            raise InputError(
+                f"{path}: expected the result of a run, found something else ({found}): edited or damaged; move it "
+                "away to have the rest of the run diagnosed"
+            ) from None
         return result
 
     # What they say ----------------------------------------------------------------------------------------------------
@@ -191,7 +235,6 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether the last attempt came to the end of the last epoch."""
-        # A kill between the writing of a new config.json and its attempt leaves an older attempt's result.
         return self.exit_code == 0 and len(self.metrics) == self.config.epochs
 
     def require_finished(self) -> Run:
@@ -205,6 +248,7 @@ class Run:
         return self
 
 
+@clear_errors()
 def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
     """Say what ended the run in `run_dir`, from its files alone; works after a SIGKILL of run or watcher.
 
@@ -223,7 +267,7 @@ def _check_kind(run_dir: Path, *, resume: bool) -> None:
     if resume:
         if not existing:
             raise InputError(f"{run_dir}: expected a run to resume ({CONFIG}), found none; start it without resume")
-    elif run_dir.is_dir() and any(path.name != LOCK for path in run_dir.iterdir()):
+    elif run_dir.is_dir() and any(path.name != LOCK and not path.match(TORN_FILES) for path in run_dir.iterdir()):
         what = "a run" if existing else "other files"
         raise InputError(
             f"{run_dir}: expected a new or empty folder, found {what} in it; resume it or name another one"
@@ -232,16 +276,24 @@ def _check_kind(run_dir: Path, *, resume: bool) -> None:
         raise InputError(f"{run_dir}: expected a folder for the run, found a file")
 
 
-def _check_resumption(config: TrainConfig, run: Run) -> None:
-    changed = [
-        f"{name} was {getattr(run.config, name)!r}, now {getattr(config, name)!r}"
-        for name in TrainConfig.model_fields
-        if name not in RESUMABLE and getattr(run.config, name) != getattr(config, name)
+def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path) -> list[str]:
+    """A sentence for each value that counts from here on and has a meaning for the figures.
+
+    Args:
+        before: the values that the run had, as JSON has them.
+
+    Raises:
+        InputError: naming each value that may not be another one.
+    """
+    now = config.model_dump(mode="json")
+    changed = [name for name in now if name in before and before[name] != now[name]]
+    refused = [name for name in changed if name not in _RESUMABLE and name not in _SAID]
+    if refused:
+        words = "; ".join(f"{name} was {before[name]!r}, now {now[name]!r}" for name in refused)
+        raise InputError(f"{run_dir}: can't resume with other values ({words}); use a new run_dir")
+    return [
+        f"{name} is {now[name]} from here on, {before[name]} before{_SAID[name]}" for name in changed if name in _SAID
     ]
-    if changed:
-        raise InputError(f"{run.run_dir}: can't resume with other values ({'; '.join(changed)}); use a new run_dir")
-    if len(run.metrics) and config.epochs < (done := run.metrics["epoch"].max()):
-        raise InputError(f"epochs: the run is already at epoch {done:.0f}, got epochs={config.epochs}")
 
 
 @contextlib.contextmanager
@@ -280,7 +332,8 @@ def locked(run_dir: Path) -> Iterator[int]:
 def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator[tuple[Run, int]]:
     """Make or reopen the folder of a run, and keep others out of it inside the block; nothing in it is lost.
 
-    Yields the run as it was before, but for config.json, which is the new one, and the lock's descriptor.
+    Yields the run as it was before, and the lock's descriptor. A new run's config.json is written here, a resumed one's
+    by the trainer, once it has accepted data set and checkpoint.
 
     Raises:
         InputError: when another process trains in the folder, when it holds another run, or when `resume` finds none
@@ -288,10 +341,19 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
     """
     _check_kind(run_dir, resume=resume)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with locked(run_dir) as lock:
+    warn_if_remote(run_dir, "its lock may not keep out a second run from another machine; start none")
+    with clear_errors(run_dir), locked(run_dir) as lock:
         _check_kind(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
         if resume:
-            _check_resumption(config, run)
-        config.save(run_dir / CONFIG)
+            check_changes(run.config.model_dump(mode="json"), config, run_dir)
+            done = 0
+            with contextlib.suppress(InputError):  # of a damaged metrics.csv; the checkpoint knows too
+                done = len(run.metrics)
+            if config.epochs < done:
+                raise InputError(f"epochs: the run is already at epoch {done}, got epochs={config.epochs}")
+        for torn in run_dir.glob(TORN_FILES):
+            torn.unlink(missing_ok=True)
+        if not resume:
+            config.save(run_dir / CONFIG)
         yield run, lock

@@ -8,18 +8,21 @@ it does not cover: CPU time, disk, GPU memory, and files already cached by other
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, is_interactive, parse_bytes
-from ..files import next_run_dir
+from ..errors import InputError, clear_errors, format_bytes, is_interactive, parse_bytes
+from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
@@ -27,10 +30,11 @@ from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE
 from ..sources.catalog import locate_for
 from .attempt import Attempt
-from .folder import Run, own_run_dir
+from .folder import CONFIG_VARIABLE, Run, own_run_dir
 from .supervise import supervise
 
 
+@clear_errors()
 def watch(
     argv: list[str],
     memory_limit: str | int | None = None,
@@ -48,7 +52,7 @@ def watch(
     Raises:
         InputError: for a bad limit, or a command that is not there, before anything is written.
     """
-    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    limit_bytes, notes = _attainable(memory_limit, say=echo)
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else argv
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(f"argv: expected a command that can be run, got {argv}")
@@ -57,9 +61,10 @@ def watch(
         folder = next_run_dir(runs_dir, name)
         folder.mkdir(parents=True)
         attempt = Attempt(Run(folder), memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
-        return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": []}, echo=echo)
+        return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": notes}, echo=echo)
 
 
+@clear_errors()
 def run(
     config: TrainConfig,
     memory_limit: str | int | None = None,
@@ -76,7 +81,7 @@ def run(
 
     Args:
         config: What to train.
-        memory_limit: "2 GB" or bytes; None records without a limit.
+        memory_limit: "2 GB" or bytes; None records without a limit. Where less can be had here, that is the limit.
         run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
             called `name`, or by data set and policy.
         resume: Go on from the run's last checkpoint. A run of this very config that has finished is returned as it is.
@@ -88,28 +93,70 @@ def run(
         InputError: for bad input, before the child is started.
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
-    limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+    limit_bytes, notes = _attainable(memory_limit, say=echo)
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     check_inputs(config)
-    available, source = effective_limit()
-    notes = []
-    if limit_bytes is not None and limit_bytes > available:
-        notes.append(f"memory_limit is above what this process may use: {available} bytes ({source})")
     limit, refused = make_limit(limit_bytes, limit_by)
     name = name or f"{Path(config.dataset).name}-{config.loading}"
-    folder = Path(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
-    with contextlib.closing(limit), own_run_dir(config, folder, resume=resume) as (before, lock):
-        if before.is_finished and before.config == config:
-            return before
+    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    own = own_run_dir(config, folder, resume=resume)
+    with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock):
+        with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
+            if before.is_finished and before.config == config:
+                return before
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
         module = ["ogbnlib.training.child"] if num_ranks == 1 else ["ogbnlib.training.launch", str(num_ranks)]
         argv = [sys.executable, "-m", *module, str(folder), "--locked", *(["--resume"] if resume else [])]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
-        env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid())}
+        env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
+        env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
-        return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, lock=lock)
+        return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, inherited=(lock, tmp_lock))
+
+
+def _attainable(memory_limit: str | int | None, *, say: bool) -> tuple[int | None, list[str]]:
+    """The limit in bytes, or the lower one that holds here anyway, and what is to be noted of that."""
+    if memory_limit is None:
+        return None, []
+    wanted, (available, source) = parse_bytes(memory_limit), effective_limit()
+    if wanted <= available:
+        return wanted, []
+    note = f"memory_limit: {format_bytes(wanted)} is above {source}: the limit is {format_bytes(available)}"
+    if say:
+        print(note, flush=True)
+    return available, [note]
+
+
+@contextlib.contextmanager
+def _own_tmp() -> Iterator[tuple[Path, int]]:
+    """A temporary folder for a trainer and all that it starts, and the descriptor that holds its lock.
+
+    PyG leaves a generated file in it for each process that makes a convolution. It goes with the run; where the parent
+    was killed the next run takes it away, as nobody holds its lock any more.
+    """
+    base = tempfile.gettempdir()
+    base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
+    for old in Path(base).glob("ogbnlib-????????.tmp"):
+        with contextlib.suppress(OSError), _opened(old) as descriptor:  # another user's, or of a run that goes on
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - old.stat().st_mtime > 1:  # else it may be about to be locked
+                shutil.rmtree(old)
+    made = tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp")
+    with made as folder, _opened(Path(folder)) as descriptor:
+        with contextlib.suppress(OSError):  # a file system without locks, where none is taken away either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Path(folder), descriptor
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _carry_out(
@@ -125,19 +172,31 @@ def _carry_out(
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
     outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
-    words = [line for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+    words = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+    told = [line for line in words if line.startswith("error: ")] or (words if outcome.exit_code != 137 else [])
+    shrunk = _shrunk(attempt.config) if outcome.exit_code == 128 + signal.SIGBUS else None
     ended = attempt.end(
         outcome.exit_code,
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
         kernel_peak_bytes=outcome.peak_bytes,
-        last_output=words[-1] if words and outcome.exit_code not in (0, 137) else None,
+        last_output=outcome.unwritable or shrunk or (told[-1] if told and outcome.exit_code != 0 else None),
         **outcome.evidence,
         **more,
     )
     if outcome.interrupted:
         raise KeyboardInterrupt(f"{attempt.run_dir}: interrupted; go on with resume=True")
     return ended
+
+
+def _shrunk(config: TrainConfig | None) -> str | None:
+    """What is wrong with the data set's files after a SIGBUS, which a mapped one sends that has become shorter."""
+    try:
+        if config is not None:
+            locate_for(config)
+    except InputError as error:
+        return f"error: {error}"
+    return None
 
 
 def measure_runtime_bytes() -> int:
@@ -149,7 +208,7 @@ def measure_runtime_bytes() -> int:
     while not held or (len(held) == 1 and held[0] > 1.15 * RUNTIME_BYTES):
         with tempfile.TemporaryDirectory() as folder:
             limit, _refused = make_limit(None)
-            outcome = supervise(argv, Path(folder), limit, echo=False)
+            outcome = supervise(argv, Path(folder), limit, env={"TMPDIR": folder}, echo=False)
             if outcome.exit_code != 0:
                 raise InputError(f"ogbnlib: it can't train here, run `python -m ogbnlib doctor`: {outcome.tail[-500:]}")
             held.append(outcome.tally.peaks["anon_shmem_bytes"])

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from .folder import OUTPUT
 # 40 MB of head-room finished that was killed before. Blocks from 4 MiB on come from mmap and go back at once, where the
 # default raises that size to 32 MiB as it goes: 75 MB less at the peak of [15, 10, 5] x 1024, at the same speed.
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
+GRACE_S = 120.0  # for a checkpoint, once a run has been told to stop because its folder can't be written
 # How torch tells of a worker that was killed (torch.utils.data, signal_handling); its trainer then ends by itself.
 _WORKER_KILLED = re.compile(r"worker \(pid\S* \d+\) is killed by signal: Killed")
 
@@ -40,6 +42,30 @@ class Outcome:
     evidence: dict[str, Any]
     peak_bytes: int | None
     interrupted: bool = False
+    unwritable: str | None = None  # why the command was told to stop, where its samples or output could not be kept
+
+
+class _Unwritable:
+    """Has a process stop in order, by SIGTERM, because something about it can't be written; SIGKILL after a while."""
+
+    said: str | None = None
+    _timer: threading.Timer | None = None
+
+    def __init__(self, pid: int):
+        self._pid = pid
+
+    def __call__(self, error: OSError) -> None:
+        if self.said is None:
+            self.said = f"{error.filename}: {error.strerror}; make room there, or mend it, and go on with --resume"
+            print(f"error: {self.said}", file=sys.stderr, flush=True)
+            self._timer = threading.Timer(GRACE_S, kill_tree, [self._pid])
+            self._timer.start()
+            os.kill(self._pid, signal.SIGTERM)
+
+    def end(self) -> None:
+        """To be called before the process is waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def supervise(
@@ -51,7 +77,7 @@ def supervise(
     env: Mapping[str, str] | None = None,
     echo: bool = True,
     holds_back: bool = False,
-    lock: int | None = None,
+    inherited: tuple[int, ...] = (),
 ) -> Outcome:
     """Run a command inside `limit`, recorded in `run_dir` until it ends, and end all that it leaves behind.
 
@@ -62,7 +88,7 @@ def supervise(
         env: Beside this process's own environment.
         echo: Relay the output; it is in `output.log` either way.
         holds_back: The command calls `signals.take_over`; until then it keeps stop signals waiting.
-        lock: A descriptor to inherit.
+        inherited: Descriptors.
     """
     recorder, forward = recorder or Recorder(run_dir), Forward()
     with handled(forward):
@@ -73,7 +99,7 @@ def supervise(
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    pass_fds=() if lock is None else (lock,),
+                    pass_fds=inherited,
                     start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
                     env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
                 )
@@ -82,6 +108,7 @@ def supervise(
             recorder.stop()
             raise
         forward.begin(process.pid)
+        unwritable = _Unwritable(process.pid)
         tail, interrupted, status = "", False, -signal.SIGKILL
         try:
             limit.pid = process.pid
@@ -91,9 +118,10 @@ def supervise(
                 interval_s=0.02 if limit.name == "watchdog" else 0.05,
                 on_sample=limit.check,
                 on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
+                on_unwritable=unwritable,
             )
             try:
-                tail = _relay(process, run_dir / OUTPUT, echo)
+                tail = _relay(process, run_dir / OUTPUT, echo, unwritable)
             except KeyboardInterrupt:
                 interrupted = True
                 forward.end()
@@ -102,6 +130,7 @@ def supervise(
                     process.wait(10)
         finally:
             forward.end()
+            unwritable.end()
             kill_tree(process.pid)
             try:
                 status = process.wait()
@@ -110,7 +139,31 @@ def supervise(
     code = 130 if interrupted else 128 - status if status < 0 else status
     if evidence["killed_by"]:
         code = 137  # a worker was picked by the killer, or its parent ended first: the tree died of the same cause
-    return Outcome(code, tail, recorder.tally, evidence, peak, interrupted)
+    return Outcome(code, tail, recorder.tally, evidence, peak, interrupted, unwritable.said)
+
+
+class _Log:
+    """output.log, appended to as long as it can be."""
+
+    def __init__(self, path: Path, unwritable: _Unwritable):
+        self._path, self._unwritable = path, unwritable
+
+    def __enter__(self) -> _Log:
+        try:
+            self._file = open(self._path, "ab", buffering=0)
+        except OSError as error:
+            self._unwritable(error)
+            self._file = open(os.devnull, "ab", buffering=0)
+        return self
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._unwritable(OSError(error.errno, error.strerror, str(self._path)))
+
+    def __exit__(self, *raised: object) -> None:
+        self._file.close()
 
 
 def _close(
@@ -130,11 +183,11 @@ def _close(
     return evidence, peak
 
 
-def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool) -> str:
+def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool, unwritable: _Unwritable) -> str:
     """Copy the output to the log and to our own until the child ends; returns its last lines."""
     assert process.stdout is not None
     descriptor, tail, ended_s = process.stdout.fileno(), b"", 0.0
-    with open(log_path, "ab") as log:
+    with _Log(log_path, unwritable) as log:
         while True:
             readable, _, _ = select.select([descriptor], [], [], 0.1)
             if readable:
@@ -142,7 +195,6 @@ def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool) -> str:
                 if not data:
                     break
                 log.write(data)
-                log.flush()
                 tail = (tail + data)[-4000:]
                 if echo:
                     sys.stdout.write(data.decode(errors="replace"))

@@ -10,8 +10,10 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InputError
 from ..memory.reading import Reading
 from ..memory.recorder import TORN
 from ..memory.tally import Tally, phase_label
@@ -130,13 +132,27 @@ def whole_lines(data: bytes) -> tuple[list[str], int]:
     return whole, len(lines) - len(whole)
 
 
-def csv_table(data: bytes, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV of numbers, without its torn lines, which `attrs["torn_lines"]` counts; `columns` where it is empty."""
+def csv_table(data: bytes, columns: Sequence[str], path: Path | None = None) -> pd.DataFrame:
+    """A CSV of numbers, without its torn lines, which `attrs["torn_lines"]` counts; `columns` where it is empty.
+
+    Raises:
+        InputError: naming `path`, where it has not these columns, where a value is no number, or where most lines have
+            not as many values as the first.
+    """
     import pandas as pd
 
     lines, torn = whole_lines(data)
-    # Counts are read as floats: integers above 2**53 bytes do not occur.
-    table = pd.read_csv(io.StringIO("".join(lines))) if lines else pd.DataFrame(columns=[*columns])
+    try:
+        # Counts are read as floats: integers above 2**53 bytes do not occur.
+        table = pd.read_csv(io.StringIO("".join(lines))) if data else pd.DataFrame(columns=[*columns])
+        table[[*columns]].astype(float)
+        if torn > len(lines):
+            raise ValueError(f"{torn} lines with another number of values")
+    except (ValueError, KeyError) as error:
+        raise InputError(
+            f"{path}: expected the columns {','.join(columns)} in numbers, found something else ({error}): edited or "
+            "damaged; move it away to see the rest of the run"
+        ) from None
     table.attrs["torn_lines"] = torn
     return table
 

@@ -90,6 +90,10 @@ class DiskArray:
 
     __del__ = close  # for a loader that is dropped without being closed
 
+    def damaged(self, problem: str) -> InputError:
+        """The error that says what is wrong with this file of a store."""
+        return InputError(f"{self.path}: {problem}; run `python -m ogbnlib verify {self.path.parent}`")
+
     def fetch(self, index: Array, out: Array) -> None:
         """`out[i]` becomes the bytes at row `index[i]`.
 
@@ -105,9 +109,9 @@ class DiskArray:
         width = out.dtype.itemsize * math.prod(out.shape[1:])
         low, last = int(index.min()), self.offset + int(index.max()) * self.row_bytes + width
         if low < 0:
-            raise InputError(f"{self.path}: expected rows from 0 to {self.num_rows - 1}, asked for was {low}")
+            raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, asked for was {low}")
         if last > self.num_bytes:
-            raise InputError(f"{self.path}: expected a row at byte {last}, found the file's end at {self.num_bytes}")
+            raise self.damaged(f"expected a row at byte {last}, found the file's end at {self.num_bytes}")
         unit = math.gcd(self.offset, self.row_bytes, width, 8)
         word = np.dtype(f"u{unit}")
         target, stride, offset = out.reshape(len(out), -1).view(word), self.row_bytes // unit, self.offset // unit
@@ -136,10 +140,12 @@ class DiskArray:
             held = self._local.buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         view, got = memoryview(held)[:length], 0
         while got < end - begin:
-            step = os.preadv(self._file, [view[got:]], begin + got)
-            if step == 0:
-                raise InputError(f"{self.path}: expected {end} bytes, found the file's end while reading")
-            got += step
+            reached = got + os.preadv(self._file, [view[got:]], begin + got)
+            if reached < end - begin:
+                reached -= reached % _BLOCK  # O_DIRECT goes on at whole blocks only
+                if reached == got:
+                    raise self.damaged(f"expected {end} bytes, found the file's end while reading")
+            got = reached
         if not self.direct:
             os.posix_fadvise(self._file, begin, length, os.POSIX_FADV_DONTNEED)
         return view

@@ -14,6 +14,7 @@ for the same seed. With `sampler="pyg"` the stock sampling routine runs, and bat
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import warnings
@@ -28,11 +29,13 @@ from torch_geometric.loader import NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from ..config import TrainConfig
+from ..files import warn_if_remote
 from ..graph.sort import restore_input_order
 from ..graph.store import Store
-from ..memory import signals
+from ..graph.verify import wrong_splits
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
+from ..memory.workers import worker_arguments
 from ..sources.catalog import check_store
 from .budget import BatchShape, window_budget
 from .choice import EpochSampler
@@ -61,9 +64,12 @@ class Loaders:
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
         self._reserve = reserve
         check_store(store, config)
+        self._where = str(store.path)
         self._node_id = store.node_id  # neighbors are chosen by the ids that nodes had before others were dropped
         self.num_features, self.num_classes = store.num_features, store.num_classes
         with log.phase("load", policy=config.loading):
+            for split, problem in wrong_splits(store):  # it may have been made by hand, or have changed since
+                raise store.damaged(split, problem)
             self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
             self.data = self._load(store)
         self._resident: dict[str, NodeLoader] = {}
@@ -90,16 +96,18 @@ class Loaders:
             "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed, **share),
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,
-            "worker_init_fn": signals.ignore,
+            **worker_arguments(config.num_workers),
             "pin_memory": config.pin_memory and torch.cuda.is_available(),
             # A generator of its own: DataLoader draws a worker seed per iteration, and taking that from torch's
             # global state would make dropout depend on how many evaluations were run.
             "generator": torch.Generator().manual_seed(config.seed),
         }
 
-    def _sampler(self, split: str, colptr: Any, row: Any) -> CSCSampler:
-        seed = self.config.seed + _STREAM[split]
-        return CSCSampler(colptr, row, self.config.num_neighbors, seed=seed, node_id=self._node_id)
+    def _sampler(self, split: str, colptr: Any, row: Any, training: bool) -> CSCSampler:
+        fan_out, seed = self.config.fan_out(training), self.config.seed + _STREAM[split]
+        return CSCSampler(
+            colptr, row, fan_out, seed=seed, fixed=not training, node_id=self._node_id, where=self._where
+        )  # fmt: skip
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         raise NotImplementedError
@@ -141,8 +149,14 @@ class Loaders:
             return self._build(split, shuffle=False)
         if split != "train":
             return resident
-        # The resident train loader's CSC serves; only the order of the seeds differs.
-        return NodeLoader(self.data, resident.node_sampler, **self._arguments(split, shuffle=False))
+        # The resident train loader's CSC serves.
+        sampler = resident.node_sampler
+        if isinstance(sampler, CSCSampler):
+            sampler = self._sampler(split, *sampler.graph, training=False)
+        else:
+            sampler = copy.copy(sampler)
+            sampler.num_neighbors = list(self.config.fan_out(training=False))
+        return NodeLoader(self.data, sampler, **self._arguments(split, shuffle=False))
 
     def eval_batches(self, split: str) -> Iterator[Data]:
         """The batches of `split` in order; a loader made for them is deleted after the last, its memory released."""
@@ -173,14 +187,14 @@ class StockLoaders(Loaders):
             with warnings.catch_warnings():
                 # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
                 warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
-                num_neighbors = list(self.config.num_neighbors)
+                num_neighbors = list(self.config.fan_out(training=shuffle))
                 loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
             stock = loader.node_sampler
             csc = (stock.colptr, stock.row, stock.perm)
             self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))
             if self.config.sampler == "numba":
                 restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
-                loader.node_sampler = self._sampler(split, stock.colptr, stock.row)
+                loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
                 loader.stock = stock  # holds `perm`, so that the loader takes what it takes without us
             return loader
 
@@ -201,9 +215,10 @@ class SharedLoaders(Loaders):
         with self.log.phase(f"build {split} loader"):
             sampler: BaseSampler
             if self.config.sampler == "numba":
-                sampler = self._sampler(split, self.colptr, self.row)
+                sampler = self._sampler(split, self.colptr, self.row, training=shuffle)
             else:
-                sampler = NeighborSampler(Data(edge_index=NO_EDGES, num_nodes=1), list(self.config.num_neighbors))
+                fan_out = list(self.config.fan_out(training=shuffle))
+                sampler = NeighborSampler(Data(edge_index=NO_EDGES, num_nodes=1), fan_out)
                 sampler.num_nodes, sampler.perm = self.data.num_nodes, None
                 sampler.colptr, sampler.row = torch.from_numpy(self.colptr), torch.from_numpy(self.row)
             return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
@@ -214,6 +229,9 @@ class StoreLoaders(Loaders):
 
     def _load(self, store: Store) -> Data:
         self.store = store
+        warn_if_remote(
+            store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        )
         self._available = available_bytes()
         self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
         store.advise_random()
@@ -227,7 +245,7 @@ class StoreLoaders(Loaders):
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         config, store, train = self.config, self.store, self._resident.get("train")
         with self.log.phase(f"build {split} loader"):
-            sampler = self._sampler(split, store.colptr, store.row)
+            sampler = self._sampler(split, store.colptr, store.row, training=shuffle)
             arguments = self._arguments(split, shuffle)
             seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
             training = None if train is None else train.windows

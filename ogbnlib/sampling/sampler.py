@@ -4,10 +4,10 @@
 number of loaders can share one graph. Its memory beyond the graph is that of one batch.
 
 What it draws is part of its contract. The neighbors that node `v` gets at hop `h` are a pure function of
-`(seed, epoch, first, h, v)`, where `first` identifies the batch, so a batch is the same for any number of workers, any
-order of expansion, int32 or int64 `row`, and wherever the graph lies. `batch_key`, `node_state` and `choose` are that
-function; a kernel that expands nodes in another order gets the same neighbors by calling them. (From Python, wrap keys
-and states in `np.uint64`: numba takes a plain int for an int64.)
+`(seed, epoch, first, h, v)`, where `first` identifies the batch (of `(seed, epoch, v)` in a `fixed` sampler), so a
+batch is the same for any number of workers, any order of expansion, int32 or int64 `row`, and wherever the graph lies.
+`batch_key`, `node_state` and `choose` are that function; a kernel that expands nodes in another order gets the same
+neighbors by calling them. (From Python, wrap keys and states in `np.uint64`: numba takes a plain int for an int64.)
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_node
 
 
 @kernel
-def _sample(colptr: Any, row: Any, node_id: Any, seeds: Any, num_neighbors: Any, key: Any, expected: Any) -> Any:
+def _sample(
+    colptr: Any, row: Any, node_id: Any, seeds: Any, num_neighbors: Any, key: Any, fixed: Any, expected: Any
+) -> Any:
     """One batch: `(status, the id or column at fault, node, row, col, nodes per hop, edges per hop)`."""
     num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
     hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
@@ -140,7 +142,7 @@ def _sample(colptr: Any, row: Any, node_id: Any, seeds: Any, num_neighbors: Any,
         if len(node_id) > 0:  # int32 or int64, so not by `ids = node_id[ids]`: a name has one type here
             for i in range(len(ids)):
                 ids[i] = node_id[ids[i]]
-        sampled, into = chosen_positions(key, hop, ids, start, degree, num_neighbors[hop], begin)
+        sampled, into = chosen_positions(key, 0 if fixed else hop, ids, start, degree, num_neighbors[hop], begin)
         for e in range(len(sampled)):
             sampled[e] = row[sampled[e]]
         status, stop, nodes, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
@@ -174,8 +176,11 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         row: int32 or int64 [num_edges], global ids of the edges' sources. As `colptr`; not copied.
         num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
+        fixed: a node's choices are the same in all batches of an epoch and at all hops: in an evaluation what is said
+            of a seed depends on the seeds beside it only where they are its neighbors and fan-outs differ by hop.
         node_id: int32 or int64 [num_nodes], the ids that the nodes had before others were dropped; choices are made by
             them, so that a graph samples as it did before. Not copied; None where nothing was dropped.
+        where: The store that the graph is in, for messages.
 
     Raises:
         InputError: for arrays or fan-outs that are not as described, or 2**32 nodes and more. The inside of the arrays
@@ -189,13 +194,15 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         num_neighbors: Sequence[int],
         *,
         seed: int = 0,
+        fixed: bool = False,
         node_id: np.ndarray[Any, Any] | Tensor | None = None,
+        where: str = "",
     ) -> None:
         fanouts = list(num_neighbors)
         if not fanouts or not all(isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts):
             raise InputError(f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}")
         self.num_neighbors = [int(k) for k in fanouts]
-        self.seed = int(seed)
+        self.seed, self.fixed, self._where = int(seed), fixed, where
         self._epoch: Any = torch.zeros(1, dtype=torch.int64)
         no_ids = np.empty(0, np.int64)
         self._given: tuple[Any, ...] = (colptr, row, no_ids if node_id is None else node_id)
@@ -212,7 +219,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(f"node_id: expected one id for each of the {nodes} nodes, found {len(self._node_id)}")
         if nodes < 0 or self._colptr[0] != 0 or self._colptr[-1] != edges:
             ends = "nothing" if nodes < 0 else f"{self._colptr[0]} to {self._colptr[-1]}"
-            raise InputError(f"colptr: expected offsets from 0 to the {edges} entries of row, found {ends}")
+            raise self._damaged(f"colptr: expected offsets from 0 to the {edges} entries of row, found {ends}")
         if nodes >= 2**32:
             raise InputError(f"colptr: expected fewer than 2**32 nodes, found {nodes}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
@@ -223,13 +230,18 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._draw(np.empty(0, np.int64), 0)  # compile here, once, and not in every forked worker
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("num_neighbors", "seed", "_epoch", "_expected")
+        names = ("num_neighbors", "seed", "fixed", "_where", "_epoch", "_expected")
         return {name: getattr(self, name) for name in names} | {"_given": tuple(_reference(g) for g in self._given)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._given = tuple(np.memmap(**g) if isinstance(g, dict) else g for g in state["_given"])
         self._prepare()
+
+    def _damaged(self, problem: str) -> InputError:
+        if self._where:
+            return InputError(f"{self._where}: {problem}; run `python -m ogbnlib verify {self._where}`")
+        return InputError(f"{problem}; the graph is damaged, build it anew")
 
     def set_epoch(self, epoch: int) -> None:
         """Choose anew from here on; call it before iterating over a loader.
@@ -294,9 +306,15 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             torch.manual_seed(int(self.batch_key(first)) & (2**63 - 1))
             return edge_sample(inputs, sample, len(self._colptr) - 1, False, None, neg_sampling)
 
+    @property
+    def graph(self) -> tuple[Any, Any]:
+        """`colptr` and `row` as they were given."""
+        return self._given[0], self._given[1]
+
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
         """The key of the batch whose first seed has position `first`, in `epoch` or else the one that is set."""
-        return np.uint64(batch_key(self._seed, int(self._epoch_value[0]) if epoch is None else epoch, first))
+        epoch = int(self._epoch_value[0]) if epoch is None else epoch
+        return np.uint64(batch_key(self._seed, epoch, 0 if self.fixed else first))
 
     def original_ids(self, nodes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The ids by which choices are made: `nodes` themselves, or their `node_id`."""
@@ -305,15 +323,15 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def _draw(self, seeds: np.ndarray[Any, Any], first: int) -> tuple[np.ndarray[Any, Any], ...]:
         key = self.batch_key(first)
         graph = self._colptr, self._row, self._node_id
-        status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self._expected)
+        status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self.fixed, self._expected)
         if status == _DUPLICATE:
             raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
         if status == _BAD_ID:
             raise InputError(f"inputs.node: expected seeds from 0 to {len(self._colptr) - 2}, found {culprit}")
         if status == _BAD_COLUMN:
-            raise InputError(
+            raise self._damaged(
                 f"colptr, row: expected ascending offsets and ids from 0 to {len(self._colptr) - 2}, "
-                f"found others in the column of node {culprit}; the graph is damaged, build it anew"
+                f"found others in the column of node {culprit}"
             )
         self._expected = len(arrays[0])
         return tuple(arrays)

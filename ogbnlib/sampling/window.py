@@ -92,14 +92,15 @@ def sample_window(
         colptr.fetch(frontier, ends)
         start, degree = ends[:, 0].copy(), ends[:, 1] - ends[:, 0]
         if len(degree) and (degree.min() < 0 or start.min() < 0 or ends[:, 1].max() > row.num_rows):
-            raise InputError(f"{colptr.path}: expected ascending offsets up to {row.num_rows}, found others")
+            raise colptr.damaged(f"expected ascending offsets up to {row.num_rows}, found others")
         del ends
         ids = sampler.original_ids(frontier)
         positions, at = [], 0
         for batch, key in zip(batches, keys, strict=True):
             new = batch.num_sampled_nodes[-1]
             part = slice(at, at + new)
-            chosen, target = chosen_positions(key, hop, ids[part], start[part], degree[part], k, len(batch.node) - new)
+            begin, at_hop = len(batch.node) - new, 0 if sampler.fixed else hop
+            chosen, target = chosen_positions(key, at_hop, ids[part], start[part], degree[part], k, begin)
             positions.append(chosen)
             batch.cols.append(target.astype(np.int32))
             at = part.stop
@@ -114,7 +115,7 @@ def sample_window(
             local = values[at : at + len(batch.cols[-1])]
             at += len(local)
             if batch.add(local, num_nodes) is not None:
-                raise InputError(f"{row.path}: expected ids from 0 to {num_nodes - 1}, found others; verify the store")
+                raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
             batch.rows.append(local.astype(np.int32))
     for batch in batches:
         batch.node = batch.node.copy()  # without the room for repeats behind it

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes, is_interactive
-from ..files import StrPath, check_new, locked
+from ..errors import InputError, clear_errors, format_bytes, is_interactive
+from ..files import StrPath, check_new, hidden, home, locked
 from ..graph.store import GraphSize, Store, is_store, open_store
 from .official import KNOWN, OFFICIAL_DIR, locate_official, open_official
 from .ogb import RawDataset, open_raw
@@ -62,6 +62,8 @@ def _resolve(
     Raises:
         InputError: as `open_dataset` before it reads or writes anything.
     """
+    dataset = str(home(dataset))
+    data_dir = None if data_dir is None else home(data_dir)
     if is_store(dataset):
         store = open_store(dataset)
         _check_direction(store, undirected)
@@ -91,7 +93,11 @@ def _resolve(
     check_new(named.target)
     there = next(folder for folder in named.target.absolute().parents if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        raise _unwritable(named.target)
+        reason = "no permission" if there.is_dir() else f"{there} is a file"
+        raise InputError(
+            f"{named.target}: the data set is to be converted to a store there, which can't be written ({reason})"
+            "; pass data_dir, a folder of your own (for an official name with a link in it to the data set's folder)"
+        )
     return named
 
 
@@ -137,13 +143,7 @@ def _check_direction(store: GraphSize, undirected: bool | None) -> None:
         )
 
 
-def _unwritable(target: Path, reason: object = "no permission") -> InputError:
-    return InputError(
-        f"{target}: the data set is to be converted to a store there, which can't be written ({reason}); pass "
-        "data_dir, a folder of your own (for an official name with a link in it to the data set's folder)"
-    )
-
-
+@clear_errors()
 def locate(
     dataset: str,
     *,
@@ -185,6 +185,7 @@ def size_of(
     return size if size.stored == "store" else KNOWN.get(dataset, size)
 
 
+@clear_errors()
 def open_dataset(
     dataset: str,
     *,
@@ -245,13 +246,8 @@ def open_dataset(
 @contextlib.contextmanager
 def _made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
     """Only one process makes what is to be at `target`; others wait, and look again."""
-    with contextlib.ExitStack() as stack:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            lock = target.with_name(f".{target.name}.once")
-            stack.enter_context(locked(lock, f"{target}: it is being made", wait=check))
-        except OSError as error:
-            raise _unwritable(target, error.strerror) from None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(hidden(target, "once"), f"{target}: it is being made", wait=check):
         yield
 
 
@@ -301,6 +297,7 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
 # For a notebook -------------------------------------------------------------------------------------------------------
 
 
+@clear_errors()
 def prepare_dataset(
     dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool | None = None
 ) -> str:
@@ -315,7 +312,7 @@ def prepare_dataset(
         store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:
         name = f"synthetic-{scale:g}-seed{seed}" + ("-undirected" if undirected else "")
-        path = Path(data_dir) / f"{name}.store"
+        path = home(data_dir) / f"{name}.store"
         with contextlib.nullcontext() if is_store(path) else _made_once(path, lambda: None):
             if not is_store(path):
                 from .synth import synthesize_store

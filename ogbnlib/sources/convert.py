@@ -9,7 +9,6 @@ within a column the order is that of the input. Features are converted in a seco
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 import threading
@@ -23,8 +22,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 from tqdm import tqdm
 
-from ..errors import InputError, format_bytes, parse_bytes
-from ..files import DROP_BYTES, StrPath, check_new, check_space, new_folder
+from ..errors import InputError, clear_errors, format_bytes, parse_bytes
+from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
 from ..graph.bits import NodeSet
 from ..graph.checks import finite, index_dtype, label_dtype, split_problems
 from ..graph.npz import Array
@@ -35,7 +34,7 @@ from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from .data import ArraySource, Source
 from .official import OFFICIAL_DIR, locate_official, open_official
-from .ogb import open_raw
+from .ogb import open_raw, stamps
 from .tables import find_files, is_tables, open_tables, origin_of_files
 
 FeatureDtype = Literal["float16", "float32"]
@@ -105,7 +104,7 @@ class _Conversion:
             nodes.add(begin + np.flatnonzero(chunk >= 0))
             begin += len(chunk)
         for name, problem in split_problems(splits, self.source.num_nodes, nodes.contains):
-            raise InputError(f"{self.source.name}, split {name}: {problem}")
+            raise InputError(f"{self.source.where(name)}: {problem}")
         return nodes
 
     def rest(self, edges: EdgeSort, splits: dict[str, Array]) -> None:
@@ -196,22 +195,13 @@ def _workspace(source: Source, memory_limit: str | int | None, keep_hops: int | 
     return limit - fixed
 
 
-@contextlib.contextmanager
-def _clear_errors(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise InputError(f"{target}: the disk is full ({error.strerror}); nothing was left behind") from None
-
-
 def open_source(name: StrPath) -> tuple[Source, dict[str, Any]]:
     """What `convert` takes by its name, as a `Source`, and what a store says of where it is from.
 
     Raises:
         InputError: as `open_official`, `open_tables` and `open_raw`; for an official name that is not there.
     """
+    name = home(name)
     official = locate_official(str(name), OFFICIAL_DIR) if str(name).startswith("ogbn-") else None
     if official is not None:
         if not official.present:
@@ -262,12 +252,10 @@ def origin_of(folder: Path) -> dict[str, Any]:
     """What a store says of the folder it was made from: its path, and each file's size and mtime in ns."""
     if is_tables(folder):
         return origin_of_files(folder.resolve(), find_files(folder))
-    files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
-    files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
-    stats = ((str(file.relative_to(folder)), file.stat()) for file in files)
-    return {"raw": str(folder.resolve()), "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats}}
+    return {"raw": str(folder.resolve()), "files": {name: [*stamp[:2]] for name, stamp in stamps(folder).items()}}
 
 
+@clear_errors()
 def convert(
     source: StrPath | Source,
     path: StrPath,
@@ -300,9 +288,10 @@ def convert(
 
     Raises:
         InputError: before anything is written, for bad parameters, a target in use or held by another converter, too
-            small a limit or too little disk space; while streaming, for damage, ids out of range, features that are
-            not finite or too large, and splits that overlap or have no label. Nothing is left behind then. After a
-            SIGKILL the hidden `.NAME.part` remains, which the next conversion clears.
+            small a limit or too little disk space; while streaming, for damage, a disk that refuses, files that are
+            replaced meanwhile, ids out of range, features that are not finite or too large, and splits that overlap or
+            have no label. Nothing is left behind then. After a SIGKILL the hidden `.NAME.part` remains, which the next
+            conversion clears.
     """
     if isinstance(source, str | os.PathLike):
         source, of = open_source(source)
@@ -312,7 +301,7 @@ def convert(
     if keep_hops is not None and (isinstance(keep_hops, bool) or not isinstance(keep_hops, int) or keep_hops < 1):
         raise InputError(f"keep_hops: expected the number of layers, at least 1, or None, got {keep_hops!r}")
     workspace = _workspace(source, memory_limit, keep_hops)
-    target, x_dtype = Path(path).resolve(), np.dtype(feature_dtype or source.feature_dtype)
+    target, x_dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or source.feature_dtype)
     check_new(target)
     final, temporary = disk_bytes(source, undirected, x_dtype)
     needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
@@ -320,7 +309,7 @@ def convert(
     total = source.num_nodes * (source.num_features * x_dtype.itemsize + 2) + 16 * source.num_edges
     total += temporary * (1 + (keep_hops or 0))
 
-    with new_folder(target) as folder, _told(progress, total) as told, _clear_errors(target):
+    with new_folder(target) as folder, _told(progress, total) as told:
 
         def done(count: int) -> None:
             check()
@@ -328,6 +317,7 @@ def convert(
 
         writer = StoreWriter(folder)
         _Conversion(source, writer, done, x_dtype, keep_hops).run(undirected, workspace)
+        source.check_unchanged()
         made_of = {**(origin or {}), "num_nodes": source.num_nodes}
         writer.finish(source.name, source.num_classes, undirected=undirected, keep_hops=keep_hops, origin=made_of)
     return open_store(target)

@@ -11,11 +11,9 @@ import numpy as np
 
 from ..errors import InputError
 from ..graph import npz
-from ..graph.checks import SPLITS, clean_labels, finite, split_problems
+from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
 from ..graph.npz import Array
 from ..graph.table import slices
-
-MAX_CLASSES = 2**24  # OGB's layout has labels as float32, which counts exactly no further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +46,13 @@ class Source(ABC):
     def name_chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
         """Where nodes had names elsewhere: their dtype, and the names in order of the nodes."""
         return None
+
+    def check_unchanged(self) -> None:  # noqa: B027  # what lies in RAM is
+        """Refuse files that were replaced or written to since they were opened."""
+
+    def where(self, split: str) -> str:
+        """What a sentence about a split begins with."""
+        return f"{self.name}, split {split}"
 
     def facts(self) -> dict[str, Any]:
         """Its name and sizes, as meta.json and `GraphSize` have them."""
@@ -101,9 +106,7 @@ class ArraySource(Source):
         if num_classes is not None and (isinstance(num_classes, bool) or not 0 < num_classes <= MAX_CLASSES):
             raise InputError(f"num_classes: expected 1 to {MAX_CLASSES}, got {num_classes!r}")
         labels = clean_labels(y, num_classes or MAX_CLASSES, "y")
-        if labels.max() < 0:
-            raise InputError("y: expected at least one label, got none")
-        num_classes = num_classes or int(labels.max()) + 1
+        num_classes = num_classes or count_classes([labels], y.dtype, "y")
         ids = _split_ids(splits, num_nodes)
         for split, problem in split_problems(ids, num_nodes, lambda nodes: labels[nodes] >= 0):
             raise InputError(f"splits[{split!r}]: {problem}")

@@ -1,12 +1,11 @@
-"""OGB's own data sets through OGB's own code. Nothing here prompts."""
+"""OGB's own data sets, downloaded by OGB's own code. Nothing here prompts."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import gzip
 import importlib.util
 import os
-import sys
 import tempfile
 import zipfile
 import zlib
@@ -15,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import InputError, unknown_name
-from ..files import StrPath
+import numpy as np
+
+from ..errors import InputError, clear_errors, unknown_name
+from ..files import StrPath, likeness
+from ..graph.checks import SPLITS
+from ..graph.npz import Array
 from ..graph.store import GraphSize
 from .data import ArraySource
-from .ogb import RawDataset, open_raw, read_split_files
+from .ogb import RawDataset, check_unchanged, open_raw, read_split_files, stamps
 
 
 def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
@@ -89,6 +92,11 @@ def locate_official(name: str, root: StrPath) -> Located:
     expected = folder / "raw" / ("data.npz" if binary else "edge.csv.gz")
     if folder.exists() and not expected.is_file():
         raise InputError(f"{expected}: expected this file, found none; move {folder} away or complete it")
+    parts = [f"raw/{part}" for part in ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")]
+    parts += [f"split/{meta['split']}/{split}" for split in SPLITS]
+    missing = [f"{part}.csv.gz" for part in parts if not (folder / f"{part}.csv.gz").is_file()]
+    if expected.is_file() and not binary and missing:
+        raise InputError(f"{folder}: expected {', '.join(missing)} in it, found none; download the data set again")
     release = folder / f"RELEASE_v{meta['version']}.txt"
     if expected.is_file() and not binary and not release.is_file():
         raise InputError(f"{release}: expected this file; ogb takes the data set for outdated, so download it again")
@@ -99,7 +107,7 @@ def open_official(found: Located) -> RawDataset | ArraySource:
     """One of OGB's own data sets, downloaded where it is not there yet.
 
     ogbn-papers100M (binary layout) is streamed, since ogb's loader needs more than 128 GB for it
-    (snap-stanford/ogb#407); the others, csv files, are read into RAM by ogb's own reader.
+    (snap-stanford/ogb#407); the others, csv files, are read into RAM.
 
     Raises:
         InputError: for a failed download, and for damage and labels that cannot be.
@@ -108,21 +116,45 @@ def open_official(found: Located) -> RawDataset | ArraySource:
         _download(found.meta, found.folder.parent, found.folder)
     if found.binary:
         return open_raw(found.folder, num_classes=found.num_classes)
-    raw, inverse = str(found.folder / "raw"), found.meta["add_inverse_edge"] == "True"
-    reader = importlib.import_module("ogb.io.read_graph_raw")
+    before, raw = stamps(found.folder), found.folder / "raw"
+    edges, x = _table(raw / "edge.csv.gz", "iu", columns=2), _table(raw / "node-feat.csv.gz", "fiu")
+    labels = _table(raw / "node-label.csv.gz", "fiu")
+    for name, rows in (("node", x), ("edge", edges)):
+        file = raw / f"num-{name}-list.csv.gz"
+        if (said := _table(file, "iu", columns=1)).tolist() != [[len(rows)]]:
+            raise InputError(f"{file}: expected {len(rows)}, the lines of the other files, found {said[:3].tolist()}")
+    if found.meta["add_inverse_edge"] == "True":  # each edge before its reverse, as ogb's reader has them
+        edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
+    splits = read_split_files(found.folder / "split" / found.meta["split"])
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # ogb prints; standard output belongs to the caller
-            graph = reader.read_csv_graph_raw(raw, add_inverse_edge=inverse)[0]
-            labels = reader.pd.read_csv(os.path.join(raw, "node-label.csv.gz"), compression="gzip", header=None).values
-    except (OSError, EOFError, ValueError, RuntimeError, zlib.error) as error:
-        raise InputError(f"{raw}: ogb's reader could not read it ({error}); download it again") from None
-    if graph["node_feat"] is None:
-        raise InputError(f"{found.folder}: expected node features, found none")
-    return ArraySource.from_arrays(
-        found.name,
-        graph["edge_index"],
-        graph["node_feat"],
-        labels,
-        read_split_files(found.folder / "split" / found.meta["split"]),
-        found.num_classes,
-    )
+        source = ArraySource.from_arrays(
+            found.name, edges.T, x.astype(np.float32, copy=False), labels, splits, found.num_classes
+        )
+    except InputError as error:
+        raise InputError(f"{found.folder}: {error}") from None
+    check_unchanged(found.folder, before)
+    return source
+
+
+def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
+    """The numbers of one of OGB's csv.gz files, [n, columns], of a dtype of one of the `kinds`."""
+    import pandas as pd
+
+    try:
+        with clear_errors(file):
+            table = pd.read_csv(file, compression="gzip", header=None)
+    except InputError:
+        raise
+    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{file}: expected numbers, gzipped, found {likeness(file)} ({error}); download the data set again"
+        ) from None
+    whole = kinds == "iu"
+    if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (columns or table.shape[1]):
+        expected = f"{columns or ''} columns of {'whole ' if whole else ''}numbers".strip()
+        first = ",".join(map(str, table.iloc[0, :5]))
+        raise InputError(
+            f"{file}: expected {expected} without a header line, found {table.shape[1]} columns that begin with "
+            f"{first!r}; download the data set again"
+        )
+    return table.to_numpy()

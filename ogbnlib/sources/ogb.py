@@ -11,23 +11,44 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from ..files import StrPath, new_folder, write_json
+from ..errors import InputError, clear_errors
+from ..files import StrPath, home, likeness, new_folder, write_json
 from ..graph import npz
-from ..graph.checks import SPLITS, clean_labels
+from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
-from ..graph.store import GraphSize
-from .data import MAX_CLASSES, ArraySource, Source
+from ..graph.store import META, GraphSize
+from .data import ArraySource, Source
 
 RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
 _MAPPING = """Node i is row i of node_feat and node_label in raw/; label c is class c. No outside identifiers are known.
 """
+
+
+Stamps = dict[str, tuple[int, int, int]]
+
+
+def stamps(folder: Path) -> Stamps:
+    """Size, mtime in ns and inode of each file that a data set in one of OGB's layouts is read from, by its path."""
+    files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
+    files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
+    stats = ((str(file.relative_to(folder)), file.stat()) for file in files)
+    return {name: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats}
+
+
+def check_unchanged(folder: Path, before: Stamps) -> None:
+    """Refuse what is in `folder` where a file was replaced, added, removed or written to since `stamps` gave `before`.
+
+    What was read of it may be of both, and no checksum would say so.
+    """
+    now = stamps(folder)
+    if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
+        raise InputError(f"{folder / changed[0]}: it changed while it was read; begin again once nobody writes to it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +60,7 @@ class RawDataset(Source):
 
     path: Path
     file_dtype: np.dtype[Any]  # of the features in the file; `feature_dtype` is float32 for float64
+    stamps: Stamps = field(repr=False, compare=False)  # of when it was opened
 
     @property
     def _data(self) -> Path:
@@ -92,6 +114,12 @@ class RawDataset(Source):
     def read_splits(self) -> dict[str, Array]:
         return read_split_files(split_folder(self.path))
 
+    def check_unchanged(self) -> None:
+        check_unchanged(self.path, self.stamps)
+
+    def where(self, split: str) -> str:
+        return str(split_folder(self.path) / f"{split}.csv.gz")
+
 
 def _label_chunks(path: Path, num_classes: int) -> Iterator[Array]:
     with Member(path / "raw" / "node-label.npz", "node_label") as member:
@@ -119,17 +147,25 @@ def read_split_files(folder: Path) -> dict[str, Array]:
     for name in SPLITS:
         file = folder / f"{name}.csv.gz"
         try:
-            with gzip.open(file, "rt") as lines:
+            with clear_errors(file), gzip.open(file, "rt") as lines:
+                if not file.stat().st_size:
+                    raise EOFError("it is empty")
                 splits[name] = np.array(lines.read().split(), dtype=np.int64)
-        except (ValueError, EOFError, OSError, zlib.error) as error:
-            raise InputError(f"{file}: expected one node id a line, gzipped; {error}") from None
+        except InputError:
+            raise
+        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            found = likeness(file)
+            raise InputError(f"{file}: expected one node id a line, gzipped, found {found} ({error})") from None
     return splits
 
 
 def _hint(path: Path) -> str:
     """What to say of a folder without raw/data.npz."""
     if not path.is_dir():
-        return f"{path}: expected a data set folder, found {'a file' if path.exists() else 'no such folder'}"
+        found = "a file" if path.exists() else "a link that leads nowhere" if path.is_symlink() else "no such folder"
+        return f"{path}: expected a data set folder, found {found}"
+    if (path / META).is_file():
+        return f"{path}: expected raw data, found a store, which needs no conversion; name it as the data set"
     if (path / "data.npz").is_file():
         return f"{path}: expected a data set folder, found its raw folder; pass {path.resolve().parent}"
     if (path / "raw" / "edge.csv.gz").is_file():
@@ -140,9 +176,11 @@ def _hint(path: Path) -> str:
     nested = [entry.parent.parent for entry in path.glob("*/raw/data.npz")]
     if len(nested) == 1:
         return f"{path}: expected raw/data.npz, found a data set one folder down; pass {nested[0]}"
-    return f"{path}: expected raw/data.npz in it, found none" + (f" but in {sorted(nested)}" if nested else "")
+    found = f" but in {', '.join(str(folder) for folder in sorted(nested)[:3])}" if nested else ""
+    return f"{path}: expected raw/data.npz in it, found none{found}"
 
 
+@clear_errors()
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     """Open a folder in OGB's binary layout, ours or the official ogbn-papers100M; no large member is read.
 
@@ -152,8 +190,8 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     Raises:
         InputError: naming file and member, when anything is missing, damaged, or of another shape or type.
     """
-    path = Path(path)
-    data = path / "raw" / "data.npz"
+    path = home(path)
+    data, stamped = path / "raw" / "data.npz", stamps(path)
     if not data.is_file():
         raise InputError(_hint(path))
     counts = []
@@ -169,11 +207,13 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
             shape, dtype = member.shape, member.dtype
         fits = {"edge_index": shape == (2, num_edges), "node_feat": len(shape) == 2 and shape[0] == num_nodes}
         if not fits.get(name, shape in {(num_nodes, 1), (num_nodes,)}):
-            sizes = f"{num_nodes} nodes and {num_edges} edges"
+            sizes = f"{num_nodes} nodes and {num_edges} edges (num_nodes_list and num_edges_list in {data})"
             raise InputError(f"{member.where}: expected a shape for {sizes}, found {shape}")
         if dtype.kind not in kinds:
             kind = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}[kinds]
             raise InputError(f"{member.where}: expected {kind}, found {dtype}")
+    if not num_nodes or not shape[1]:
+        raise InputError(f"{member.where}: expected at least one node and one feature, found shape {shape}")
     if member.fortran_order and 1 not in shape:
         raise InputError(
             f"{member.where}: expected rows (C order), found columns (Fortran order), which can't be streamed; "
@@ -186,7 +226,8 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
             raise InputError(f"{path / 'meta.json'}: {key} is {meta[key]}, but raw/data.npz has {value}")
     num_classes = num_classes if num_classes is not None else meta.get("num_classes")
     if num_classes is None:
-        num_classes = 1 + max((int(chunk.max()) for chunk in _label_chunks(path, MAX_CLASSES)), default=-1)
+        with Member(path / "raw" / "node-label.npz", "node_label") as member:
+            num_classes = count_classes(_label_chunks(path, MAX_CLASSES), member.dtype, member.where)
     return RawDataset(
         path=path,
         name=str(meta.get("name", path.resolve().name)),
@@ -196,6 +237,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
         num_classes=num_classes,
         feature_dtype=np.dtype(np.float16 if dtype.itemsize == 2 else np.float32),
         file_dtype=dtype,
+        stamps=stamped,
     )
 
 
@@ -207,8 +249,9 @@ def _read_meta(path: Path) -> dict[str, Any]:
         meta = json.loads(file.read_text())
     except ValueError as error:
         raise InputError(f"{file}: expected JSON, found something else ({error})") from None
-    if not isinstance(meta, dict) or not isinstance(meta.get("num_classes", 1), int) or meta.get("num_classes", 1) < 1:
-        raise InputError(f"{file}: expected an object with num_classes of at least 1, found {meta!r}")
+    classes = meta.get("num_classes", 1) if isinstance(meta, dict) else None
+    if isinstance(classes, bool) or not isinstance(classes, int) or not 1 <= classes <= MAX_CLASSES:
+        raise InputError(f"{file}: expected an object with num_classes from 1 to {MAX_CLASSES}, found {meta!r}")
     return meta
 
 
@@ -250,6 +293,7 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
     write_json(folder / "meta.json", source.facts())
 
 
+@clear_errors()
 def write_raw(
     path: StrPath,
     *,

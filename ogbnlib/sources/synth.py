@@ -6,13 +6,12 @@ What is made up, and how, is in `citations`. Importing this imports no torch.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from ..errors import InputError, format_bytes
-from ..files import StrPath, check_space, new_folder
+from ..errors import InputError, clear_errors, format_bytes
+from ..files import StrPath, check_space, home, new_folder
 from ..graph.store import Store
 from .citations import BLOCK, PAPERS, CitationModel
 from .convert import FeatureDtype, convert
@@ -35,9 +34,10 @@ def _model(path: StrPath, scale: float, seed: int, num_features: int, num_classe
     for name, (value, low, high) in {**limits, "seed": (seed, 0, math.inf)}.items():
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise InputError(f"{name}: expected a whole number from {low} to {high}, got {value!r}")
-    return CitationModel.create(Path(path).absolute().name, num_nodes, sizes, seed, num_features, num_classes)
+    return CitationModel.create(home(path).absolute().name, num_nodes, sizes, seed, num_features, num_classes)
 
 
+@clear_errors()
 def synthesize(
     path: StrPath,
     scale: float = 0.01,

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, unknown_name
-from ..files import StrPath
-from ..graph.checks import SPLITS, clean_labels, finite
+from ..files import StrPath, home
+from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite
 from ..graph.npz import CHUNK_BYTES, Array
 from ..graph.store import GraphSize
 from ..graph.table import BATCH_ROWS, Names, Rows, Table, is_number, numbers, slices
-from .data import MAX_CLASSES, Source
+from .data import Source
 
 REQUIRED = ("edges", "features", "labels", *SPLITS)
 ROLES = (*REQUIRED, "nodes")
@@ -152,8 +152,8 @@ def find_files(folder: StrPath, given: Mapping[str, StrPath | None] | None = Non
     Raises:
         InputError: for files that are missing, of another kind, or there twice.
     """
-    folder, found, missing = Path(folder), dict[str, Path](), list[str]()
-    named = {role: Path(file) for role, file in (given or {}).items() if file is not None}
+    folder, found, missing = home(folder), dict[str, Path](), list[str]()
+    named = {role: home(file) for role, file in (given or {}).items() if file is not None}
     for role in named:
         if role not in ROLES:
             raise InputError(f"files: {unknown_name(role, ROLES, 'role of a file')}")
@@ -200,8 +200,9 @@ def open_tables(
     Raises:
         InputError: naming the file, the column, the line or row, and what was expected.
     """
+    folder = home(folder)
     found = find_files(folder, files)
-    path = Path(folder).resolve()
+    path = folder.resolve()
     origin = origin_of_files(path, found)
     features, columns, own_names, file_dtype, width = _features(found["features"])
     num_nodes = features.num_rows if isinstance(features, Table) else len(features)
@@ -224,15 +225,13 @@ def open_tables(
     else:
         ids = Rows(num_nodes, found["features"])
     edges, pair = _edges(found["edges"], ids, edge_columns)
-    labels, num_labels = _labels(found["labels"], ids)
+    labels, num_labels, label_dtype = _labels(found["labels"], ids)
     if num_labels != num_nodes:
         raise InputError(f"{found['labels']}: expected {num_nodes} labels, one for each row of "
                          f"{found['features'].name}, found {num_labels}")  # fmt: skip
     if num_classes is None:
         chunks = _cleaned(labels, MAX_CLASSES, found["labels"])
-        num_classes = 1 + max((int(chunk.max(initial=-1)) for chunk in chunks), default=-1)
-        if num_classes == 0:
-            raise InputError(f"{found['labels']}: expected at least one label, found none")
+        num_classes = count_classes(chunks, label_dtype, str(found["labels"]))
     return TableSource(
         name=name or path.name, path=path, files=found, origin=origin, num_nodes=num_nodes, num_features=width,
         num_edges=edges.num_rows if isinstance(edges, Table) else edges.shape[1], num_classes=num_classes,
@@ -319,22 +318,22 @@ def _edges(file: Path, ids: Rows | Names, columns: Sequence[str] | None) -> tupl
     return edges, pair_found
 
 
-def _labels(file: Path, ids: Rows | Names) -> tuple[Callable[[], Iterator[Array]], int]:
-    """What gives the labels in order of the nodes, in pieces; and how many there are."""
+def _labels(file: Path, ids: Rows | Names) -> tuple[Callable[[], Iterator[Array]], int, np.dtype[Any]]:
+    """What gives the labels in order of the nodes, in pieces; how many there are, and their dtype in the file."""
     import pyarrow as pa
 
     table = _open(file)
     if not isinstance(table, Table):
         if table.shape not in {(len(table),), (len(table), 1)} or table.dtype.kind not in "fiu":
             raise InputError(f"{file}: expected one number a node [N], found {table.dtype} {list(table.shape)}")
-        return lambda: slices(table, BATCH_ROWS), len(table)
+        return lambda: slices(table, BATCH_ROWS), len(table), table.dtype
     own = table.one_of(_NODE) or (table.names[0] if len(table.names) == 2 else None)
     label = table.one_of(_LABEL) or table.names[-1]
     if len(table.names) > 2 and (own is None or table.one_of(_LABEL) is None):
         raise InputError(f"{file}: expected columns {_NODE[0]} and {_LABEL[0]}, found {', '.join(table.names)}")
     if own is None or own == label:
         columns = {label: pa.float64()}
-        return lambda: (numbers(batch[0]) for batch in table.batches(columns)), table.num_rows
+        return lambda: (numbers(batch[0]) for batch in table.batches(columns)), table.num_rows, np.dtype(float)
     values, begin = np.full(ids.num_nodes, np.nan, np.float32), 0
     seen = np.zeros(ids.num_nodes, bool)
     for batch in table.batches({own: ids.type, label: pa.float64()}):
@@ -348,7 +347,7 @@ def _labels(file: Path, ids: Rows | Names) -> tuple[Callable[[], Iterator[Array]
         seen[nodes] = True
         values[nodes] = numbers(batch[1])
         begin += len(nodes)
-    return lambda: slices(values, BATCH_ROWS), len(values)
+    return lambda: slices(values, BATCH_ROWS), len(values), values.dtype
 
 
 def _split(file: Path, ids: Rows | Names) -> Array:

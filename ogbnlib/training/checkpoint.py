@@ -2,26 +2,34 @@
 
 Neither random state nor anything of the loaders is in it: the order of the seeds, their neighbors and dropout are
 functions of (seed, epoch, batch), so the number of seeds that are done says all.
+
+checkpoint.pt is torch's own format with a CRC-32 of all of it behind (`torch.load` does not mind): a changed byte in a
+tensor is none that torch would see. The one before it is kept; a run that goes on from it comes to the same weights.
 """
 
 from __future__ import annotations
 
 import csv
+import io
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from ..config import TrainConfig
 from ..errors import InputError
 from ..files import write_atomically
-from ..runs.folder import CHECKPOINT, METRICS
-from ..runs.timeline import whole_lines
+from ..graph.store import Store
+from ..runs.folder import CHECKPOINT, METRIC_COLUMNS, METRICS, PREVIOUS, Run, check_changes
 
-METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
 Row = dict[str, float | None]
-_VERSION = 2
+_VERSION = 3
+_SEAL = b"ogbnlib crc32 %08x\n"
+_SAMPLE = 1000  # rows of features in a fingerprint
 
 
 @dataclass
@@ -45,53 +53,166 @@ class State:
     batches_per_step: int = 0
 
 
-def save_checkpoint(run_dir: Path, state: State, num_seeds: dict[str, int], parts: Mapping[str, Any]) -> None:
-    """Write checkpoint.pt, atomically, with the `state_dict` of each of the `parts`: model, optimizer and scaler."""
-    states = {name: part.state_dict() for name, part in parts.items()}  # the scaler's is empty but for fp16
-    content = {"version": _VERSION, **vars(state), "num_seeds": num_seeds, **states}
-    write_atomically(run_dir / CHECKPOINT, lambda file: torch.save(content, file))
+# What it is trained on ------------------------------------------------------------------------------------------------
 
 
-def load_checkpoint(run_dir: Path, num_seeds: dict[str, int], parts: Mapping[str, Any]) -> State:
-    """Set the parts to the last checkpoint and return its state; a new one without a file.
+def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
+    """What tells one data set from another, wherever it lies: sizes and the CRC-32s that store.json has of its arrays.
+
+    Features may come from a store of float32 or of float16 and be rounded on reading, so 1,000 rows as they are trained
+    on are in it too, which policies share.
+    """
+    files, half = store.files, config.loading != "store" and config.feature_dtype == "float16"
+    rows = store.x[:: max(1, store.num_nodes // _SAMPLE)].astype(np.float16 if half else store.feature_dtype)
+    return {
+        "path": str(store.path),
+        "sizes": [store.num_nodes, store.num_edges, store.num_features, store.num_classes],
+        "direction (undirected)": store.undirected,
+        "edges": [files["colptr"].crc32, files["row"].crc32],
+        "labels": files["y"].crc32,
+        "splits": [files[name].crc32 for name in store.num_seeds],
+        "features": zlib.crc32(rows.astype(np.float32).tobytes()),
+        "features in the store": {files["x"].dtype: files["x"].crc32},
+        "dtype": str(rows.dtype),
+    }
+
+
+def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a data set that is not the one that the checkpoint at `path` was trained on."""
+    names = ("sizes", "direction (undirected)", "edges", "labels", "splits", "features")
+    other = [name for name in names if before[name] != now[name]]
+    then, stored = before["features in the store"], now["features in the store"]
+    if then != stored and then.keys() == stored.keys() and "features" not in other:
+        other.append("features")
+    if other == ["features"] and before["dtype"] != now["dtype"]:
+        other = [f"features ({now['dtype']} values, {before['dtype']} before)"]
+    if other:
+        raise InputError(
+            f"{now['path']}: expected the data set that {path} was trained on ({before['path']}), found one with other "
+            f"{', '.join(other)}; resume with that one, or train this one in a new run_dir"
+        )
+
+
+# checkpoint.pt --------------------------------------------------------------------------------------------------------
+
+
+class _Summed:
+    """Passes on what is written, and adds up its CRC-32."""
+
+    def __init__(self, file: io.BufferedWriter):
+        self.write_on, self.flush, self.crc32 = file.write, file.flush, 0
+
+    def write(self, data: bytes) -> int:
+        self.crc32 = zlib.crc32(data, self.crc32)
+        return self.write_on(data)
+
+
+def save_checkpoint(
+    run_dir: Path, state: State, config: TrainConfig, data: Mapping[str, Any], parts: Mapping[str, Any]
+) -> None:
+    """Write checkpoint.pt, atomically, with the `state_dict` of each of the `parts`; the old one becomes the previous.
 
     Args:
-        num_seeds: Size of each split; a checkpoint of a data set with others is refused.
+        data: `fingerprint` of the data set.
+        parts: model, optimizer and scaler.
+    """
+    states = {name: part.state_dict() for name, part in parts.items()}  # the scaler's is empty but for fp16
+    content = {
+        "version": _VERSION,
+        **vars(state),
+        "config": config.model_dump(mode="json"),
+        "data": dict(data),
+        **states,
+    }
+
+    def write(file: io.BufferedWriter) -> None:
+        summed: Any = _Summed(file)
+        torch.save(content, summed)
+        file.write(_SEAL % summed.crc32)
+
+    write_atomically(run_dir / CHECKPOINT, write, keep=run_dir / PREVIOUS)
+
+
+def _content(path: Path, device: torch.device) -> dict[str, Any]:
+    """What is in a checkpoint.
 
     Raises:
-        InputError: for a file that is no checkpoint of this run and version.
+        InputError: where a byte of it is not as it was written, or another version wrote it.
     """
-    path = run_dir / CHECKPOINT
-    if not path.is_file():
-        return State()
-    try:
-        content = torch.load(path, map_location=next(parts["model"].parameters()).device, weights_only=True)
-        if content["version"] != _VERSION:
-            raise ValueError(f"version {content['version']}, this library writes and reads {_VERSION}")
-        if content["num_seeds"] != num_seeds:
-            raise ValueError(f"its data set has splits of {content['num_seeds']} nodes, this one {num_seeds}")
-        for name, part in parts.items():
-            part.load_state_dict(content.get(name, {}))  # the scaler is missing in older ones
-        return State(**{item.name: content[item.name] for item in fields(State)})
-    except Exception as error:
+    data = memoryview(path.read_bytes())
+    end = len(data) - len(_SEAL % 0)
+    if end < 0 or data[end:] != _SEAL % zlib.crc32(data[:end]):
         raise InputError(
-            f"{path}: expected a checkpoint of this run, found something else ({error}); move it away to begin anew"
-        ) from error
+            f"{path}: expected its checksum at its end, found another or none: damaged, or another version's"
+        )
+    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    if content["version"] != _VERSION:
+        raise InputError(f"{path}: expected version {_VERSION}, found {content['version']}; use its own ogbnlib")
+    return content
 
 
-def append_metrics(run_dir: Path, row: Row) -> None:
-    """Add one line to metrics.csv."""
-    with open(run_dir / METRICS, "a", newline="") as file:
-        table = csv.DictWriter(file, METRIC_COLUMNS, lineterminator="\n")
-        if not file.tell():
-            table.writeheader()
-        table.writerow(row)
+def load_checkpoint(
+    run_dir: Path, config: TrainConfig, data: Mapping[str, Any], parts: Mapping[str, Any]
+) -> tuple[State, list[str], bool]:
+    """Set the parts to the last sound checkpoint of a run.
+
+    Args:
+        config: how the run is to go on.
+        data: `fingerprint` of the data set that it is to go on with.
+
+    Returns:
+        Its state, a new one where the run has trained nothing yet; what is to be said of it; and whether it is the
+        previous one because checkpoint.pt is damaged.
+
+    Raises:
+        InputError: where there is no sound one though the run has trained, and where config or data set may not be
+            those that it is to go on with. Nothing is written.
+    """
+    found = [path for path in (run_dir / CHECKPOINT, run_dir / PREVIOUS) if path.is_file()]
+    if not found and _has_trained(run_dir):
+        raise InputError(
+            f"{run_dir / CHECKPOINT}: expected the checkpoint of a run that has trained already, found no such file; "
+            "put it back, or begin anew in a new run_dir"
+        )
+    damages: list[str] = []
+    for path in found:
+        try:
+            content = _content(path, next(parts["model"].parameters()).device)
+            break
+        except InputError as error:
+            damages.append(str(error))
+    else:
+        if damages:
+            raise InputError(
+                f"{'; '.join(damages)}; there is no other one: put a copy back, or begin anew in a new run_dir"
+            )
+        return State(), [], False
+    notes = check_changes(content["config"], config, run_dir)
+    _check_data(path, content["data"], data)
+    for name, part in parts.items():
+        part.load_state_dict(content[name])
+    for group in parts["optimizer"].param_groups:  # its state has the values that it was saved with
+        group.update(lr=config.lr, weight_decay=config.weight_decay)
+    state = State(**{item.name: content[item.name] for item in fields(State)})
+    if path.name == PREVIOUS:
+        why = damages[0] if damages else f"{run_dir / CHECKPOINT}: found no such file"
+        where = f"epoch {state.epoch}, and {state.position:,} seeds of the next"
+        notes.append(f"{why}; going on from the one before it, {path} ({where})")
+    return state, notes, bool(damages)
 
 
-def cut_metrics(run_dir: Path, epoch: int) -> None:
-    """metrics.csv as it was after `epoch`: a kill can leave a torn line, or one whose epoch will be finished again."""
-    path = run_dir / METRICS
-    lines = whole_lines(path.read_bytes())[0] if path.is_file() else []
-    kept = [line for line in lines[1:] if int(line.split(",", 1)[0]) <= epoch]
-    text = "".join([",".join(METRIC_COLUMNS) + "\n", *kept])
-    write_atomically(path, lambda file: file.write(text.encode()))
+def _has_trained(run_dir: Path) -> bool:
+    run = Run(run_dir)
+    saved = ("end", "checkpoint", False)
+    return len(run.metrics) > 0 or any(
+        (event["event"], event.get("phase"), "failed" in event) == saved for event in run.events
+    )
+
+
+def write_metrics(run_dir: Path, history: list[Row]) -> None:
+    """metrics.csv, atomically: one line per finished epoch."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, METRIC_COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(history)
+    write_atomically(run_dir / METRICS, lambda file: file.write(text.getvalue().encode()))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,20 +18,29 @@ from pathlib import Path
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Do `work`; the exit code of `diagnosis.EXIT_CODES`, after the sentence that says why it was not done.
 
-    An error that is neither a mistake of the user's nor a stop nor a full GPU is raised.
+    Errors of other kinds than a user's mistake, the disk's, a stop, a full GPU or a worker's have a traceback.
     """
+    from ..errors import clear_errors
     from ..memory.signals import Stopped, ignore
+    from ..memory.workers import WorkerDied
     from ..runs.diagnosis import exit_code_of
+    from .distributed import launched
 
     try:
-        work()
+        with clear_errors():
+            work()
     except Exception as error:
-        if (code := exit_code_of(error)) == 1:
-            raise
-        if not isinstance(error, Stopped):
+        code = exit_code_of(error)
+        if isinstance(error, Stopped):
+            if os.environ.get("RANK", "0") == "0":
+                say(error)
+        elif launched() and "gloo/transport" in str(error):  # the connection to it is closed
+            print(f"rank {os.environ['RANK']} ended, as another one did", file=sys.stderr)
+            return 143  # as if its launcher had ended it already
+        elif code == 1 and not isinstance(error, WorkerDied):
+            traceback.print_exc()
+        else:
             print(f"error: {error}", file=sys.stderr)
-        elif os.environ.get("RANK", "0") == "0":
-            say(error)
         return code
     finally:
         ignore()  # Python's end would have them end the process, whose work is done
@@ -42,9 +53,11 @@ def main(arguments: list[str]) -> int:
     # The imports make about a million objects that live on. Looking through them after every 700 new ones took 0.5 s of
     # their 3 s; after every 50,000 they leave as little garbage behind.
     gc.set_threshold(50_000)
+    from ..config import TrainConfig
+    from ..errors import clear_errors
     from ..memory import cuda
     from ..memory.signals import StopRequest, die_with_parent, take_over
-    from ..runs.folder import Run, locked
+    from ..runs.folder import CONFIG_VARIABLE, Run, locked
     from .distributed import end_here, join
     from .train import train_prepared
 
@@ -57,10 +70,11 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
 
     def train() -> None:
-        config = Run(folder).config
+        given = os.environ.get(CONFIG_VARIABLE)
+        config = TrainConfig.create(json.loads(given)) if given else Run(folder).config
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
-        with lock, join(config.device) as ranks:
+        with lock, join(config.device) as ranks, clear_errors(folder):
             how = os.environ.get("OGBNLIB_PROGRESS", "lines")
             train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
 

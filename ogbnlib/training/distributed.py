@@ -160,12 +160,10 @@ def end_here() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process; as one of several ranks past Python's own end, which would end gloo's threads, see `_leave`."""
+    """End this process past Python's own end, which would end gloo's threads, see `_leave`, and wait for workers."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if launched():
-        os._exit(code)
-    sys.exit(code)
+    os._exit(code)
 
 
 def _leave(owned: bool) -> None:

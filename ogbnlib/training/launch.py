@@ -51,7 +51,9 @@ def main(arguments: list[str]) -> int:
         first_s = min(failure.timestamp for failure in error.failures.values())
         # Whole seconds; what the launcher ends in consequence gets SIGTERM, and SIGKILL half a minute later.
         early = {rank: f for rank, f in error.failures.items() if f.timestamp <= first_s + 1}
-        rank, failure = min(early.items(), key=lambda item: (item[1].exitcode >= 0, item[1].exitcode == -15, item[0]))
+        codes = {rank: f.exitcode for rank, f in early.items()}
+        rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
+        failure = early[rank]
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         log = EventLog(folder)
         log.mark("rank ended", rank=rank, pid=failure.pid, exit_code=code)

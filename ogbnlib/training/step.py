@@ -63,6 +63,15 @@ class Learner:
         self.model.train()
         self._batches = 0
 
+    def loss_is_finite(self) -> bool:
+        return bool(torch.isfinite(self.loss_sum))
+
+    def is_finite(self) -> bool:
+        """Whether the loss so far, the weights and the optimizer's moments are."""
+        moments = (value for kept in self.optimizer.state.values() for value in kept.values())
+        values = (*self.model.state_dict().values(), *moments)
+        return self.loss_is_finite() and all(bool(torch.isfinite(value).all()) for value in values)
+
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
         """The class of each seed with the highest score, int64 [batch_size] on the CPU; in evaluation mode."""

@@ -21,12 +21,15 @@ import torch
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
+from ..errors import clear_errors
+from ..files import home
 from ..forecast.passes import step_reserve_bytes
 from ..graph.store import Store
 from ..memory import cuda
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
+from ..memory.workers import workers_ended
 from ..runs.attempt import Attempt
 from ..runs.diagnosis import exit_code_of
 from ..runs.folder import Run, own_run_dir
@@ -34,7 +37,7 @@ from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
 from ..sampling.policies import compile_kernels, make_loaders
 from ..sources.catalog import open_for
-from .checkpoint import Row
+from .checkpoint import Row, fingerprint
 from .distributed import Ranks, join
 from .models import GNN
 from .step import Learner
@@ -66,6 +69,7 @@ def warm_up() -> None:
     score(labels, labels)
 
 
+@clear_errors()
 def train(
     config: TrainConfig,
     run_dir: str | os.PathLike[str] | None = None,
@@ -80,14 +84,16 @@ def train(
         resume: Go on from the run's last checkpoint.
 
     Raises:
-        InputError: for bad input, before anything is written; for a folder in which another process trains; for
+        InputError: for bad input, before anything is written; for a folder in which another process trains; for a
+            disk that is full or refuses in another way; for
             `expandable_segments` in a process that has used CUDA already.
+        Diverged: when the loss or a weight is no longer finite; the last checkpoint is.
         torch.OutOfMemoryError: when the GPU's memory ran out; the event `cuda_oom` is in the run's folder then.
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
     """
     cuda.prepare_allocator(config)
-    stop, folder = StopRequest(), None if run_dir is None else Path(run_dir)
+    stop, folder = StopRequest(), None if run_dir is None else home(run_dir)
     with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             check_inputs(config)
@@ -95,7 +101,8 @@ def train(
             if folder is not None and ranks.first:
                 before, _lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(before, config))
-        return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
+        with clear_errors(folder):
+            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
 
 
 def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
@@ -157,14 +164,14 @@ def train_prepared(
             compile_kernels(list(config.num_neighbors))
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
-        trainer = Trainer(config, loaders, run_dir, log, progress, stop, ranks)
-        try:
+        trainer = Trainer(config, fingerprint(store, config), loaders, run_dir, log, progress, stop, ranks)
+        with contextlib.closing(loaders), workers_ended():
             if resume:
                 with ranks.together():
                     trainer.restore()
+                if ranks.first:
+                    trainer.take_over()
             trainer.run()
-        finally:
-            loaders.close()
         return TrainResult(trainer.state.history, trainer.learner.model, run_dir)
     except torch.OutOfMemoryError as error:
         cuda.record_oom(error, config, run_dir, log.mark)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +17,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
-from ..errors import InputError, is_interactive
+from ..errors import Diverged, InputError, is_interactive
 from ..memory import cuda
 from ..memory.cuda import resolve_device
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
+from ..runs.folder import CHECKPOINT, CONFIG, DAMAGED, PREVIOUS
 from ..sampling.policies import Loaders, set_epoch
-from .checkpoint import Row, State, append_metrics, cut_metrics, load_checkpoint, save_checkpoint
+from .checkpoint import Row, State, load_checkpoint, save_checkpoint, write_metrics
 from .distributed import Ranks
 from .models import parameter_bytes
 from .step import Learner
@@ -60,11 +64,12 @@ class Progress:
 
 
 class Trainer:
-    """The state of one run: model, optimizer, loaders, and where its results go."""
+    """The state of one run: model, optimizer, loaders, and where its results go. `data` is `checkpoint.fingerprint`."""
 
     def __init__(
         self,
         config: TrainConfig,
+        data: Mapping[str, Any],
         loaders: Loaders,
         run_dir: Path | None,
         log: EventLog,
@@ -73,42 +78,85 @@ class Trainer:
         ranks: Ranks,
     ):
         self.config, self.loaders, self.run_dir, self.log, self.progress = config, loaders, run_dir, log, progress
-        self.stop, self.ranks = stop, ranks
+        self.data, self.stop, self.ranks = data, stop, ranks
         device = resolve_device(config.device)
         for note in cuda.begin(config, device.type):
-            log.mark("note", text=note)
-            progress.say(note)
+            self._note(note)
+        one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
+        if config.eval_batch_size not in (None, config.batch_size) and not one_number:
+            self._note(
+                "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
+                "eval_num_neighbors=-1, or any one number, ends the first"
+            )
         self.learner = Learner(config, loaders.num_features, loaders.num_classes, device, ranks, log)
         log.part("model, gradients, Adam", 4 * parameter_bytes(self.learner.model))
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
         self._saved_s = time.monotonic()
+        self._saved: State | None = None
+        self._damaged = False
+
+    def _note(self, text: str) -> None:
+        self.log.mark("note", text=text)
+        self.progress.say(text)
 
     # Checkpoint and resume ------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write checkpoint.pt, atomically. All ranks come here; the first one writes."""
+        self._check_finite()
         self._saved_s = time.monotonic()
         self.state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
         if self.run_dir is not None and self.ranks.first:
             with self.log.phase("checkpoint"):
-                save_checkpoint(self.run_dir, self.state, self.num_seeds, self.learner.parts)
+                save_checkpoint(self.run_dir, self.state, self.config, self.data, self.learner.parts)
         self.ranks.wait()  # nobody ends before it is written
+        self._saved = replace(self.state)
+
+    def _check_finite(self) -> None:
+        """Nothing that is not finite is saved, or evaluated. On a GPU this waits for all that it has been given."""
+        if self.ranks.highest(int(not self.learner.is_finite()))[0]:
+            raise self._diverged()
+
+    def _diverged(self) -> Diverged:
+        config, state, saved = self.config, self.state, self._saved
+        where = f"epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
+        self.log.mark("diverged", epoch=state.epoch + 1, position=state.position, lr=config.lr)
+        again = "go on with a smaller lr (--resume --set lr=...)"
+        if self.run_dir is None:
+            again = "nothing of it is kept without a run_dir; begin anew with a smaller lr"
+        elif saved is not None:
+            kept = f"{CHECKPOINT} is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
+            again = f"{kept}; {again}, and where that diverges at once, move it away to go on from {PREVIOUS}"
+        return Diverged(
+            f"diverged: the loss or a weight is no longer finite in {where}, with lr={config.lr:g} and "
+            f"precision={config.precision}; {again}; where that is no help, `python -m ogbnlib verify` looks for "
+            "features that are not finite"
+        )
 
     def restore(self) -> None:
-        """Go back to the last checkpoint, and metrics.csv with it; to the start where there is none yet."""
+        """Go back to the last checkpoint, to the start where there is none yet. Writes nothing: others may refuse."""
         assert self.run_dir is not None
-        state = load_checkpoint(self.run_dir, self.num_seeds, self.learner.parts)
+        state, notes, self._damaged = load_checkpoint(self.run_dir, self.config, self.data, self.learner.parts)
         if state.epoch > self.config.epochs:
             raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
         if state.batches_per_step not in (0, self.batches_per_step):
             text = f"a step has {self.batches_per_step} batches from here on, {state.batches_per_step} before"
-            self.log.mark("note", text=text)
-            self.progress.say(f"{text}; set accumulate to keep its size with another number of ranks")
+            notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
+        for note in notes:
+            self._note(note)
         self.state = state
+        self._saved = replace(state) if state.batches_per_step else None
         if self.ranks.first:
             self.learner.loss_sum.fill_(state.loss_sum)
-            cut_metrics(self.run_dir, state.epoch)
+
+    def take_over(self) -> None:
+        """Write what a resumption changes in the run's folder, now that all ranks have accepted it."""
+        assert self.run_dir is not None
+        self.config.save(self.run_dir / CONFIG)
+        write_metrics(self.run_dir, self.state.history)
+        if self._damaged:  # else it would take the place of the sound one
+            os.replace(self.run_dir / CHECKPOINT, self.run_dir / DAMAGED)
 
     @property
     def batches_per_step(self) -> int:
@@ -117,7 +165,11 @@ class Trainer:
     def _boundary(self, training: bool = False) -> None:
         """Between two steps or two batches of an evaluation: the one place where a run stops on a signal."""
         due = training and 0 < self.config.checkpoint_every_s <= time.monotonic() - self._saved_s
-        number, due_anywhere = self.ranks.highest(self.stop.number, int(due))
+        # A GPU would be waited for at every step, so there it is looked at whenever there is something to save.
+        spoiled = training and self.learner.device.type == "cpu" and not self.learner.loss_is_finite()
+        number, due_anywhere, diverged = self.ranks.highest(self.stop.number, int(due), int(spoiled))
+        if diverged:
+            raise self._diverged()
         if number:
             name, state = signal.Signals(number).name, self.state
             self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
@@ -182,6 +234,7 @@ class Trainer:
             epoch = self.state.epoch + 1
             if self.state.position < num_seeds:  # else it was interrupted in its evaluation
                 self.train_epoch()
+                self._check_finite()
             loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
             if epoch == config.epochs:
                 # The final evaluation needs no train loader: its CSC and workers make room for the eval loaders.
@@ -197,7 +250,7 @@ class Trainer:
             self.state = State(epoch=epoch, history=[*self.state.history, row], batches_per_step=steps)
             self.learner.loss_sum.zero_()
             if self.run_dir is not None and self.ranks.first:
-                append_metrics(self.run_dir, row)
+                write_metrics(self.run_dir, self.state.history)
                 self.log.mark("metrics", **row)
             self.save()
             self.progress.say(epoch_line(row))

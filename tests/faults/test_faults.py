@@ -1,7 +1,7 @@
 """Whatever call on a file fails, and wherever a SIGKILL comes: nothing is lost or half there, and one sentence tells.
 
 A server is started with a library preloaded that counts what is done to files below a folder, and has the nth of these
-calls fail or kill. Twelve moments of each piece of work are tried; OGBNLIB_FAULTS=300 tries the first 300, one by one.
+calls fail or kill. Eight moments of each piece of work are tried; OGBNLIB_FAULTS=300 tries the first 300, one by one.
 """
 
 from __future__ import annotations
@@ -89,26 +89,26 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
 
 
 def moments(calls: int) -> list[int]:
-    """At which of so many calls to fail: 12 spread over all, or with OGBNLIB_FAULTS=300 each of the first 300."""
+    """At which of so many calls to fail: 8 spread over all, or with OGBNLIB_FAULTS=300 each of the first 300."""
     wanted = int(os.environ.get("OGBNLIB_FAULTS", "0"))
     if wanted:
         return list(range(1, min(calls, wanted) + 1))
-    return sorted({1 + round(i * (calls - 1) / 11) for i in range(12)})
+    return sorted({1 + round(i * (calls - 1) / 7) for i in range(8)})
 
 
 # The sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def told(ended: Ended, how: int) -> None:
-    """A kill is a kill; anything else ends in one sentence, exit code 2, and no traceback."""
+def told(ended: Ended, how: int, nth: int = COUNT) -> None:
+    """A kill is a kill, if it came; anything else ends in one sentence, exit code 2, and no traceback."""
     if how in (KILL, TORN):
-        assert ended.code == 137, ended.output
+        assert ended.code == 137 or ended.calls < nth, ended.output  # samples of memory are no fixed number
         return
     assert "Traceback" not in ended.output, ended.output
     assert ended.code in (0, 2), ended.output
     if ended.code == 2:
         assert "error: " in ended.output
-        assert ("space" if how == FULL else "error") in ended.output, ended.output
+        assert how != FULL or "space" in ended.output, ended.output
 
 
 HOWS = pytest.mark.parametrize("how", [KILL, TORN, FULL, BROKEN], ids=["kill", "torn", "full disk", "broken disk"])
@@ -137,31 +137,31 @@ def test_data_that_are_made_appear_whole_or_not_at_all(
         shutil.rmtree(folder)
         folder.mkdir()
         ended = make(nth, how)
-        told(ended, how)
+        told(ended, how, nth)
         if ended.code == 0 or (folder / "whole").exists():
             assert tree(folder / "whole") == expected, f"call {nth}"
         if how in (FULL, BROKEN) and ended.code:
-            assert [name for name in left_in(folder) if not name.endswith(".lock")] == [], f"call {nth}"
+            assert left_in(folder) in ([], ["whole"]), f"call {nth}"  # whole, but perhaps not on the disk yet
         if not (folder / "whole").exists():
             again = make(COUNT, FULL)
             assert again.code == 0, again.output
             assert tree(folder / "whole") == expected, f"call {nth}"
 
 
+def weights(run_dir: Path) -> dict[str, Any]:
+    model: dict[str, Any] = torch.load(run_dir / "checkpoint.pt", weights_only=True)["model"]
+    return model
+
+
 @HOWS
 def test_a_run_goes_on_to_the_same_weights(faults: Faults, tiny_config: Any, tmp_path: Path, how: int) -> None:
     config = tiny_config(epochs=2, checkpoint_every_s=0.001, progress="lines").model_dump(mode="json")
-
-    def weights(run_dir: Path) -> dict[str, Any]:
-        model: dict[str, Any] = torch.load(run_dir / "checkpoint.pt", weights_only=True)["model"]
-        return model
-
     whole = faults.train(tmp_path / "whole", config)
     assert whole.code == 0, whole.output
     expected = weights(tmp_path / "whole")
     for nth in moments(whole.calls):
         run_dir = tmp_path / str(nth)
-        told(faults.train(run_dir, config, nth=nth, how=how), how)
+        told(faults.train(run_dir, config, nth=nth, how=how), how, nth)
         again = faults.train(run_dir, config)
         assert again.code == 0, f"call {nth}: {again.output}"
         for name, value in weights(run_dir).items():
@@ -169,3 +169,53 @@ def test_a_run_goes_on_to_the_same_weights(faults: Faults, tiny_config: Any, tmp
         lines = (run_dir / "metrics.csv").read_text().splitlines()
         assert [line.split(",")[0] for line in lines] == ["epoch", "1", "2"], f"call {nth}"
         shutil.rmtree(run_dir)
+
+
+def positions(size: int) -> list[int]:
+    """Which of so many bytes to flip: 4, or with OGBNLIB_FAULTS=300 60, from the first to the last."""
+    count = 60 if os.environ.get("OGBNLIB_FAULTS") else 4
+    return sorted({round(i * (size - 1) / (count - 1)) for i in range(count)})
+
+
+def flipped(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1 << position % 8
+    file.write_bytes(data)
+
+
+RUN_FILES = ["checkpoint.pt", "config.json", "metrics.csv", "events.jsonl", "timeline.csv", "result.json"]
+
+
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
+    faults: Faults, tiny_config: Any, tmp_path: Path, name: str
+) -> None:
+    config = tiny_config(epochs=3).model_dump(mode="json")
+    assert faults.train(tmp_path / "whole", config).code == 0
+    expected = weights(tmp_path / "whole")
+    assert faults.train(tmp_path / "begun", {**config, "epochs": 2}).code == 0
+    for position in positions((tmp_path / "begun" / name).stat().st_size):
+        run_dir = tmp_path / "run"
+        shutil.copytree(tmp_path / "begun", run_dir)
+        flipped(run_dir / name, position)
+        told(faults.command(tmp_path, "diagnose", str(run_dir)), BROKEN)
+        kept = {key: (run_dir / key).read_bytes() for key in ("checkpoint.pt", "config.json", "metrics.csv")}
+        ended = faults.train(run_dir, config)
+        told(ended, BROKEN)
+        if ended.code == 0:
+            assert all(torch.equal(value, expected[key]) for key, value in weights(run_dir).items()), f"byte {position}"
+        else:
+            assert str(run_dir) in ended.output, f"byte {position}: {ended.output}"
+            assert {key: (run_dir / key).read_bytes() for key in kept} == kept, f"byte {position}"
+        shutil.rmtree(run_dir)
+
+
+def test_a_flipped_byte_in_a_store_is_named(faults: Faults, tiny_store: Path, tmp_path: Path) -> None:
+    for file in sorted(tiny_store.iterdir()):
+        for position in positions(file.stat().st_size):
+            store = tmp_path / "store"
+            shutil.copytree(tiny_store, store)
+            flipped(store / file.name, position)
+            ended = faults.command(tmp_path, "verify", str(store))
+            assert (ended.code, file.name in ended.output) == (1, True), f"{file.name}, byte {position}: {ended.output}"
+            shutil.rmtree(store)

@@ -174,6 +174,13 @@ def test_a_large_evaluation_batch_counts_towards_the_least_memory() -> None:
     assert large > small + 100 * MB
 
 
+def test_the_fan_outs_of_evaluation_count_in_its_phases_alone() -> None:
+    plain, exact = (forecast(loading="shared", eval_num_neighbors=value) for value in (None, -1))
+    for one, other in zip(plain.phases, exact.phases, strict=True):
+        assert (other.held_bytes > one.held_bytes) == one.name.startswith(("eval", "final")), one.name
+    assert exact.batch == plain.batch
+
+
 def test_a_lookahead_of_a_size_is_for_windows_alone() -> None:
     values = {"loading": "store", "num_neighbors": [15, 10, 5], "batch_size": 1024, "lookahead": "1 GB"}
     assert step_reserve_bytes(config(**values), forecast(**values).batch, PAPERS) == (0, 0)

@@ -286,6 +286,25 @@ def test_another_format_version_dtype_or_shape_is_refused(copy: Path, change: di
         open_store(copy)
 
 
+def test_a_split_file_swapped_for_one_of_its_size_is_named(copy: Path) -> None:
+    ids = np.load(copy / "train.npy")
+    with open(copy / "train.npy", "r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(ids[::-1].tobytes())
+    with pytest.raises(InputError, match=r"train\.npy: expected the checksum .*, found .*`python -m ogbnlib verify"):
+        _ = open_store(copy).splits
+
+
+@pytest.mark.parametrize("name", ["colptr", "row", "y", "train"])
+def test_what_is_read_into_ram_is_what_was_written(copy: Path, name: str) -> None:
+    flip(copy / f"{name}.npy", HEADER_BYTES + 5)
+    with pytest.raises(InputError, match=rf"{name}\.npy: expected the checksum"):
+        open_store(copy).read(name)
+    if name in ("colptr", "row"):
+        with pytest.raises(InputError, match=rf"{name}\.npy: expected the checksum"):
+            open_store(copy).read_edge_index()
+
+
 def test_an_edited_description_is_refused(copy: Path) -> None:
     meta = (copy / META).read_text()
     (copy / META).write_text(meta.replace('"name": "tiny"', '"name": "mine"'))
@@ -299,8 +318,10 @@ def test_what_is_no_store_is_refused_with_the_next_step(tmp_path: Path, tiny_dir
     with pytest.raises(InputError, match="convert it first"):
         open_store(tiny_dir)
     (tmp_path / ".half.part").mkdir()
-    with pytest.raises(InputError, match="a conversion is running or was interrupted"):
+    with pytest.raises(InputError, match=r"its conversion was interrupted \(.*\): convert again"):
         open_store(tmp_path / "half")
+    with new_folder(tmp_path / "new"), pytest.raises(InputError, match="it is being written: wait"):
+        open_store(tmp_path / "new")
     with pytest.raises(InputError, match="the work of a conversion"):
         open_store(tmp_path / ".half.part")
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import MB, is_alive, tree, wait_until
+from conftest import MB, is_alive, python_child, tree, wait_until
 
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
@@ -53,6 +53,25 @@ def test_the_cgroup_is_gone_after_an_ordinary_end_too(tmp_path: Path, kernel_lim
     assert (outcome.exit_code, outcome.evidence["killed_by"], outcome.evidence["oom_kills"]) == (0, None, 0)
     assert limit.cgroup is not None
     assert not limit.cgroup.path.exists()
+
+
+def test_cgroups_of_killed_parents_go_with_the_next_one_and_a_number_that_is_used_again_is_none_in_its_way(
+    kernel_limit: Callable[[int], Limit],
+) -> None:
+    code = "import os\nfrom ogbnlib.memory.limits import make_limit\nmake_limit(2**30)\nprint('ready', flush=True)\n"
+    with python_child(code + "import time; time.sleep(60)") as child:
+        pass  # which kills it
+    limit = kernel_limit(80 * MB)
+    assert limit.cgroup is not None
+    parent = limit.cgroup.path.parent
+    assert not list(parent.glob(f"ogbnlib-{child.pid}-*"))
+    mine = parent / f"ogbnlib-{os.getpid()}-0"
+    mine.mkdir()
+    try:
+        assert kernel_limit(80 * MB).name == limit.name
+        assert mine.is_dir()  # as this process lives
+    finally:
+        mine.rmdir()
 
 
 def test_every_byte_of_the_child_is_charged_to_its_cgroup(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:

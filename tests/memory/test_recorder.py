@@ -14,7 +14,7 @@ from conftest import MB, wait_until
 
 from ogbnlib.memory import reading
 from ogbnlib.memory.reading import Reading
-from ogbnlib.memory.recorder import STRETCHES, EventLog, Recorder, Thinning
+from ogbnlib.memory.recorder import STRETCHES, EventLog, Recorder, Thinning, parse_events
 from ogbnlib.memory.tally import Tally
 from ogbnlib.runs.folder import Run
 
@@ -263,3 +263,22 @@ def test_readings_of_the_gpu_are_thinned_but_not_at_a_phases_ends(
         inside = table[(table["time_s"] >= phase.start_s) & (table["time_s"] <= phase.until_s)]
         assert inside["cuda_allocated_bytes"].max() == 10_006
         assert inside["cuda_allocated_bytes"].iloc[-1] == epoch
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "begin", "phase": "load"}',
+        '{"time_s": "now", "event": "begin", "phase": "load"}',
+        '{"time_s": 1.0, "event": ["begin"]}',
+        '{"time_s": 1.0, "event": "begin"}',
+        '{"time_s": 1.0, "event": "end", "phase": null}',
+        '{"time_s": 1.0, "event": "part", "name": "x"}',
+        '{"time_s": 1.0, "event": "part", "name": "x", "bytes": "many"}',
+        '{"time_s": 1.0, "event": "rank ended"}',
+        "[1, 2]",
+    ],
+)
+def test_a_damaged_event_is_left_out(line: str) -> None:
+    sound = '{"time_s": 1.0, "event": "begin", "phase": "load"}'
+    assert [event["event"] for event in parse_events(f"{line}\n{sound}\n".encode())] == ["begin"]

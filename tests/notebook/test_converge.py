@@ -13,7 +13,7 @@ from conftest import write_run
 from ogbnlib.config import TrainConfig
 from ogbnlib.notebook import converge
 from ogbnlib.notebook.converge import run_until_converged
-from ogbnlib.runs.folder import Run, RunEnded
+from ogbnlib.runs.folder import METRIC_COLUMNS, Run, RunEnded
 
 CONFIG = TrainConfig.create(dataset="somewhere", epochs=10)
 
@@ -29,7 +29,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, boo
         code = 75 if len(asked) == stopped[0] else 0
         write_run(run_dir, exit_code=code, config={"dataset": "somewhere", "epochs": config.epochs})
         valid = [0.5 - 0.01 * abs(epoch - best_at[0]) for epoch in range(1, config.epochs + 1)]
-        metrics = pd.DataFrame({"epoch": range(1, config.epochs + 1), "valid": valid, "test": valid})
+        scores = {"epoch": range(1, config.epochs + 1), "valid": valid, "test": valid}
+        metrics = pd.DataFrame(scores, columns=METRIC_COLUMNS)
         metrics.to_csv(run_dir / "metrics.csv", index=False)
         return Run.open(run_dir)
 

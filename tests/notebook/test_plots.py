@@ -28,6 +28,7 @@ from ogbnlib.notebook.plots import (
     plot_runs,
     plot_timeline,
 )
+from ogbnlib.notebook.tables import best_epochs, compare_runs
 from ogbnlib.runs.folder import Run
 
 LIMIT = 256 * MB
@@ -275,6 +276,15 @@ def test_the_epoch_of_the_best_valid_accuracy_is_marked(finished: Path) -> None:
     assert [list(line.get_ydata()) for line in left.lines] == [[2.5, 1.5, 1.2]]
     assert [list(line.get_ydata()) for line in right.lines[:2]] == [[0.3, 0.6, 0.5], [0.4, 0.5, 0.7]]
     assert [(list(line.get_xdata()), list(line.get_ydata())) for line in right.lines[2:3]] == [([2], [0.6])]
+
+
+def test_a_run_that_was_killed_before_its_first_evaluation_has_a_place_beside_others(finished: Path) -> None:
+    (finished / "metrics.csv").unlink(missing_ok=True)
+    (finished / "result.json").unlink()
+    runs = {"killed": Run(finished)}
+    assert plot_accuracy(runs).axes
+    assert best_epochs(runs)["valid"].isna().all()
+    assert compare_runs(runs)["run s"].notna().all()
 
 
 def test_nothing_is_drawn_for_the_wait_between_two_attempts(tmp_path: Path) -> None:

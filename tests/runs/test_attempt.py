@@ -22,7 +22,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.sizes import size_of
 from ogbnlib.runs.attempt import Attempt
-from ogbnlib.runs.folder import Run
+from ogbnlib.runs.folder import METRIC_COLUMNS, Run
 from ogbnlib.runs.sandbox import run, watch
 from ogbnlib.runs.timeline import held_memory
 
@@ -158,8 +158,13 @@ def test_a_result_has_the_last_metrics_of_this_attempt_or_of_those_before(tiny_c
     row = {"epoch": 4, "loss": 0.5, "train": None}
     assert end(tmp_path, tiny_config()).result["last_metrics"] is None
     assert end(tmp_path, tiny_config(), {"event": "metrics", **row}).result["last_metrics"] == row
-    (tmp_path / "metrics.csv").write_text("epoch,loss,train\n3,0.75,\n")
-    assert end(tmp_path, tiny_config()).result["last_metrics"] == {"epoch": 3.0, "loss": 0.75, "train": None}
+    (tmp_path / "metrics.csv").write_text(",".join(METRIC_COLUMNS) + "\n1,0.75,,,,1.5,\n")
+    assert end(tmp_path, tiny_config()).result["last_metrics"] == {
+        **dict.fromkeys(METRIC_COLUMNS),
+        "epoch": 1.0,
+        "loss": 0.75,
+        "time_s": 1.5,
+    }
 
 
 def test_an_earlier_attempts_result_moves_to_the_events(tiny_config: Config, tmp_path: Path) -> None:

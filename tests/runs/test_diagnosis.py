@@ -66,6 +66,16 @@ def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp
     assert found.remedy in found.text
 
 
+@pytest.mark.parametrize("phase", [None, "open", "compile kernels"])
+def test_under_a_limit_that_python_and_torch_alone_exceed_nothing_else_is_advised(
+    tmp_path: Path, phase: str | None
+) -> None:
+    begun = [] if phase is None else [{"time_s": 101.0, "event": "begin", "phase": phase}]
+    events = [{"time_s": 100.0, "event": "start"}, *begun]
+    found = diagnose(write_run(tmp_path, events=events, killed_by="kernel", memory_limit_bytes=100 * MB))
+    assert found.remedy == "raise memory_limit: Python and torch alone take 354 MB, whatever the data"
+
+
 def test_the_last_sample_and_its_growth_since_the_phase_began_are_told(tmp_path: Path) -> None:
     found = diagnose(write_run(tmp_path, killed_by="watchdog", memory_limit_bytes=220 * MB, limit_by="watchdog"))
     assert found.last_sample == {"anon": 210.0 * MB, "shmem": 0.0, "file": 30.0 * MB}
@@ -181,7 +191,7 @@ def test_what_is_no_run_is_refused_by_name_and_left_alone(tmp_path: Path) -> Non
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     write_run(tmp_path)
     (tmp_path / "result.json").write_text('{"exit_code": 1')
-    with pytest.raises(InputError, match=r"result\.json: expected JSON"):
+    with pytest.raises(InputError, match=r"result\.json: expected the result of a run, found something else"):
         diagnose(tmp_path)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import python_child, tree, wait_until
+from conftest import python_child, tree, wait_until, write_run
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
-from ogbnlib.runs.folder import locked, own_run_dir
+from ogbnlib.runs.folder import METRIC_COLUMNS, Run, diagnose, locked, own_run_dir
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
 
@@ -94,3 +94,51 @@ def test_a_child_holds_the_folder_for_as_long_as_it_lives_without_its_parent(
             return False
 
     wait_until(free, "the child to end with a checkpoint")
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+METRICS = ",".join(METRIC_COLUMNS) + "\n1,1.5,,0.5,0.4,1.0,0.1\n2,1.2,,0.6,0.5,1.0,0.1\n"
+
+
+def everything(folder: Path) -> str:
+    """All that `diagnose` and the pictures read of a run."""
+    found = Run.open(folder)
+    parts = (found.result, found.config, found.metrics, found.timeline, found.phases, found.parts, found.peak_bytes)
+    return f"{found} {parts} {found.held_peak_bytes} {found.rss_peak_bytes} {diagnose(folder)}"
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.csv", "timeline.csv"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data.replace(b",", b";"),
+        lambda data: b"\x00" * len(data),
+        lambda data: b"<html>" + data,
+        lambda data: b"[1, 2]\n",
+        lambda data: data.replace(b"1", b"x"),
+        lambda data: data.replace(b"\n", b",more\n", 1),
+        lambda data: b"\xff\xfe" + data,
+    ],
+    ids=["half", "semicolons", "zeros", "html", "list", "letters", "a column more", "utf-16"],
+)
+def test_a_damaged_file_of_a_run_is_named_or_read_and_never_a_traceback(
+    tmp_path: Path, name: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    folder = write_run(tmp_path / "run", peak_bytes=2**20, sampled_peaks_bytes={"held_bytes": 2**20})
+    (folder / "metrics.csv").write_text(METRICS)
+    everything(folder)
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(spoil(whole))
+    if spoil(whole) == whole:
+        return
+    with pytest.raises(InputError, match=re.escape(f"{folder / name}: ")):
+        everything(folder)
+
+
+def test_a_metrics_file_without_one_of_its_lines_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.csv").write_text(METRICS.replace("\n1,1.5,", "\n1,more,1.5,"))
+    with pytest.raises(InputError, match=r"metrics\.csv: expected a line for each epoch from 1 on, found \[2"):
+        _ = Run(folder).metrics

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,9 +26,11 @@ from ogbnlib.errors import InputError
 from ogbnlib.files import next_run_dir
 from ogbnlib.memory.limits import KINDS, make_limit
 from ogbnlib.memory.reading import process_tree
+from ogbnlib.memory.recorder import _Rows
+from ogbnlib.runs.diagnosis import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded, own_run_dir
 from ogbnlib.runs.sandbox import run, watch
-from ogbnlib.runs.supervise import supervise
+from ogbnlib.runs.supervise import _Log, supervise
 from ogbnlib.sources.synth import synthesize
 
 Config = Callable[..., TrainConfig]
@@ -36,6 +40,7 @@ FILES = {
     "events.jsonl",
     "metrics.csv",
     "checkpoint.pt",
+    "checkpoint.previous.pt",
     "result.json",
     "output.log",
     ".lock",
@@ -159,8 +164,8 @@ def test_resuming_with_other_values_is_refused_and_names_them(
     folder = unlimited["shared"].run_dir
     before = tree(folder)
     with pytest.raises(InputError, match="can't resume with other values") as caught:
-        run(large("shared").replace(lr=0.5, seed=3), run_dir=folder, resume=True, echo=False)
-    assert "lr was 0.01, now 0.5" in str(caught.value)
+        run(large("shared").replace(dropout=0.5, seed=3), run_dir=folder, resume=True, echo=False)
+    assert "dropout was 0.0, now 0.5" in str(caught.value)
     assert "seed was 0, now 3" in str(caught.value)
     assert tree(folder) == before
 
@@ -182,6 +187,22 @@ def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_c
     assert tree(tmp_path) == before
     assert (again.result, again.diagnosis) == (first.result, first.diagnosis)
     assert list(run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).metrics["epoch"]) == [1, 2]
+
+
+def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "ogbnlib.runs.sandbox.effective_limit", lambda: (300 * MB, "memory cgroup v2 /sys/fs/cgroup/job")
+    )
+    code = "import os; print(os.environ['OGBNLIB_MEMORY_LIMIT_BYTES'])"
+    result = watch(["-c", code], "4 GB", name="above", runs_dir=tmp_path).result
+    said = "memory_limit: 4.00 GB is above memory cgroup v2 /sys/fs/cgroup/job: the limit is 300 MB"
+    assert capsys.readouterr().out == f"{said}\n{300 * MB}\n"
+    assert (result["memory_limit_bytes"], result["notes"]) == (300 * MB, [said])
+    assert "under a limit of 300 MB" in result["diagnosis"]["text"]
+    watch(["-c", code], "200 MB", name="below", runs_dir=tmp_path)
+    assert capsys.readouterr().out == f"{200 * MB}\n"
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------
@@ -229,7 +250,7 @@ def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, 
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"torn")
     result = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
     assert (result.exit_code, result.diagnosis.cause) == (2, "bad input")
-    assert "checkpoint.pt: expected a checkpoint of this run" in result.diagnosis.text
+    assert "checkpoint.pt: expected its checksum at its end" in result.diagnosis.text
     assert result.result["last_output"].startswith("error: ")
     assert "Traceback" not in (result.run_dir / "output.log").read_text()
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == b"torn"
@@ -258,9 +279,7 @@ def test_what_changes_no_weight_may_change_on_resumption(
     tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     prepare(tiny_config(), tmp_path / "run", resume=False)
-    changed = tiny_config(**changes)
-    prepare(changed, tmp_path / "run", resume=True)
-    assert TrainConfig.load(tmp_path / "run" / "config.json") == changed
+    prepare(tiny_config(**changes), tmp_path / "run", resume=True)
 
 
 def test_another_precision_is_refused_on_resumption(tiny_config: Config, tmp_path: Path) -> None:
@@ -278,6 +297,33 @@ def test_another_data_set_is_refused_on_resumption(tiny_config: Config, tmp_path
         train(first.replace(dataset=str(synth_dir), epochs=2), tmp_path / "run", resume=True)
 
 
+# What is left behind --------------------------------------------------------------------------------------------------
+
+
+def test_what_killed_runs_leave_goes_with_the_next_one_and_nothing_of_its_own_stays(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tmp = tmp_path / "run", Path("/tmp", tmp_path.name[-20:])  # sockets lie in it, whose paths must be short
+    monkeypatch.setattr("tempfile.tempdir", str(tmp))
+    names = {name: tmp / f"ogbnlib-{name:_<8}.tmp" for name in ("dead", "alive")}
+    for path in names.values():
+        path.mkdir(parents=True)
+        (path / "generated.py").touch()
+        os.utime(path, (0, 0))
+    prepare(tiny_config(epochs=1), folder, resume=False)
+    for torn in (".checkpoint.pt.0f.part", ".result.json.0f.part"):
+        (folder / torn).touch()
+    held = os.open(names["alive"], os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        assert run(tiny_config(epochs=1), run_dir=folder, resume=True, echo=False).exit_code == 0
+        assert list(tmp.iterdir()) == [names["alive"]]
+    finally:
+        os.close(held)
+        shutil.rmtree(tmp)
+    assert {path.name for path in folder.iterdir()} == FILES
+
+
 # Output --------------------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +339,68 @@ def test_a_child_has_no_standard_input_to_wait_for(tmp_path: Path) -> None:
     outcome = supervise([sys.executable, "-c", "input()"], tmp_path, make_limit(None)[0], echo=False)
     assert outcome.exit_code == 1
     assert "EOFError" in outcome.tail
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_store_that_becomes_shorter_while_it_is_mapped_is_named(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, workers: int
+) -> None:
+    store, folder = shutil.copytree(tiny_store, tmp_path / "store"), tmp_path / "run"
+    config = tiny_config(dataset=str(store), loading="store", lookahead="off", num_workers=workers, epochs=10**6)
+
+    def shorten() -> None:
+        wait_until(lambda: (folder / "checkpoint.pt").exists(), "the first checkpoint")
+        os.truncate(store / "x.npy", 4096)
+
+    thread = threading.Thread(target=shorten)
+    thread.start()
+    done = run(config, run_dir=folder, echo=False)
+    thread.join()
+    assert done.exit_code == 135
+    assert f"{store / 'x.npy'}: expected " in done.diagnosis.text
+    assert ("--shm-size" in done.diagnosis.remedy) == bool(workers)
+    assert "Traceback" not in (folder / "output.log").read_text()
+
+
+# A folder that can't be written ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["timeline.csv", "output.log"])
+def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = tmp_path / "run"
+    full = OSError(28, "No space left on device")
+
+    def refuse(write: Callable[..., Any]) -> Callable[..., Any]:
+        def writing(*given: Any) -> Any:
+            if (folder / "checkpoint.pt").exists():
+                raise full
+            return write(*given)
+
+        return writing
+
+    if name == "timeline.csv":
+        monkeypatch.setattr(_Rows, "add", refuse(_Rows.add))
+    else:
+        monkeypatch.setattr(_Log, "write", lambda self, data: self._unwritable(OSError(28, full.strerror, self._path)))
+    done = run(tiny_config(epochs=10**6, progress="lines"), run_dir=folder, echo=False)
+    assert done.exit_code == STOPPED
+    said = f"{folder / name}: No space left on device; make room there, or mend it, and go on with --resume"
+    assert capsys.readouterr().err == f"error: {said}\n"
+    assert said in json.loads((folder / "result.json").read_text())["diagnosis"]["text"]
+    assert (folder / "checkpoint.pt").is_file()
+
+
+def test_a_command_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ogbnlib.runs.supervise.GRACE_S", 0.5)
+    (tmp_path / "output.log").mkdir()  # so that it can't be opened
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(99)"
+    outcome = supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False)
+    assert outcome.exit_code in (137, 143)
+    assert str(outcome.unwritable).startswith(f"{tmp_path / 'output.log'}: Is a directory; ")
 
 
 # Interruption --------------------------------------------------------------------------------------------------------

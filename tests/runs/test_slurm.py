@@ -68,7 +68,7 @@ ENDINGS = {
     "an exit code": (
         ["2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK"],
         "error",
-        ["traceback", "(exit code 1)"],
+        ["output.log", "(exit code 1)"],
     ),
     "SIGPIPE": (
         [

@@ -106,8 +106,11 @@ def test_torn_events_are_left_out_and_later_ones_stand(tmp_path: Path) -> None:
         assert [event["event"] for event in Run(tmp_path).events] == ["start", "note"], f"{cut} bytes cut"
 
 
+METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,1.5,,,,1.0,0.0\n"
+
+
 def test_torn_metrics_are_left_out_and_counted(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("epoch,loss,valid\n1,1.5,\n2,1.25,0.5\n3,1.1")
+    (tmp_path / "metrics.csv").write_text(f"{METRICS}2,1.25,,0.5,,1.0,0.0\n3,1.1")
     table = Run(tmp_path).metrics
     assert table["epoch"].tolist() == [1, 2]
     assert table["valid"].isna().tolist() == [True, False]
@@ -115,7 +118,7 @@ def test_torn_metrics_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_metrics_torn_inside_the_last_number_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("epoch,loss,valid\n1,1.5,0.25\n2,1.25,0.")
+    (tmp_path / "metrics.csv").write_text(f"{METRICS}2,1.25,,0.5,,1.0,0.")
     assert Run(tmp_path).metrics["epoch"].tolist() == [1]
 
 

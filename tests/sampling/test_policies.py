@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,9 @@ from conftest import raw_arrays
 from torch_geometric.loader import NeighborLoader, NodeLoader
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
 from ogbnlib.memory.recorder import EventLog
+from ogbnlib.memory.workers import workers_ended
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders, make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
@@ -170,7 +173,8 @@ def test_dropping_the_train_loader_frees_it(make: Make, tmp_path: Path) -> None:
 def test_evaluating_the_train_split_uses_the_resident_csc(make: Make, tmp_path: Path) -> None:
     loaders = make(loading="lazy")
     train = loaders.train_loader()
-    assert loaders.eval_loader("train").node_sampler is train.node_sampler
+    graph = loaders.eval_loader("train").node_sampler.graph
+    assert all(one is other for one, other in zip(graph, train.node_sampler.graph, strict=True))
     before = len([e for e in Run(tmp_path).events if e["event"] == "begin" and e["phase"] == "build train loader"])
     assert before == 1
 
@@ -227,3 +231,44 @@ def test_the_stock_sampler_trains_where_it_is_installed(make: Make, policy: str)
     loaders = make(loading=policy, sampler="pyg")
     seeds = [int(i) for batch in loaders.train_loader() for i in batch.n_id[: batch.batch_size]]
     assert sorted(seeds) == loaders.splits["train"].tolist()
+
+
+# A damaged store -----------------------------------------------------------------------------------------------------
+
+
+def overwritten(store: Path, name: str, value: int, at: int | slice = slice(None)) -> None:
+    """Array `name` with others in some of its places, as a disk or a hand leaves it: size and header stay."""
+    array = np.lib.format.open_memmap(store / f"{name}.npy", mode="r+")
+    array[at] = value
+    array.flush()
+
+
+DAMAGES: list[tuple[str, int, int | slice]] = [
+    ("train", 10**9, 3),
+    ("valid", -1, 0),
+    ("y", 30_000, slice(None)),
+    ("colptr", 7, 0),
+    ("colptr", 10**12, slice(1, -1)),
+    ("colptr", -5, slice(1, -1)),
+    ("row", 10**6, slice(None)),
+    ("row", -3, slice(None)),
+]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("policy", [*POLICIES, "store", "windows"])
+@pytest.mark.parametrize(("name", "value", "at"), DAMAGES, ids=str)
+def test_a_damaged_store_is_named_with_the_command_that_verifies_it(
+    make: Make, tiny_store: Path, tmp_path: Path, policy: str, name: str, value: int, at: int | slice, workers: int
+) -> None:
+    if workers and (policy == "windows" or name not in ("colptr", "row")):
+        pytest.skip("nothing of it is read in a worker")
+    store = shutil.copytree(tiny_store, tmp_path / "store")
+    overwritten(store, name, value, at)
+    lookahead = {"lookahead": 5000} if policy == "windows" else {"lookahead": "off"}
+    loading = "store" if policy == "windows" else policy
+    with pytest.raises(InputError) as caught, workers_ended():
+        list(make(dataset=str(store), loading=loading, num_workers=workers, **lookahead).train_loader())
+    assert str(store) in str(caught.value).partition(": ")[0]
+    assert name in str(caught.value).partition("; ")[0]
+    assert f"`python -m ogbnlib verify {store}`" in str(caught.value)

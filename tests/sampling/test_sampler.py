@@ -314,6 +314,19 @@ def test_without_input_ids_the_first_seed_identifies_the_batch() -> None:
     )
 
 
+def test_a_fixed_sampler_gives_a_node_the_same_neighbors_in_every_batch_and_at_every_hop() -> None:
+    graph = random_graph()
+    sampler, found = CSCSampler(*graph, [3, 3, 3], fixed=True), dict[int, list[int]]()
+    for position, seeds in enumerate(([1, 2], [2, 3, 4], [9, 1, 5, 250])):
+        out = sampler.sample_from_nodes(seeds_of(*seeds, position=position))
+        for i, node in enumerate(out.node[: sum(out.num_sampled_nodes[:-1])].tolist()):
+            mine = out.node[out.row[out.col == i]].tolist()
+            assert found.setdefault(node, mine) == mine
+    assert len(found) > 20
+    other = CSCSampler(*graph, [3, 3, 3], seed=1, fixed=True).sample_from_nodes(seeds_of(1, 2))
+    assert flat(other) != flat(sampler.sample_from_nodes(seeds_of(1, 2)))
+
+
 def test_a_negative_or_huge_seed_is_taken() -> None:
     graph = random_graph()
     batches = [CSCSampler(*graph, [3], seed=s).sample_from_nodes(seeds_of(1, 2)) for s in (-1, 2**64 - 1, 2**63, 0)]

@@ -176,6 +176,26 @@ def test_a_truncated_file_is_named(tmp_path: Path, lost: int, when: str) -> None
         disk.close()
 
 
+@pytest.mark.parametrize("given", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 512])
+def test_a_short_read_goes_on_at_a_whole_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int) -> None:
+    rows, preadv = random_rows(1024, 64, "float32"), os.preadv
+    places: list[int] = []
+
+    def short(file: int, buffers: list[Any], at: int) -> int:
+        places.append(at)
+        return min(given, preadv(file, buffers, at))
+
+    with on_disk(tmp_path, rows, chunk_bytes=8 * BLOCK) as (disk,):
+        monkeypatch.setattr("os.preadv", short)
+        if given < BLOCK:
+            with pytest.raises(InputError, match="found the file's end"):
+                assert_fetches(disk, rows, np.arange(1024))
+        else:
+            assert_fetches(disk, rows, np.arange(1024))
+            assert len(places) > 8
+    assert not [at for at in places if at % BLOCK]
+
+
 @pytest.mark.parametrize("index", [-1, -1000, 1024, 10**6, 2**40])
 def test_an_index_out_of_range_is_refused(tmp_path: Path, index: int) -> None:
     rows = random_rows(1024, 64, "float32")

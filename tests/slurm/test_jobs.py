@@ -248,6 +248,25 @@ MISTAKES = [
 ]
 
 
+def test_a_line_of_a_sweep_with_an_open_quote_is_named(tmp_path: Path) -> None:
+    (tmp_path / "params.txt").write_bytes(b'lr=1\r\nnum_neighbors="3 2\r\n')
+    (tmp_path / "activate").touch()
+    environment = {**os.environ, "SLURM_SUBMIT_DIR": str(ROOT), "OGBNLIB_ACTIVATE": str(tmp_path / "activate")}
+    environment |= {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_JOB_NAME": "sweep"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    for task, words in (
+        ("1", "error: /"),
+        ("2", "params.txt: expected KEY=VALUE with quotes in pairs for task 2, found"),
+    ):
+        done = subprocess.run(
+            ["bash", str(ROOT / "slurm/sweep.sbatch"), "params.txt", f"dataset={tmp_path}"],
+            env={**environment, "SLURM_ARRAY_TASK_ID": task}, cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site: Path) -> None:
     jobs = [(slurm.sbatch(*SMALL, *arguments, cwd=site), words) for arguments, words in MISTAKES]
     (site / "elsewhere").mkdir()

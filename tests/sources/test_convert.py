@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,9 @@ class Held:
     @property
     def num_edges(self) -> int:
         return self.edge_index.shape[1]
+
+    def check_unchanged(self) -> None:
+        pass
 
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for begin in range(0, self.num_edges, chunk_edges):
@@ -429,6 +433,80 @@ def test_a_disk_that_fills_up_is_one_clear_error(raw: Path, tmp_path: Path, monk
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_fills_up_at_the_very_end_is_too(
+    raw: Path, tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, call, full)
+    with pytest.raises(InputError, match="the disk is full"):
+        convert(raw, tmp_path / "s", progress=False)
+    assert nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_whichever_call_to_the_disk_fails_nothing_of_it_or_all_is_there(
+    raw: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fail_at = 0
+
+    def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
+        def maybe(*arguments: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == fail_at:
+                raise OSError(number, os.strerror(number))
+            return call(*arguments, **more)
+
+        return maybe
+
+    for name in ("fsync", "fdatasync", "replace", "open", "mkdir", "pwrite", "preadv", "posix_fadvise"):
+        monkeypatch.setattr(os, name, faulty(getattr(os, name)))
+    for kind in (files.Stream, files._Output):
+        monkeypatch.setattr(kind, "write", faulty(kind.write))
+    target = tmp_path / "s"
+    while calls >= fail_at:
+        fail_at, calls = fail_at + 1, 0
+        said = ""
+        try:
+            convert(raw, target, progress=False, keep_hops=2)
+        except InputError as error:
+            said = str(error)
+        assert not said or (str(tmp_path) in said and os.strerror(number).lower() in said)
+        made, calls = calls, fail_at  # from here on none fails
+        if target.exists():
+            assert verify_store(target) == []
+            shutil.rmtree(target)
+        assert nothing_left(tmp_path)
+        calls = made
+    assert fail_at > 40
+
+
+@pytest.mark.parametrize("file", ["raw/data.npz", "raw/node-label.npz", "split/time/valid.csv.gz"])
+@pytest.mark.parametrize("how", ["replaced", "written to"])
+def test_a_file_that_is_replaced_meanwhile_ends_it(raw: Path, tmp_path: Path, file: str, how: str) -> None:
+    folder = Path(shutil.copytree(raw, tmp_path / "raw"))
+    times = (folder / file).stat()
+
+    def replace_once() -> None:
+        if not calls:
+            shutil.copyfile(folder / file, tmp_path / "other")
+            if how == "replaced":  # by a file of the same size and time: only the inode is another
+                os.utime(tmp_path / "other", ns=(times.st_atime_ns, times.st_mtime_ns))
+                os.replace(tmp_path / "other", folder / file)
+            else:
+                (folder / file).write_bytes((tmp_path / "other").read_bytes())
+        calls.append(1)
+
+    calls: list[int] = []
+    with pytest.raises(InputError, match=f"{file}: it changed while it was read"):
+        convert(folder, tmp_path / "s", progress=False, check=replace_once)
+    assert not (tmp_path / "s").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 @pytest.mark.usefixtures("tiny_budget")
 @pytest.mark.parametrize(
     ("value", "dtype", "match"),
@@ -490,11 +568,11 @@ def test_a_truncated_raw_file_is_one_clear_error(raw: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("ids", "match"),
     [
-        ("21\n150\n", "split valid: expected labelled nodes, found 1 without a label such as 150"),
-        ("21\n5\n", "split valid: expected no node of train, found 1"),
-        ("21\n21\n", "split valid: expected each node once"),
-        ("21\n999\n-1\n", "split valid: expected node ids from 0 to 199, found 2 others such as 999"),
-        ("", "split valid: expected node ids from 0 to 199, found none"),
+        ("21\n150\n", "valid.csv.gz: expected labelled nodes, found 1 without a label such as 150"),
+        ("21\n5\n", "valid.csv.gz: expected no node of train, found 1"),
+        ("21\n21\n", "valid.csv.gz: expected each node once"),
+        ("21\n999\n-1\n", "valid.csv.gz: expected node ids from 0 to 199, found 2 others such as 999"),
+        ("", "valid.csv.gz: expected node ids from 0 to 199, found none"),
     ],
 )
 def test_splits_that_cannot_be_trained_on_are_refused(raw: Path, tmp_path: Path, ids: str, match: str) -> None:

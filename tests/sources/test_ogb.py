@@ -171,6 +171,30 @@ def test_the_class_count_comes_from_the_labels_without_a_meta_file(folder: Path)
 # ------------------------------------------------------------------------------------------------ streaming
 
 
+DOWNLOADED = {"web page": b" <!DOCTYPE html><p>" + b"x" * 12_400, "empty": b"", "zeros": bytes(9000)}
+FOUND = {"web page": "found a web page of 12 kB", "empty": "found an empty file", "zeros": "found zeros"}
+
+
+@pytest.mark.parametrize("file", ["raw/data.npz", "raw/node-label.npz", "split/time/train.csv.gz"])
+@pytest.mark.parametrize("content", FOUND)
+def test_what_a_failed_download_left_is_called_by_its_name(folder: Path, file: str, content: str) -> None:
+    (folder / file).write_bytes(DOWNLOADED[content])
+    with pytest.raises(InputError, match=FOUND[content]) as error:
+        open_raw(folder).read_splits()
+    assert str(error.value).startswith(str(folder / file))
+
+
+def test_without_a_meta_file_a_stray_label_is_named_and_the_meta_file_settles_it(
+    folder: Path, graph: dict[str, Any]
+) -> None:
+    (folder / "meta.json").unlink()
+    rewrite(folder / "raw" / "node-label.npz", node_label=changed(graph, "y", 3, 1000)["y"])
+    with pytest.raises(InputError, match=r"node_label: .*found \d+ classes and the label 1000 \(node 3\)"):
+        open_raw(folder)
+    (folder / "meta.json").write_text('{"num_classes": 1001}')
+    assert open_raw(folder).num_classes == 1001
+
+
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", "<f8", ">f8"])
 def test_features_of_any_float_type_are_read(folder: Path, graph: dict[str, Any], dtype: str, compression: int) -> None:
@@ -205,7 +229,7 @@ def test_labels_of_other_types_and_shapes_are_read(folder: Path, graph: dict[str
 
 def test_more_classes_than_int16_holds_make_int64_labels(tmp_path: Path, graph: dict[str, Any]) -> None:
     graph["y"][0] = 40_000
-    dataset = write_raw(tmp_path / "many", **graph)
+    dataset = write_raw(tmp_path / "many", **graph, num_classes=40_001)
     assert dataset.num_classes == 40_001
     assert read_y(dataset).dtype == np.int64
     np.testing.assert_array_equal(read_y(dataset), graph["y"])
@@ -274,13 +298,15 @@ BAD_ARGUMENTS = {
     "y fraction": (lambda g: changed(g, "y", 2, 0.5), "y: .*node 2"),
     "y below -1": (lambda g: changed(g, "y", 2, -2), "y: .*node 2"),
     "y none labelled": (lambda g: {**g, "y": np.full(N, -1)}, "y: "),
+    "y stray": (lambda g: changed(g, "y", 3, 15_000_000), r"y: .* the label 15000000 \(node 3\); .*num_classes"),
+    "y 255 for none": (lambda g: {**g, "y": np.r_[np.arange(200), 255][g["y"]].astype(np.uint8)}, "largest .* uint8"),
     "y beyond num_classes": (lambda g: {**g, "num_classes": 2}, "y: "),
     "num_classes": (lambda g: {**g, "num_classes": 0}, "num_classes"),
     "split missing": (lambda g: {**g, "splits": {"train": [1]}}, "splits"),
     "split empty": (lambda g: split(g, valid=np.array([], np.int64)), r"splits\['valid'\]"),
     "split too large": (lambda g: split(g, test=np.array([N])), r"splits\['test'\]"),
     "split overlap": (lambda g: split(g, test=np.array([26, 3])), r"splits\['test'\]: .*train, found 1 such as 3"),
-    "split repeats": (lambda g: split(g, test=np.array([26, 26])), r"splits\['test'\]"),
+    "split repeats": (lambda g: split(g, test=np.array([26, 27, 26])), r"splits\['test'\]: .* 1 repeats such as 26"),
     "split unlabelled": (lambda g: split(g, test=np.array([35])), r"splits\['test'\]: .*label such as 35"),
 }
 
@@ -342,6 +368,9 @@ BAD_MEMBERS = {
     "node_feat of whole numbers": ("data", lambda g: {"node_feat": g["x"].astype(int)}, "node_feat"),
     "node_feat pickled": ("data", lambda g: {"node_feat": np.array([None])}, "node_feat: .*pickled"),
     "node_feat not an array": ("data", lambda g: {"node_feat": b"hello"}, "node_feat"),
+    "no feature column": ("data", lambda g: {"node_feat": g["x"][:, :0]}, "node_feat: .*one feature"),
+    "absurd count": ("data", lambda g: {"num_nodes_list": np.array([10**18])}, "1000000000000000000 nodes"),
+    "negative count": ("data", lambda g: {"num_edges_list": np.array([-1])}, "edge_index.*-1 edges"),
     "label too large": ("node-label", lambda g: {"node_label": g["y"] + 1.0}, "node_label: .*node 0"),
     "label of half": ("node-label", lambda g: {"node_label": g["y"] * 0.5}, "node_label"),
     "label of other length": ("node-label", lambda g: {"node_label": g["y"][1:]}, "node_label"),
@@ -440,8 +469,42 @@ def test_an_official_csv_data_set_is_read_through_ogb(
 
 def test_damage_in_csv_files_is_one_error(tmp_path: Path, graph: dict[str, Any]) -> None:
     (official_csv(tmp_path, **graph) / "raw" / "node-feat.csv.gz").write_bytes(b"torn")
-    with pytest.raises(InputError, match="ogbn_arxiv/raw: ogb's reader could not read it"):
+    with pytest.raises(InputError, match=r"raw/node-feat\.csv\.gz: expected numbers, gzipped, found damage"):
         open_official(locate_official("ogbn-arxiv", tmp_path))
+
+
+BAD_CSV = {
+    "header line": ("raw/edge", gzip.compress(b"src,dst\n1,2\n"), "2 columns of whole numbers without a header line"),
+    "header line of labels": ("raw/node-label", gzip.compress(b"label\n1\n"), "begin with 'label'"),
+    "three columns": ("raw/edge", gzip.compress(b"1,2,3\n"), "found 3 columns that begin with '1,2,3'"),
+    "fractions": ("raw/edge", gzip.compress(b"1,2.5\n"), "whole numbers"),
+    "half downloaded": ("raw/node-feat", gzip.compress(bytes(range(200)))[:-30], "found damage"),
+    "web page": ("raw/edge", b"<html>503</html>", "found a web page"),
+    "empty": ("raw/node-feat", b"", "found an empty file"),
+    "nothing in it": ("raw/node-feat", gzip.compress(b""), "raw/node-feat"),
+    "absurd count": (
+        "raw/num-node-list",
+        gzip.compress(b"1000000000000000000\n"),
+        r"expected 40, .*1000000000000000000",
+    ),
+    "negative count": ("raw/num-edge-list", gzip.compress(b"-1\n"), r"expected \d+, .*found \[\[-1\]\]"),
+    "split": ("split/time/test", gzip.compress(b"1\n")[:-9], "one node id a line, gzipped, found damage"),
+    "repeats": ("split/time/test", gzip.compress(b"27\n27\n"), r"splits\['test'\]: .* 1 repeats such as 27"),
+    "missing": ("raw/num-node-list", None, r"expected raw/num-node-list\.csv\.gz in it, found none"),
+    "missing split": ("split/time/valid", None, r"expected split/time/valid\.csv\.gz in it, found none"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CSV)
+def test_a_bad_file_of_an_official_data_set_is_named(tmp_path: Path, graph: dict[str, Any], case: str) -> None:
+    name, content, match = BAD_CSV[case]
+    file = official_csv(tmp_path, **graph) / f"{name}.csv.gz"
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=match) as error:
+        open_official(locate_official("ogbn-arxiv", tmp_path))
+    assert str(tmp_path / "ogbn_arxiv") in str(error.value)
 
 
 def test_official_papers100m_is_streamed(tmp_path: Path, folder: Path) -> None:

@@ -35,7 +35,7 @@ SCRIPT = """
 import gc, json, sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from ogbnlib.errors import InputError
+from ogbnlib.errors import Diverged, InputError
 from ogbnlib.config import TrainConfig
 from ogbnlib.training.train import train
 dist.init_process_group("gloo")
@@ -46,7 +46,7 @@ for i, job in enumerate(json.loads(Path(sys.argv[1]).read_text())):
     try:
         result = train(TrainConfig.create(job["config"]), job.get("run_dir"), resume=job.get("resume", False))
         torch.save({"history": result.history, "model": result.model.state_dict()}, out)
-    except InputError as error:
+    except (InputError, Diverged) as error:
         torch.save({"error": str(error)}, out)
 dist.destroy_process_group()
 """
@@ -118,13 +118,14 @@ def jobs(tiny_config: Config, tiny_store: Path, tmp_path_factory: pytest.TempPat
         {"config": config(epochs=2), "run_dir": str(folder / "grown"), "resume": True},
         {"config": config(epochs=1), "run_dir": str(folder / "shrunk")},
         {"config": config(), "run_dir": str(folder / "grown")},
+        {"config": config(lr=1e30), "run_dir": str(folder / "diverged")},
     ]
     path = folder / "jobs.json"
     path.write_text(json.dumps([{**job, "config": job["config"].model_dump(mode="json")} for job in wanted]))
     (folder / "script.py").write_text(SCRIPT)
     done = torchrun(str(folder / "script.py"), str(path))
     assert done.returncode == 0, done.stdout + done.stderr
-    names = [*CASES, "grown", "shrunk", "refused"]
+    names = [*CASES, "grown", "shrunk", "refused", "diverged"]
     results = {
         name: [torch.load(folder / f"result-{i}-{rank}.pt", weights_only=True) for rank in range(2)]
         for i, name in enumerate(names)
@@ -159,6 +160,11 @@ def test_a_run_goes_on_with_another_number_of_ranks(jobs: dict[str, Any]) -> Non
 def test_an_error_of_the_first_rank_is_raised_by_all(jobs: dict[str, Any]) -> None:
     message = f"{jobs['folder']}/grown: expected a new or empty folder, found a run"
     assert [message in result["error"] for result in jobs["results"]["refused"]] == [True, True]
+
+
+def test_all_ranks_end_where_one_diverges(jobs: dict[str, Any]) -> None:
+    assert all("no longer finite in epoch 1" in result["error"] for result in jobs["results"]["diverged"])
+    assert not (jobs["folder"] / "diverged" / "checkpoint.pt").exists()
 
 
 def test_only_the_first_rank_writes_and_it_tells_every_ranks_memory(jobs: dict[str, Any]) -> None:

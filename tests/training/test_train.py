@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
+import shutil
 import signal
 import time
 import weakref
@@ -18,13 +20,13 @@ import torch
 from conftest import left_in, official_csv, raw_arrays, tree
 from torch_geometric.data import Data
 
+from ogbnlib import files
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.folder import METRIC_COLUMNS, Run, diagnose
 from ogbnlib.sources.ogb import RawDataset, open_raw, write_raw
-from ogbnlib.training.checkpoint import METRIC_COLUMNS
 from ogbnlib.training.train import TrainResult, train
 from ogbnlib.training.trainer import Progress, epoch_line
 
@@ -52,6 +54,24 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.fixture(scope="module")
 def plain(tiny_config: Config) -> TrainResult:
     return train(tiny_config())
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "config.json"])
+def test_a_full_disk_ends_it_with_one_sentence_and_code_2(
+    tiny_config: Config, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(InputError, match=rf"run/{file}: no space left on device; the disk is full: free space on it"):
+        train(tiny_config(), tmp_path / "run")
+    assert file == "config.json" or Run.open(tmp_path / "run").exit_code == 2
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(".part")]
 
 
 @pytest.mark.parametrize("undirected", [False, True])
@@ -276,21 +296,6 @@ def test_metrics_of_an_epoch_whose_checkpoint_was_not_written_are_not_kept_twice
     assert Run(tmp_path / "run").metrics["loss"].max() < 9
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", "other"])
-def test_a_damaged_checkpoint_is_named_and_left_alone(tiny_config: Config, tmp_path: Path, content: Any) -> None:
-    path = tmp_path / "run" / "checkpoint.pt"
-    train(tiny_config(epochs=1), tmp_path / "run")
-    if content == "other":
-        torch.save({"version": 7}, path)
-        content = path.read_bytes()
-    path.write_bytes(content)
-    metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
-    with pytest.raises(InputError, match=r"checkpoint\.pt: expected a checkpoint of this run.*move it away"):
-        train(tiny_config(epochs=2), tmp_path / "run", resume=True)
-    assert path.read_bytes() == content
-    assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
-
-
 def test_fewer_epochs_than_are_done_are_refused(tiny_config: Config, tmp_path: Path) -> None:
     train(tiny_config(epochs=2), tmp_path / "run")
     config = (tmp_path / "run" / "config.json").read_bytes()
@@ -344,6 +349,110 @@ def test_memory_is_released_every_k_batches_when_asked(tiny_config: Config, tmp_
     train(tiny_config(epochs=1, release_every=3, loading="shared"), tmp_path / "run")
     after = [e["after"] for e in Run(tmp_path / "run").events if e["event"] == "release"]
     assert [word for word in after if word.startswith("batch")] == ["batch 3", "batch 6"]
+
+
+# Evaluation -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["sage", "gat"])
+@pytest.mark.parametrize("fan_out", [2, -1])
+def test_an_accuracy_with_one_fan_out_does_not_depend_on_batches_or_policy(
+    tiny_config: Config, tiny_store: Path, model: str, fan_out: int
+) -> None:
+    found = {
+        tuple(
+            tuple(row[split] for split in ("train", "valid", "test"))
+            for row in train(
+                tiny_config(
+                    dataset=str(tiny_store),
+                    model=model,
+                    train_eval="every_epoch",
+                    eval_num_neighbors=fan_out,
+                    **changes,
+                )
+            ).history
+        )
+        for changes in (
+            {"loading": "shared", "eval_batch_size": 7},
+            {"loading": "lazy", "eval_batch_size": 100},
+            {"loading": "eager"},
+            {"loading": "store", "lookahead": "300 kB", "eval_batch_size": 13},
+            {"loading": "store", "lookahead": "off", "num_workers": 1},
+        )
+    }
+    assert len(found) == 1
+
+
+def test_an_exact_accuracy_is_that_of_the_model_on_the_whole_graph(tiny_config: Config, tiny_store: Path) -> None:
+    result = train(tiny_config(eval_num_neighbors=-1, eval_batch_size=7))
+    store, model = open_store(tiny_store), result.model.eval()
+    x, edge_index = torch.from_numpy(np.array(store.x)), torch.from_numpy(store.read_edge_index())
+    every = [store.num_nodes, 0, 0]
+    with torch.no_grad():  # all nodes are seeds, and all edges lie in the first hop
+        predicted = model(x, edge_index, every, [store.num_edges, 0]).argmax(dim=-1).numpy()
+    for split in ("train", "valid", "test"):
+        ids = store.splits[split]
+        assert result.history[-1][split] == pytest.approx(float((predicted[ids] == store.y[ids]).mean()))
+
+
+def test_the_fan_outs_of_evaluation_change_no_weight_and_may_change_on_resumption(
+    tiny_config: Config, tmp_path: Path, plain: TrainResult
+) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    resumed = train(tiny_config(eval_num_neighbors="-1 -1", eval_batch_size=50), tmp_path / "run", resume=True)
+    assert same(resumed.model.state_dict(), plain.model.state_dict())
+    notes = [event.get("text", "") for event in Run(tmp_path / "run").events if event["event"] == "note"]
+    assert any(note.startswith("eval_num_neighbors is [-1, -1] from here on, None before") for note in notes)
+
+
+def test_that_an_accuracy_depends_on_eval_batch_size_is_said(
+    tiny_config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "accuracies depend a little on eval_batch_size"
+    for changes, expected in (({}, False), ({"eval_batch_size": 50}, True), ({"model": "gcn"}, False)):
+        for fan_out in (None, -1):
+            train(tiny_config(epochs=1, progress="lines", eval_num_neighbors=fan_out, **changes))
+            assert (said in capsys.readouterr().out) == (expected and fan_out is None)
+    train(tiny_config(epochs=1, progress="lines", eval_num_neighbors=-1, eval_batch_size=50, model="gcn"))
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("loading", ["eager", "lazy", "shared", "store"])
+@pytest.mark.parametrize(
+    ("name", "spoil", "expected"),
+    [
+        (
+            "y",
+            lambda array: array.__setitem__(slice(None), -1),
+            r"train\.npy: expected labelled nodes, found 120 without",
+        ),
+        (
+            "y",
+            lambda array: array.__setitem__(slice(None), 4),
+            r"train\.npy: expected labelled nodes, found 120 without",
+        ),
+        (
+            "test",
+            lambda array: array.__setitem__(3, 300),
+            r"test\.npy: expected node ids from 0 to 299, found 1 others",
+        ),
+        (
+            "valid",
+            lambda array: array.__setitem__(3, array[2]),
+            r"valid\.npy: expected each node once, found 1 repeats",
+        ),
+    ],
+    ids=["unlabelled", "another class", "out of range", "twice"],
+)
+def test_splits_of_a_store_made_by_hand_are_checked_before_it_is_trained_on(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, loading: str, name: str, spoil: Any, expected: str
+) -> None:
+    store = open_store(shutil.copytree(tiny_store, tmp_path / "store"))
+    array = np.load(store.file_path(name), mmap_mode="r+")
+    spoil(array)
+    array.flush()
+    with pytest.raises(InputError, match=rf"{tmp_path}/store/{expected}.*verify"):
+        train(tiny_config(dataset=str(store.path), loading=loading))
 
 
 # Several batches to a step -------------------------------------------------------------------------------------------
@@ -429,8 +538,10 @@ def test_a_run_in_bfloat16_learns_resumes_exactly_and_keeps_float32_weights(
     assert column(half, "loss") != column(plain, "loss")
 
 
-def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tmp_path: Path) -> None:
-    from ogbnlib.training.checkpoint import State, load_checkpoint, save_checkpoint
+def test_the_scale_of_float16_gradients_is_in_the_checkpoint(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    from ogbnlib.training.checkpoint import State, fingerprint, load_checkpoint, save_checkpoint
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -439,19 +550,11 @@ def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tmp_path: Path) -> 
     scaler.step(optimizer)
     scaler.update(16.0)
     parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
-    save_checkpoint(tmp_path, State(epoch=1), {"train": 2}, parts)
+    told = tiny_config(), fingerprint(open_store(tiny_store), tiny_config())
+    save_checkpoint(tmp_path, State(epoch=1), *told, parts)
     new.scale(torch.ones(1))
-    load_checkpoint(tmp_path, {"train": 2}, {**parts, "scaler": new})
+    load_checkpoint(tmp_path, *told, {**parts, "scaler": new})
     assert new.get_scale() == 16.0
-
-
-def test_a_checkpoint_from_before_there_were_scales_is_read(tiny_config: Config, tmp_path: Path) -> None:
-    train(tiny_config(epochs=1), tmp_path / "run")
-    path = tmp_path / "run" / "checkpoint.pt"
-    content = torch.load(path, weights_only=True)
-    del content["scaler"]
-    torch.save(content, path)
-    assert len(train(tiny_config(), tmp_path / "run", resume=True).history) == 2
 
 
 def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Config) -> None:

@@ -1,0 +1,144 @@
+"""Worker processes of a DataLoader: none outlives its trainer, and the death of one is a sentence.
+
+torch notices a dead worker, but it and Python's own end then wait for the others, some of which never come: a process
+that dies with the lock of a queue takes it along. So every error ends them by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing import connection, parent_process, popen_fork
+from multiprocessing.context import ForkContext, ForkProcess
+from typing import Any
+
+from ..errors import InputError
+from .signals import Stopped, die_with_parent, ignore
+
+_started: set[Worker] = set()  # since all before have ended
+
+_FULL = "/dev/shm is full (docker run --shm-size=8g)"
+
+
+class WorkerDied(RuntimeError):
+    """A DataLoader worker failed for another reason than its data. `exit_code`: 128 + N after signal N."""
+
+    def __init__(self, text: str, exit_code: int):
+        super().__init__(f"{text}; go on with num_workers=0 (--resume --set num_workers=0)")
+        self.exit_code = exit_code
+
+
+class _Popen(popen_fork.Popen):
+    terminate = popen_fork.Popen.kill  # torch's loader and Python's own end use it, and workers ignore SIGTERM
+
+
+class Worker(ForkProcess):
+    """A forked process that ends with the one that started it, and by SIGKILL where it does not end by itself."""
+
+    def start(self) -> None:
+        _started.difference_update([worker for worker in _started if worker.exitcode is not None])
+        super().start()
+        _started.add(self)
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> _Popen:  # multiprocessing's own name
+        return _Popen(process_obj)
+
+
+class _Context(ForkContext):
+    Process = Worker
+
+
+def worker_arguments(num_workers: int) -> dict[str, Any]:
+    """What a `DataLoader` is given beside the number of its workers."""
+    return {"multiprocessing_context": _Context(), "worker_init_fn": _begin} if num_workers else {}
+
+
+def _begin(worker_id: int) -> None:
+    trainer = parent_process()
+    assert trainer is not None
+    _started.clear()  # they are no children of this one
+    ignore()
+    die_with_parent(signal.SIGKILL, trainer.pid)
+
+
+@contextlib.contextmanager
+def workers_ended() -> Iterator[None]:
+    """No worker lives on after an error inside, and an error that began in a worker is one sentence.
+
+    Raises:
+        InputError: that a worker raised, without the tracebacks that torch puts around it.
+        WorkerDied: when a worker was killed, by a full /dev/shm (SIGBUS) for example, or had no memory left.
+    """
+    try:
+        yield
+    except BaseException as error:
+        clear = isinstance(error, (InputError, Stopped)) or not isinstance(error, Exception)
+        died = _kill(wait_s=0.0 if clear else 1.0)
+        if (told := _told(error, died)) is None:
+            raise
+        raise told from None
+
+
+def _kill(wait_s: float) -> dict[int, int]:
+    """End all workers; the exit codes, as `Process.exitcode` has them, of those that had died before.
+
+    Args:
+        wait_s: For one that is dying: its queues tell of it before the kernel does, in errors of many kinds.
+    """
+    with _unhandled():
+        workers = list(_started)
+        ended = connection.wait([worker.sentinel for worker in workers], wait_s)
+        for worker in workers:
+            if worker.sentinel in ended:
+                worker.join(1)
+        died = {worker.pid: worker.exitcode for worker in workers if worker.pid and worker.exitcode}
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.join(5)
+        _started.clear()
+    return died
+
+
+@contextlib.contextmanager
+def _unhandled() -> Iterator[None]:
+    """Without torch's handler of SIGCHLD, which raises another error for every worker that ends by a signal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = None
+    while handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL:
+        with contextlib.suppress(RuntimeError):  # of one that ends just now
+            handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def _told(error: BaseException, died: dict[int, int]) -> Exception | None:
+    """The sentence for an error of a worker; None for all others."""
+    text = str(error).rstrip()
+    if died and isinstance(error, Exception) and not isinstance(error, Stopped):
+        pid, code = next(iter(died.items()))
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        full = f": {_FULL}, or a mapped file shrank" if code == -signal.SIGBUS else ""
+        return WorkerDied(f"a DataLoader worker (process {pid}) {how}{full}", 128 - code if code < 0 else 1)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and shutil.disk_usage("/dev/shm").free < 2**16:
+        return WorkerDied(f"{_FULL}: {text}", 1)  # no room for the semaphores of the queues
+    if "in DataLoader worker process" not in text.partition("\n")[0]:
+        return None
+    cause = text.rpartition("\n")[2]
+    if isinstance(error, InputError):
+        return InputError(cause.partition("InputError: ")[2])
+    if isinstance(error, MemoryError):
+        return WorkerDied(f"a DataLoader worker found no memory left ({cause})", 1)
+    if "shm" in cause or "shared memory" in cause or "No space left on device" in cause:
+        return WorkerDied(f"{_FULL}: {cause}", 1)
+    return None

@@ -1,0 +1,172 @@
+"""Promises of `workers`: a worker that dies ends the run in seconds with a sentence, and none outlives its trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import is_alive, wait_until
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.memory.reading import process_tree
+from ogbnlib.memory.workers import WorkerDied
+from ogbnlib.runs.folder import Run
+from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.training.step import Learner
+from ogbnlib.training.train import train
+
+Config = Callable[..., TrainConfig]
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that `pid` has started itself."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# In this process -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["shared", "store", "lazy"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV])
+def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, policy: str
+) -> None:
+    step, before, seen = Learner.step, set(children_of(os.getpid())), list[int]()
+
+    def killing(self: Learner, batches: Any, epoch: int, begin: int, end: int) -> None:
+        if begin and not seen:  # the workers begin with the first batch
+            seen.extend(set(children_of(os.getpid())) - before)
+            os.kill(seen[0], number)
+            wait_until(lambda: not is_alive(seen[0]), "its end")
+        step(self, batches, epoch, begin, end)
+
+    monkeypatch.setattr(Learner, "step", killing)
+    begun = time.monotonic()
+    said = rf"worker \(process \d+\) was ended by {number.name}.*num_workers=0"
+    with pytest.raises(WorkerDied, match=said) as caught:
+        train(tiny_config(num_workers=3, loading=policy, lookahead="off", batch_size=4))
+    assert time.monotonic() - begun < 15
+    assert caught.value.exit_code == 128 + number
+    assert ("--shm-size" in str(caught.value)) == (number == signal.SIGBUS)
+    assert len(seen) == 3
+    assert not any(is_alive(pid) for pid in seen)
+    assert callable(signal.getsignal(signal.SIGCHLD))  # torch's own, which it sets once for all
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("raised", "expected", "said"),
+    [
+        (InputError("row.npy: damaged"), InputError, "^row.npy: damaged$"),
+        (MemoryError("no 3 GiB"), WorkerDied, "no memory left.*no 3 GiB.*num_workers=0"),
+        (OSError(28, "No space left on device"), WorkerDied, "/dev/shm is full.*--shm-size"),
+        (KeyError("a bug"), KeyError, "Original Traceback"),
+    ],
+    ids=str,
+)
+def test_what_a_worker_raises_is_told_in_its_own_words_and_ends_the_others(
+    tiny_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: Exception,
+    expected: type[Exception],
+    said: str,
+    persistent: bool,
+) -> None:
+    def failing(self: CSCSampler, inputs: Any) -> Any:
+        raise raised
+
+    before = set(children_of(os.getpid()))
+    monkeypatch.setattr(CSCSampler, "sample_from_nodes", failing)
+    with pytest.raises(expected, match=said):
+        train(tiny_config(num_workers=2, persistent_workers=persistent))
+    assert set(children_of(os.getpid())) <= before
+
+
+# In a child ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(config: TrainConfig, folder: Path, *more: str, wrapped: tuple[str, ...] = ()) -> Iterator[Any]:
+    """The command line, training with workers that have begun: its process, and those of its trainers."""
+    values = config.model_dump(mode="json", exclude_none=True, exclude={"num_neighbors", "eval_splits"})
+    sets = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+    command = [*wrapped, sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(folder), *sets, *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def trainers() -> list[int]:
+        with contextlib.suppress(FileNotFoundError):
+            return [pid for pid in process_tree(process.pid) if len(children_of(pid)) == 2 and is_trainer(pid)]
+        return []
+
+    try:
+        ranks = 2 if "--ranks" in more else 1
+        wait_until(lambda: process.poll() is not None or len(trainers()) == ranks, "workers", 60)
+        yield process, trainers()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_trainer(pid: int) -> bool:
+    return b"ogbnlib.training.child" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+@pytest.fixture
+def endless(tiny_config: Config) -> TrainConfig:
+    """Two workers that live as long as their trainer."""
+    return tiny_config(epochs=10**6, num_workers=2, persistent_workers=True, eval_splits=[], train_eval="never")
+
+
+@pytest.mark.parametrize("ranks", [(), ("--ranks", "2")], ids=["alone", "two ranks"])
+def test_a_run_ends_in_seconds_when_a_worker_is_killed(
+    endless: TrainConfig, tmp_path: Path, ranks: tuple[str, ...]
+) -> None:
+    with running(endless, tmp_path / "run", *ranks) as (process, trainers):
+        tree = process_tree(process.pid)
+        worker = children_of(trainers[-1])[0]
+        os.kill(worker, signal.SIGKILL)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode == 137
+    assert f"error: a DataLoader worker (process {worker}) was ended by SIGKILL; go on with num_workers=0" in said
+    assert "Traceback" not in said
+    assert not any(is_alive(pid) for pid in tree)
+    assert f"process {worker}" in Run(tmp_path / "run").diagnosis.text
+
+
+@pytest.mark.parametrize("whom", ["the one that watches", "the trainer"])
+def test_nothing_outlives_a_kill_and_the_run_goes_on_at_once(endless: TrainConfig, tmp_path: Path, whom: str) -> None:
+    with running(endless, tmp_path / "run") as (process, (trainer,)):
+        tree = process_tree(process.pid)
+        os.kill(process.pid if whom == "the one that watches" else trainer, signal.SIGKILL)
+        wait_until(lambda: not any(is_alive(pid) for pid in tree[1:]), "the end of all", 10)
+        process.wait(20)
+    with running(endless, tmp_path / "run", "--resume") as (process, trainers):
+        assert len(trainers) == 1
+        process.terminate()
+        assert "stopped by SIGTERM" in process.communicate(timeout=30)[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting another /dev/shm needs root")
+@pytest.mark.parametrize("size", ["8k", "256k"], ids=["no room for locks", "no room for batches"])
+def test_a_full_dev_shm_is_a_sentence_with_its_remedy(
+    tiny_config: Config, synth_dir: Path, tmp_path: Path, size: str
+) -> None:
+    wanted = tiny_config(dataset=str(synth_dir), num_workers=2, batch_size=512, epochs=100)
+    mount = f'mount -t tmpfs -o size={size} none /dev/shm && exec "$@"'
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount, "sh", "true"], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    with running(wanted, tmp_path / "run", wrapped=("unshare", "-m", "sh", "-c", mount, "sh")) as (process, _):
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode in (1, 135)
+    assert "/dev/shm is full (docker run --shm-size=8g)" in said
+    assert "num_workers=0" in said
+    assert "Traceback" not in said

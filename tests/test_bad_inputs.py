@@ -1,0 +1,191 @@
+"""Promises for bad input, all commands alike: exit code 2 (1 from `verify`), one sentence with the name of what is
+wrong, no traceback, and nothing written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import tree
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ogbnlib.__main__ import main
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError, parse_bytes
+
+Call = Callable[..., tuple[int, str]]
+LONG = "n" * 300
+
+
+@pytest.fixture(scope="module")
+def site(tiny_dir: Path, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a raw data set, a store, a run, and what is none of them."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(tiny_dir, folder / "raw")
+    shutil.copytree(tiny_store, folder / "store")
+    (folder / "full").mkdir()
+    (folder / "full" / "mine").write_text("keep")
+    (folder / "file").write_text("x")
+    os.symlink("loop", folder / "loop")
+    for number, (part, content) in enumerate(DAMAGE):
+        damaged = Path(shutil.copytree(folder / ("store" if in_store(part) else "raw"), folder / f"d{number}"))
+        (damaged / part).unlink()
+        if content is None:
+            (damaged / part).mkdir()
+        else:
+            (damaged / part).write_bytes(content)
+    return folder
+
+
+@pytest.fixture
+def call(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command line in this process: exit code, and all that it said."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.chdir(site)
+        monkeypatch.setattr("sys.argv", ["ogbnlib", *arguments])
+        try:
+            code = main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return call
+
+
+DAMAGE: list[tuple[str, bytes | None]] = [
+    (part, content)
+    for part in (
+        "store.json",
+        "colptr.npy",
+        "train.npy",
+        "raw/data.npz",
+        "raw/node-label.npz",
+        "split/time/test.csv.gz",
+    )
+    for content in (None, b"", b"<html>no</html>", bytes(5000), b"PK\x03\x04" + b"x" * 50)
+]
+
+
+def in_store(part: str) -> bool:
+    return "/" not in part
+
+
+VALUES = {
+    "batch_size": ["0", "-1", "1.5", "x", "", "true", "nan", "9" * 20],
+    "num_neighbors": ["0", "", "3x2", "-2", "3;2", "9" * 12],
+    "epochs": ["-1", "1e3", "\x00"],
+    "seed": ["-1", str(2**31)],
+    "lr": ["0", "-1", "nan", "1e309", "fast"],
+    "dropout": ["1", "-0.1", "inf"],
+    "model": ["SAGE", "", "sage\r"],
+    "loading": ["ram"],
+    "eval_splits": ["train", "valid valid", "dev"],
+    "device": ["tpu", "cuda:0"],
+    "undirected": ["2", "perhaps"],
+    "max_cuda_memory": ["0", "8", "-1 GB", "9" * 400 + " GB", "4 gigabytes"],
+    "lookahead": ["", "some", "1e3"],
+    "dataset": ["", "nowhere", "file", "loop", "full", LONG, "raw\r", " store", "~nobody-of-this-name/x", "ogbn-arxvi"],
+    "data_dir": ["~nobody-of-this-name"],
+    "batchsize": ["3"],
+}
+PLACES = ["file/x", "loop", "loop/x", LONG, f"{LONG}/x", "full", "file", "/dev/null", "new\r", "~nobody-of-this-name"]
+SIZES = ["8", "0 GB", "-1 GB", "nan", "", "1 XB", "9" * 400 + " GB"]
+
+
+def begin(path: str) -> str:
+    """What of a path is in any sentence about it."""
+    return path.split("/x")[0].strip()[:40]
+
+
+CASES: list[tuple[list[str], str]] = [
+    *((["plan", "--set", f"{name}={value}"], name) for name in VALUES if name != "dataset" for value in VALUES[name]),
+    *((["plan", "--set", f"dataset={value}"], begin(value)) for value in VALUES["dataset"]),
+    *((["plan", "--memory-limit", size], "memory_limit: ") for size in SIZES),
+    *((["convert", "raw", "new", "--memory-limit", size], "memory_limit: ") for size in [*SIZES, "100 MB"]),
+    *((["synth", place, "--scale", "0.0001"], begin(place)) for place in PLACES),
+    *((["convert", "raw", place], begin(place)) for place in PLACES),
+    *((["convert", place, "new"], begin(place)) for place in PLACES),
+    *((["verify", place], begin(place)) for place in PLACES),
+    *((["diagnose", place], begin(place)) for place in PLACES),
+    *((["train", "--run-dir", place, "--resume"], begin(place)) for place in PLACES),
+    *((["train", "--run-dir", place, "--set", "dataset=store"], begin(place)) for place in PLACES),
+    *((["verify", f"d{i}"], f"d{i}") for i, (part, _) in enumerate(DAMAGE) if in_store(part)),
+    *((["convert", f"d{i}", "new"], f"d{i}") for i, (part, _) in enumerate(DAMAGE) if not in_store(part)),
+    *((["plan", "--set", f"dataset=d{i}"], f"d{i}") for i in range(len(DAMAGE))),
+    (["convert", "store", "new"], "store: expected raw data, found a store"),
+    (["convert", "raw", "raw"], "raw: expected a new or empty folder"),
+    (["convert", "raw", "new", "--keep-hops", "0"], "keep_hops: "),
+    (["convert", "raw", "new", "--feature-dtype", "int8"], "feature_dtype: "),
+    (["synth", "new", "--scale", "nan"], "scale: "),
+    (["synth", "new", "--scale", "inf"], "scale: "),
+    (["synth", "new", "--seed", "-1", "--scale", "0.0001"], "seed: "),
+    (["synth", "new", "--seed", "1.5"], "--seed"),
+    (["diagnose"], "diagnose: "),
+    (["diagnose", "raw", "--job", "1"], "diagnose: "),
+    (["diagnose", "--job", "x"], "x"),
+    (["train", "--run-dir", "new", "--set", "dataset=store", "--ranks", "0"], "num_ranks: "),
+    (["train", "--run-dir", "new", "--set", "dataset=store", "--limit-by", "magic", "--memory-limit", "1 GB"], "magic"),
+    (["plan", "--set", "epochs"], "--set: "),
+    (["plan", "--set", "=3"], "--set: "),
+    (["nothing"], "nothing"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), CASES, ids=lambda part: " ".join(part)[-40:])
+def test_a_bad_input_is_one_sentence(call: Call, site: Path, arguments: list[str], words: str) -> None:
+    before = tree(site)
+    code, said = call(*arguments)
+    assert code == (1 if arguments[0] == "verify" and "error: " not in said else 2), said
+    assert words in said
+    assert "Traceback" not in said
+    assert tree(site) == before
+    assert not (site / "new").exists()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def refusal(work: Callable[[], object]) -> str:
+    """The sentence of what is refused; empty where nothing is. Any other error is raised."""
+    try:
+        work()
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@given(st.dictionaries(st.sampled_from(sorted(TrainConfig.model_fields)) | st.text(max_size=12), JSON, max_size=4))
+def test_any_values_make_a_config_or_one_sentence_that_names_them(values: dict[str, object]) -> None:
+    if said := refusal(lambda: TrainConfig.create(values)):
+        assert any(name in said for name in [*values, "dataset"])
+    else:
+        config = TrainConfig.create(values)
+        assert TrainConfig.create(config.model_dump(mode="json")) == config
+
+
+NUMBERS = st.from_regex(r"\s?[0-9]{1,400}(\.[0-9]{1,9})?\s?[kKmMgGtT]?i?[bB]?\s?", fullmatch=True)
+
+
+@given(st.text(max_size=12) | NUMBERS | JSON)
+def test_anything_is_a_size_or_one_sentence(value: object) -> None:
+    if said := refusal(lambda: parse_bytes(value, "size")):
+        assert said.startswith('size: expected a size such as "8 GB"')
+    else:
+        assert 0 < parse_bytes(value) < 2**60
+
+
+@pytest.mark.parametrize("value", [128, 128.0, "128", "128.0", " 128 "])
+def test_a_whole_number_is_one_on_every_way_in(value: object) -> None:
+    assert TrainConfig.create(dataset="x", batch_size=value).batch_size == 128
+    assert TrainConfig.create(dataset="x", num_neighbors=[value, value]).num_neighbors == (128, 128)
+    assert TrainConfig.create(dataset="x", num_neighbors=f"{value}, {value}").num_neighbors == (128, 128)

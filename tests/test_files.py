@@ -1,0 +1,191 @@
+"""Promises of `files` and `errors`: whole or not at all, one process at a time, and what the disk refuses is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import left_in, python_child
+
+from ogbnlib import files
+from ogbnlib.errors import InputError, clear_errors
+from ogbnlib.files import abandoned, home, locked, new_folder, warn_if_remote, write_atomically, write_json
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    """What stands for a system call that fails so, without a file's name as write(2) and fsync(2) do."""
+
+    def call(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "the disk is full: free space on it"),
+        (errno.EDQUOT, "your share of the disk is full"),
+        (errno.EACCES, "change its permissions"),
+        (errno.EROFS, "a disk that can be written"),
+        (errno.ENAMETOOLONG, "name a shorter one"),
+        (errno.ELOOP, "a link in it leads back to itself"),
+        (errno.ENOTDIR, "a part of it is a file"),
+        (errno.EIO, "its disk failed"),
+        (errno.ENOLCK, "a local disk"),
+        (errno.EUCLEAN, "check the path and its disk"),  # any other
+    ],
+)
+def test_what_the_disk_refuses_is_path_cause_and_remedy(number: int, remedy: str) -> None:
+    for error, path in ((OSError(number, "x", "/data/a"), None), (OSError(number, "x"), Path("/data/a"))):
+        with pytest.raises(InputError) as caught, clear_errors(path):
+            raise error
+        assert str(caught.value).startswith(f"/data/a: {os.strerror(number).lower()}; ")
+        assert remedy in str(caught.value)
+    with pytest.raises(InputError, match="a file: no space left on device"), clear_errors():
+        raise OSError(errno.ENOSPC, "x")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionResetError(errno.ECONNRESET, "x"), BrokenPipeError(errno.EPIPE, "x"), OSError("x"), OSError(22, "")],
+)
+def test_an_error_that_is_no_files_stays_what_it_is(error: OSError) -> None:
+    with pytest.raises(type(error)) as caught, clear_errors():
+        raise error
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_at_its_end_leaves_the_old_file(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "a.json", 1)
+    monkeypatch.setattr(files.os, call, refuse(errno.ENOSPC))
+    with pytest.raises(InputError, match=r"a\.json: no space left"):
+        write_json(tmp_path / "a.json", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "1\n"
+
+
+def test_torch_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    # Past the limit of a file's size write(2) fails as on a full disk, with EFBIG for ENOSPC.
+    code = (
+        "import resource, signal, sys, torch; from ogbnlib.files import write_atomically\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
+        "write_atomically(sys.argv[1], lambda file: torch.save({'a': torch.zeros(2**16)}, file))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.pt")], capture_output=True, text=True)
+    assert "InputError: " in done.stderr.splitlines()[-1]
+    assert "a.pt: file too large; raise the limit" in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+    write_atomically(tmp_path / "a.pt", lambda file: torch.save({"a": torch.ones(3)}, file))
+    assert torch.load(tmp_path / "a.pt", weights_only=True)["a"].sum() == 3
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_folder_that_fails_at_its_end_leaves_nothing(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.os, call, refuse(errno.EDQUOT))
+    with pytest.raises(InputError, match=r"new: disk quota exceeded"), new_folder(tmp_path / "new") as folder:
+        (folder / "a").write_text("x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    said = f"a: it is made by pid {os.getpid()} on "
+    with locked(lock, "a: it is made"), pytest.raises(InputError, match=said), locked(lock, "a: it is made"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_many_who_wait_for_a_lock_one_has_it_at_a_time(tmp_path: Path) -> None:
+    inside, most, done = 0, 0, []
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(2):
+            with locked(tmp_path / "lock", "x", wait=lambda: None):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+            done.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, len(done)) == (1, 6)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ogbnlib.files import locked, new_folder\n"
+        "with new_folder(sys.argv[1]) as folder:\n"
+        "    (folder / 'half').write_text('x'); print('ready', flush=True); sys.stdin.readline()"
+    )
+    with python_child(code, str(tmp_path / "new")) as process:
+        with pytest.raises(InputError, match=f"it is being written by pid {process.pid}"), new_folder(tmp_path / "new"):
+            pass
+        assert abandoned(tmp_path) == []
+        process.kill()
+        process.wait()
+    assert left_in(tmp_path) == [".new.part"]
+    assert abandoned(tmp_path) == [tmp_path / ".new.part"]
+    with new_folder(tmp_path / "new") as folder:
+        (folder / "whole").write_text("x")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "whole"]
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import filelock._unix
+
+    monkeypatch.setattr(filelock._unix.fcntl, "flock", refuse(errno.ENOLCK))
+    with (
+        pytest.raises(InputError, match=r"\.new\.lock: no locks available; .* local disk"),
+        new_folder(tmp_path / "new"),
+    ):
+        pass
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("kind", "said"), [("nfs4", 1), ("fuse.sshfs", 1), ("ext4", 0), ("lustre", 0)])
+def test_a_file_system_on_which_locks_and_maps_are_loose_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: int
+) -> None:
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind)]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn_if_remote(tmp_path, "locks are loose")
+    assert [str(item.message) for item in caught] == [
+        f"{tmp_path}: it lies on a network file system ({kind}): locks are loose"
+    ][:said]
+
+
+def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert home("~/data") == Path("/home/me/data")
+    assert home("data/~") == Path("data/~")
+    for path in ("data\r", " data", "da\nta", Path("data\t")):
+        with pytest.raises(InputError, match="expected a path of characters that can be seen") as caught:
+            home(path)
+        assert repr(str(path)) in str(caught.value)
+    with pytest.raises(InputError, match="~nobody-of-this-name"):
+        home("~nobody-of-this-name/data")

@@ -1,0 +1,320 @@
+"""Promises of a resumption: damage is not believed, another run is refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import raw_arrays, tree
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import Diverged, InputError
+from ogbnlib.graph.store import open_store
+from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.sandbox import run
+from ogbnlib.sources.convert import convert
+from ogbnlib.sources.ogb import open_raw, write_raw
+from ogbnlib.training.step import Learner
+from ogbnlib.training.train import TrainResult, train
+
+Config = Callable[..., TrainConfig]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    model: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+    return model
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def notes(folder: Path) -> list[str]:
+    return [event["text"] for event in Run(folder).events if event["event"] == "note" and "text" in event]
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_config: Config) -> TrainResult:
+    return train(tiny_config(epochs=3, dropout=0.3))
+
+
+@pytest.fixture(scope="module")
+def begun(tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    train(tiny_config(epochs=2, dropout=0.3), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(begun: Path, tmp_path: Path) -> Path:
+    """Two epochs of the three of `straight`, to be resumed or damaged."""
+    return Path(shutil.copytree(begun, tmp_path / "run"))
+
+
+@pytest.fixture
+def resume(tiny_config: Config, folder: Path) -> Callable[..., TrainResult]:
+    return lambda **changes: train(tiny_config(epochs=3, dropout=0.3, **changes), folder, resume=True)
+
+
+def refused(folder: Path, resume: Callable[..., TrainResult], match: str, **changes: Any) -> str:
+    """The refusal of a resumption that leaves alone all but the log, where the attempt is told of."""
+    before = tree(folder)
+    with pytest.raises(InputError, match=match) as caught:
+        resume(**changes)
+    told = ("events.jsonl", "timeline.csv", "result.json", ".lock")
+    assert {name: data for name, data in tree(folder).items() if name not in told} == {
+        name: data for name, data in before.items() if name not in told
+    }
+    return str(caught.value)
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def test_any_flipped_byte_of_a_checkpoint_is_seen(folder: Path) -> None:
+    from ogbnlib.training.checkpoint import _content
+
+    path = folder / "checkpoint.pt"
+    sound = path.read_bytes()
+    _content(path, torch.device("cpu"))
+    for at in [*range(0, len(sound), max(1, len(sound) // 200)), len(sound) - 1]:
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        with pytest.raises(InputError, match=r"checkpoint\.pt: expected its checksum"):
+            _content(path, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", "flipped", "old", None], ids=str)
+def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before_it_to_the_same_weights(
+    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult, content: Any
+) -> None:
+    path = folder / "checkpoint.pt"
+    if content == "flipped":
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3] ^= 1
+        path.write_bytes(data)
+    elif content == "old":
+        torch.save({"version": 2}, path)
+    elif content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    damaged = path.read_bytes() if path.is_file() else None
+    assert same(resume().model.state_dict(), straight.model.state_dict())
+    (said,) = notes(folder)
+    assert re.search(rf"{path}: .*going on from the one before it, {folder}/checkpoint.previous.pt", said)
+    kept = folder / "checkpoint.damaged.pt"
+    assert (kept.read_bytes() if kept.is_file() else None) == damaged
+    assert Run(folder).metrics["epoch"].tolist() == [1, 2, 3]
+
+
+def test_two_damaged_checkpoints_are_both_named_without_torchs_advice(
+    folder: Path, resume: Callable[..., TrainResult]
+) -> None:
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        (folder / name).write_bytes(b"PK\x03\x04 torn")
+    text = refused(folder, resume, r"checkpoint\.pt: .*checkpoint\.previous\.pt: .*begin anew in a new run_dir")
+    assert "weights_only" not in text
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(folder: Path, resume: Callable[..., TrainResult]) -> None:
+    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
+        (folder / name).unlink()
+    refused(folder, resume, r"checkpoint\.pt: expected the checkpoint of a run that has trained already, found no such")
+    (folder / "metrics.csv").unlink()
+    refused(folder, resume, r"checkpoint\.pt: expected the checkpoint of a run that has trained already, found no such")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: "",
+        lambda text: text.replace(",", ";"),
+        lambda text: text.replace("\n", ",mine\n"),
+        lambda text: text[: len(text) // 2],
+        lambda text: "epoch\n",
+        lambda text: "\x00" * 50,
+    ],
+    ids=["empty", "semicolons", "a column more", "torn", "a column alone", "zeros"],
+)
+def test_epochs_come_back_from_the_checkpoint_whatever_became_of_metrics_csv(
+    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult, spoil: Callable[[str], str]
+) -> None:
+    path = folder / "metrics.csv"
+    path.write_text(spoil(path.read_text()))
+    resume()
+    assert Run(folder).metrics["loss"].tolist() == [row["loss"] for row in straight.history]
+
+
+def test_a_finished_run_that_is_resumed_gets_its_metrics_back(folder: Path, tiny_config: Config) -> None:
+    before = (folder / "metrics.csv").read_bytes()
+    (folder / "metrics.csv").write_bytes(before.replace(b",", b";"))
+    assert run(tiny_config(dropout=0.3), run_dir=folder, resume=True, echo=False).exit_code == 0
+    assert (folder / "metrics.csv").read_bytes() == before
+
+
+# Another run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def others(tiny_dir: Path, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Data sets with the same splits as `tiny_dir`; float16 can't hold its features exactly."""
+    root = tmp_path_factory.mktemp("others")
+    given = {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits(), "num_classes": 4}
+    x = given["x"]
+    write_raw(root / "features", **{**given, "x": x + np.float32(1)})
+    write_raw(root / "edges", **{**given, "edge_index": given["edge_index"][::-1].copy()})
+    y = np.where(given["y"] >= 0, (given["y"] + 1) % 4, -1)
+    write_raw(root / "labels", **{**given, "y": y})
+    turned = {name: ids[::-1].copy() for name, ids in given["splits"].items()}
+    write_raw(root / "splits", **{**given, "splits": turned})
+    convert(tiny_dir, root / "direction", undirected=True, progress=False)
+    convert(tiny_dir, root / "half", feature_dtype="float16", progress=False)
+    one = {**given, "x": x + np.float32(1) * (np.arange(len(x)) == 7)[:, None]}
+    write_raw(root / "one", **one)
+    shutil.copytree(tiny_store, root / "moved")
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+@pytest.mark.parametrize("other", ["features", "one", "edges", "labels", "splits", "direction"])
+def test_other_data_of_the_same_sizes_are_refused_and_the_run_goes_on_as_it_was(
+    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult, others: dict[str, str], other: str
+) -> None:
+    named = "features" if other == "one" else other
+    refused(folder, resume, rf"expected the data set that .* was trained on .* other .*{named}", dataset=others[other])
+    assert same(resume().model.state_dict(), straight.model.state_dict())
+
+
+def test_a_child_that_refuses_other_data_leaves_a_run_that_goes_on(
+    folder: Path, tiny_config: Config, others: dict[str, str], straight: TrainResult
+) -> None:
+    config = (folder / "config.json").read_bytes()
+    changed = tiny_config(epochs=3, dropout=0.3, dataset=others["edges"])
+    ended = run(changed, run_dir=folder, resume=True, echo=False)
+    assert ended.exit_code == 2
+    assert "found one with other edges" in ended.diagnosis.text
+    assert (folder / "config.json").read_bytes() == config
+    assert run(changed.replace(dataset=others["moved"]), run_dir=folder, resume=True, echo=False).exit_code == 0
+    assert TrainConfig.load(folder / "config.json").dataset == others["moved"]
+    assert same(weights(folder), straight.model.state_dict())
+
+
+def test_features_of_another_dtype_are_refused_by_name(
+    folder: Path, resume: Callable[..., TrainResult], others: dict[str, str]
+) -> None:
+    changes = {"dataset": others["half"], "loading": "store"}
+    refused(folder, resume, r"other features \(float16 values, float32 before\)", **changes)
+
+
+def test_features_rounded_in_memory_are_those_of_a_float16_store(
+    tiny_config: Config, tmp_path: Path, others: dict[str, str]
+) -> None:
+    same_run: dict[str, Any] = {"dropout": 0.3, "feature_dtype": "float16"}
+    whole = train(tiny_config(epochs=3, **same_run))
+    train(tiny_config(epochs=1, **same_run), tmp_path / "run")
+    train(tiny_config(epochs=3, dataset=others["half"], loading="store", **same_run), tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "run"), whole.model.state_dict())
+
+
+def test_an_edited_config_is_held_against_the_checkpoint(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "hidden_channels": 16, "seed": 5}))
+    edited = Run(folder).config
+    refused(
+        folder,
+        lambda: train(edited, folder, resume=True),
+        "can't resume with other values .*hidden_channels was 8, now 16; seed was 0, now 5",
+    )
+
+
+def test_another_lr_counts_from_there_on_and_is_said(
+    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
+) -> None:
+    changed = resume(lr=0.5, weight_decay=0.1, num_threads=2)
+    kept = torch.load(folder / "checkpoint.pt", weights_only=True)["optimizer"]["param_groups"][0]
+    assert (kept["lr"], kept["weight_decay"]) == (0.5, 0.1)
+    assert [row["loss"] for row in changed.history][:2] == [row["loss"] for row in straight.history][:2]
+    assert not same(changed.model.state_dict(), straight.model.state_dict())
+    for said in (
+        "lr is 0.5 from here on, 0.01 before",
+        "weight_decay is 0.1",
+        "num_threads is 2 from here on, 1 before",
+    ):
+        assert any(note.startswith(said) for note in notes(folder))
+
+
+def test_fewer_epochs_than_are_done_are_refused_by_the_parent_or_else_by_the_checkpoint(
+    folder: Path, tiny_config: Config
+) -> None:
+    before = tree(folder)
+    fewer = tiny_config(epochs=1, dropout=0.3)
+    with pytest.raises(InputError, match=r"^epochs: the run is already at epoch 2, got epochs=1"):
+        run(fewer, run_dir=folder, resume=True, echo=False)
+    assert {**tree(folder), ".lock": b""} == {**before, ".lock": b""}
+    (folder / "metrics.csv").write_text("mine\n")
+    with pytest.raises(InputError, match=r"^epochs: the run is already at epoch 2, got epochs=1"):
+        train(fewer, folder, resume=True)
+    assert (folder / "config.json").read_bytes() == before["config.json"]
+
+
+# Divergence -----------------------------------------------------------------------------------------------------------
+
+
+def is_finite(folder: Path) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in weights(folder).values())
+
+
+def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_path: Path) -> None:
+    ended = run(tiny_config(lr=1e30), run_dir=tmp_path / "run", echo=False)
+    assert (ended.exit_code, ended.diagnosis.cause) == (77, "diverged")
+    text = ended.diagnosis.text
+    assert re.search(r"no longer finite in epoch 1, \d+ of 120 seeds trained, with lr=1e\+30 and precision=fp32", text)
+    assert "--resume --set lr=" in text
+    assert "Traceback" not in (tmp_path / "run" / "output.log").read_text()
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+    assert not len(Run(tmp_path / "run").metrics)
+    assert run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).exit_code == 0
+
+
+def test_the_last_finite_checkpoint_is_kept_and_a_smaller_lr_goes_on_from_it(
+    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
+) -> None:
+    with pytest.raises(Diverged, match=r"in epoch 3, .*checkpoint\.pt is finite, from epoch 3 with 0 seeds trained"):
+        resume(lr=1e30)
+    assert is_finite(folder)
+    assert diagnose(folder).exit_code == 77
+    assert Run(folder).metrics["epoch"].tolist() == [1, 2]
+    assert len(resume(lr=0.001).history) == 3
+
+
+def test_weights_that_are_not_finite_are_never_saved_though_the_loss_is(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Learner.step
+
+    def spoil(self: Learner, *given: Any) -> None:
+        step(self, *given)
+        if given[-1] == 120:  # the epoch's last step, after whose loss none comes
+            next(self.model.parameters()).data[0] = float("inf")
+
+    monkeypatch.setattr(Learner, "step", spoil)
+    with pytest.raises(Diverged, match="in epoch 1, 120 of 120"):
+        train(tiny_config(eval_splits="", train_eval="never"), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_features_that_are_not_finite_are_not_trained_on_silently(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    store = open_store(shutil.copytree(tiny_store, tmp_path / "store"))
+    x = np.load(store.file_path("x"), mmap_mode="r+")
+    x[store.splits["train"][5]] = np.nan
+    x.flush()
+    with pytest.raises(Diverged, match="python -m ogbnlib verify"):
+        train(tiny_config(dataset=str(store.path), loading="store"), tmp_path / "run")
