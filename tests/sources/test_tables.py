@@ -267,6 +267,24 @@ def test_what_is_wrong_with_a_file_is_one_sentence_and_nothing_is_left(
     assert left_in(tmp_path) == ["own"]
 
 
+def test_files_may_be_named_one_by_one_and_so_may_the_columns(
+    folder: Path, graph: Arrays, expected: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, dst = graph["edge_index"]
+    write_table(tmp_path / "who.csv", {"cited": dst, "citing": src, "weight": np.ones(E)})
+    source = open_tables(folder, edges=tmp_path / "who.csv", edge_columns=["citing", "cited"])
+    assert capsys.readouterr().err == ""
+    assert_same(convert(source, tmp_path / "store", progress=False, origin=source.origin), expected)
+    open_tables(folder, edges=tmp_path / "who.csv")
+    said = capsys.readouterr().err
+    assert "column cited is taken for the sources" in said
+    assert "columns beyond the first two are not kept" in said
+    with pytest.raises(InputError, match=r"who.csv: expected two of its columns, cited, citing, weight, found no from"):
+        open_tables(folder, edges=tmp_path / "who.csv", edge_columns=["from", "cited"])
+    with pytest.raises(InputError, match="unknown role of a file 'edge': did you mean 'edges'"):
+        open_tables(folder, edge=tmp_path / "who.csv")
+
+
 def test_relabel_asks_for_the_names_where_there_are_none(folder: Path) -> None:
     with pytest.raises(InputError, match=r"--relabel: expected the id of each row of features.npy: a file nodes"):
         open_tables(folder, relabel=True)
