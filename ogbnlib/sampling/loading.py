@@ -2,7 +2,8 @@
 
 `loader` is the fast way: what does not fit into memory is read in windows, in ascending passes. `StoreFeatures` and
 `StoreGraph` serve PyG's own loaders, samplers and link prediction: rows are faulted in one by one through the page
-cache, which is as fast where the store fits into memory, and up to a hundred times slower where it does not.
+cache, which is slow where the store outgrows memory (see `window`). PyG's `NeighborLoader` and `LinkNeighborLoader`
+draw with pyg-lib or torch-sparse; `NodeLoader` and `LinkLoader` with `Store.sampler`, which needs neither.
 """
 
 from __future__ import annotations
