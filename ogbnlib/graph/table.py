@@ -49,6 +49,8 @@ class Table:
             if not self._parquet:
                 with gzip.open(file, "rt", newline="") if file.suffix == ".gz" else open(file, newline="") as lines:
                     self.first = next(csv.reader(lines), [])
+                if not self.first:
+                    raise InputError(f"{file}: expected a table, found an empty file or line")
                 self.header = not is_data([text.strip().removeprefix("\ufeff") for text in self.first])
             schema = self._parquet_file().schema_arrow if self._parquet else self._csv({}).schema
         self.names, self.types = (

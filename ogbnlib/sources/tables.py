@@ -8,7 +8,7 @@
 | `train`, `valid`, `test` | node ids; or a mask of N booleans |
 | `nodes` | where ids are names (text, or numbers that leave gaps): the name of each row of the features |
 
-Names may also be a column of the features: `node_id`, `node` or `id`, or the only one of text. All is streamed; what is
+Names may also be a column of the features: `node_id`, `node` or `id`, or the first, of text. All is streamed; what is
 held is 18 bytes a node where ids are names, and the labels where they come in an order of their own.
 """
 
@@ -251,7 +251,7 @@ def _features(file: Path) -> tuple[Array | Table, list[str], str | None, np.dtyp
             raise InputError(f"{file}: expected features [N, F], numbers, at least one of each, found {found}")
         return table, [], None, table.dtype, table.shape[1]
     texts = [name for name, kind in table.types.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind)]
-    own = table.one_of(_NODE) or (texts[0] if len(texts) == 1 else None)
+    own = table.one_of(_NODE) or (texts[0] if texts == table.names[:1] else None)
     columns = [name for name in table.names if name != own]
     lists = [name for name in columns if hasattr(table.types[name], "value_type")]
     for name in columns:
@@ -297,7 +297,7 @@ def _edges(file: Path, ids: Rows | Names, columns: Sequence[str] | None) -> tupl
         return edges, []
     if len(edges.names) < 2 or not all(edges.names[:2]):
         raise InputError(
-            f"{file}: expected a column of sources and one of destinations, found {len(edges.names)} column"
+            f"{file}: expected a column of sources and one of destinations, by commas in csv, found {len(edges.names)}"
         )
     if columns is not None:
         if len(columns) != 2 or (missing := [name for name in columns if name not in edges.names]):
@@ -324,7 +324,7 @@ def _labels(file: Path, ids: Rows | Names) -> tuple[Callable[[], Iterator[Array]
 
     table = _open(file)
     if not isinstance(table, Table):
-        if table.shape not in {(len(table),), (len(table), 1)} or table.dtype.kind not in "fiu":
+        if table.ndim not in (1, 2) or table.shape[1:] not in {(), (1,)} or table.dtype.kind not in "fiu":
             raise InputError(f"{file}: expected one number a node [N], found {table.dtype} {list(table.shape)}")
         return lambda: slices(table, BATCH_ROWS), len(table), table.dtype
     own = table.one_of(_NODE) or (table.names[0] if len(table.names) == 2 else None)
