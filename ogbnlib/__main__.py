@@ -57,21 +57,57 @@ def synth(
 
 
 @app.command()
+def download(
+    name: Annotated[str, typer.Argument(help="An official name such as ogbn-arxiv.")],
+    data_dir: Annotated[Path, typer.Option(help="Where official data sets are kept.")] = Path("dataset"),
+    as_json: Json = False,
+) -> None:
+    """Fetch an official data set, without a question; interrupted, it goes on where it stopped."""
+    from .sources.official import fetch
+
+    folder = fetch(name, data_dir, say=lambda text: typer.echo(text, err=True))
+    _print({"name": name, "path": str(folder)}, f"{folder}: {name}; {name} is its name as a data set", as_json)
+
+
+_ROLE = "instead of the one in the folder: .npy, .csv, .csv.gz or .parquet."
+
+
+@app.command()
 def convert(
-    raw_dir: Annotated[Path, typer.Argument(help="A data set in OGB's binary layout.")],
+    source: Annotated[
+        Path, typer.Argument(help="OGB's binary layout, an official name, or a folder of edges, features, labels, ...")
+    ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
+    edges: Annotated[Path | None, typer.Option(help=f"A file of edges {_ROLE}")] = None,
+    features: Annotated[Path | None, typer.Option(help=f"A file of features {_ROLE}")] = None,
+    labels: Annotated[Path | None, typer.Option(help=f"A file of labels {_ROLE}")] = None,
+    train: Annotated[Path | None, typer.Option(help=f"Node ids or a mask {_ROLE}")] = None,
+    valid: Annotated[Path | None, typer.Option(help=f"Node ids or a mask {_ROLE}")] = None,
+    test: Annotated[Path | None, typer.Option(help=f"Node ids or a mask {_ROLE}")] = None,
+    nodes: Annotated[Path | None, typer.Option(help=f"The name of each row of the features, {_ROLE}")] = None,
+    edge_columns: Annotated[str | None, typer.Option(help='Such as "citing,cited"; else source,target.')] = None,
+    relabel: Annotated[bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")] = False,
     undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
     feature_dtype: Annotated[str | None, typer.Option(help="float16 halves the store; else as the data are.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; obeyed, page cache included.')] = None,
     keep_hops: Annotated[int | None, typer.Option(help="Keep what an L-layer model can reach, drop the rest.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn OGB's raw layout into a store on disk, in bounded memory."""
-    from .sources.convert import convert as make_store
+    """Turn a data set into a store on disk, in bounded memory.
 
+    Files of one's own are named after what they hold, such as edges.csv.gz, or given one by one.
+    """
+    from .sources.convert import convert as make_store
+    from .sources.tables import ROLES, open_tables
+
+    given: dict[str, Any] = dict(zip(ROLES, (edges, features, labels, train, valid, test, nodes), strict=True))
+    columns = None if edge_columns is None else edge_columns.split(",")
+    named = columns is not None or relabel or any(file is not None for file in given.values())
+    tables = open_tables(source, relabel=relabel, edge_columns=columns, **given) if named else None
     store = make_store(
-        raw_dir,
+        tables or source,
         store_dir,
+        origin=None if tables is None else tables.origin,
         undirected=undirected,
         feature_dtype=feature_dtype,  # type: ignore[arg-type]  # checked there
         memory_limit=memory_limit,

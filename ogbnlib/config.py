@@ -79,7 +79,8 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # data
-    dataset: Annotated[str, BeforeValidator(_path)]  # a store, a folder in OGB's binary layout, or such as "ogbn-arxiv"
+    # A store, a folder in OGB's binary layout or of files of one's own, or an official name such as "ogbn-arxiv".
+    dataset: Annotated[str, BeforeValidator(_path)]
     # Where official data sets are looked for ("dataset") and stores of other data are kept (beside it).
     data_dir: Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)] = None
     download: bool = False  # consent to download an official data set; without it a missing one is an error

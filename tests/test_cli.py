@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -9,11 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import MB, is_alive, tree, wait_until, write_run
+from conftest import MB, csc_of, is_alive, official_csv, raw_arrays, tree, wait_until, write_run
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.graph.store import open_store
 from ogbnlib.memory.reading import process_tree
+from ogbnlib.sources.ogb import open_raw
 
 
 def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -200,3 +204,36 @@ def test_every_command_explains_itself() -> None:
         done = cli(command, "--help")
         assert done.returncode == 0
         assert "--json" in done.stdout
+
+
+def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(tiny_dir: Path, tmp_path: Path) -> None:
+    arrays = raw_arrays(tiny_dir)
+    names = np.array([f"author {i}" for i in range(len(arrays["x"]))])
+    np.save(tmp_path / "x.npy", arrays["x"])
+    np.save(tmp_path / "y.npy", arrays["y"])
+    np.save(tmp_path / "authors.npy", names)
+    known = names[np.flatnonzero(arrays["y"] >= 0)]
+    for split, part in zip(("train", "valid", "test"), np.split(known, [50, 80]), strict=True):
+        (tmp_path / f"{split}.csv").write_text("author\n" + "".join(f"{name}\n" for name in part))
+    pairs = "".join(f"{a},{b},2.5\n" for a, b in names[arrays["edge_index"]].T)
+    (tmp_path / "who.csv.gz").write_bytes(gzip.compress(("citing,cited,weight\n" + pairs).encode()))
+    given = ["--edges", "who.csv.gz", "--features", "x.npy", "--labels", "y.npy", "--nodes", "authors.npy"]
+    done = cli("convert", ".", "store", *given, "--edge-columns", "citing,cited", "--relabel", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["num_nodes"], facts["num_edges"]) == (len(names), arrays["edge_index"].shape[1])
+    store = open_store(tmp_path / "store")
+    row = csc_of(arrays["edge_index"], len(names))[1]
+    np.testing.assert_array_equal(store.row, row)
+    assert store.node_name is not None
+    assert store.node_name[7].decode() == "author 7"
+    done = cli("convert", ".", "new", "--edges", "no.csv", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no.csv: expected a file of edges (.npy, .parquet, .csv, .csv.gz), found none here" in done.stderr
+    done = cli("convert", "ogbn-arxiv", "new", cwd=tmp_path)
+    assert "ogbn-arxiv is not there: python -m ogbnlib download ogbn-arxiv" in done.stderr
+    assert not (tmp_path / "new").exists()
+    official_csv(tmp_path / "dataset", **arrays, splits=open_raw(tiny_dir).read_splits())
+    assert json.loads(cli("download", "ogbn-arxiv", "--json", cwd=tmp_path).stdout)["path"] == "dataset/ogbn_arxiv"
+    done = cli("convert", "ogbn-arxiv", "new", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ MODULES = sorted(
 )
 TORCH = {
     *("sampling.choice", "sampling.sampler", "sampling.window", "sampling.disk", "sampling.loader"),
-    *("sampling.policies", "sampling.spool"),
+    *("sampling.policies", "sampling.loading"),
     *(name for name in MODULES if name.startswith("training.")),
 }
 WITHOUT_TORCH = sorted(set(MODULES) - TORCH - {"__main__", "__init__", "training.launch", "training.child"})

@@ -8,6 +8,7 @@
 | `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 where there is none |
 | `train.npy`, `valid.npy`, `test.npy` | int64 | [n] | node ids of the splits, in their original order |
 | `node_id.npy`, where nodes were dropped | as `row` | [N] | ids in the original data set, ascending |
+| `node_name.npy`, where nodes had names | int64, or UTF-8 bytes | [N] | their names in the original data set |
 
 Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 KiB, so that data begin on a page.
 `store.json` tells each file's dtype, shape, size and CRC-32 of the data, and carries a CRC-32 of itself.
@@ -15,11 +16,12 @@ Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import mmap
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +88,11 @@ def _meta_crc32(meta: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
+def _from_above(module: str, name: str) -> Any:
+    """A function of a higher room, found when it is called: users begin at a store, and imports go only down."""
+    return getattr(importlib.import_module(f"ogbnlib.{module}"), name)
+
+
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +110,28 @@ class Store(GraphSize):
 
     def __reduce__(self) -> tuple[Callable[[StrPath], Store], tuple[Path]]:
         return open_store, (self.path,)
+
+    @staticmethod
+    def from_data(data: Any, path: StrPath, **options: Any) -> Store:
+        """Write a PyG `Data` as a store: `sources.convert.from_data`, which says more."""
+        return _from_above("sources.convert", "from_data")(data, path, **options)
+
+    def loader(self, nodes: Any = "train", **options: Any) -> Any:
+        """A PyG `NodeLoader` with the trainer's batches, for a loop of one's own: `sampling.loading.loader`."""
+        return _from_above("sampling.loading", "loader")(self, nodes, **options)
+
+    def feature_store(self) -> Any:
+        """PyG's `FeatureStore` over the features and labels; `loader` is faster where the store outgrows memory."""
+        return _from_above("sampling.loading", "StoreFeatures")(self)
+
+    def graph_store(self) -> Any:
+        """PyG's `GraphStore` over the edges, see `feature_store`."""
+        return _from_above("sampling.loading", "StoreGraph")(self)
+
+    def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
+        """A sampler over the mapped edges for PyG's `NodeLoader` and `LinkLoader`: `sampling.sampler.CSCSampler`."""
+        make = _from_above("sampling.sampler", "CSCSampler")
+        return make(self.colptr, self.row, num_neighbors, seed=seed, node_id=self.node_id)
 
     @property
     def size(self) -> GraphSize:
@@ -149,6 +178,11 @@ class Store(GraphSize):
         """The sentence for an array that is not what was written; `found`: what was expected, and found instead."""
         verify = f"`python -m ogbnlib verify {self.path}` says what else is; copy it anew or convert again"
         return InputError(f"{self.file_path(name)}: {found}: it was damaged, changed or swapped; {verify}")
+
+    @cached_property
+    def node_name(self) -> Array | None:
+        """The nodes' names in the data that the store was made from, int64 or bytes, mapped; None where ids were."""
+        return self._map("node_name") if "node_name" in self.files else None
 
     @cached_property
     def splits(self) -> dict[str, Array]:

@@ -53,7 +53,7 @@ def _problems(store: Store, name: str, bar: Any) -> Iterator[str]:
     found = [[0, -1] for _ in rules]  # how many, and the row of the first
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
-        steps = np.diff(rows, axis=0, prepend=rows.dtype.type(last)) if rows.ndim == 1 else rows
+        steps = np.diff(rows, axis=0, prepend=rows.dtype.type(last)) if rules and rows.ndim == 1 else rows
         for (_, test), seen in zip(rules, found, strict=True):
             wrong = test(begin, rows, steps)
             if wrong.any():

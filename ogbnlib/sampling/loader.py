@@ -29,8 +29,7 @@ from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
 from .disk import CHUNK_BYTES, DiskArray
 from .sampler import CSCSampler
-from .spool import Spool
-from .window import Window, sample_window
+from .window import Spool, Window, sample_window
 
 T = TypeVar("T")
 Place = tuple[int, int, int]  # of a window: its epoch, the position the epoch goes on from, its first among those left
@@ -143,6 +142,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         spool: Where windows are kept and found again, for a loader that is gone over more than once.
         last_epoch: With overlapped windows, the first window of the next epoch is prepared during the last of this one,
             unless this is the last; None prepares nothing beyond the epoch.
+        next_epoch: Where not None, passes count their epochs themselves from here on, and `x` is made float32.
     """
 
     def __init__(
@@ -157,6 +157,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         self.store, self.windows, self.labels = store, windows, labels
         self.last_epoch: int | None = None
         self.spool: Spool | None = None
+        self.next_epoch: int | None = None
         self.on_window: Callable[..., None] = lambda **info: None
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:
@@ -176,9 +177,21 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]
+        if self.next_epoch is not None:
+            batch.x = batch.x.float()
         return batch
 
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Fix order and neighbors of the next pass, which begins at position `start` of the order."""
+        self.sampler.set_epoch(epoch, start)
+        self.node_sampler.set_epoch(epoch)
+        if self.next_epoch is not None:
+            self.next_epoch = epoch
+
     def __iter__(self) -> Iterator[Data]:
+        if self.next_epoch is not None:
+            self.set_epoch(self.next_epoch)
+            self.next_epoch += int(self.sampler.shuffle)
         if self.windows.window_batches is not None:
             return prefetch(self._window_batches())
         if self.num_workers:

@@ -44,8 +44,7 @@ from .budget import BatchShape, Windows, window_budget
 from .choice import EpochSampler
 from .loader import NO_EDGES, StoreLoader, available_bytes, fill_page_cache, fit_windows, local_ranks
 from .sampler import CSCSampler
-from .spool import Spool, spool_bytes
-from .window import compile_lookahead
+from .window import Spool, compile_lookahead, spool_bytes
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
 _STREAM = {"train": 0, "valid": 1, "test": 2}

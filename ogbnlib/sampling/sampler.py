@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from numba import uint64
 from torch import Tensor
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
 from ..graph.bits import GAMMA, kernel
@@ -281,9 +282,29 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             metadata=(ids, inputs.time),
         )
 
-    def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> Any:
-        """Not offered: link prediction needs edge seeds and negative samples, which this sampler does not draw."""
-        raise NotImplementedError("CSCSampler samples from nodes only; use PyG's NeighborSampler for LinkLoader")
+    def sample_from_edges(self, inputs: EdgeSamplerInput, neg_sampling: Any = None) -> SamplerOutput:
+        """Sample the neighborhood of both ends of edges, and of negative ones, for PyG's `LinkLoader`.
+
+        Negative edges are PyG's own ("binary" or "triplet"), drawn with random numbers of the batch, which is told
+        from others by `inputs.input_id[0]`: like neighbors they follow from (seed, epoch, batch) alone.
+
+        Returns:
+            As `sample_from_nodes`, the distinct ends as seeds, ascending; `metadata` as `LinkLoader` expects it.
+
+        Raises:
+            InputError: for temporal sampling (`inputs.time`), and as `sample_from_nodes`.
+        """
+        if inputs.time is not None:
+            raise InputError("edge_label_time: expected none, as this sampler does not look at times")
+        first = int((inputs.row if inputs.input_id is None else inputs.input_id)[0]) if len(inputs.row) else 0
+
+        def sample(seed: Tensor, _: Any) -> SamplerOutput:
+            ids = torch.tensor([first]) if len(seed) else None
+            return self.sample_from_nodes(NodeSamplerInput(input_id=ids, node=seed))
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(self.batch_key(first)) & (2**63 - 1))
+            return edge_sample(inputs, sample, len(self._colptr) - 1, False, None, neg_sampling)
 
     @property
     def graph(self) -> tuple[Any, Any]:

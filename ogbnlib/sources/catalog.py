@@ -1,8 +1,8 @@
 """What a data set's name means, in one place: a store, or what is converted to one once and kept.
 
-A name is a store's folder, a folder in OGB's binary layout, or an official name such as ogbn-arxiv. What is not a store
-yet is converted into a store beside it, `NAME.store` (`NAME-undirected.store`, `-float16`), or in `data_dir`, and found
-there by every later run, notebook and policy. `locate` and `size_of` look at headers alone.
+A name is a store's folder, a folder in OGB's binary layout or of files of one's own, or an official name. What is not a
+store yet is converted into a store beside it, `NAME.store` (`NAME-undirected.store`, `-float16`), or in `data_dir`, and
+found there by every later run, notebook and policy. `locate` and `size_of` look at headers alone (and at csv files).
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, is_interactive
 from ..files import StrPath, check_new, hidden, home, locked
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .official import KNOWN, locate_official, open_official
+from .official import KNOWN, OFFICIAL_DIR, locate_official, open_official
 from .ogb import RawDataset, open_raw
+from .tables import TableSource, is_tables, open_tables, stored_dtype
 
 if TYPE_CHECKING:
     from .convert import FeatureDtype
     from .data import Source
 
 # `convert` and `synth` are imported where they are used: they compile kernels, and planners ask for sizes alone.
-
-OFFICIAL_DIR = "dataset"  # where official data sets are looked for without data_dir
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class _Named:
 
     name: str
     folder: Path
-    raw: RawDataset | None  # None for csv files, and for what is still to be downloaded
+    raw: RawDataset | None  # None for other files, and for what is still to be downloaded
     source: Callable[[], Source]  # what the store is made of, downloaded where it is not there yet
     target: Path
     undirected: bool
@@ -49,7 +48,9 @@ class _Named:
     @property
     def size(self) -> GraphSize:
         """As it is before it is converted, but for the features."""
-        size = KNOWN[self.name] if self.raw is None else self.raw.size
+        raw = self.raw or (None if self.name in KNOWN else self.source())
+        assert raw is None or isinstance(raw, RawDataset | TableSource)
+        size = KNOWN[self.name] if raw is None else raw.size
         return dataclasses.replace(size, feature_itemsize=self.dtype.itemsize)
 
 
@@ -76,9 +77,11 @@ def _resolve(
             raw = open_raw(folder, num_classes=official.num_classes)
     else:
         folder = Path(os.path.abspath(dataset))
-        raw = open_raw(folder)
-        source = functools.partial(open_raw, folder)
+        tables = is_tables(folder)
+        raw = None if tables else open_raw(folder)
+        source = functools.partial(open_tables if tables else open_raw, folder)
     own = np.dtype(np.float32) if raw is None else raw.feature_dtype
+    own = stored_dtype(folder) if official is None and raw is None else own
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
     name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
     beside = folder.parent if data_dir is None else Path(data_dir)
@@ -200,7 +203,8 @@ def open_dataset(
     Another process that is converting it already is waited for.
 
     Args:
-        dataset: a store's folder, a folder in OGB's binary layout, or an official name.
+        dataset: a store's folder, a folder in OGB's binary layout or of one's own files (`open_tables`), or an official
+            name.
         data_dir: where official data sets are looked for, by default "dataset", and where stores made from other data
             are kept, by default beside them.
         undirected: with reverse edges; None takes a store as it is and converts other data without.
@@ -227,7 +231,7 @@ def open_dataset(
 
         source = named.raw or named.source()
         about = format_bytes(disk_bytes(source, named.undirected, named.dtype)[0])
-        own = np.dtype(np.float32) if named.raw is None else named.raw.file_dtype
+        own = source.file_dtype if isinstance(source, RawDataset | TableSource) else np.dtype(np.float32)
         if own.itemsize > named.dtype.itemsize:
             about += f", features rounded from {own} to {named.dtype}"
         say(f"{named.folder}: converting it, once, to {named.target}, about {about}")

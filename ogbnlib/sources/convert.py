@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,8 +32,10 @@ from ..graph.store import Store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
-from .data import Source
+from .data import ArraySource, Source
+from .official import OFFICIAL_DIR, locate_official, open_official
 from .ogb import open_raw, stamps
+from .tables import find_files, is_tables, open_tables, origin_of_files
 
 FeatureDtype = Literal["float16", "float32"]
 Progress = bool | Callable[[str], object]  # a bar or nothing; a function is handed a line every 30 s
@@ -117,6 +120,8 @@ class _Conversion:
         if self.kept is not None:
             spans = ((begin, min(begin + 2**20, source.num_nodes)) for begin in range(0, source.num_nodes, 2**20))
             self.per_node("node_id", ids, (np.arange(*span, dtype=ids) for span in spans))
+        if (names := source.name_chunks()) is not None:
+            self.per_node("node_name", *names)
 
     def run(self, undirected: bool, workspace: int) -> None:
         source, splits = self.source, self.source.read_splits()
@@ -190,8 +195,63 @@ def _workspace(source: Source, memory_limit: str | int | None, keep_hops: int | 
     return limit - fixed
 
 
+def open_source(name: StrPath) -> tuple[Source, dict[str, Any]]:
+    """What `convert` takes by its name, as a `Source`, and what a store says of where it is from.
+
+    Raises:
+        InputError: as `open_official`, `open_tables` and `open_raw`; for an official name that is not there.
+    """
+    name = home(name)
+    official = locate_official(str(name), OFFICIAL_DIR) if str(name).startswith("ogbn-") else None
+    if official is not None:
+        if not official.present:
+            raise InputError(f"{official.folder}: {name} is not there: python -m ogbnlib download {name}")
+        return open_official(official), origin_of(official.folder)
+    source = open_tables(name) if is_tables(name) else open_raw(name)
+    return source, origin_of(source.path)
+
+
+def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any) -> Store:
+    """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index`, `train_mask`, `val_mask`, `test_mask`.
+
+    Edges keep their order within a column. What else the `Data` holds is not kept, which is said on standard error.
+
+    Args:
+        splits: node ids, or masks, of train, valid and test, instead of the masks.
+        options: num_classes and name; and those of `convert`.
+
+    Raises:
+        InputError: naming the attribute, for a `HeteroData`, for attributes that are missing or do not fit together;
+            and as `convert`.
+    """
+    if hasattr(data, "node_types"):
+        raise InputError(
+            "data: expected a Data of one kind of node and edge, got a HeteroData; see its to_homogeneous()"
+        )
+    masks = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
+    wanted = ["edge_index", "x", "y", *masks.values()]
+    held = {str(name): value for name, value in data.to_dict().items() if value is not None}
+    if missing := [name for name in wanted if name not in held]:
+        hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if set(missing) & {*masks.values()} else ""
+        raise InputError(f"data: expected {', '.join(wanted)}, found no {', '.join(missing)}{hint}")
+    for mask in masks.values():
+        if held[mask].ndim != 1 or str(held[mask].dtype) != "torch.bool":
+            found = f"{held[mask].dtype} {list(held[mask].shape)}"
+            raise InputError(f"data.{mask}: expected booleans [N], got {found}; pass splits, of one of them where many")
+    others = sorted(set(held) - {*wanted, "num_nodes", "train_mask", "val_mask", "test_mask"})
+    if others:
+        print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
+    splits = {split: held[mask] for split, mask in masks.items()} if splits is None else splits
+    named = {name: options.pop(name, None) for name in ("name", "num_classes")}
+    name = named["name"] or Path(path).absolute().name
+    source = ArraySource.from_arrays(name, held["edge_index"], held["x"], held["y"], splits, named["num_classes"])
+    return convert(source, path, **options)
+
+
 def origin_of(folder: Path) -> dict[str, Any]:
-    """What a store says of the OGB folder it was made from: its path, and each file's size and mtime in ns."""
+    """What a store says of the folder it was made from: its path, and each file's size and mtime in ns."""
+    if is_tables(folder):
+        return origin_of_files(folder.resolve(), find_files(folder))
     return {"raw": str(folder.resolve()), "files": {name: [*stamp[:2]] for name, stamp in stamps(folder).items()}}
 
 
@@ -208,10 +268,11 @@ def convert(
     check: Callable[[], None] = lambda: None,
     origin: Mapping[str, Any] | None = None,
 ) -> Store:
-    """Turn a data set in OGB's binary layout into a store, in bounded memory; the store appears whole or not at all.
+    """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
 
     Args:
-        source: a folder that `open_raw` opens, or any `Source`.
+        source: a folder in OGB's binary layout or of one's own files (`open_tables`), an official name whose data are
+            in "dataset", or any `Source`.
         path: new or empty.
         undirected: add reverse edges; columns are then sorted and without repeats.
         feature_dtype: float16 halves disk and traffic; values that it can't hold are refused. By default the data set's
@@ -233,8 +294,8 @@ def convert(
             conversion clears.
     """
     if isinstance(source, str | os.PathLike):
-        source = open_raw(source)
-        origin = origin_of(source.path) if origin is None else origin
+        source, of = open_source(source)
+        origin = of if origin is None else origin
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
     if keep_hops is not None and (isinstance(keep_hops, bool) or not isinstance(keep_hops, int) or keep_hops < 1):

@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
 from ..graph.npz import Array
+from ..graph.table import slices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,10 @@ class Source(ABC):
     def read_splits(self) -> dict[str, Array]:
         """int64 ids of `SPLITS`, in their order, unchecked."""
 
+    def name_chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
+        """Where nodes had names elsewhere: their dtype, and the names in order of the nodes."""
+        return None
+
     def check_unchanged(self) -> None:  # noqa: B027  # what lies in RAM is
         """Refuse files that were replaced or written to since they were opened."""
 
@@ -53,11 +58,6 @@ class Source(ABC):
         """Its name and sizes, as meta.json and `GraphSize` have them."""
         names = ("name", "num_nodes", "num_edges", "num_features", "num_classes")
         return {name: getattr(self, name) for name in names}
-
-
-def slices(array: Array, rows: int) -> Iterator[Array]:
-    """`array` in pieces of so many rows."""
-    return (array[begin : begin + rows] for begin in range(0, len(array), max(1, rows)))
 
 
 @dataclass(frozen=True, kw_only=True)

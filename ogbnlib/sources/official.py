@@ -1,23 +1,28 @@
-"""OGB's own data sets, downloaded by OGB's own code. Nothing here prompts."""
+"""OGB's own data sets, and their download. Nothing here prompts."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
+import http.client
 import importlib.util
 import os
+import shutil
 import tempfile
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import InputError, clear_errors, unknown_name
-from ..files import StrPath, likeness
+from ..errors import InputError, clear_errors, format_bytes, unknown_name
+from ..files import StrPath, check_space, hidden, home, likeness, locked
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
@@ -46,17 +51,69 @@ KNOWN = {
 }
 
 
-def _download(meta: Mapping[str, Any], root: Path, folder: Path) -> None:
-    """Fetch and unpack with ogb's own functions, without its prompt; `folder` appears whole or not at all."""
-    url = importlib.import_module("ogb.utils.url")
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as beside:
+OFFICIAL_DIR = "dataset"  # where official data sets are looked for without data_dir
+_TIMEOUT_S = 60.0
+
+
+def _fetch(url: str, file: Path, say: Callable[[str], object]) -> None:
+    """Add to `file` what it lacks of a URL's content; where the connection fails, what came so far stays."""
+    have = file.stat().st_size if file.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    with contextlib.ExitStack() as stack:
         try:
-            archive = url.download_url(meta["url"], beside)
-            url.extract_zip(archive, beside)
-        except (OSError, RuntimeError, zipfile.BadZipFile) as error:
-            raise InputError(f"download: {meta['url']} could not be fetched and unpacked ({error})") from None
+            answer = stack.enter_context(urllib.request.urlopen(request, timeout=_TIMEOUT_S))
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and have:  # there is nothing beyond what is here
+                return
+            raise
+        have = have if answer.status == 206 else 0
+        left = int(answer.headers.get("Content-Length") or 0)
+        needed = left + have + left  # the archive, and what is in it
+        again = f", {format_bytes(have)} of it are here" if have else ""
+        say(f"{url}: {format_bytes(have + left)}{again}; needs {format_bytes(needed)} of disk until it is unpacked")
+        check_space(file.parent, needed, f"{format_bytes(needed)} of free disk space to download and unpack {url}")
+        with open(file, "ab" if have else "wb") as out:
+            shutil.copyfileobj(answer, out, 2**20)
+    if left and (found := file.stat().st_size) != have + left:
+        raise ConnectionError(f"it ended after {found} of {have + left} bytes")
+
+
+def _download(meta: Mapping[str, Any], root: Path, folder: Path, say: Callable[[str], object]) -> None:
+    """Fetch and unpack; `folder` appears whole or not at all, and a part of the archive is gone on with."""
+    root.mkdir(parents=True, exist_ok=True)
+    url, archive = meta["url"], hidden(folder, "zip.part")
+    with (
+        locked(hidden(folder, "lock"), f"{folder}: it is being downloaded"),
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as beside,
+        clear_errors(archive),
+    ):
+        try:
+            _fetch(url, archive, say)
+        except (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
+            raise InputError(f"download: {url} could not be fetched ({error}); the next attempt goes on here") from None
+        try:
+            with zipfile.ZipFile(archive) as packed:
+                packed.extractall(beside)
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            archive.unlink()
+            raise InputError(f"download: {url} could not be unpacked ({error}); download it again") from None
         os.replace(os.path.join(beside, meta["download_name"]), folder)
+        archive.unlink()
+
+
+def fetch(name: str, root: StrPath, say: Callable[[str], object] = print) -> Path:
+    """The folder of an official data set under `root`, downloaded where it is not there; a download goes on.
+
+    Args:
+        say: told the size and the disk space that is needed, before anything is fetched.
+
+    Raises:
+        InputError: for a name that is not known, too little disk space, and a download that fails.
+    """
+    found = locate_official(name, home(root))
+    if not found.present:
+        _download(found.meta, found.folder.parent, found.folder, say)
+    return found.folder
 
 
 @dataclass(frozen=True)
@@ -110,7 +167,7 @@ def open_official(found: Located) -> RawDataset | ArraySource:
         InputError: for a failed download, and for damage and labels that cannot be.
     """
     if not found.present:
-        _download(found.meta, found.folder.parent, found.folder)
+        _download(found.meta, found.folder.parent, found.folder, print)
     if found.binary:
         return open_raw(found.folder, num_classes=found.num_classes)
     before, raw = stamps(found.folder), found.folder / "raw"

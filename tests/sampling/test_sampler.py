@@ -528,11 +528,6 @@ def test_a_damaged_column_is_refused_when_sampling_meets_it(colptr: list[int], r
         sampler.sample_from_nodes(seeds_of(0, 1))
 
 
-def test_edge_seeds_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="nodes only"):
-        CSCSampler(*random_graph(), [2]).sample_from_edges(None)
-
-
 # EpochSampler --------------------------------------------------------------------------------------------------------
 
 

@@ -18,13 +18,13 @@ from ogbnlib.errors import InputError
 from ogbnlib.files import Stream
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.runs.folder import Run
-from ogbnlib.sampling import spool as module
+from ogbnlib.sampling import window as module
 from ogbnlib.sampling.budget import Windows
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.spool import Spool, spool_bytes
+from ogbnlib.sampling.window import Spool, spool_bytes
 from ogbnlib.training.train import train
 
 WINDOWS = Windows(3, True, 0, 2**20)

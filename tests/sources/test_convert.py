@@ -82,6 +82,9 @@ class Held:
     def read_splits(self) -> dict[str, np.ndarray]:
         return {name: np.array(self.labelled[i : i + 1]) for i, name in enumerate(("train", "valid", "test"))}
 
+    def name_chunks(self) -> None:
+        return None
+
 
 def write(source: Any, path: Path, **changes: Any) -> Store:
     return convert(source, path, **{"progress": False, **changes})

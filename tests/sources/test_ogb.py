@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import http.server
 import io
+import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ from torch_geometric.utils import to_undirected
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
 from ogbnlib.graph.sort import csc_from_pairs
+from ogbnlib.sources import official
 from ogbnlib.sources.data import ArraySource
 from ogbnlib.sources.official import locate_official, open_official
 from ogbnlib.sources.ogb import RawDataset, open_raw, write_raw
@@ -85,6 +91,41 @@ def read_x(dataset: Any) -> np.ndarray:
 
 def read_y(dataset: Any) -> np.ndarray:
     return np.concatenate(list(dataset.label_chunks()))
+
+
+class Remote:
+    """A web server with one file, which it may break off; `asked` has the range of each request."""
+
+    def __init__(self, content: bytes) -> None:
+        self.stop_after: int | None = None
+        self.asked: list[str | None] = []
+        remote = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                wanted = self.headers["Range"]
+                remote.asked.append(wanted)
+                begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+                self.send_response(206 if wanted else 200)
+                self.send_header("Content-Length", str(len(content) - begin))
+                self.end_headers()
+                self.wfile.write(content[begin : remote.stop_after])
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/arxiv.zip"
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> Remote:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 def read_edges(dataset: Any, chunk_edges: int = 7) -> np.ndarray:
@@ -542,31 +583,58 @@ def test_an_incomplete_official_folder_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "ogbn_arxiv").is_dir()
 
 
-def test_a_download_with_consent_is_never_asked_about(
-    tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ogb.utils.url
-
+@pytest.fixture
+def remote(tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+    """ogbn-arxiv on a server of this test's own, and ogb's table that names it."""
     official_csv(tmp_path / "remote", **graph).rename(tmp_path / "remote" / "arxiv")
+    archive = Path(shutil.make_archive(str(tmp_path / "arxiv"), "zip", tmp_path / "remote", "arxiv"))
+    with Remote(archive.read_bytes()) as server:
+        located = official.locate_official
 
-    def fetch(url: str, folder: str) -> str:
-        assert url.endswith("arxiv.zip")
-        return shutil.make_archive(f"{folder}/arxiv", "zip", tmp_path / "remote", "arxiv")
+        def locate(name: str, root: Path) -> official.Located:
+            found = located(name, root)
+            return dataclasses.replace(found, meta={**found.meta, "url": server.url})
 
-    monkeypatch.setattr(ogb.utils.url, "download_url", fetch)
-    dataset = open_official(locate_official("ogbn-arxiv", tmp_path / "root"))
-    np.testing.assert_array_equal(read_edges(dataset), graph["edge_index"])
-    assert [entry.name for entry in (tmp_path / "root").iterdir()] == ["ogbn_arxiv"]
+        monkeypatch.setattr(official, "locate_official", locate)
+        yield server
 
 
-def test_a_failed_download_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ogb.utils.url
+def test_a_download_says_its_size_and_asks_nothing(
+    tmp_path: Path, graph: dict[str, Any], remote: Remote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, said = tmp_path / "root", list[str]()
+    assert official.fetch("ogbn-arxiv", root, said.append) == root / "ogbn_arxiv"
+    assert re.search(r"arxiv.zip: \d+ kB; needs \d+ kB of disk", said[0])
+    assert [entry.name for entry in root.iterdir()] == ["ogbn_arxiv"]
+    np.testing.assert_array_equal(read_edges(open_official(locate_official("ogbn-arxiv", root))), graph["edge_index"])
+    official.fetch("ogbn-arxiv", root, said.append)
+    assert len(said) == len(remote.asked) == 1
 
-    def fail(url: str, folder: str) -> str:
-        Path(folder, "arxiv.zip").write_bytes(b"half")
-        raise RuntimeError("Stopped downloading due to interruption.")
 
-    monkeypatch.setattr(ogb.utils.url, "download_url", fail)
-    with pytest.raises(InputError, match=r"arxiv\.zip"):
-        open_official(locate_official("ogbn-arxiv", tmp_path))
-    assert list(tmp_path.iterdir()) == []
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path, remote: Remote) -> None:
+    root, said = tmp_path / "root", list[str]()
+    remote.stop_after = 1024
+    with pytest.raises(InputError, match=r"arxiv\.zip could not be fetched .*; the next attempt goes on here"):
+        official.fetch("ogbn-arxiv", root, said.append)
+    assert left_in(root) == [".ogbn_arxiv.zip.part"]
+    remote.stop_after = None
+    official.fetch("ogbn-arxiv", root, said.append)
+    assert remote.asked == [None, "bytes=1024-"]
+    assert "1 kB of it are here" in said[1]
+    assert left_in(root) == ["ogbn_arxiv"]
+
+
+def test_what_is_no_archive_or_needs_more_disk_is_refused(
+    tmp_path: Path, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 100))  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=r"free disk space to download and unpack"):
+        official.fetch("ogbn-arxiv", root)
+    monkeypatch.undo()
+    assert left_in(root) == []
+    with Remote(b"<html>no such bucket</html>") as server:
+        meta = {"url": server.url, "download_name": "arxiv"}
+        with pytest.raises(InputError, match=r"arxiv\.zip could not be unpacked .*; download it again"):
+            official._download(meta, root, root / "ogbn_arxiv", print)
+    assert left_in(root) == []

@@ -1,0 +1,223 @@
+"""The promises of ogbnlib.sampling.loading: a loop of one's own gets the trainer's batches, PyG's loaders run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from real_graphs import real_config, write_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import LinkLoader, NodeLoader
+from torch_geometric.nn import SAGEConv
+from torch_geometric.sampler import NegativeSampling
+
+from ogbnlib import InputError, TrainConfig, convert, open_store, train
+from ogbnlib.graph.store import Store
+from ogbnlib.memory.recorder import EventLog
+from ogbnlib.sampling.policies import make_loaders, set_epoch
+
+Config = Callable[..., TrainConfig]
+FIELDS = ("x", "edge_index", "y", "n_id", "input_id")
+
+
+@pytest.fixture
+def store(tiny_store: Path) -> Store:
+    return open_store(tiny_store)
+
+
+def assert_same(ours: Iterable[Data], theirs: Iterable[Data]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        for name in FIELDS:
+            assert torch.equal(a[name], b[name].to(a[name].dtype)), name
+        for name in ("num_sampled_nodes", "num_sampled_edges", "batch_size"):
+            assert a[name] == b[name]
+
+
+@pytest.mark.parametrize("memory_limit", [None, "1 MB"], ids=["page cache", "windows"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
+    memory_limit: str | None, dtype: str, tiny_dir: Path, tiny_config: Config, tmp_path: Path
+) -> None:
+    store = convert(tiny_dir, tmp_path / "store", feature_dtype=dtype, progress=False)  # type: ignore[arg-type]
+    config = tiny_config(dataset=str(store.path), loading="store", seed=7, num_neighbors=[4, 3])
+    loaders = make_loaders(store, config, EventLog(None))
+    loader = store.loader(num_neighbors=[4, 3], batch_size=16, seed=7, memory_limit=memory_limit)
+    assert (loader.windows.window_batches is None) == (memory_limit is None)
+    orders = []
+    for epoch in (1, 2, 3):
+        theirs = loaders.train_loader()
+        set_epoch(theirs, epoch)
+        ours = list(loader)
+        assert len(ours) == len(loader)
+        assert_same(ours, theirs)
+        assert {batch.x.dtype for batch in ours} == {torch.float32}
+        assert {batch.y.dtype for batch in ours} == {torch.int64}
+        orders.append(torch.cat([batch.n_id[: batch.batch_size] for batch in ours]))
+    assert not torch.equal(orders[0], orders[1])
+    loader.set_epoch(2)
+    assert_same(loader, list_of_epoch(loaders.train_loader(), 2))
+    for split in ("valid", "test"):
+        loader = store.loader(split, num_neighbors=[4, 3], batch_size=16, seed=7, memory_limit=memory_limit)
+        for _ in range(2):
+            assert_same(loader, loaders.eval_batches(split))
+    loaders.close()
+
+
+def list_of_epoch(loader: NodeLoader, epoch: int) -> list[Data]:
+    set_epoch(loader, epoch)
+    return list(loader)
+
+
+def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: Store) -> None:
+    ids = store.splits["train"]
+    expected = list(store.loader("train", batch_size=32))
+    mask = torch.zeros(store.num_nodes, dtype=torch.bool)
+    mask[torch.from_numpy(ids)] = True
+    assert_same(store.loader(ids, batch_size=32, shuffle=True), expected)
+    assert_same(store.loader(mask, batch_size=32, shuffle=True), expected)  # the ids are ascending
+    assert_same(store.loader("train", batch_size=32, num_workers=1), expected)
+    unlabelled = np.flatnonzero(store.y < 0)
+    (batch,) = store.loader(unlabelled.tolist(), num_neighbors=[2], batch_size=1000)
+    np.testing.assert_array_equal(batch.n_id[: batch.batch_size], unlabelled)
+    assert set(batch.y.tolist()) == {-1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"nodes": "validation"}, "nodes: expected one of train, valid, test, or node ids, got 'validation'"),
+        ({"nodes": [0, 300]}, "nodes: expected ids from 0 to 299, got 0 to 300"),
+        ({"nodes": [1, 1]}, "nodes: expected each once, got 1 repeats"),
+        ({"nodes": []}, r"nodes: expected node ids \[n\]"),
+        ({"nodes": [0.5]}, r"nodes: expected node ids \[n\]"),
+        ({"nodes": np.ones(5, bool)}, "or a mask of 300 booleans"),
+        ({"num_neighbors": [0]}, "num_neighbors: expected fan-outs"),
+        ({"num_neighbors": []}, "num_neighbors: expected one fan-out"),
+        ({"batch_size": 0}, "batch_size: "),
+        ({"seed": -1}, "seed: "),
+        ({"memory_limit": 8}, "memory_limit: .*ambiguous"),
+    ],
+)
+def test_a_mistake_is_one_sentence(store: Store, arguments: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        store.loader(**arguments)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.first, self.last = SAGEConv(store.num_features, 64), SAGEConv(64, store.num_classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.last(F.dropout(F.relu(self.first(x, edge_index)), 0.5, self.training), edge_index)
+
+
+def test_a_plain_loop_learns_as_the_trainer_does(tmp_path: Path) -> None:
+    write_graph("amazon_photo", tmp_path / "photo")
+    trained = train(real_config(tmp_path / "photo", 10)).history[-1]["test"]
+    store = open_store(tmp_path / "photo-undirected.store")
+    torch.manual_seed(0)
+    model = Net(store)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    loader = store.loader("train", num_neighbors=[5, 5], batch_size=128)
+    for _ in range(10):
+        for batch in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch.x, batch.edge_index)[: batch.batch_size], batch.y).backward()
+            optimizer.step()
+
+    model.eval()
+    right = sum(
+        int((model(b.x, b.edge_index)[: b.batch_size].argmax(1) == b.y).sum())
+        for b in store.loader("test", num_neighbors=[5, 5], batch_size=128)
+    )
+    accuracy = right / len(store.splits["test"])
+    assert trained is not None
+    assert abs(accuracy - trained) <= 0.02
+    print(f"amazon_photo: a plain loop {accuracy:.4f}, the trainer {trained:.4f}")
+
+
+# PyG's own loaders over feature_store and graph_store -----------------------------------------------------------------
+
+
+def edges_of(batch: Data) -> set[tuple[int, int]]:
+    return set(map(tuple, batch.n_id[batch.edge_index].T.tolist()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(store: Store, num_workers: int) -> None:
+    both = store.feature_store(), store.graph_store()
+    data = Data(
+        x=torch.from_numpy(store.read("x")),
+        y=torch.from_numpy(store.read("y")),
+        edge_index=torch.from_numpy(store.read_edge_index()),
+    )
+    seeds = {"input_nodes": torch.from_numpy(store.splits["train"]), "batch_size": 50}
+    for fan_out in (-1, 3):
+        loader = NodeLoader(both, store.sampler([fan_out, fan_out]), num_workers=num_workers, **seeds)
+        for ours, theirs in zip(loader, NodeLoader(data, store.sampler([fan_out, fan_out]), **seeds), strict=True):
+            assert torch.equal(ours.x, theirs.x)
+            assert torch.equal(ours.y, theirs.y.long())
+            assert torch.equal(ours.n_id, theirs.n_id)
+            assert torch.equal(ours.edge_index, theirs.edge_index)
+            if fan_out < 0:  # all in-edges of all nodes but those of the last hop
+                inner = ours.n_id[: sum(ours.num_sampled_nodes[:-1])]
+                kept = torch.isin(data.edge_index[1], inner)
+                assert edges_of(ours) == set(map(tuple, data.edge_index[:, kept].T.tolist()))
+
+
+def test_the_stores_are_what_pyg_asks_for_and_read_only(store: Store) -> None:
+    features, graph = store.feature_store(), store.graph_store()
+    row, colptr, perm = graph.csc()
+    assert perm is None
+    np.testing.assert_array_equal(row, store.row)
+    np.testing.assert_array_equal(colptr, store.colptr)
+    assert features.get_tensor_size(attr_name="x", group_name=None, index=None) == (300, 8)
+    np.testing.assert_array_equal(features.get_tensor(attr_name="x", group_name=None, index=slice(2, 5)), store.x[2:5])
+    with pytest.raises(InputError, match="a store is read only"):
+        features.put_tensor(torch.ones(3), attr_name="z", group_name=None, index=None)
+
+
+@pytest.mark.parametrize("mode", [None, "binary", "triplet"])
+def test_pygs_link_loader_samples_both_ends_and_negative_edges(store: Store, mode: str | None) -> None:
+    positive = torch.from_numpy(store.read_edge_index()[:, ::30])
+    negative = None if mode is None else NegativeSampling(mode, 2)
+
+    def batches(num_workers: int = 0) -> list[Data]:
+        both = store.feature_store(), store.graph_store()
+        options = {"batch_size": 16, "neg_sampling": negative, "num_workers": num_workers}
+        return list(LinkLoader(both, store.sampler([3, 2], seed=5), edge_label_index=(None, positive), **options))
+
+    torch.manual_seed(1)
+    found = batches()
+    ends = []
+    for batch in found:
+        np.testing.assert_array_equal(batch.x, store.x[batch.n_id.numpy()])
+        edges = set(map(tuple, store.read_edge_index().T.tolist()))
+        assert edges_of(batch) <= edges
+        if mode == "triplet":
+            assert batch.dst_neg_index.shape == (len(batch.src_index), 2)
+            ends.append(batch.n_id[torch.stack([batch.src_index, batch.dst_pos_index])])
+        else:
+            size = len(batch.input_id)
+            ends.append(batch.n_id[batch.edge_label_index[:, :size]])
+            if mode == "binary":
+                assert batch.edge_label.tolist() == [1.0] * size + [0.0] * 2 * size
+    assert torch.equal(torch.cat(ends, dim=1), positive)
+    torch.manual_seed(2)
+    for one, other in zip(found, batches(num_workers=1), strict=True):
+        assert torch.equal(one.n_id, other.n_id)
+        assert torch.equal(one.edge_index, other.edge_index)
+    if mode is not None:
+        with_times = LinkLoader(
+            (store.feature_store(), store.graph_store()), store.sampler([3]), (None, positive[:, :4]),
+            edge_label_time=torch.arange(4), batch_size=4,
+        )  # fmt: skip
+        with pytest.raises(InputError, match="edge_label_time: expected none"):
+            next(iter(with_times))
