@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .marks import mark as mark  # not on first use: each use is to cost nothing where nobody watches
+from .marks import phase as phase
+
 __version__ = "0.1.0"
 _NAMES = {
     "config": "TrainConfig",
@@ -33,7 +36,7 @@ _NAMES = {
     " phase_seconds released",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted([*_HOME, "beliefs", "__version__"])
+__all__ = sorted([*_HOME, "beliefs", "mark", "phase", "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -138,6 +138,17 @@ def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
         path = path.parent
 
 
+def counting_cgroup(pid: int) -> Cgroup | None:
+    """The nearest cgroup of `pid` with an oom_kill counter.
+
+    The kernel counts a kill in the victim's own cgroup, whichever ancestor's limit was hit. Under v2 ancestors count it
+    as well, but they also count kills elsewhere below them, a run under its own limit for one; so the nearest decides.
+    """
+    found = find_cgroup(pid)
+    cgroups = lineage(*found) if found else ()
+    return next((cgroup for cgroup in cgroups if cgroup.oom_kills() is not None), None)
+
+
 def effective_limit() -> tuple[int, str]:
     """The bytes this process may use and where that number comes from: the lowest of cgroup, Slurm and host."""
     import psutil

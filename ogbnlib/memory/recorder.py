@@ -80,7 +80,7 @@ class EventLog:
 
     Events: `start` of an attempt, `begin` and `end` of a phase, `part` (a named piece of memory the run now holds),
     `dataset` (its size), `metrics` (of an epoch), `cuda` (see `cuda.cuda_reading`), `cuda_oom` (an allocation on the
-    GPU that failed), `empty_cache`, `note` (a choice that was taken).
+    GPU that failed), `empty_cache`, `note` (a choice that was taken), `mark` (by `ogbnlib.mark`).
 
     Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem) at that moment, and its end the
     exact `peak_rss_bytes` reached inside it: the kernel's high-water mark, reset at the beginning through
@@ -166,6 +166,11 @@ class EventLog:
         if self._file >= 0:
             if best := self._cuda.close():
                 self.mark("cuda", **best)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the file and mark nothing more."""
+        if self._file >= 0:
             os.close(self._file)
             self._file = -1
 

@@ -25,7 +25,7 @@ from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
 from ..errors import InputError, format_bytes, is_interactive
-from ..memory.cgroup import Cgroup, effective_limit, find_cgroup, lineage
+from ..memory.cgroup import counting_cgroup, effective_limit
 from ..memory.reading import Reading
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
@@ -65,17 +65,6 @@ def catches(pid: int, signum: int) -> bool:
     return found is not None and bool(int(found[1], 16) >> (signum - 1) & 1)
 
 
-def _counting_cgroup(pid: int) -> Cgroup | None:
-    """The nearest cgroup of `pid` with an oom_kill counter.
-
-    The kernel counts a kill in the victim's own cgroup, whichever ancestor's limit was hit. Under v2 ancestors count it
-    as well, but they also count kills elsewhere below them, a run under its own limit for one; so the nearest decides.
-    """
-    found = find_cgroup(pid)
-    cgroups = lineage(*found) if found else ()
-    return next((cgroup for cgroup in cgroups if cgroup.oom_kills() is not None), None)
-
-
 class KernelWatch:
     """Beside a kernel: records its tree's memory every 0.1 s, and hands it the signals that papermill received.
 
@@ -85,7 +74,7 @@ class KernelWatch:
 
     def __init__(self, process: subprocess.Popen[bytes], pending: set[int], folder: Path):
         self.process, self._pending, self._told = process, pending, False
-        self.cgroup = _counting_cgroup(process.pid)
+        self.cgroup = counting_cgroup(process.pid)
         self.begin_cell()
         self._recorder = Recorder(folder).start(process.pid, interval_s=0.1, on_sample=self._hand_on)
         self.stop = self._recorder.stop
