@@ -36,12 +36,13 @@ _NAMES = {
     " phase_seconds released",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted([*_HOME, "beliefs", "mark", "phase", "__version__"])
+_MODULES = {"beliefs": "notebook.beliefs", "runs": "runs"}
+__all__ = sorted([*_HOME, *_MODULES, "mark", "phase", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "beliefs":
-        return importlib.import_module(f"{__name__}.notebook.beliefs")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name in _HOME:
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

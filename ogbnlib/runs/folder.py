@@ -71,13 +71,14 @@ def _read(path: Path, what: str) -> bytes:
 
 
 RunLike: TypeAlias = "Run | str | os.PathLike[str]"
+Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
 
 
-def named(runs: Mapping[str, RunLike] | Iterable[RunLike]) -> dict[str, Run]:
-    """Runs or their folders by the names given, or by those of their folders.
+def named(runs: Runs) -> dict[str, Run]:
+    """Runs or their folders by the names given, or by those of their folders, with their paths where names repeat.
 
     Raises:
-        InputError: for what is not the folder of a run, or where two folders have one name.
+        InputError: for what is not the folder of a run.
     """
     if isinstance(runs, Mapping):
         return {name: Run.open(run) for name, run in runs.items()}
@@ -268,12 +269,12 @@ class Run:
     @property
     def peak_bytes(self) -> int:
         """The most memory at once: the cgroup's own counter, page cache included, else the largest sample."""
-        return int(self.result.get("peak_bytes") or 0)
+        return int(self.result.get("peak_bytes") or self.held_peak_bytes)
 
     @property
     def held_peak_bytes(self) -> int:
         """The most anonymous + shared memory in any sample: what can't be taken back, unlike the page cache."""
-        return held_peak_bytes(self.result)
+        return held_peak_bytes(self.result) if self.result else self.tally.held_peak_bytes or 0
 
     @property
     def rss_peak_bytes(self) -> int:
