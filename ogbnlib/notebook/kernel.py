@@ -26,7 +26,7 @@ from papermill.log import logger
 
 from ..errors import InputError, format_bytes, is_interactive
 from ..memory.cgroup import counting_cgroup, effective_limit
-from ..memory.reading import Reading
+from ..memory.reading import Reading, read_memory
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
 from ..runs.diagnosis import explain_exit_code
@@ -80,10 +80,16 @@ class KernelWatch:
         self.stop = self._recorder.stop
 
     def begin_cell(self) -> None:
-        """An out-of-memory kill counted before this moment was not the kernel's."""
+        """An out-of-memory kill counted before this moment was not the kernel's, nor a peak the cell's."""
+        self._cell_peak = 0
         self._kills_before = self.cgroup.oom_kills() if self.cgroup else None
 
+    def end_cell(self) -> int:
+        """The most that kernel and children held in any sample since the cell began, its end among them, in bytes."""
+        return max(self._cell_peak, read_memory(self.process.pid, pss=True).held_bytes or 0)
+
     def _hand_on(self, reading: Reading) -> None:
+        self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
         for signum in sorted(self._pending):
             name = signal.Signals(signum).name
             if signum == signal.SIGTERM or catches(self.process.pid, signum):
@@ -181,6 +187,9 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         except BaseException as error:
             self._ended = self._note(error)
             raise self._ended from None
+        finally:
+            if cell.cell_type == "code" and self._watch is not None:
+                cell.metadata["ogbnlib"] = {"peak_bytes": self._watch.end_cell()}
 
     def _note(self, error: BaseException) -> BaseException:
         """Mark the cell at which the notebook ended, which papermill holds for completed."""

@@ -193,7 +193,7 @@ def _foreign_remedy(tally: Tally) -> str:
         )
     elif any(word in name for word in ("train", "epoch", "eval", "test", "step", "batch")):
         text = "make batches, fan-outs or the model smaller"
-    elif name:
+    elif name not in ("", "cell"):
         text = f"read or build less at once in '{name}', or map it (numpy.load(..., mmap_mode='r'))"
     else:
         text = 'name its moments, `with ogbnlib.phase("load"):`, to see which of them takes it'
