@@ -76,6 +76,14 @@ class Limit:
     def check(self, reading: Reading) -> None:
         """Look at one reading; ends the tree where a limit was passed or one of its members was killed."""
 
+    def pause(self, cost_s: float) -> float:
+        """Seconds from one sample to the next, where one takes `cost_s` of CPU time: 0.5 % of a core in all at most.
+
+        On a quiet machine one takes 0.12 ms, 0.24 % at 20 samples a second. Beside a script that keeps the memory busy
+        it takes five times that, as what it needs is in no cache.
+        """
+        return max(0.05, 200 * cost_s)
+
     def oom_kills(self) -> int | None:
         return self.cgroup.oom_kills() if self.cgroup else None
 
@@ -252,11 +260,17 @@ class Watchdog(Limit):
     name = "watchdog"
     _next_s = 0.0
     _next_sum = 0
+    _left_bytes = 2**60
+
+    def pause(self, cost_s: float) -> float:
+        """No longer than it takes to fill what is left, at 20 GB/s, but 20 ms."""
+        return min(super().pause(cost_s), max(0.02, self._left_bytes / (20 * 2**30)))
 
     def check(self, reading: Reading) -> None:
         if self.limit_bytes is None or self.killed_by or self.pid is None:
             return
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
+        self._left_bytes = self.limit_bytes - summed
         begin_s = time.monotonic()
         if summed <= self.limit_bytes or (begin_s < self._next_s and summed < self._next_sum):
             return

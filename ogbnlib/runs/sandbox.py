@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -84,17 +83,21 @@ def watch(
 
 def _watch_process(pid: int, folder: Path) -> Run:
     """Record a process that is none of ours until it ends, or until this one is interrupted."""
+    import psutil
+
     try:
-        ended = os.pidfd_open(pid if pid != os.getpid() else -1)
-    except (OSError, OverflowError):
+        process = psutil.Process(pid)
+        if pid == os.getpid() or not _goes_on(process):
+            raise psutil.NoSuchProcess(pid)
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
         raise InputError(f"pid: expected the number of another process that runs, got {pid}") from None
-    with contextlib.ExitStack() as held, own_run_dir(None, folder, resume=False) as (before, _):
-        held.callback(os.close, ended)
+    with own_run_dir(None, folder, resume=False) as (before, _):
         attempt, cgroup, interrupted = Attempt(before, watched_pid=pid), counting_cgroup(pid), False
         kills = cgroup.oom_kills() if cgroup else None
-        attempt.recorder.start(pid)
+        attempt.recorder.start(pid, interval_s=Limit(None).pause)
         try:
-            select.select([ended], [], [])
+            while _goes_on(process):
+                time.sleep(0.1)
         except KeyboardInterrupt:
             interrupted = True
         attempt.recorder.stop()
@@ -104,6 +107,16 @@ def _watch_process(pid: int, folder: Path) -> Run:
     if interrupted:
         raise KeyboardInterrupt(f"{folder}: interrupted; the process goes on, unrecorded")
     return done
+
+
+def _goes_on(process: Any) -> bool:
+    """Whether a process has not ended, nor its number been given to another one."""
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @clear_errors()

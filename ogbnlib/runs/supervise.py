@@ -124,7 +124,7 @@ def supervise(
             recorder.start(
                 process.pid,
                 cgroup=lambda: limit.cgroup,
-                interval_s=0.02 if limit.name == "watchdog" else 0.05,
+                interval_s=limit.pause,
                 on_sample=limit.check,
                 on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
                 on_unwritable=unwritable,
@@ -198,7 +198,7 @@ def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool, unwrita
     descriptor, tail, ended_s = process.stdout.fileno(), b"", 0.0
     with _Log(log_path, unwritable) as log:
         while True:
-            readable, _, _ = select.select([descriptor], [], [], 0.1)
+            readable, _, _ = select.select([descriptor], [], [], 0.5)
             if readable:
                 data = os.read(descriptor, 65536)
                 if not data:
