@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .marks import mark as mark  # not on first use: each use is to cost nothing where nobody watches
+from .marks import phase as phase
+
 __version__ = "0.1.0"
 _NAMES = {
     "config": "TrainConfig",
@@ -30,16 +33,18 @@ _NAMES = {
     "notebook.plots": "epoch_times plot_accuracy plot_cuda plot_forecast plot_knobs plot_peaks plot_runs plot_timeline",
     "notebook.converge": "run_until_converged",
     "notebook.engine": "check_parameters",
+    "notebook.magics": "load_ipython_extension",
     "notebook.tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs"
     " phase_seconds released",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted([*_HOME, "beliefs", "__version__"])
+_MODULES = {"beliefs": "notebook.beliefs", "runs": "runs"}
+__all__ = sorted([*_HOME, *_MODULES, "mark", "phase", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "beliefs":
-        return importlib.import_module(f"{__name__}.notebook.beliefs")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name in _HOME:
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -211,6 +211,47 @@ def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bo
     end(code)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def watch(
+    command: Annotated[list[str] | None, typer.Argument(help="Any command, after --.")] = None,
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="A new folder; by default runs/SCRIPT.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help='Such as "128 GB"; without it nothing is limited.')] = None,
+    limit_by: Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")] = "auto",
+    pid: Annotated[int | None, typer.Option("--pid", help="A process that runs already: recorded to its end.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run any command recorded, and under a memory limit if one is given; exits with the command's code.
+
+    python -m ogbnlib watch --memory-limit "128 GB" -- python my_train.py --lr 1e-3
+
+    Its output goes on to standard output, what is said about it to standard error. In a Python script,
+    `with ogbnlib.phase("build loaders"):` names moments, and `ogbnlib.mark("epoch")` the ends of epochs.
+    """
+    from .runs.sandbox import watch as watch_command
+
+    if (pid is None) == (not command):
+        raise InputError(f"watch: expected either a command after -- or --pid, got {'both' if command else 'neither'}")
+    target = pid if pid is not None else command or []
+    done = watch_command(target, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json)
+    if as_json:
+        typer.echo(json.dumps(done.result, indent=2))
+    else:
+        typer.echo(f"{done.diagnosis}\nEverything about it is in {done.run_dir}", err=True)
+    raise typer.Exit(done.exit_code or 0)
+
+
+@app.command()
+def status(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    as_json: Json = False,
+) -> None:
+    """Say how a run stands: at work, in which phase since when, holding what of its limit; or how it ended."""
+    from .runs.folder import Run
+
+    run = Run.open(run_dir)
+    _print(run.status, f"{run_dir}: {run.diagnosis}", as_json)
+
+
 @app.command()
 def diagnose(
     run_dir: Annotated[Path | None, typer.Argument(help="The folder of a run.")] = None,

@@ -11,19 +11,33 @@ LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # a run's memory_limit, for engin
 _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as the largest page-aligned int64, about 2**63
 
 
-def _fields(path: str, wanted: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
-    """`NAME VALUE` or `NAME: VALUE kB` lines as integers; None when the file is gone or not ours to read."""
+def read_whole(path: str) -> bytes | None:
+    """A file of the kernel's; None when it is gone or not ours to read. `Path.read_text` takes three times as long."""
     try:
-        with open(path, "rb") as file:
-            lines = file.read().splitlines()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-    names = set(wanted)
-    values = {}
-    for line in lines:
-        words = line.split()
-        if len(words) >= 2 and (name := words[0].rstrip(b":")) in names:
-            values[name] = int(words[1]) * unit
+    data = b""
+    try:
+        while chunk := os.read(descriptor, 2**16):
+            data += chunk
+        return data
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _fields(path: str, wanted: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
+    """`NAME VALUE` or `NAME: VALUE kB` lines as integers; None when the file is gone or not ours to read."""
+    if (data := read_whole(path)) is None:
+        return None
+    values, text = {}, b"\n" + data
+    for name in wanted:  # a line looked for, not all lines taken apart: most of a sample's time was that
+        at = max(text.find(b"\n%b " % name), text.find(b"\n%b:" % name))
+        if at >= 0:
+            begin = at + len(name) + 2
+            values[name] = int(text[begin : begin + 40].split(None, 1)[0]) * unit
     return values
 
 
@@ -35,11 +49,8 @@ class Cgroup:
     version: int
 
     def _read(self, v1: str, v2: str) -> int | None:
-        try:
-            text = (self.path / (v1 if self.version == 1 else v2)).read_text().strip()
-        except OSError:
-            return None
-        return None if text == "max" or int(text) >= _UNLIMITED else int(text)
+        text = read_whole(f"{self.path}/{v1 if self.version == 1 else v2}")
+        return None if text is None or text.strip() == b"max" or int(text) >= _UNLIMITED else int(text)
 
     def usage_bytes(self) -> int | None:
         return self._read("memory.usage_in_bytes", "memory.current")
@@ -136,6 +147,17 @@ def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
         if path in (mount, path.parent):
             return
         path = path.parent
+
+
+def counting_cgroup(pid: int) -> Cgroup | None:
+    """The nearest cgroup of `pid` with an oom_kill counter.
+
+    The kernel counts a kill in the victim's own cgroup, whichever ancestor's limit was hit. Under v2 ancestors count it
+    as well, but they also count kills elsewhere below them, a run under its own limit for one; so the nearest decides.
+    """
+    found = find_cgroup(pid)
+    cgroups = lineage(*found) if found else ()
+    return next((cgroup for cgroup in cgroups if cgroup.oom_kills() is not None), None)
 
 
 def effective_limit() -> tuple[int, str]:

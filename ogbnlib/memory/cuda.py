@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import TrainConfig
 from ..errors import InputError, format_bytes
 from ..files import write_atomically
 
 if TYPE_CHECKING:
     import torch
+
+    from ..config import TrainConfig
 
 OUT_OF_CUDA_MEMORY = 76  # exit code of a run whose GPU had no memory left; see `diagnosis.EXIT_CODES`
 SNAPSHOT = "cuda_snapshot.pickle"

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cgroup import Cgroup, _fields
+from .cgroup import Cgroup, _fields, read_whole
 from .cuda import cuda_in_use
 
 
@@ -90,11 +90,8 @@ def process_tree(pid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         found.append(current)
-        for task in tasks:
-            try:
-                queue += [int(child) for child in Path(f"/proc/{current}/task/{task}/children").read_text().split()]
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # the thread ended between the two calls
+        for task in tasks:  # one that has ended between the two calls has no children any more
+            queue += [int(child) for child in (read_whole(f"/proc/{current}/task/{task}/children") or b"").split()]
     return found
 
 

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -80,7 +80,7 @@ class EventLog:
 
     Events: `start` of an attempt, `begin` and `end` of a phase, `part` (a named piece of memory the run now holds),
     `dataset` (its size), `metrics` (of an epoch), `cuda` (see `cuda.cuda_reading`), `cuda_oom` (an allocation on the
-    GPU that failed), `empty_cache`, `note` (a choice that was taken).
+    GPU that failed), `empty_cache`, `note` (a choice that was taken), `mark` (by `ogbnlib.mark`).
 
     Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem) at that moment, and its end the
     exact `peak_rss_bytes` reached inside it: the kernel's high-water mark, reset at the beginning through
@@ -166,6 +166,11 @@ class EventLog:
         if self._file >= 0:
             if best := self._cuda.close():
                 self.mark("cuda", **best)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the file and mark nothing more."""
+        if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
@@ -204,7 +209,7 @@ class _Rows:
         self._size, self._thinning = self._end, Thinning[bytes](began_s)
 
     def add(self, time_s: float, reading: Reading) -> None:
-        values = ["" if value is None else str(value) for value in astuple(reading)]
+        values = ["" if value is None else str(value) for value in vars(reading).values()]  # in their order
         line = f"{time_s:.4f},{','.join(values)}\n".encode()
         self._end += len(self._thinning.add(time_s, reading.held_bytes or 0, line) or b"")
         assert self._thinning.best is not None
@@ -231,14 +236,14 @@ class Recorder:
     Both files are opened once, and what they hold of earlier attempts is not read.
 
     PSS makes the kernel walk page tables, so it is read once a second at most, and never for more than about 5 % of
-    the time.
+    the time where nothing else tells what several processes hold together, 0.5 % where something does.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)
         self.tally = Tally()
         self._rows = _Rows(Path(run_dir) / TIMELINE)
-        self._next_pss_s = 0.0
+        self._next_pss_s, self._needs_pss = 0.0, True
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -249,7 +254,7 @@ class Recorder:
         pid: int,
         *,
         cgroup: Callable[[], Cgroup | None] = lambda: None,
-        interval_s: float = 0.05,
+        interval_s: float | Callable[[float], float] = 0.05,
         on_sample: Callable[[Reading], None] = lambda reading: None,
         on_error: Callable[[], None] = lambda: None,
         on_unwritable: Callable[[OSError], None] = lambda error: None,
@@ -257,6 +262,7 @@ class Recorder:
         """Sample `pid`'s process tree every `interval_s` from now on, in a thread.
 
         Args:
+            interval_s: In seconds, or asked for after each sample with the CPU seconds that it took.
             cgroup: Asked anew for each sample, as systemd makes a scope only after the child has begun.
             on_sample: Sees each reading as it is taken (the watchdog limit hangs on it).
             on_error: Called on an error in the thread, which ends it and is raised by `stop`.
@@ -268,9 +274,10 @@ class Recorder:
         def loop() -> None:
             try:
                 while True:
-                    begin = time.monotonic()
+                    begin, begin_cpu = time.monotonic(), time.thread_time()
                     on_sample(self.sample(pid, cgroup()))
-                    if self._stop.wait(max(0.0, interval_s - (time.monotonic() - begin))):
+                    pause = interval_s(time.thread_time() - begin_cpu) if callable(interval_s) else interval_s
+                    if self._stop.wait(max(0.0, pause - (time.monotonic() - begin))):
                         if Path(f"/proc/{pid}").exists():
                             on_sample(self.sample(pid, cgroup()))
                         return
@@ -298,7 +305,8 @@ class Recorder:
         pss = begin >= self._next_pss_s
         reading = read_memory(pid, cgroup=cgroup, pss=pss)
         if pss:
-            self._next_pss_s = begin + max(1.0, 20 * (time.monotonic() - begin))
+            self._next_pss_s = begin + max(1.0, (20 if self._needs_pss else 200) * (time.monotonic() - begin))
+        self._needs_pss = cgroup is None and (reading.num_processes or 1) > 1
         try:
             self.add(round(time.time(), 4), reading)  # as both files have it
         except OSError as error:

@@ -6,14 +6,19 @@ costs no reading back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import itertools
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ..errors import MB, format_bytes
 from .reading import Reading
 
 SIZES = tuple(field.name for field in fields(Reading) if field.name.endswith("_bytes"))
 BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and another begins
+_EPOCH = re.compile(r"((?:train\w* )?epoch)s?(?: \d+)?", re.IGNORECASE)  # phases and marks whose ends are compared
 _KEPT = ("dataset", "metrics", "cuda_oom", "rank ended")
 
 
@@ -34,6 +39,69 @@ class PhaseNow:
     label: str
     depth: int
     held_bytes: int | None
+    began_s: float = 0.0
+
+
+@dataclass
+class Levels:
+    """What was held after each epoch, in bytes; after every second where there were more than 200, and so on."""
+
+    sizes: list[int] = field(default_factory=list)
+    stride: int = 1
+    count: int = 0
+
+    def add(self, size: int) -> None:
+        if self.count % self.stride == 0:
+            self.sizes.append(size)
+        self.count += 1
+        if len(self.sizes) > 200:
+            del self.sizes[1::2]
+            self.stride *= 2
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Whether what is held after each epoch levels off or climbs.
+
+    Attributes:
+        verdict: "climbs", "levels off", or "too few epochs" (below 5).
+        slope_bytes: An epoch, over the last two thirds of them: the first ones fill caches.
+        epochs: How many there were.
+        first_bytes, last_bytes: After the first and after the last of them.
+    """
+
+    verdict: str
+    slope_bytes: float
+    epochs: int
+    first_bytes: int
+    last_bytes: int
+
+    @classmethod
+    def of(cls, levels: Levels) -> Growth:
+        """It climbs where three of four pairs of late epochs rise, by 8 MB and 1 % in all, and no slower in the end."""
+        sizes = levels.sizes or [0]
+        late = sizes[len(sizes) // 3 :]
+        rises = _rises(late)
+        slope = statistics.median(rises or [0.0])
+        rising = sum(rise > 0 for rise in rises) >= 0.75 * len(rises)
+        enough = slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0])
+        climbs = rising and enough and statistics.median(_rises(late[len(late) // 2 :]) or [0.0]) >= slope / 2
+        verdict = "too few epochs" if levels.count < 5 else "climbs" if climbs else "levels off"
+        return cls(verdict, slope / levels.stride, levels.count, sizes[0], sizes[-1])
+
+    @property
+    def climbed_bytes(self) -> int:
+        return self.last_bytes - self.first_bytes
+
+    def __str__(self) -> str:
+        ends = f"{format_bytes(self.first_bytes)} after the first, {format_bytes(self.last_bytes)} after the last"
+        slope = f" by {self.slope_bytes / MB:.1f} MB an epoch" if self.verdict == "climbs" else ""
+        return f"Over {self.epochs} epochs memory {self.verdict}{slope}: {ends}."
+
+
+def _rises(sizes: Sequence[int]) -> list[float]:
+    """The slope between each two: their median does not heed a spike."""
+    return [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)]
 
 
 class Tally:
@@ -44,8 +112,8 @@ class Tally:
         parts: The named parts that are held now, in bytes; `largest_parts` their largest sizes.
         peaks: The largest sample of each column, of their sums, and of what is held (`Reading.held`), in bytes.
         last: What was held at the last sample: anonymous, shared and file bytes.
-        events: The last event of each kind that the ending of a run is told by: `dataset`, `metrics`, `cuda_oom`,
-            and the first `rank ended`.
+        events: The last event of each kind that the ending of a run is told by: `start`, `dataset`, `metrics`,
+            `cuda_oom`, and the first `rank ended`.
     """
 
     def __init__(self, began_s: float | None = None) -> None:
@@ -57,6 +125,8 @@ class Tally:
         self.events: dict[str, dict[str, Any]] = {}
         self.duration_s = 0.0
         self._began_s = began_s
+        self._levels: dict[str, Levels] = {}  # by what names the epochs: a loop may have phases and marks in each
+        self.num_processes: int | None = None  # at the last sample
         self._open: list[PhaseNow] = []
         self._failed: PhaseNow | None = None
         self._newest: PhaseNow | None = None
@@ -77,16 +147,27 @@ class Tally:
     def held_peak_bytes(self) -> int | None:
         return self.peaks.get("held_bytes")
 
+    @property
+    def growth(self) -> Growth | None:
+        """By the phases called "epoch" or "train epoch", or by what was marked as "epoch"; None without any."""
+        if not self._levels:
+            return None
+        return Growth.of(max(self._levels.values(), key=lambda levels: levels.count))
+
     def event(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "start":
             vars(self).update(vars(Tally(event["time_s"])))
+            self.events[kind] = {name: value for name, value in event.items() if name != "previous"}
         elif kind == "begin":
             label = phase_label(event["phase"], event)
-            self._newest = PhaseNow(event["phase"], label, len(self._open), self.held_bytes)
+            self._newest = PhaseNow(event["phase"], label, len(self._open), self.held_bytes, event["time_s"])
             self._open.append(self._newest)
         elif kind == "end":
+            self._level(event["phase"], event)
             self._end(event)
+        elif kind == "mark":
+            self._level(event["name"], event)
         elif kind == "part":
             name, size = event["name"], int(event["bytes"])
             self.parts.pop(name, None)
@@ -95,6 +176,12 @@ class Tally:
             self.largest_parts[name] = max(self.largest_parts.get(name, 0), size)
         elif kind in _KEPT and not (kind == "rank ended" and kind in self.events):
             self.events[kind] = dict(event)
+
+    def _level(self, name: str, event: Mapping[str, Any]) -> None:
+        # The process's own count is exact at that moment; where there are others too, the last sample has them all.
+        held = event.get("held_bytes") if (self.num_processes or 1) <= 1 else self.held_bytes
+        if held is not None and (epoch := _EPOCH.fullmatch(name)):
+            self._levels.setdefault(f"{event['event']} {epoch[1].lower()}", Levels()).add(held)
 
     def _end(self, event: Mapping[str, Any]) -> None:
         while self._open:
@@ -108,6 +195,7 @@ class Tally:
         if self._began_s is None:
             self._began_s = time_s
         self.duration_s = time_s - self._began_s
+        self.num_processes = reading.num_processes
         sizes = {name: size for name in SIZES if (size := getattr(reading, name)) is not None}
         sizes.pop("cgroup_limit_bytes", None)
         if "rss_anon_bytes" in sizes:

@@ -25,8 +25,8 @@ from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
 from ..errors import InputError, format_bytes, is_interactive
-from ..memory.cgroup import Cgroup, effective_limit, find_cgroup, lineage
-from ..memory.reading import Reading
+from ..memory.cgroup import counting_cgroup, effective_limit
+from ..memory.reading import Reading, read_memory
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
 from ..runs.diagnosis import explain_exit_code
@@ -65,17 +65,6 @@ def catches(pid: int, signum: int) -> bool:
     return found is not None and bool(int(found[1], 16) >> (signum - 1) & 1)
 
 
-def _counting_cgroup(pid: int) -> Cgroup | None:
-    """The nearest cgroup of `pid` with an oom_kill counter.
-
-    The kernel counts a kill in the victim's own cgroup, whichever ancestor's limit was hit. Under v2 ancestors count it
-    as well, but they also count kills elsewhere below them, a run under its own limit for one; so the nearest decides.
-    """
-    found = find_cgroup(pid)
-    cgroups = lineage(*found) if found else ()
-    return next((cgroup for cgroup in cgroups if cgroup.oom_kills() is not None), None)
-
-
 class KernelWatch:
     """Beside a kernel: records its tree's memory every 0.1 s, and hands it the signals that papermill received.
 
@@ -85,16 +74,22 @@ class KernelWatch:
 
     def __init__(self, process: subprocess.Popen[bytes], pending: set[int], folder: Path):
         self.process, self._pending, self._told = process, pending, False
-        self.cgroup = _counting_cgroup(process.pid)
+        self.cgroup = counting_cgroup(process.pid)
         self.begin_cell()
         self._recorder = Recorder(folder).start(process.pid, interval_s=0.1, on_sample=self._hand_on)
         self.stop = self._recorder.stop
 
     def begin_cell(self) -> None:
-        """An out-of-memory kill counted before this moment was not the kernel's."""
+        """An out-of-memory kill counted before this moment was not the kernel's, nor a peak the cell's."""
+        self._cell_peak = 0
         self._kills_before = self.cgroup.oom_kills() if self.cgroup else None
 
+    def end_cell(self) -> int:
+        """The most that kernel and children held in any sample since the cell began, its end among them, in bytes."""
+        return max(self._cell_peak, read_memory(self.process.pid, pss=True).held_bytes or 0)
+
     def _hand_on(self, reading: Reading) -> None:
+        self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
         for signum in sorted(self._pending):
             name = signal.Signals(signum).name
             if signum == signal.SIGTERM or catches(self.process.pid, signum):
@@ -192,6 +187,9 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         except BaseException as error:
             self._ended = self._note(error)
             raise self._ended from None
+        finally:
+            if cell.cell_type == "code" and self._watch is not None:
+                cell.metadata["ogbnlib"] = {"peak_bytes": self._watch.end_cell()}
 
     def _note(self, error: BaseException) -> BaseException:
         """Mark the cell at which the notebook ended, which papermill holds for completed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import GB, InputError
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
-from ..runs.diagnosis import ended
-from ..runs.folder import Run
+from ..runs.folder import CONFIG, Run, RunLike, Runs, named
 from ..runs.timeline import Phase, held_memory
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[np.floating[Any]]
-    RunLike = Run | str | os.PathLike[str]
 
 
 # Anonymous memory is what kills, so it has the strong colour; the file cache is reclaimable and pale.
@@ -38,16 +35,13 @@ CUDA_LAYERS = {
     "cuda_free_bytes": ("free", "#e8e8e8"),
 }
 _SHADES = {"build": "#f6c28b", "eval": "#bfe3c0", "train": "#dfe7f2", "release": "#ffffff", "load": "#e6e0d4"}
+_OTHER = "#ececec"
 LIMIT, KILLED = "#c0392b", "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _WAIT_S = 5.0  # without a sample: between two attempts of a run nothing is held
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
-
-
-def _opened(run: RunLike) -> Run:
-    return run if isinstance(run, Run) else Run.open(run)
 
 
 def _axes(ax: Axes | None, width: float = 9, height: float = 4.2) -> Axes:
@@ -91,25 +85,27 @@ def _draw_layers(
     names, colours = zip(*layers.values(), strict=True)
     ax.stackplot(time_s, stacks, labels=names, colors=colours, linewidth=0, zorder=2)
     end_s = max(float(time_s[-1]), 1e-3) if len(time_s) else 1.0
-    _draw_phases(ax, [phase for phase in run.phases if _shade(phase)], end_s)
+    _draw_phases(ax, run, end_s)
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     out_of_memory = run.exit_code in (137, OUT_OF_CUDA_MEMORY)
-    title = title or f"{run.run_dir.name}: {ended(run.result)}"
+    title = title or f"{run.run_dir.name}: {run.state}"
     ax.set_title(title, fontsize=10, color=KILLED if out_of_memory else "black")
     return end_s
 
 
 def _shade(phase: Phase) -> str | None:
-    return next((colour for prefix, colour in _SHADES.items() if phase.name.startswith(prefix)), None)
+    return next((colour for prefix, colour in _SHADES.items() if phase.name.lower().startswith(prefix)), None)
 
 
-def _draw_phases(ax: Axes, phases: list[Phase], end_s: float) -> None:
+def _draw_phases(ax: Axes, run: Run, end_s: float) -> None:
     """Shaded spans, innermost last so that it is seen; labels stand upright, where the span is wide enough for one."""
+    trained = (run.run_dir / CONFIG).is_file()  # of another command each phase that it named is drawn
+    phases = [phase for phase in run.phases if _shade(phase) or not trained]
     # Before the first phase Python starts and imports torch, 0.3 GB that a stranger would look for among the data.
     spans = [(0.0, min(phase.start_s for phase in phases), "imports")] if phases else []
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
-        ax.axvspan(phase.start_s, stop, color=_shade(phase), alpha=0.75, linewidth=0, zorder=0)
+        ax.axvspan(phase.start_s, stop, color=_shade(phase) or _OTHER, alpha=0.75, linewidth=0, zorder=0)
         ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
         # A span that holds another one (eval holds build) is labelled where it is not covered: at its last stretch.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
@@ -143,7 +139,7 @@ def plot_timeline(
     Raises:
         InputError: when the folder holds no timeline.
     """
-    run, ax = _opened(run), _axes(ax)
+    run, ax = Run.open(run), _axes(ax)
     time_s, stacks = _held(run)
     waits = np.flatnonzero(np.diff(time_s) > _WAIT_S) + 1
     drawn = np.insert(time_s, waits, time_s[waits]), np.insert(stacks, waits, np.nan, axis=1)
@@ -184,7 +180,7 @@ def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None)
     Raises:
         InputError: when the run marked no GPU memory, as on a CPU.
     """
-    run = _opened(run)
+    run = Run.open(run)
     table = run.cuda
     if not len(table):
         raise InputError(f"{run.run_dir}: expected a run on a GPU, found no GPU memory in its events")
@@ -206,15 +202,14 @@ def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None)
     return ax
 
 
-def plot_runs(runs: Mapping[str, RunLike] | Sequence[Run], *, columns: int = 3) -> Figure:
+def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
     """Several runs side by side, every one on the same memory scale.
 
     Args:
-        runs: Titles to runs, or runs that are called by their folders.
+        runs: Titles to runs or their folders, or these alone, which are called by their folders.
         columns: Panels in a row.
     """
-    pairs = runs.items() if isinstance(runs, Mapping) else [(run.run_dir.name, run) for run in runs]
-    titled = [(name, _opened(run)) for name, run in pairs]
+    titled = [*named(runs).items()]
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
     columns = min(columns, len(titled))
@@ -226,7 +221,7 @@ def plot_runs(runs: Mapping[str, RunLike] | Sequence[Run], *, columns: int = 3) 
     top = max(_top_bytes(run) for _, run in titled)
     handles: dict[str, Any] = {}
     for i, (ax, (name, run)) in enumerate(zip(grid.flat, titled, strict=False)):
-        plot_timeline(run, ax, title=f"{name}: {ended(run.result)}", top_bytes=top, legend=False)
+        plot_timeline(run, ax, title=f"{name}: {run.state}", top_bytes=top, legend=False)
         if i % columns:
             ax.set_ylabel("")
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
@@ -237,7 +232,7 @@ def plot_runs(runs: Mapping[str, RunLike] | Sequence[Run], *, columns: int = 3) 
 # Epochs, peaks and forecasts ------------------------------------------------------------------------------------------
 
 
-def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: Axes | None = None) -> Axes:
+def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str], ax: Axes | None = None) -> Axes:
     """Seconds per epoch against the memory limit, one line per policy; a cross where the policy was killed.
 
     Args:
@@ -248,7 +243,7 @@ def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: 
     policies = list(dict.fromkeys(policy for policy, _ in runs))
     highest = 0.0
     for policy in policies:
-        points = [(i, runs[policy, limit]) for i, limit in enumerate(limits) if (policy, limit) in runs]
+        points = [(i, Run.open(runs[policy, limit])) for i, limit in enumerate(limits) if (policy, limit) in runs]
         alive = {i: float(run.metrics["time_s"].mean()) for i, run in points if run.exit_code == 0}
         (line,) = ax.plot([*alive], [*alive.values()], "o-", label=policy, zorder=3)
         highest = max([highest, *alive.values()])
@@ -264,10 +259,10 @@ def epoch_times(runs: Mapping[tuple[str, str], Run], limits: Sequence[str], ax: 
     return ax
 
 
-def plot_accuracy(runs: Mapping[str, Run]) -> Figure:
+def plot_accuracy(runs: Runs) -> Figure:
     """Loss, and accuracy on valid (full line) and test (dashed), over the epochs; a mark at the best valid accuracy."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for name, run in runs.items():
+    for name, run in named(runs).items():
         metrics = run.metrics
         (line,) = left.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
         colour, best = line.get_color(), metrics[metrics["valid"] == metrics["valid"].max()].head(1)
@@ -290,7 +285,9 @@ def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None =
         peaks: Runs, of which the most anonymous + shared memory is drawn, or bytes.
     """
     ax = _axes(ax, 9, 0.5 * len(peaks) + 1.2)
-    sizes = [float(peak) if isinstance(peak, int | float) else _opened(peak).held_peak_bytes for peak in peaks.values()]
+    sizes = [
+        float(peak) if isinstance(peak, int | float) else Run.open(peak).held_peak_bytes for peak in peaks.values()
+    ]
     colours = [KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS["anon"][1] for size in sizes]
     bars = ax.barh(list(peaks), [size / GB for size in sizes], color=colours)
     ax.bar_label(bars, fmt="%.2f GB", padding=3, fontsize=9)
@@ -317,7 +314,7 @@ def plot_forecast(run: RunLike, ax: Axes | None = None, *, title: str | None = N
     Raises:
         InputError: when the run has no result yet, or no forecast in it.
     """
-    run = _opened(run)
+    run = Run.open(run)
     forecast = run.result.get("forecast", {})
     if "phases" not in forecast:
         raise InputError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -11,17 +10,20 @@ import pandas as pd
 from ..errors import GB, MB
 from ..forecast.phases import predict
 from ..forecast.sizes import RUNTIME_BYTES, size_of, trained_edges
-from ..runs.diagnosis import ended
-from ..runs.folder import Run
+from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import Phase
 
 
-def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
-    """One row per run: how and where it ended, peak of anonymous + shared memory in GB, times, last metrics."""
+def compare_runs(runs: Runs) -> pd.DataFrame:
+    """One row per run: how and where it ended, peak of anonymous + shared memory in GB, times, last metrics.
+
+    Args:
+        runs: Names to runs or their folders, or these alone: `compare_runs(["runs/a", "runs/b"])`.
+    """
     rows: dict[str, dict[str, Any]] = {}
-    for name, run in runs.items():
+    for name, run in named(runs).items():
         rows[name] = {
-            "ended": ended(run.result),
+            "ended": run.state,
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
             "peak GB": round(run.held_peak_bytes / GB, 3),
             "run s": round(run.result.get("duration_s", run.tally.duration_s), 1),
@@ -33,9 +35,7 @@ def compare_runs(runs: Mapping[str, Run]) -> pd.DataFrame:
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
 
 
-def forecast_table(
-    runs: Mapping[str, Run], full: str = "ogbn-papers100M", *, runtime_bytes: int = RUNTIME_BYTES
-) -> pd.DataFrame:
+def forecast_table(runs: Runs, full: str = "ogbn-papers100M", *, runtime_bytes: int = RUNTIME_BYTES) -> pd.DataFrame:
     """One row per run: its predicted peak beside the measured one, and the forecast of the same settings on `full`.
 
     Peaks are anonymous + shared memory; the columns that end in "MB" and "GB" are 2**20 and 2**30 bytes. The error is
@@ -49,8 +49,8 @@ def forecast_table(
         InputError: when a size cannot be read.
     """
     rows = {}
-    for name, run in runs.items():
-        limit_bytes = run.result["memory_limit_bytes"]
+    for name, run in named(runs).items():
+        limit_bytes = run.result.get("memory_limit_bytes")
         here = predict(run.config, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
         there = predict(run.config.replace(dataset=full), size_of(full), runtime_bytes=runtime_bytes)
         measured = run.held_peak_bytes if run.exit_code == 0 else float("nan")
@@ -65,12 +65,13 @@ def forecast_table(
     return pd.DataFrame(rows.values(), pd.Index(rows, name="setting", tupleize_cols=False))
 
 
-def loader_costs(run: Run) -> pd.DataFrame:
+def loader_costs(run: RunLike) -> pd.DataFrame:
     """What building each loader took, kept, and needed on the way, in MB and in bytes per edge.
 
     One row for each `build ... loader` phase of the run, and for the shared CSC where there is one; from the kernel's
     own counters (`Run.phase_memory`), not from samples.
     """
+    run = Run.open(run)
     table, edges = run.phase_memory, trained_edges(size_of(run.config.dataset), run.config.undirected)
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
@@ -80,30 +81,30 @@ def loader_costs(run: Run) -> pd.DataFrame:
     return table.rename(columns={"duration_s": "seconds"}).round({"seconds": 2}).set_index("phase")
 
 
-def released(run: Run) -> pd.DataFrame:
+def released(run: RunLike) -> pd.DataFrame:
     """What each call of `release_memory` in a run gave back, step by step in MB (negative: the step cost memory).
 
     NaN where a step is impossible, as CUDA's are on a CPU.
     """
-    events = [event for event in run.events if event["event"] == "release"]
+    events = [event for event in Run.open(run).events if event["event"] == "release"]
     table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
     for step in table.columns[1:]:
         table[f"{step} MB"] = (table.pop(step).astype(float) / MB).round(1)
     return table
 
 
-def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
+def compare_cuda(runs: Runs) -> pd.DataFrame:
     """One row per run on a GPU: peaks of allocated and reserved memory in GB, retried allocations, seconds an epoch.
 
     The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GB" is the most
     that was reserved beyond what was allocated in any reading. NaN for a run that used no GPU.
     """
     rows = {}
-    for name, run in runs.items():
+    for name, run in named(runs).items():
         table, metrics = run.cuda, run.metrics
         emptied = [event for event in run.events if event["event"] == "empty_cache"]
         rows[name] = {
-            "ended": ended(run.result),
+            "ended": run.state,
             "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GB,
             "reserved GB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GB,
             "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
@@ -114,12 +115,13 @@ def compare_cuda(runs: Mapping[str, Run]) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index").round(3)
 
 
-def compare_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
+def compare_steps(runs: Runs) -> pd.DataFrame:
     """One row per run: what a training step adds at its highest, in MB, an epoch's seconds, both to the first run's.
 
     On a GPU what torch allocated there; else the trainer's own high-water mark within an epoch less what it held before
     (`Run.phase_memory`), the batch and its sampling included.
     """
+    runs = named(runs)
     allocated, rows = compare_cuda(runs)["allocated GB"] * 2**10, {}
     for name, run in runs.items():
         phases = run.phase_memory
@@ -131,23 +133,23 @@ def compare_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
     return table.round(3)
 
 
-def best_epochs(runs: Mapping[str, Run]) -> pd.DataFrame:
+def best_epochs(runs: Runs) -> pd.DataFrame:
     """One row per run: the epoch of its best valid accuracy, both accuracies in it, epochs trained, peak in GB.
 
     NaN for a run that was never evaluated.
     """
     rows = {}
-    for name, run in runs.items():
+    for name, run in named(runs).items():
         best = run.metrics.sort_values("valid", ascending=False, kind="stable").dropna(subset="valid").head(1)
         found = {"best epoch": best["epoch"].max(), "valid": best["valid"].max(), "test": best["test"].max()}
         rows[name] = {**found, "epochs trained": len(run.metrics), "peak GB": round(run.held_peak_bytes / GB, 3)}
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def phase_seconds(runs: Mapping[str, Run]) -> pd.DataFrame:
+def phase_seconds(runs: Runs) -> pd.DataFrame:
     """Seconds that each run spent in each kind of phase, epochs summed, without the phases inside it."""
     columns = {}
-    for name, run in runs.items():
+    for name, run in named(runs).items():
         own: defaultdict[str, float] = defaultdict(float)
         entered: dict[int, Phase] = {}  # the last one at each depth
         for phase in run.phases:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Attempt:
                 file.write(f"{self.run_dir.resolve()}\n")
         self._begin = time.monotonic()
 
-    def end(self, exit_code: int, *, with_forecast: bool = False, **evidence: Any) -> Run:
+    def end(self, exit_code: int | None, *, with_forecast: bool = False, **evidence: Any) -> Run:
         """Write result.json: how the attempt ended, its peaks, and why it ended. The recorder has been stopped.
 
         Args:
@@ -58,6 +58,7 @@ class Attempt:
             "peak_source": "kernel counter" if kernel_peak else "samples",
             "sampled_peaks_bytes": tally.peaks,
             "last_metrics": self._last_metrics(),
+            "growth": asdict(tally.growth) if tally.growth else None,
         }
         if with_forecast and self.config is not None:
             marked = tally.events.get("dataset")  # else the data set's own files name its size

@@ -7,6 +7,7 @@ this library's own watchdog); without it the answer is "cause unknown" with the 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..forecast.cures import cuda_cures
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
 from ..memory.signals import Stopped
-from ..memory.tally import PhaseNow, Tally
+from ..memory.tally import Tally
 from ..memory.workers import WorkerDied
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
@@ -94,6 +95,14 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
         "make the folder of --output and --chdir on a file system that the compute node sees",
     ),
 }
+# Of a command that is none of ours, where it is another thing: our own codes from 75 on mean nothing there.
+_FOREIGN = {
+    "1": ("error", "ended with 1, which for Python is an exception", "read the end of output.log"),
+    "2": ("error", "ended with 2, which most commands use for wrong arguments", "read the end of output.log"),
+    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "start it again"),
+    "138": ("SIGUSR1", "ended by SIGUSR1, which it does not catch", "have nobody send it, or catch it"),
+    "143": ("SIGTERM", EXIT_CODES["143"][1], "start it again; in Slurm, sacct says which it was"),
+}
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -107,28 +116,40 @@ def exit_code_of(error: BaseException) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
-def explain_exit_code(code: int | str) -> tuple[str, str]:
-    """(meaning, remedy) of an exit code, or of Slurm's `EXIT:SIGNAL` pair such as "0:125"."""
+def meaning_of(code: int | str, *, foreign: bool = False) -> tuple[str, str, str]:
+    """(word, meaning, remedy) of an exit code, or of Slurm's `EXIT:SIGNAL` pair such as "0:125".
+
+    Args:
+        foreign: It is that of a command that is none of this package's.
+    """
     key = str(code)
-    if key in EXIT_CODES:
-        return EXIT_CODES[key][1:]
+    known = _FOREIGN.get(key) if foreign else None
+    if known is None and not (foreign and key.isdigit() and STOPPED <= int(key) <= DIVERGED):
+        known = EXIT_CODES.get(key)
+    if known is not None:
+        return known
     if key.isdigit() and 128 < int(key) < 128 + 65:
-        return f"ended by signal {int(key) - 128}", "look up the signal with `kill -l`, and the end of output.log"
-    return f"ended with exit code {key}, which has no fixed meaning", "read the end of output.log"
+        return "error", f"ended by signal {int(key) - 128}", "look up the signal with `kill -l`, and output.log's end"
+    return "error", f"ended with exit code {key}, which has no fixed meaning", "read the end of output.log"
+
+
+def explain_exit_code(code: int | str) -> tuple[str, str]:
+    """(meaning, remedy) of an exit code, see `meaning_of`."""
+    return meaning_of(code)[1:]
 
 
 def word_of(code: int | str) -> str:
     """The cause that an exit code alone tells, in a word or two."""
-    return EXIT_CODES.get(str(code), ("error",))[0]
+    return meaning_of(code)[0]
 
 
 def ended(result: Mapping[str, Any]) -> str:
     """How a run ended by its result.json, in a few words: for a title or a table."""
-    code = result.get("exit_code")
-    if code is None:
+    if not result:
         return "no result"
-    cause = "out of memory" if result.get("killed_by") else word_of(code)
-    return cause if code == 0 else f"{cause}, exit code {code}"
+    code, told = result.get("exit_code"), result.get("diagnosis")
+    cause = told["cause"] if told else "out of memory" if result.get("killed_by") else word_of(str(code))
+    return cause if code in (0, None) else f"{cause}, exit code {code}"
 
 
 @dataclass(frozen=True)
@@ -150,11 +171,42 @@ class Diagnosis:
         return asdict(self)
 
 
-def _remedy(config: TrainConfig | None, phase: PhaseNow | None, parts: dict[str, int], limit_bytes: int | None) -> str:
+def _is_foreign(tally: Tally) -> bool:
+    """Whether it was another command than one of this package's, which have other exit codes and no `loading`."""
+    command: list[str] = tally.events.get("start", {}).get("command") or []
+    return bool(command) and command[1:3] != ["-m", "ogbnlib"]
+
+
+def _foreign_remedy(tally: Tally) -> str:
+    """What to change in a script of which nothing is known but its phases and what it held."""
+    name = tally.phase.name.lower() if tally.phase else ""
+    if (growth := tally.growth) and growth.verdict == "climbs" and 2 * growth.climbed_bytes > (tally.held_bytes or 0):
+        text = "find what each epoch keeps: a loss that is added up without .item(), outputs or batches in a list"
+    elif sum("loader" in phase.lower() for phase in tally.phases) > 1:
+        text = "build one loader at a time, as each of PyG's keeps a copy of the graph; or convert the graph once "
+        text += "(`python -m ogbnlib convert`) and give all loaders its store, which stays on disk"
+    elif tally.last and tally.last["shmem"] > tally.last["anon"]:
+        text = "share less through /dev/shm, where DataLoader workers and shared tensors lie: lower num_workers"
+    elif (tally.num_processes or 1) > 2:
+        text = (
+            f"start fewer processes: {tally.num_processes} held it together; for DataLoader workers lower num_workers"
+        )
+    elif any(word in name for word in ("train", "epoch", "eval", "test", "step", "batch")):
+        text = "make batches, fan-outs or the model smaller"
+    elif name not in ("", "cell"):
+        text = f"read or build less at once in '{name}', or map it (numpy.load(..., mmap_mode='r'))"
+    else:
+        text = 'name its moments, `with ogbnlib.phase("load"):`, to see which of them takes it'
+    return f"{text}; or raise memory_limit"
+
+
+def _remedy(config: TrainConfig | None, tally: Tally, limit_bytes: int | None) -> str:
     """The smallest change that takes away what the run died of, with its size where that is known."""
+    if _is_foreign(tally):
+        return _foreign_remedy(tally)
     if config is None:
         return "run with loading=shared, which keeps one CSC for all loaders"
-    name = phase.name if phase else ""
+    name, parts = tally.phase.name if tally.phase else "", tally.parts
     if name in ("", "open", "compile kernels") and (limit_bytes or 0) <= RUNTIME_BYTES:
         return f"raise memory_limit: Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
     if config.loading in ("eager", "lazy"):
@@ -244,34 +296,58 @@ def _limited(result: Mapping[str, Any]) -> str:
     return f" under a limit of {format_bytes(limit)} ({result.get('limit_by')})" if limit else ""
 
 
-def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any], tally: Tally) -> Diagnosis:
-    """Say what ended a run's last attempt.
+def _unfinished(result: Mapping[str, Any], tally: Tally, where: str, at_work: bool) -> tuple[str, str, str]:
+    """(cause, text, remedy) of a run that has no exit code, or none yet."""
+    after = f"after {result.get('duration_s', tally.duration_s):.1f} s"
+    if pid := result.get("watched_pid"):
+        text = f"Process {pid} ended {after} of being watched{_at_most(result)}; its exit code is its parent's to know."
+        if kills := result.get("oom_kills"):
+            text += f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup."
+        return "ended", text, "run it with `python -m ogbnlib watch -- COMMAND` to know more"
+    if at_work:
+        since = f" for {max(0.0, time.time() - tally.phase.began_s):.1f} s" if tally.phase else ""
+        text = f"At work, {where}{since}; {after} it holds {format_bytes(tally.held_bytes)}"
+        start = tally.events.get("start", {})
+        limit = f" of {format_bytes(limit_bytes)}" if (limit_bytes := start.get("memory_limit_bytes")) else ""
+        return "at work", f"{text}{limit}, {format_bytes(tally.held_peak_bytes)} at most so far.", ""
+    text = f"No result was written: the watching process was itself killed. {after.capitalize()} the run was {where}."
+    remedy = "start it again" if _is_foreign(tally) else "if no process of it lives any more, go on with resume=True"
+    return "no result", text, remedy
+
+
+def explain(
+    run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any], tally: Tally, at_work: bool = False
+) -> Diagnosis:
+    """Say what ended a run's last attempt, or how it stands.
 
     Args:
         result: What is in its result.json; empty where none was written, or is still to be.
+        at_work: Whether somebody holds the folder's lock.
     """
     label = tally.phase.label if tally.phase else None
-    where = f"in phase '{label}'" if label else "before its first phase"
+    where = f"in phase '{label}'" if label else "in no named phase" if _is_foreign(tally) else "before its first phase"
     after = f"after {result.get('duration_s', tally.duration_s):.1f} s"
     told = dict(tally.parts), dict(tally.last)
+    climbs = [str(growth)] if (growth := tally.growth) and growth.verdict == "climbs" else []
     if result.get("exit_code") is None:
+        cause, said, remedy = _unfinished(result, tally, where, at_work)
         text = [
-            "No result was written: the watching process was itself killed or is still at work. "
-            f"{after.capitalize()} the run was {where}."
+            said,
+            *([] if cause == "ended" else _holding(tally)),
+            *climbs,
+            *([f"Next: {remedy}."] if remedy else []),
         ]
-        remedy = "if no process of it lives any more, go on with resume=True"
-        text += [*_holding(tally), f"Next: {remedy}."]
-        return Diagnosis(" ".join(text), "no result", None, label, *told, remedy)
+        return Diagnosis(" ".join(text), cause, None, label, *told, remedy)
     code = int(result["exit_code"])
     if code == 0:
         done = f"Finished without an error {after.replace('after', 'in')}{_limited(result)}{_at_most(result)}."
-        return Diagnosis(done, "finished", 0, label, *told)
+        return Diagnosis(" ".join([done, *climbs]), "finished", 0, label, *told)
     if result.get("killed_by"):
         limit = (result.get("outer_limit") or {}).get("limit_bytes", result.get("memory_limit_bytes"))
-        cause, remedy = "out of memory", _remedy(config, tally.phase, tally.parts, limit)
+        cause, remedy = "out of memory", _remedy(config, tally, limit)
         text = [f"{_killer(result)} {after}, {where}."]
     else:
-        cause, (meaning, remedy) = word_of(code), explain_exit_code(code)
+        cause, meaning, remedy = meaning_of(code, foreign=_is_foreign(tally))
         text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
         if code == 135 and config is not None and not config.num_workers:
             remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
@@ -286,6 +362,6 @@ def explain(run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any]
         if first := tally.events.get("rank ended"):
             meaning, _ = explain_exit_code(first["exit_code"])
             text.append(f"Rank {first['rank']} was the first to end: {meaning}.")
-        text += _holding(tally)
+        text += [*_holding(tally), *climbs]
     text.append(f"Next: {remedy}.")
     return Diagnosis(" ".join(text), cause, code, label, *told, remedy)

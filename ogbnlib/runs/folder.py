@@ -11,11 +11,12 @@ import fcntl
 import json
 import os
 import socket
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,7 +24,7 @@ from ..config import TrainConfig
 from ..errors import InputError, clear_errors
 from ..files import home, warn_if_remote
 from ..memory.recorder import COLUMNS, EVENTS, TIMELINE, parse_events
-from ..memory.tally import Tally
+from ..memory.tally import Growth, Tally
 from . import timeline as read
 from .diagnosis import Diagnosis, ended, explain, held_peak_bytes
 
@@ -69,6 +70,24 @@ def _read(path: Path, what: str) -> bytes:
         raise InputError(f"{path}: expected a run's {what}, found no such file; pass the folder of a run") from None
 
 
+RunLike: TypeAlias = "Run | str | os.PathLike[str]"
+Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
+
+
+def named(runs: Runs) -> dict[str, Run]:
+    """Runs or their folders by the names given, or by those of their folders, with their paths where names repeat.
+
+    Raises:
+        InputError: for what is not the folder of a run.
+    """
+    if isinstance(runs, Mapping):
+        return {name: Run.open(run) for name, run in runs.items()}
+    opened = [Run.open(run) for run in ([runs] if isinstance(runs, str | os.PathLike | Run) else runs)]
+    names = [run.run_dir.name for run in opened]
+    unique = len({*names}) == len(names)
+    return {run.run_dir.name if unique else str(run.run_dir): run for run in opened}
+
+
 class _Result(BaseModel):
     """What is relied on of a result.json."""
 
@@ -92,18 +111,20 @@ class Run:
 
     @classmethod
     @clear_errors()
-    def open(cls, run_dir: str | os.PathLike[str]) -> Run:
-        """The run in a folder.
+    def open(cls, run_dir: RunLike) -> Run:
+        """The run in a folder; a `Run` is given back as it is.
 
         Raises:
             InputError: when it is not the folder of a run.
         """
+        if isinstance(run_dir, Run):
+            return run_dir
         if not any((home(run_dir) / name).is_file() for name in (CONFIG, EVENTS, TIMELINE)):
             raise InputError(f"{run_dir}: expected the folder of a run ({CONFIG}, {EVENTS}), found neither in it")
         return cls(run_dir)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.run_dir)!r}, {ended(self.result)})"
+        return f"Run({str(self.run_dir)!r}, {self.state})"
 
     # What its files hold ----------------------------------------------------------------------------------------------
 
@@ -203,7 +224,37 @@ class Run:
         config = None  # of another command, or of another version
         with contextlib.suppress(InputError):
             config = self.config
-        return explain(self.run_dir, config, self.result, self.tally)
+        return explain(self.run_dir, config, self.result, self.tally, self.is_at_work)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a process trains, or watches a command, in the folder at this moment: it holds the folder's lock."""
+        return not self.result and is_locked(self.run_dir)
+
+    @property
+    def state(self) -> str:
+        """How the last attempt ended, in a few words, or "at work"."""
+        return "at work" if self.is_at_work else ended(self.result)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How it stands now: state, phase and since when (`time.time()` seconds), limit and what is held, in bytes."""
+        phase, start = self.tally.phase, self.tally.events.get("start", {})
+        return {
+            "state": self.state,
+            "phase": phase.label if phase else None,
+            "phase_since_s": phase.began_s if phase else None,
+            "held_bytes": self.tally.held_bytes,
+            "held_peak_bytes": self.tally.held_peak_bytes,
+            "memory_limit_bytes": start.get("memory_limit_bytes"),
+            "duration_s": self.tally.duration_s,
+        }
+
+    @property
+    def growth(self) -> Growth | None:
+        """Whether memory after each epoch levels off or climbs, see `tally.Growth`; None where no epoch was marked."""
+        told = self.result.get("growth")
+        return Growth(**told) if told else self.tally.growth
 
     @cached_property
     def phase_memory(self) -> pd.DataFrame:
@@ -218,12 +269,12 @@ class Run:
     @property
     def peak_bytes(self) -> int:
         """The most memory at once: the cgroup's own counter, page cache included, else the largest sample."""
-        return int(self.result.get("peak_bytes") or 0)
+        return int(self.result.get("peak_bytes") or self.held_peak_bytes)
 
     @property
     def held_peak_bytes(self) -> int:
         """The most anonymous + shared memory in any sample: what can't be taken back, unlike the page cache."""
-        return held_peak_bytes(self.result)
+        return held_peak_bytes(self.result) if self.result else self.tally.held_peak_bytes or 0
 
     @property
     def rss_peak_bytes(self) -> int:
@@ -310,7 +361,13 @@ def locked(run_dir: Path) -> Iterator[int]:
     descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for _ in range(10):  # `is_locked` may just be looking
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.01)
+            else:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             raise InputError(
@@ -328,12 +385,29 @@ def locked(run_dir: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def is_locked(run_dir: Path) -> bool:
+    """Whether a process holds the lock of a run's folder, on this machine or, on a file system that tells, another."""
+    try:
+        descriptor = os.open(run_dir / LOCK, os.O_RDONLY)
+    except OSError:
+        return False  # a run of before there were locks, or another user's, whose end is not ours to see
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextlib.contextmanager
-def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator[tuple[Run, int]]:
+def own_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> Iterator[tuple[Run, int]]:
     """Make or reopen the folder of a run, and keep others out of it inside the block; nothing in it is lost.
 
     Yields the run as it was before, and the lock's descriptor. A new run's config.json is written here, a resumed one's
-    by the trainer, once it has accepted data set and checkpoint.
+    by the trainer, once it has accepted data set and checkpoint. Without a config it is that of another command.
 
     Raises:
         InputError: when another process trains in the folder, when it holds another run, or when `resume` finds none
@@ -345,7 +419,7 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
     with clear_errors(run_dir), locked(run_dir) as lock:
         _check_kind(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
-        if resume:
+        if resume and config is not None:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
             done = 0
             with contextlib.suppress(InputError):  # of a damaged metrics.csv; the checkpoint knows too
@@ -354,6 +428,6 @@ def own_run_dir(config: TrainConfig, run_dir: Path, *, resume: bool) -> Iterator
                 raise InputError(f"epochs: the run is already at epoch {done}, got epochs={config.epochs}")
         for torn in run_dir.glob(TORN_FILES):
             torn.unlink(missing_ok=True)
-        if not resume:
+        if not resume and config is not None:
             config.save(run_dir / CONFIG)
         yield run, lock

@@ -1,4 +1,4 @@
-"""Run the trainer in a child process under a real memory limit, and come back whatever happens to it.
+"""Run the trainer, or any command, in a child process under a real memory limit, and come back whatever happens to it.
 
 The parent records the child's memory, relays its output and writes `result.json`; an out-of-memory kill is a result.
 What the limit covers: the child and every process it starts, with the page cache they fill where it is a cgroup. What
@@ -13,10 +13,11 @@ import importlib.util
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,49 +25,103 @@ from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, is_interactive, parse_bytes
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES
-from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
+from ..marks import RUN_VARIABLE
+from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .folder import CONFIG_VARIABLE, Run, own_run_dir
-from .supervise import supervise
+from .supervise import MALLOC, supervise
 
 
 @clear_errors()
 def watch(
-    argv: list[str],
+    argv: Sequence[str] | int,
     memory_limit: str | int | None = None,
     *,
-    name: str,
+    run_dir: str | os.PathLike[str] | None = None,
+    name: str | None = None,
     runs_dir: str | os.PathLike[str] = "runs",
     limit_by: str = "auto",
     echo: bool = True,
 ) -> Run:
-    """Run any command in a child process, recorded and limited as `run` does it.
+    """Run any command in a child process, recorded and limited as `run` does it; inside, `ogbnlib.phase` names moments.
+
+    It has this process's environment and working directory, and its standard input unless that is a terminal; its two
+    outputs come back as one.
 
     Args:
-        argv: The command and its arguments; what begins with an option is this Python's: `["-m", "ogbnlib", ...]`.
+        argv: The command and its arguments; what begins with an option is this Python's: `["-m", "ogbnlib", ...]`. Or
+            the number of a process that runs already, which is then recorded until it ends, without a limit.
+        run_dir: The new or empty folder to record it in. Without it, a new one under `runs_dir` called `name`, or by
+            the script.
 
     Raises:
         InputError: for a bad limit, or a command that is not there, before anything is written.
+        KeyboardInterrupt: when interrupted; the command is ended (a process of before goes on) and `result.json`
+            written first.
     """
+    if isinstance(argv, int):
+        if memory_limit is not None:
+            raise InputError("memory_limit: expected none for a process that runs already, which is only recorded")
+        return _watch_process(argv, home(run_dir) if run_dir else next_run_dir(runs_dir, name or f"process-{argv}"))
     limit_bytes, notes = _attainable(memory_limit, say=echo)
-    argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else argv
+    argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
-        raise InputError(f"argv: expected a command that can be run, got {argv}")
+        hint = "; put `python` before a script" if argv and Path(argv[0]).is_file() else ""
+        raise InputError(f"argv: expected a command that can be run, got {argv}{hint}")
     limit, refused = make_limit(limit_bytes, limit_by)
-    with contextlib.closing(limit):
-        folder = next_run_dir(runs_dir, name)
-        folder.mkdir(parents=True)
-        attempt = Attempt(Run(folder), memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
-        return _carry_out(attempt, argv, limit, {"limits_refused": refused, "notes": notes}, echo=echo)
+    script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
+    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or Path(script).stem)
+    with contextlib.closing(limit), own_run_dir(None, folder, resume=False) as (before, _):
+        attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
+        more = {"limits_refused": refused, "notes": notes}
+        return _carry_out(attempt, argv, limit, more, echo=echo, stdin=subprocess.DEVNULL if os.isatty(0) else None)
+
+
+def _watch_process(pid: int, folder: Path) -> Run:
+    """Record a process that is none of ours until it ends, or until this one is interrupted."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        if pid == os.getpid() or not _goes_on(process):
+            raise psutil.NoSuchProcess(pid)
+    except (psutil.NoSuchProcess, ValueError, OverflowError):
+        raise InputError(f"pid: expected the number of another process that runs, got {pid}") from None
+    with own_run_dir(None, folder, resume=False) as (before, _):
+        attempt, cgroup, interrupted = Attempt(before, watched_pid=pid), counting_cgroup(pid), False
+        kills = cgroup.oom_kills() if cgroup else None
+        attempt.recorder.start(pid, interval_s=Limit(None).pause)
+        try:
+            while _goes_on(process):
+                time.sleep(0.1)
+        except KeyboardInterrupt:
+            interrupted = True
+        attempt.recorder.stop()
+        after = cgroup.oom_kills() if cgroup else None
+        struck = None if kills is None or after is None else after - kills
+        done = attempt.end(None, watched_pid=pid, oom_kills=struck, interrupted=interrupted)
+    if interrupted:
+        raise KeyboardInterrupt(f"{folder}: interrupted; the process goes on, unrecorded")
+    return done
+
+
+def _goes_on(process: Any) -> bool:
+    """Whether a process has not ended, nor its number been given to another one."""
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @clear_errors()
 def run(
-    config: TrainConfig,
+    config: TrainConfig | None = None,
     memory_limit: str | int | None = None,
     *,
     run_dir: str | os.PathLike[str] | None = None,
@@ -80,7 +135,8 @@ def run(
     """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
 
     Args:
-        config: What to train.
+        config: What to train; None for what the run to resume was trained with, so that
+            `run(run_dir="runs/a", resume=True)` goes on after any interruption.
         memory_limit: "2 GB" or bytes; None records without a limit. Where less can be had here, that is the limit.
         run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
             called `name`, or by data set and policy.
@@ -94,6 +150,10 @@ def run(
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
     limit_bytes, notes = _attainable(memory_limit, say=echo)
+    if config is None:
+        if run_dir is None or not resume:
+            raise InputError("config: expected one, or the folder of a run with resume=True to go on with its own")
+        config = Run.open(run_dir).config
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     check_inputs(config)
@@ -110,6 +170,7 @@ def run(
         argv = [sys.executable, "-m", *module, str(folder), "--locked", *(["--resume"] if resume else [])]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
+        env |= {name: value for name, value in MALLOC.items() if name not in os.environ}
         env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
@@ -168,7 +229,7 @@ def _carry_out(
     **how: Any,
 ) -> Run:
     """Have a child do the work and write the attempt's result, with `more` in it; `how` is for `supervise`."""
-    env = dict(env or {})
+    env = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
     outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
@@ -185,7 +246,8 @@ def _carry_out(
         **more,
     )
     if outcome.interrupted:
-        raise KeyboardInterrupt(f"{attempt.run_dir}: interrupted; go on with resume=True")
+        then = "; go on with resume=True" if attempt.config else ""
+        raise KeyboardInterrupt(f"{attempt.run_dir}: interrupted{then}")
     return ended
 
 
@@ -208,7 +270,7 @@ def measure_runtime_bytes() -> int:
     while not held or (len(held) == 1 and held[0] > 1.15 * RUNTIME_BYTES):
         with tempfile.TemporaryDirectory() as folder:
             limit, _refused = make_limit(None)
-            outcome = supervise(argv, Path(folder), limit, env={"TMPDIR": folder}, echo=False)
+            outcome = supervise(argv, Path(folder), limit, env={**MALLOC, "TMPDIR": folder}, echo=False)
             if outcome.exit_code != 0:
                 raise InputError(f"ogbnlib: it can't train here, run `python -m ogbnlib doctor`: {outcome.tail[-500:]}")
             held.append(outcome.tally.peaks["anon_shmem_bytes"])

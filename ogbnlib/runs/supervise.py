@@ -23,9 +23,10 @@ from ..memory.tally import Tally
 from .diagnosis import STOPPED
 from .folder import OUTPUT
 
-# glibc's malloc keeps much of what is freed (mallopt(3)). Two arenas for all threads, not eight per core: a run under
-# 40 MB of head-room finished that was killed before. Blocks from 4 MiB on come from mmap and go back at once, where the
-# default raises that size to 32 MiB as it goes: 75 MB less at the peak of [15, 10, 5] x 1024, at the same speed.
+# For our trainer; another command is to be seen as it is. glibc's malloc keeps much of what is freed (mallopt(3)). Two
+# arenas for all threads, not eight per core: a run under 40 MB of head-room finished that was killed before. Blocks
+# from 4 MiB on come from mmap and go back at once, where the default raises that size to 32 MiB as it goes: 75 MB less
+# at the peak of [15, 10, 5] x 1024, at the same speed.
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 GRACE_S = 120.0  # for a checkpoint, once a run has been told to stop because its folder can't be written
 # How torch tells of a worker that was killed (torch.utils.data, signal_handling); its trainer then ends by itself.
@@ -46,18 +47,24 @@ class Outcome:
 
 
 class _Unwritable:
-    """Has a process stop in order, by SIGTERM, because something about it can't be written; SIGKILL after a while."""
+    """Has a trainer stop in order, by SIGTERM, because something about it can't be written; SIGKILL after a while.
+
+    Another command goes on: its work is worth more than its recording.
+    """
 
     said: str | None = None
     _timer: threading.Timer | None = None
 
-    def __init__(self, pid: int):
-        self._pid = pid
+    def __init__(self, pid: int, *, stops: bool):
+        self._pid, self._stops = pid, stops
 
     def __call__(self, error: OSError) -> None:
         if self.said is None:
-            self.said = f"{error.filename}: {error.strerror}; make room there, or mend it, and go on with --resume"
+            then = "make room there, or mend it, and go on with --resume" if self._stops else "it was not recorded on"
+            self.said = f"{error.filename}: {error.strerror}; {then}"
             print(f"error: {self.said}", file=sys.stderr, flush=True)
+            if not self._stops:
+                return
             self._timer = threading.Timer(GRACE_S, kill_tree, [self._pid])
             self._timer.start()
             os.kill(self._pid, signal.SIGTERM)
@@ -78,6 +85,7 @@ def supervise(
     echo: bool = True,
     holds_back: bool = False,
     inherited: tuple[int, ...] = (),
+    stdin: int | None = subprocess.DEVNULL,
 ) -> Outcome:
     """Run a command inside `limit`, recorded in `run_dir` until it ends, and end all that it leaves behind.
 
@@ -89,6 +97,7 @@ def supervise(
         echo: Relay the output; it is in `output.log` either way.
         holds_back: The command calls `signals.take_over`; until then it keeps stop signals waiting.
         inherited: Descriptors.
+        stdin: As `subprocess.Popen` takes it.
     """
     recorder, forward = recorder or Recorder(run_dir), Forward()
     with handled(forward):
@@ -96,26 +105,26 @@ def supervise(
             with held_back() if holds_back else contextlib.nullcontext():
                 process = subprocess.Popen(
                     limit.command(argv),
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=inherited,
                     start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
-                    env={**MALLOC, **os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
                 )
         except BaseException:
             limit.close()  # no process was started in it
             recorder.stop()
             raise
         forward.begin(process.pid)
-        unwritable = _Unwritable(process.pid)
+        unwritable = _Unwritable(process.pid, stops=holds_back)
         tail, interrupted, status = "", False, -signal.SIGKILL
         try:
             limit.pid = process.pid
             recorder.start(
                 process.pid,
                 cgroup=lambda: limit.cgroup,
-                interval_s=0.02 if limit.name == "watchdog" else 0.05,
+                interval_s=limit.pause,
                 on_sample=limit.check,
                 on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
                 on_unwritable=unwritable,
@@ -189,7 +198,7 @@ def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool, unwrita
     descriptor, tail, ended_s = process.stdout.fileno(), b"", 0.0
     with _Log(log_path, unwritable) as log:
         while True:
-            readable, _, _ = select.select([descriptor], [], [], 0.1)
+            readable, _, _ = select.select([descriptor], [], [], 0.5)
             if readable:
                 data = os.read(descriptor, 65536)
                 if not data:

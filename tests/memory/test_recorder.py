@@ -190,6 +190,7 @@ def test_an_attempt_takes_nothing_over_from_the_one_before() -> None:
     mark(tally, "cuda_oom", message="full")
     tally.sample(1.0, sample(MB))
     mark(tally, "start", time_s=50.0)
+    assert tally.events.pop("start")["time_s"] == 50.0
     assert vars(tally) == vars(Tally(50.0))
 
 

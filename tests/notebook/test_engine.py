@@ -306,6 +306,17 @@ def test_out_of_memory_is_claimed_where_the_counter_was_read_before_and_after(
     assert watch.cause(137)[0].startswith(cause)
 
 
+def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute: Callable[..., Path]) -> None:
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; x = bytearray(300 * 2**20); "
+    book = nbformat.read(execute("1", child + "time.sleep(0.4)'])", "x = bytearray(100 * 2**20)", "2"), as_version=4)
+    peaks = [cell.metadata.ogbnlib.peak_bytes / MB for cell in book.cells if cell.cell_type == "code"]
+    assert 10 < peaks[0] < 200  # the parameters
+    assert 290 < peaks[2] - peaks[1] < 400
+    assert 95 < peaks[3] - peaks[1] < 130
+    assert peaks[4] == pytest.approx(peaks[3], abs=5)
+    assert not any("ogbnlib" in cell.metadata for cell in book.cells if cell.cell_type != "code")
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code", "cause"),
     [

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from conftest import MB, write_run
 
+import ogbnlib
 from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.sizes import size_of
-from ogbnlib.notebook.tables import forecast_table
+from ogbnlib.notebook.plots import plot_runs, plot_timeline
+from ogbnlib.notebook.tables import compare_runs, forecast_table
 from ogbnlib.runs.folder import Run
 
 
@@ -45,3 +49,41 @@ def test_a_forecast_starts_from_the_runtime_it_is_given(tmp_path: Path, tiny_dir
     run = {"a": finished(tmp_path / "run", tiny_dir)}
     less, more = (forecast_table(run, runtime_bytes=size * MB)["predicted MB"].iloc[0] for size in (200, 300))
     assert more - less == pytest.approx(100, abs=1)
+
+
+METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,2.0,,0.6,0.5,1.0,0.1\n2,1.0,,0.4,0.3,1.0,0.1\n"
+
+
+def test_all_runs_below_a_folder_are_one_table_that_tables_and_pictures_take(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", config={"lr": 0.1}, killed_by="kernel", sampled_peaks_bytes={"held_bytes": 512 * MB})
+    write_run(tmp_path / "deep" / "a", exit_code=0, config={"lr": 0.2})
+    (tmp_path / "deep" / "a" / "metrics.csv").write_text(METRICS)
+    write_run(tmp_path / "b", exit_code=None)
+    (write_run(tmp_path / "c", exit_code=1) / "result.json").write_text("half")
+    watched = ogbnlib.watch(["-c", "pass"], runs_dir=tmp_path, name="watched")
+    table = ogbnlib.runs(tmp_path)
+    assert table.index[-1] == str(watched.run_dir)  # the youngest
+    rows = {str(Path(name).relative_to(tmp_path)): row for name, row in table.iterrows()}
+    assert set(rows) == {"a", "deep/a", "b", "c", "watched"}
+    assert (rows["a"]["ended"], rows["a"]["peak GB"]) == ("out of memory, exit code 137", 0.5)
+    assert (rows["deep/a"]["valid"], rows["deep/a"]["test"], rows["deep/a"]["epochs"]) == (0.6, 0.5, 2)
+    assert (rows["a"]["lr"], rows["deep/a"]["lr"]) == (0.1, 0.2)
+    assert "batch_size" not in table.columns  # in which they do not differ
+    assert rows["b"]["ended"] == "no result"
+    assert rows["c"]["ended"].startswith("damaged: ")
+    assert rows["watched"]["command"].endswith("-c pass")
+    sound = table.index[~table["ended"].str.startswith("damaged")]
+    assert compare_runs(sound)["ended"].tolist() == table.loc[sound, "ended"].tolist()
+    assert len(plot_runs(sound).axes) >= len(sound)
+    assert compare_runs([tmp_path / "b", Run(tmp_path / "a")]).index.tolist() == ["b", "a"]
+    with pytest.raises(InputError, match="expected a folder of runs, found none"):
+        ogbnlib.runs(tmp_path / "nothing")
+    assert len(ogbnlib.runs(tmp_path / "b")) == 1
+    (tmp_path / "empty").mkdir()
+    assert isinstance(ogbnlib.runs(tmp_path / "empty"), pd.DataFrame)
+
+
+def test_each_phase_that_a_script_named_is_in_its_picture(tmp_path: Path) -> None:
+    code = "import ogbnlib, time\nfor name in ('read my data', 'think'):\n    with ogbnlib.phase(name): time.sleep(0.3)"
+    ax = plot_timeline(ogbnlib.watch(["-c", code], runs_dir=tmp_path).run_dir)
+    assert {"read my data", "think"} <= {text.get_text() for text in ax.texts}

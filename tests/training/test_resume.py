@@ -155,7 +155,9 @@ def test_epochs_come_back_from_the_checkpoint_whatever_became_of_metrics_csv(
 def test_a_finished_run_that_is_resumed_gets_its_metrics_back(folder: Path, tiny_config: Config) -> None:
     before = (folder / "metrics.csv").read_bytes()
     (folder / "metrics.csv").write_bytes(before.replace(b",", b";"))
-    assert run(tiny_config(dropout=0.3), run_dir=folder, resume=True, echo=False).exit_code == 0
+    with pytest.raises(InputError, match=r"^config: expected one, or the folder of a run with resume=True"):
+        run(run_dir=folder)
+    assert run(run_dir=folder, resume=True, echo=False).exit_code == 0  # with the config that it has
     assert (folder / "metrics.csv").read_bytes() == before
 
 

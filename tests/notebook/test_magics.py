@@ -1,0 +1,126 @@
+"""Promises of `%%memory` and `%%memory_limit`: a cell's memory is seen, a cell may die, the kernel never does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import nbclient
+import nbformat
+import papermill
+import pytest
+from nbformat import NotebookNode, v4
+from papermill.exceptions import PapermillExecutionError
+
+Execute = Callable[..., list[NotebookNode]]
+LOAD = "%load_ext ogbnlib"
+FILL = "x = []\nwhile True:\n    x.append(bytearray(10**7))"
+
+
+def make_book(*cells: str) -> NotebookNode:
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    book = v4.new_notebook(metadata={"kernelspec": kernel, "language_info": {"name": "python"}})
+    book.cells = [v4.new_code_cell(cell) for cell in cells]
+    return book
+
+
+def execute(*cells: str) -> list[dict[str, str]]:
+    """Executes cells, whatever they raise; for each what it showed, by kind."""
+    book = make_book(LOAD, *cells)
+    nbclient.NotebookClient(book, allow_errors=True, timeout=120).execute()
+    return [shown(cell) for cell in book.cells[1:]]
+
+
+def shown(cell: NotebookNode) -> dict[str, str]:
+    found: dict[str, str] = {"stdout": "", "stderr": ""}
+    for out in cell.outputs:
+        if out.output_type == "stream":
+            found[out.name] += out.text
+        elif out.output_type == "error":
+            assert "error" not in found, "shown twice"
+            found["error"] = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(out.traceback))
+        else:
+            found = {kind: str(data) for kind, data in out.data.items()} | found
+    return found
+
+
+def test_memory_shows_peak_and_what_a_cell_left_behind_and_leaves_it_as_it_was() -> None:
+    load = "import ogbnlib, time\nkept = bytearray(100 * 2**20)\nwith ogbnlib.phase('read'):\n"
+    load += "    y = bytearray(200 * 2**20)\n    time.sleep(0.2)\n    del y\nlen(kept)"
+    first, value, after, syntax, nothing = execute(
+        f"%%memory\n{load}", "print(len(kept))", "%%memory\ndel kept", "%%memory\nf(", "%%memory x\n1"
+    )
+    found = re.search(
+        r"memory: [\d.]+ s, peak (\d+) MB, (\d+) MB above the start; (\d+) MB left behind", first["stdout"]
+    )
+    assert found
+    assert 295 < int(found[2]) < 330
+    assert 95 < int(found[3]) < 130
+    assert first["text/plain"] == str(100 * 2**20)  # the cell's own value, as ever
+    assert "image/png" in first
+    assert value["stdout"] == f"{100 * 2**20}\n"
+    assert "100 MB given back" in after["stdout"]
+    assert "SyntaxError" in syntax["error"]
+    assert "magics.py" not in syntax["error"]
+    assert nothing["error"] == "InputError: %%memory: expected nothing behind it, got 'x'"
+
+
+def test_a_limited_cell_takes_variables_prints_and_gives_results_back() -> None:
+    (_, done, results) = execute(
+        "import math\nclass Mine:\n    size = 2\na, run = [1, 2], Mine()",
+        "%%memory_limit 1 GB --in a, math,run --out c,out --limit-by watchdog\n"
+        "print('inside', a)\nc = math.floor(sum(a) + 0.5) + run.size\nclass Made: pass\nout = Made()\nc * 2",
+        "print(c, type(out).__name__, 'left' if 'Made' in globals() else 'clean')",
+    )
+    assert done["stdout"].startswith("inside [1, 2]\n10\nmemory_limit: Finished without an error in ")
+    assert "of 1.00 GB (watchdog)" in done["stdout"]
+    assert results["stdout"] == "5 Made clean\n"
+
+
+@pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
+def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path, limit_by: str) -> None:
+    killed = f"%%memory_limit 150MB --limit-by {limit_by}\nimport ogbnlib\nwith ogbnlib.phase('fill'):\n    {FILL}"
+    book = make_book(LOAD, "a = 1", killed.replace("\nwhile", "\n    while").replace("\n    x.", "\n        x."), "a")
+    nbformat.write(book, tmp_path / "in.ipynb")
+    done = papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
+    cell, after = shown(done.cells[2]), shown(done.cells[3])
+    assert "Killed by " in cell["stdout"]
+    assert "in phase 'fill'" in cell["stdout"]
+    assert "image/png" in cell
+    assert after["text/plain"] == "1"
+
+
+MISTAKES: list[tuple[str, str]] = [
+    ("5\n1", "InputError: memory_limit: expected a size such as"),
+    ("1GB --in nope\n1", "InputError: --in nope: expected a variable of the notebook, found none"),
+    ("1GB --in 3\n1", "InputError: %%memory_limit: expected names of variables after --in and --out, got '3'"),
+    ("1GB --in f\n1", "InputError: --in f: expected what cloudpickle can copy to another process, found a generator"),
+    ("1GB --out nope\n1", "InputError: --out nope: expected a variable of the cell, found none"),
+    ("1GB --out g\ng = (i for i in [])", "InputError: --out g: expected what cloudpickle can copy"),
+    ("1GB --limit-by magic\n1", "InputError: limit_by: expected auto or one of"),
+    ("1GB\nprint(f)", "line 1: print(f)\nNameError: name 'f' is not defined; where it is a variable of the notebook"),
+    ("1GB\nx = 1\n%time x", "SyntaxError: invalid syntax (<cell>, line 2); a limited cell is plain Python"),
+    ("1GB\ndef g():\n    1 / 0\n\ng()", "line 4: g()\nline 2: 1 / 0\nZeroDivisionError: division by zero"),
+    (f"150MB --out x\n{FILL}", "CellFailed: --out x: not set, as the cell's process ended: out of memory"),
+]
+
+
+def test_mistakes_and_errors_of_a_limited_cell_are_shown_shortly_and_fail_it() -> None:
+    cells = execute("f = (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES), "%%memory_limit\n1")
+    for (text, expected), cell in zip(MISTAKES, cells[1:-1], strict=True):
+        assert cell["error"].startswith(expected), text
+    assert "UsageError: the following arguments are required: limit" in cells[-1]["stderr"]
+
+
+@pytest.mark.parametrize("magic", ["%%memory", "%%memory_limit 1GB"])
+def test_a_cell_that_fails_fails_under_papermill_too(tmp_path: Path, magic: str) -> None:
+    nbformat.write(make_book(LOAD, f"{magic}\nraise ValueError('mine')", "1"), tmp_path / "in.ipynb")
+    with pytest.raises(PapermillExecutionError, match="mine"):
+        papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
+
+
+def test_nothing_of_a_cell_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    execute("%%memory\n1", "%%memory_limit 1GB\n1", "%%memory_limit 1GB\n1/0")
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ogbnlib-cell")]
