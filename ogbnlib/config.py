@@ -203,9 +203,9 @@ class _Parameters(BaseModel):
             raise ValueError(f"eval_splits: expected each split once, got {list(self.eval_splits)}")
         if "train" in self.eval_splits:
             raise ValueError('eval_splits: expected "valid" and "test"; the train split is ruled by train_eval')
-        wanting = "early_stopping" if self.early_stopping else "keep='best'" if self.keep == "best" else ""
+        wanting = "early_stopping" if self.early_stopping else "keep" if self.keep == "best" else ""
         if wanting and "valid" not in self.eval_splits:
-            raise ValueError(f"{wanting.partition('=')[0]}: expected 'valid' in eval_splits, got {self.eval_splits}")
+            raise ValueError(f"{wanting}: expected 'valid' in eval_splits, got {list(self.eval_splits)}")
         self._check_model()
         self._check_schedule()
         return self

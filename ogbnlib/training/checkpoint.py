@@ -27,7 +27,6 @@ from ..files import write_atomically
 from ..graph.store import Store
 from ..memory.recorder import EventLog
 from ..runs.folder import BEST, CHECKPOINT, CONFIG, DAMAGED, METRIC_COLUMNS, METRICS, PREVIOUS, Run, check_changes
-from .distributed import Ranks
 from .step import Learner
 
 Row = dict[str, float | None]
@@ -222,7 +221,8 @@ def write_metrics(run_dir: Path, history: list[Row]) -> None:
 class Keeper:
     """Keeps where a run stands in its folder, where it has one, and never what is not finite.
 
-    All ranks call its methods; the first one writes. `data` is the `fingerprint` of the data set.
+    All ranks call its methods; the first one writes. `data` is the `fingerprint` of the data set, `num_seeds` those of
+    an epoch.
     """
 
     def __init__(
@@ -232,11 +232,10 @@ class Keeper:
         data: Mapping[str, Any],
         num_seeds: int,
         learner: Learner,
-        ranks: Ranks,
         log: EventLog,
     ):
         self.run_dir, self.config, self.data, self.num_seeds = run_dir, config, data, num_seeds
-        self.learner, self.ranks, self.log = learner, ranks, log
+        self.learner, self.ranks, self.log = learner, learner.ranks, log
         self._saved: State | None = None
         self._damaged = False
 
@@ -272,6 +271,9 @@ class Keeper:
         state, notes, self._damaged = load_checkpoint(self.run_dir, self.config, self.data, self.learner.parts)
         if state.epoch > self.config.epochs:
             raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
+        if state.batches_per_step not in (0, self.learner.batches_per_step):
+            text = f"a step has {self.learner.batches_per_step} batches from here on, {state.batches_per_step} before"
+            notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
         self._saved = replace(state) if state.batches_per_step else None
         if self.ranks.first:
             self.learner.loss_sum.fill_(state.loss_sum)

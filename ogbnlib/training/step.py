@@ -50,6 +50,11 @@ class Learner:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._batches = 0  # of the running epoch, for release_every
 
+    @property
+    def batches_per_step(self) -> int:
+        """Over all ranks."""
+        return self.config.accumulate * self.ranks.num_ranks
+
     def begin_epoch(self, epoch: int) -> None:
         self.model.train()
         self._batches = 0

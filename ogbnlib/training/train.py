@@ -13,7 +13,7 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from ..files import home
 from ..forecast.passes import step_reserve_bytes
 from ..graph.store import Store
 from ..memory import cuda
+from ..memory.cuda import resolve_device
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
@@ -36,14 +37,14 @@ from ..runs.diagnosis import exit_code_of
 from ..runs.folder import Run, own_run_dir
 from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
-from ..sampling.policies import compile_kernels, make_loaders
+from ..sampling.policies import Loaders, compile_kernels, make_loaders
 from ..sources.catalog import open_for
-from .checkpoint import Row, fingerprint
+from .checkpoint import Keeper, Row, fingerprint
 from .distributed import Ranks, join
-from .models import GNN
+from .models import GNN, parameter_bytes
 from .own import keep_code, make_model
 from .step import Learner
-from .trainer import Progress, Trainer, evaluator
+from .trainer import Progress, Trainer, evaluator, note
 
 
 @dataclass
@@ -132,28 +133,27 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
     return open_for(config, memory_limit=limit, say=progress.say, progress=progress.how == "bar", check=check)
 
 
-def _model(
+def _learner(
     config: TrainConfig,
-    store: Store,
+    loaders: Loaders,
     run_dir: Path | None,
     log: EventLog,
-    progress: Progress,
     ranks: Ranks,
+    say: Callable[[str], None],
     given: nn.Module | None,
-) -> nn.Module:
-    """The run's model; the code of one of the user's own is kept first, as every rank runs the copy."""
-
-    def note(text: str) -> None:
-        log.mark("note", text=text)
-        progress.say(text)
-
+) -> Learner:
+    """What learns; the code of a model of the user's own is kept first, as every rank runs the copy."""
     with ranks.together():
         if run_dir is not None and ranks.first and given is None and config.model not in MODELS:
             for text in keep_code(config, run_dir):
-                note(text)
+                say(text)
     with ranks.together():
-        made = make_model(config, store.num_features, store.num_classes, run_dir, given, note)
-    return made
+        model = make_model(config, loaders.num_features, loaders.num_classes, run_dir, given, say)
+    device = resolve_device(config.device)
+    for text in cuda.begin(config, device.type):
+        say(text)
+    log.part("model, gradients, Adam", 4 * parameter_bytes(model))
+    return Learner(config, model, loaders.num_features, device, ranks, log)
 
 
 @contextlib.contextmanager
@@ -197,7 +197,7 @@ def train_prepared(
             store = ranks.in_turn(lambda: _open(config, log, progress, stop))
         log.mark("dataset", path=str(store.path), **asdict(store.size))
         log.mark("note", ranks=ranks.num_ranks)
-        model = _model(config, store, run_dir, log, progress, ranks, model)
+        say = functools.partial(note, log=log, progress=progress)
         if ranks.num_ranks > 1 and config.loading != "store":
             text = f"each of the {ranks.num_ranks} ranks holds its own copy of the data; loading=store shares one"
             log.mark("note", text=text)
@@ -205,15 +205,24 @@ def train_prepared(
             compile_kernels(list(config.num_neighbors))
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
-        trainer = Trainer(config, fingerprint(store, config), loaders, model, run_dir, log, progress, stop, ranks)
+        one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
+        if config.eval_batch_size not in (None, config.batch_size) and not one_number:
+            say(
+                "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
+                "eval_num_neighbors=-1, or any one number, ends the first"
+            )
         with contextlib.closing(loaders), workers_ended():
+            learner = _learner(config, loaders, run_dir, log, ranks, say, model)
+            num_seeds = len(loaders.splits["train"])
+            keeper = Keeper(run_dir, config, fingerprint(store, config), num_seeds, learner, log)
+            trainer = Trainer(config, loaders, learner, keeper, log, progress, stop)
             if resume:
                 with ranks.together():
                     trainer.restore()
                 if ranks.first:
                     trainer.take_over()
             trainer.run()
-        return TrainResult(trainer.state.history, trainer.learner.model, run_dir)
+        return TrainResult(trainer.state.history, learner.model, run_dir)
     except torch.OutOfMemoryError as error:
         cuda.record_oom(error, config, run_dir, log.mark)
         raise

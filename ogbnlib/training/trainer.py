@@ -5,25 +5,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import is_interactive
-from ..memory import cuda
-from ..memory.cuda import resolve_device
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Keeper, Row, State
-from .distributed import Ranks
-from .models import parameter_bytes
 from .step import Learner
 
 _LINE_EVERY_S = 30.0
@@ -60,42 +54,30 @@ class Progress:
                     self.say(f"  {what}: {done}/{total} batches, {rate:.1f} batches/s, {left_s:.0f} s left")
 
 
+def note(text: str, log: EventLog, progress: Progress) -> None:
+    """Say something of a run to who watches, and to who reads its events."""
+    log.mark("note", text=text)
+    progress.say(text)
+
+
 class Trainer:
-    """The state of one run: model, optimizer, loaders, and where its results go. `data` is `checkpoint.fingerprint`."""
+    """One run's epochs: what learns, what it learns from, and where it stands."""
 
     def __init__(
         self,
         config: TrainConfig,
-        data: Mapping[str, Any],
         loaders: Loaders,
-        model: nn.Module,
-        run_dir: Path | None,
+        learner: Learner,
+        keeper: Keeper,
         log: EventLog,
         progress: Progress,
         stop: StopRequest,
-        ranks: Ranks,
     ):
-        self.config, self.loaders, self.run_dir, self.log, self.progress = config, loaders, run_dir, log, progress
-        self.stop, self.ranks = stop, ranks
-        device = resolve_device(config.device)
-        for note in cuda.begin(config, device.type):
-            self._note(note)
-        one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
-        if config.eval_batch_size not in (None, config.batch_size) and not one_number:
-            self._note(
-                "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
-                "eval_num_neighbors=-1, or any one number, ends the first"
-            )
-        self.learner = Learner(config, model, loaders.num_features, device, ranks, log)
-        log.part("model, gradients, Adam", 4 * parameter_bytes(self.learner.model))
+        self.config, self.loaders, self.learner, self.keeper = config, loaders, learner, keeper
+        self.log, self.progress, self.stop, self.ranks = log, progress, stop, learner.ranks
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
-        self.keeper = Keeper(run_dir, config, data, self.num_seeds["train"], self.learner, ranks, log)
         self.state = State()
         self._saved_s = time.monotonic()
-
-    def _note(self, text: str) -> None:
-        self.log.mark("note", text=text)
-        self.progress.say(text)
 
     # Checkpoint and resume ------------------------------------------------------------------------------------------
 
@@ -106,20 +88,12 @@ class Trainer:
 
     def restore(self) -> None:
         """Go back to the last checkpoint, see `Keeper.restore`."""
-        state, notes = self.keeper.restore()
-        if state.batches_per_step not in (0, self.batches_per_step):
-            text = f"a step has {self.batches_per_step} batches from here on, {state.batches_per_step} before"
-            notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
-        for note in notes:
-            self._note(note)
-        self.state = state
+        self.state, notes = self.keeper.restore()
+        for text in notes:
+            note(text, self.log, self.progress)
 
     def take_over(self) -> None:
         self.keeper.take_over(self.state)
-
-    @property
-    def batches_per_step(self) -> int:
-        return self.config.accumulate * self.ranks.num_ranks
 
     def _boundary(self, training: bool = False) -> None:
         """Between two steps or two batches of an evaluation: the one place where a run stops on a signal."""
@@ -135,7 +109,11 @@ class Trainer:
             self.save()
             self.ranks.note_memory(self.log)
             where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
-            how = "go on with resume=True (--resume)" if self.run_dir else "without a run_dir nothing of it is kept"
+            how = (
+                "go on with resume=True (--resume)"
+                if self.keeper.run_dir
+                else "without a run_dir nothing of it is kept"
+            )
             raise Stopped(f"stopped by {name} {where}; {how}")
         if due_anywhere:
             self.save()
@@ -156,10 +134,10 @@ class Trainer:
         ):
             self._boundary()
             while state.position < num_seeds:
-                end = min(state.position + config.batch_size * self.batches_per_step, num_seeds)
+                end = min(state.position + config.batch_size * self.learner.batches_per_step, num_seeds)
                 self.learner.step(batches, epoch, state.position, end)
                 state.position, state.time_s = end, time.monotonic() - begin
-                state.batches_per_step = self.batches_per_step
+                state.batches_per_step = self.learner.batches_per_step
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
@@ -210,7 +188,7 @@ class Trainer:
             self.progress.say(epoch_line(row))
         if self.state.epoch < config.epochs:
             none = f"no better valid accuracy in {config.early_stopping} evaluations"
-            self._note(f"{none}: epoch {self.state.epoch} was the last")
+            note(f"{none}: epoch {self.state.epoch} was the last", self.log, self.progress)
         self.ranks.note_memory(self.log)
 
     def _is_over(self, *more: float | None) -> bool:
