@@ -21,8 +21,8 @@ from .files import home, write_json
 Loading = Literal["eager", "lazy", "shared", "store"]
 Split = Literal["train", "valid", "test"]
 MODELS = ("sage", "gcn", "gat")
-# The arguments that a schedule must have and may have, by the names of torch's CosineAnnealingLR and StepLR.
-_SCHEDULES = {"constant": ((), ()), "cosine": (("T_max",), ("eta_min",)), "step": (("step_size",), ("gamma",))}
+# The epochs that a schedule must be given and the number it may be, as torch's CosineAnnealingLR and StepLR call them.
+_SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
 
 
 def _list(value: object) -> object:
@@ -38,10 +38,6 @@ def _single(value: object) -> object:
 
 def _none(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() in {"", "none", "null"} else value
-
-
-def _zero(value: object) -> object:
-    return 0 if _none(value) is None else _number(value)
 
 
 def _number(value: object) -> object:
@@ -136,7 +132,7 @@ class _Parameters(BaseModel):
     pin_memory: bool = False  # page-locked batches for faster copies to a GPU
 
     # model
-    # sage, gcn, gat, or a class of your own, "my_model.py:Net" or "package.module:Net": README, "My model".
+    # sage, gcn, gat, or a class of your own, "my_model.py:Net" or "package.module:Net": README, "Your own".
     model: Annotated[str, BeforeValidator(_model)] = "sage"
     model_args: Arguments = {}  # your own only: more of its __init__'s arguments, as a dict or as JSON text
     hidden_channels: Annotated[Int, Field(gt=0)] = 16
@@ -165,7 +161,7 @@ class _Parameters(BaseModel):
     # are the same for every eval_batch_size, but for gcn, whose degrees are those of the sampled subgraph.
     eval_num_neighbors: FanOut = None
     # Stop once so many evaluations in a row brought no better valid accuracy; 0: never.
-    early_stopping: Annotated[Int, Field(ge=0), BeforeValidator(_zero)] = 0
+    early_stopping: Annotated[Int, Field(ge=0), BeforeValidator(lambda value: _none(value) or 0)] = 0
     keep: Literal["last", "best"] = "last"  # best: best.pt too, the model of the best valid accuracy so far
     release_every: Annotated[Int, Field(ge=0)] = 0  # release_memory() every k training batches; 0: never
 
@@ -221,19 +217,17 @@ class _Parameters(BaseModel):
             )
 
     def _check_schedule(self) -> None:
-        needed, more = _SCHEDULES[self.lr_schedule]
-        for name in self.lr_schedule_args:
-            if name not in (*needed, *more):
-                takes = ", ".join((*needed, *more)) or "none"
-                raise ValueError(f"lr_schedule_args: {self.lr_schedule} takes {takes}, got {name!r}")
-        for name in needed:
-            if name not in self.lr_schedule_args:
-                raise ValueError(f"lr_schedule_args: {self.lr_schedule} needs {name}, a number of epochs, got none")
-        for name, value in self.lr_schedule_args.items():
-            whole = name in needed
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or value < whole:
-                least = "a whole number of at least 1" if whole else "a number of at least 0"
-                raise ValueError(f"lr_schedule_args: expected {least} for {name}, got {value!r}")
+        epochs, factor = _SCHEDULES[self.lr_schedule]
+        given = self.lr_schedule_args
+        if not {epochs} - {""} <= given.keys() <= {epochs, factor} - {""}:
+            takes = f"needs {epochs} and takes {factor}" if epochs else "takes none"
+            raise ValueError(f"lr_schedule_args: {self.lr_schedule} {takes}, got {', '.join(given) or 'none'}")
+        for name, value in given.items():
+            whole = name == epochs
+            sound = not isinstance(value, bool) and isinstance(value, int if whole else int | float)
+            if not sound or not (1 <= value < 2**31 if whole else 0 <= value <= 1):
+                what = "a number of epochs" if whole else "a number from 0 to 1"
+                raise ValueError(f"lr_schedule_args: expected {what} for {name}, got {value!r}")
 
 
 class TrainConfig(_Parameters):
@@ -248,15 +242,12 @@ class TrainConfig(_Parameters):
         if self.lr_schedule == "cosine":
             lowest, share = given.get("eta_min", 0.0), min(done / given["T_max"], 1.0)
             return lowest + (self.lr - lowest) * (1 + math.cos(math.pi * share)) / 2
-        return (
-            self.lr * given.get("gamma", 0.1) ** (done // given["step_size"]) if self.lr_schedule == "step" else self.lr
-        )
+        if self.lr_schedule == "step":
+            return self.lr * given.get("gamma", 0.1) ** (done // given["step_size"])
+        return self.lr
 
     def is_over(self, valid: Iterable[float | None]) -> bool:
-        """Whether the epochs with these valid accuracies are all, None or NaN where one was not evaluated.
-
-        They are where there are `epochs` of them, or none of the last `early_stopping` evaluations was the best so far.
-        """
+        """Whether the epochs with these valid accuracies are all; None or NaN where one was not evaluated."""
         history = list(valid)
         known = [value for value in history if value is not None and not math.isnan(value)]
         since = len(known) - known.index(max(known)) - 1 if known else 0
