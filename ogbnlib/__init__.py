@@ -31,7 +31,6 @@ _NAMES = {
     "runs.sandbox": "measure_runtime_bytes run scaled_limit watch",
     "training.train": "train",
     "notebook.plots": "epoch_times plot_accuracy plot_cuda plot_forecast plot_knobs plot_peaks plot_runs plot_timeline",
-    "notebook.converge": "run_until_converged",
     "notebook.engine": "check_parameters",
     "notebook.magics": "load_ipython_extension",
     "notebook.tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs"

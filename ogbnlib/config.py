@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,6 +20,9 @@ from .files import home, write_json
 
 Loading = Literal["eager", "lazy", "shared", "store"]
 Split = Literal["train", "valid", "test"]
+MODELS = ("sage", "gcn", "gat")
+# The epochs that a schedule must be given and the number it may be, as torch's CosineAnnealingLR and StepLR call them.
+_SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
 
 
 def _list(value: object) -> object:
@@ -60,6 +64,35 @@ def _path(value: object) -> object:
     return str(home(text)) if isinstance(text, str) and text.startswith("~") else text
 
 
+def _close(given: object, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(given), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _model(value: object) -> object:
+    """A model of ours or the place of another one, `FILE.py:CLASS` or `MODULE:CLASS`."""
+    if value in MODELS:
+        return value
+    place, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not place.strip() or not name.strip():
+        own = 'your own as "my_model.py:Net" or "package.module:Net"'
+        raise ValueError(f"expected {', '.join(MODELS)}, or {own}, got {value!r}{_close(value, MODELS)}")
+    return f"{_path(place)}:{name}"
+
+
+def _arguments(value: object) -> object:
+    """Names and values as JSON has them, so that a saved config is the same: lists for tuples."""
+    example = 'expected names and values as JSON has them, such as {"heads": 4}'
+    try:
+        given = json.loads(value.strip() or "{}") if isinstance(value, str) else value
+        given = json.loads(json.dumps(given, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{example}, got {value!r} ({error})") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{example}, got {value!r}")
+    return given
+
+
 Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # what numpy and torch can count with
 Float = Annotated[float, BeforeValidator(_number)]
 OptionalCount = Annotated[Annotated[Int, Field(gt=0)] | None, BeforeValidator(_none)]
@@ -68,13 +101,11 @@ Lookahead = Annotated[Literal["auto", "off"] | Annotated[int, Field(gt=0)], Befo
 Integers = Annotated[tuple[Int, ...], BeforeValidator(_list)]
 FanOut = Annotated[tuple[Int, ...] | None, BeforeValidator(_list), BeforeValidator(_single), BeforeValidator(_none)]
 Splits = Annotated[tuple[Split, ...], BeforeValidator(_list)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 
-class TrainConfig(BaseModel):
-    """One training run. Frozen; every field can be given as the string a command line or papermill passes.
-
-    Build it with `TrainConfig.create(dataset=..., ...)`, which turns every mistake into one `InputError`.
-    """
+class _Parameters(BaseModel):
+    """The fields of a `TrainConfig`, and what each of them may be beside the others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -104,7 +135,9 @@ class TrainConfig(BaseModel):
     pin_memory: bool = False  # page-locked batches for faster copies to a GPU
 
     # model
-    model: Literal["sage", "gcn", "gat"] = "sage"
+    # sage, gcn, gat, or a class of your own, "my_model.py:Net" or "package.module:Net": README, "Your own".
+    model: Annotated[str, BeforeValidator(_model)] = "sage"
+    model_args: Arguments = {}  # your own only: more of its __init__'s arguments, as a dict or as JSON text
     hidden_channels: Annotated[Int, Field(gt=0)] = 16
     heads: Annotated[Int, Field(gt=0)] = 4  # gat only
     dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
@@ -114,6 +147,9 @@ class TrainConfig(BaseModel):
     # training
     epochs: Annotated[Int, Field(ge=0)] = 3
     lr: Annotated[Float, Field(gt=0)] = 0.01
+    # cosine: falls from lr to eta_min (0) in T_max epochs and stays there; step: times gamma (0.1) every step_size.
+    lr_schedule: Literal["constant", "cosine", "step"] = "constant"
+    lr_schedule_args: Arguments = {}  # such as {"T_max": 40}, as a dict or as JSON text
     weight_decay: Annotated[Float, Field(ge=0)] = 0.0
     checkpoint_every_s: Annotated[Float, Field(ge=0)] = 600.0  # within an epoch; 0: at epoch ends only
     seed: Annotated[Int, Field(ge=0, lt=2**31)] = 0
@@ -127,6 +163,9 @@ class TrainConfig(BaseModel):
     # As num_neighbors, or one number for all hops (-1: all neighbors); None: num_neighbors. With one number accuracies
     # are the same for every eval_batch_size, but for gcn, whose degrees are those of the sampled subgraph.
     eval_num_neighbors: FanOut = None
+    # Stop once so many evaluations in a row brought no better valid accuracy; 0: never.
+    early_stopping: Annotated[Int, Field(ge=0), BeforeValidator(lambda value: _none(value) or 0)] = 0
+    keep: Literal["last", "best"] = "last"  # best: best.pt too, the model of the best valid accuracy so far
     release_every: Annotated[Int, Field(ge=0)] = 0  # release_memory() every k training batches; 0: never
 
     # GPU memory; without effect on a CPU
@@ -138,7 +177,7 @@ class TrainConfig(BaseModel):
     progress: Literal["auto", "bar", "lines", "none"] = "auto"  # auto: a bar in a terminal or JupyterLab, else lines
 
     @model_validator(mode="after")
-    def _together(self) -> TrainConfig:
+    def _together(self) -> Self:
         if not self.dataset.strip():
             raise ValueError("dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string")
         if not self.num_neighbors:
@@ -163,7 +202,59 @@ class TrainConfig(BaseModel):
             raise ValueError(f"eval_splits: expected each split once, got {list(self.eval_splits)}")
         if "train" in self.eval_splits:
             raise ValueError('eval_splits: expected "valid" and "test"; the train split is ruled by train_eval')
+        wanting = "early_stopping" if self.early_stopping else "keep" if self.keep == "best" else ""
+        if wanting and "valid" not in self.eval_splits:
+            raise ValueError(f"{wanting}: expected 'valid' in eval_splits, got {list(self.eval_splits)}")
+        self._check_model()
+        self._check_schedule()
         return self
+
+    def _check_model(self) -> None:
+        if self.model in MODELS:
+            if self.model_args:
+                raise ValueError(f"model_args: expected with a model of your own only, got model={self.model!r}")
+        elif self.activation_checkpointing:
+            raise ValueError(
+                "activation_checkpointing: goes through the layers of sage, gcn and gat; with a model of your own call "
+                "torch.utils.checkpoint in its forward, and leave this false"
+            )
+
+    def _check_schedule(self) -> None:
+        epochs, factor = _SCHEDULES[self.lr_schedule]
+        given = self.lr_schedule_args
+        if not {epochs} - {""} <= given.keys() <= {epochs, factor} - {""}:
+            takes = f"needs {epochs} and takes {factor}" if epochs else "takes none"
+            raise ValueError(f"lr_schedule_args: {self.lr_schedule} {takes}, got {', '.join(given) or 'none'}")
+        for name, value in given.items():
+            whole = name == epochs
+            sound = not isinstance(value, bool) and isinstance(value, int if whole else int | float)
+            if not sound or not (1 <= value < 2**31 if whole else 0 <= value <= 1):
+                what = "a number of epochs" if whole else "a number from 0 to 1"
+                raise ValueError(f"lr_schedule_args: expected {what} for {name}, got {value!r}")
+
+
+class TrainConfig(_Parameters):
+    """One training run. Frozen; every field can be given as the string a command line or papermill passes.
+
+    Build it with `TrainConfig.create(dataset=..., ...)`, which turns every mistake into one `InputError`.
+    """
+
+    def learning_rate(self, epoch: int) -> float:
+        """Of `epoch`, counted from 1; of nothing else, so that a run which goes on needs no state of a schedule."""
+        done, given = epoch - 1, self.lr_schedule_args
+        if self.lr_schedule == "cosine":
+            lowest, share = given.get("eta_min", 0.0), min(done / given["T_max"], 1.0)
+            return lowest + (self.lr - lowest) * (1 + math.cos(math.pi * share)) / 2
+        if self.lr_schedule == "step":
+            return self.lr * given.get("gamma", 0.1) ** (done // given["step_size"])
+        return self.lr
+
+    def is_over(self, valid: Iterable[float | None]) -> bool:
+        """Whether the epochs with these valid accuracies are all; None or NaN where one was not evaluated."""
+        history = list(valid)
+        known = [value for value in history if value is not None and not math.isnan(value)]
+        since = len(known) - known.index(max(known)) - 1 if known else 0
+        return len(history) >= self.epochs or 0 < self.early_stopping <= since
 
     def fan_out(self, training: bool) -> tuple[int, ...]:
         """The fan-outs of a pass, one per layer."""
@@ -242,9 +333,7 @@ def _sentence(name: str, item: Any) -> str:
     if kind == "literal_error":
         annotation = TrainConfig.model_fields[name].annotation
         known = [str(choice) for choice in get_args(Split if name == "eval_splits" else annotation)]
-        close = difflib.get_close_matches(str(given), known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"{name}: expected one of {', '.join(known)}, got {given!r}{hint}"
+        return f"{name}: expected one of {', '.join(known)}, got {given!r}{_close(given, known)}"
     if (noun := _NOUNS.get(kind.partition("_")[0])) and kind.partition("_")[2] in ("parsing", "type", "from_float"):
         return f"{name}: expected {noun}, got {given!r}"
     return f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, got {given!r}"

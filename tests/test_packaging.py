@@ -29,7 +29,7 @@ TORCH = {
     *("sampling.policies", "sampling.loading"),
     *(name for name in MODULES if name.startswith("training.")),
 }
-WITHOUT_TORCH = sorted(set(MODULES) - TORCH - {"__main__", "__init__", "training.launch", "training.child"})
+WITHOUT_TORCH = sorted(set(MODULES) - TORCH - {"__main__", "__init__", "training.child"})
 
 
 def floor(module: str) -> int:

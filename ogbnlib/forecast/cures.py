@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..config import TrainConfig
+from ..config import MODELS, TrainConfig
 from ..errors import InputError, format_bytes
 from .phases import predict
 from .sizes import smaller_fan_out
@@ -63,7 +63,7 @@ def _changes(config: TrainConfig) -> Iterator[tuple[dict[str, Any], str]]:
         yield smaller, f"trains {seeds} a step in smaller batches"
     if config.precision == "fp32":
         yield {"precision": "bf16"}, "costs digits"
-    if not config.activation_checkpointing:
+    if not config.activation_checkpointing and config.model in MODELS:
         yield {"activation_checkpointing": True}, "keeps the gradients and computes each layer twice"
     if fewer := smaller_fan_out(config.num_neighbors):
         yield {"num_neighbors": fewer}, "changes what is learned"

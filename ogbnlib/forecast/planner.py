@@ -18,7 +18,7 @@ from ..errors import GB, MB, InputError, format_bytes, parse_bytes
 from ..sources.catalog import size_for
 from .phases import Forecast, predict
 from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, smaller_fan_out
-from .step import saved_bytes
+from .step import saved_bytes, taken_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,6 +133,11 @@ class Advice:
             lines.append(f"the store is read in {forecast.windows}")
         step = format_bytes(sum(forecast.gpu.values()))
         lines.append(f"a training step on a GPU: {step} allocated, beside the CUDA context")
+        if (model := taken_for(config)) != config.model:
+            lines.append(
+                f"{config.model} is not known: its weights and activations are taken for those of a {model} with these "
+                "layers and widths that computes all sampled nodes in each layer; a run measures them"
+            )
         if limit is not None:
             lines.append(f"under {format_bytes(limit)}: {self.verdict}")
         if self.alternatives:
@@ -160,6 +165,7 @@ class Advice:
                 for phase in forecast.phases
             ],
             "gpu": dict(forecast.gpu),
+            "model_taken_for": taken_for(forecast.config),
             "would_fit": [{"changes": dict(a.changes), "peak_bytes": a.forecast.peak_bytes} for a in self.alternatives],
         }
 

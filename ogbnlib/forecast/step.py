@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from ..config import TrainConfig
+from ..config import MODELS, TrainConfig
 from ..sampling.budget import BatchShape
+
+
+def taken_for(config: TrainConfig) -> str:
+    """The model of ours whose figures are given: sage for one of the user's own, of the same layers and widths."""
+    return config.model if config.model in MODELS else "sage"
 
 
 def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Weights of the model. A layer of `SAGEConv` has two matrices, of `GCNConv` one, of `GATConv` attention too."""
+    model = taken_for(config)
     total = 0
     layers = layer_widths(config, num_features, num_classes)
     for i, (width, out) in enumerate(layers):
-        if config.model == "sage":
+        if model == "sage":
             total += 2 * width * out + out
-        elif config.model == "gcn":
+        elif model == "gcn":
             total += width * out + out
         else:
             wide = out * config.heads if i == len(layers) - 1 else out
@@ -66,26 +72,26 @@ def layer_steps(config: TrainConfig, batch: BatchShape, num_features: int, num_c
     - Autocast halves what sage and gat keep, but not the outputs of gcn and gat; it adds copies of the inputs in half
       width, and its sums are in float32 all the same.
     - The loss takes the last layer's output twice more.
+    - A model of the user's own is taken for a sage that computes every layer for all S nodes, as forward(x, edge_index)
+      does, from PyG's rows of an edge list, [E, in] and their gradient.
     """
-    hops, layers = len(config.num_neighbors), layer_widths(config, num_features, num_classes)
+    hops, layers, model = len(config.num_neighbors), layer_widths(config, num_features, num_classes), taken_for(config)
     half, dropout = config.precision != "fp32", config.dropout > 0
     w, copy = (2, 2) if half else (4, 0)  # bytes of an element of a product, and of its input's copy
     steps: list[LayerStep] = []
     for i, (width, channels) in enumerate(layers):
         last = i == hops - 1
-        s, t, e = (
-            sum(batch.hop_nodes[: hops - i + 1]),
-            sum(batch.hop_nodes[: hops - i]),
-            sum(batch.hop_edges[: hops - i]),
-        )
-        out = (w if config.model == "sage" and not last else 4) * t * channels
+        reach = hops - i if config.model == model else hops + 1
+        s, t, e = sum(batch.hop_nodes[: reach + 1]), sum(batch.hop_nodes[:reach]), sum(batch.hop_edges[:reach])
+        out = (w if model == "sage" and not last else 4) * t * channels
         matrix = 0
-        if config.model == "sage":
+        if model == "sage":
             matrix = 4 * e + 8 * t
             products = (w if i else 4) * t * width + matrix
             gradients = 8 + copy - (w if dropout else 0)
             scratch = gradients * s * width if i else t * (2 * w * channels + copy * width)
-        elif config.model == "gcn":
+            scratch += 8 * e * width if config.model != model else 0
+        elif model == "gcn":
             matrix = 4 * e + 12 * t
             products = matrix + copy * s * width
             scratch = (12 + copy) * s * channels + 16 * e
@@ -93,7 +99,7 @@ def layer_steps(config: TrainConfig, batch: BatchShape, num_features: int, num_c
             h = channels * config.heads if last else channels
             products = w * (s + 2 * t + e) * h + 16 * (e + t) * (1 + config.heads) + 2 * copy * s * width
             scratch = (12 + 2 * copy) * (e + t) * h
-        masked = 2 if half and config.model == "gcn" else 3
+        masked = 2 if half and model == "gcn" else 3
         kept = products + out * (masked if dropout and not last else 1) + 8 * t
         peak = products + out * (3 if last else 1) + scratch
         steps.append(LayerStep(kept, out + matrix, max(kept, peak)))

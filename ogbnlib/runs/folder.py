@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.csv"
 OUTPUT, CHECKPOINT, LOCK = "output.log", "checkpoint.pt", ".lock"
 TORN_FILES = ".*.part"  # what a kill left of files that are written whole or not at all
-PREVIOUS, DAMAGED = "checkpoint.previous.pt", "checkpoint.damaged.pt"
+PREVIOUS, DAMAGED, BEST = "checkpoint.previous.pt", "checkpoint.damaged.pt", "best.pt"
+MODEL = "model.py"  # the code of a model of the user's own
 CONFIG_VARIABLE = (
     "OGBNLIB_CONFIG"  # tells a child the config of a run to resume, whose config.json is still the old one
 )
@@ -46,13 +47,15 @@ _RESUMABLE = {
     *("dataset", "data_dir", "download", "loading", "lookahead", "spool", "spool_dir"),
     *("num_workers", "persistent_workers", "pin_memory", "device"),
     *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot"),
-    *("epochs", "train_eval", "eval_every", "eval_splits"),
+    *("epochs", "early_stopping", "train_eval", "eval_every", "eval_splits"),
     *("checkpoint_every_s", "release_every", "progress"),
 }
 # Values that may differ too, and count from there on; what that means for the figures is said.
 _SAID = {
     "lr": "",
     "weight_decay": "",
+    "lr_schedule": "",
+    "lr_schedule_args": "",
     "num_threads": "; torch then adds up in another order, and weights may differ in their last bits",
     "eval_num_neighbors": "; accuracies are to be compared with this in mind",
     "eval_batch_size": "; accuracies are to be compared with this in mind, unless eval_num_neighbors is one number",
@@ -285,8 +288,8 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last attempt came to the end of the last epoch."""
-        return self.exit_code == 0 and len(self.metrics) == self.config.epochs
+        """Whether the last attempt came to the end of the last epoch, or of that which early stopping made it."""
+        return self.exit_code == 0 and self.config.is_over(self.metrics["valid"])
 
     def require_finished(self) -> Run:
         """This run, where it finished: for a notebook that has no use for the rest of its cells otherwise.

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import TrainConfig
+from ..config import MODELS, TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, is_interactive, parse_bytes
 from ..files import home, next_run_dir
-from ..forecast.sizes import RUNTIME_BYTES
+from ..forecast.sizes import RUNTIME_BYTES, GraphSize
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
@@ -156,18 +156,24 @@ def run(
         config = Run.open(run_dir).config
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
-    check_inputs(config)
-    limit, refused = make_limit(limit_bytes, limit_by)
+    size = check_inputs(config)
     name = name or f"{Path(config.dataset).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    if config.model not in MODELS:
+        _try_model(config, size, folder if resume else None)
+    limit, refused = make_limit(limit_bytes, limit_by)
     own = own_run_dir(config, folder, resume=resume)
     with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock):
         with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
             if before.is_finished and before.config == config:
                 return before
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
-        module = ["ogbnlib.training.child"] if num_ranks == 1 else ["ogbnlib.training.launch", str(num_ranks)]
-        argv = [sys.executable, "-m", *module, str(folder), "--locked", *(["--resume"] if resume else [])]
+        options = [
+            "--locked",
+            *(["--resume"] if resume else []),
+            *(["--ranks", str(num_ranks)] if num_ranks > 1 else []),
+        ]
+        argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), *options]
         progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
         env |= {name: value for name, value in MALLOC.items() if name not in os.environ}
@@ -175,6 +181,23 @@ def run(
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, inherited=(lock, tmp_lock))
+
+
+def _try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> None:
+    """Have a process of its own make the user's model and try it on random nodes, before a run's folder is made.
+
+    Raises:
+        InputError: in its words.
+    """
+    argv = [sys.executable, "-m", "ogbnlib.training.child", "--try", str(size.num_features), str(size.num_classes)]
+    argv += [] if run_dir is None else [str(run_dir)]
+    with tempfile.TemporaryDirectory() as tmp:
+        env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": tmp}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        raise InputError(told[-1] if told else f"{config.model}: trying it out failed: {lines[-1]}")
 
 
 def _attainable(memory_limit: str | int | None, *, say: bool) -> tuple[int | None, list[str]]:
@@ -292,8 +315,8 @@ def scaled_limit(
     return int(parse_bytes(allocation, "allocation") * scale) + runtime_bytes
 
 
-def check_inputs(config: TrainConfig) -> None:
-    """Refuse what can be seen to be wrong without loading data, before a run's folder is made.
+def check_inputs(config: TrainConfig) -> GraphSize:
+    """Refuse what can be seen to be wrong without loading data, before a run's folder is made; the data set's size.
 
     Raises:
         InputError: for a missing or damaged data set (from its headers), a sampler that is not installed, or a GPU
@@ -307,4 +330,4 @@ def check_inputs(config: TrainConfig) -> None:
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
-    locate_for(config)
+    return locate_for(config)

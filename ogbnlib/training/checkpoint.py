@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ import numpy as np
 import torch
 
 from ..config import TrainConfig
-from ..errors import InputError
+from ..errors import Diverged, InputError
 from ..files import write_atomically
 from ..graph.store import Store
-from ..runs.folder import CHECKPOINT, METRIC_COLUMNS, METRICS, PREVIOUS, Run, check_changes
+from ..memory.recorder import EventLog
+from ..runs.folder import BEST, CHECKPOINT, CONFIG, DAMAGED, METRIC_COLUMNS, METRICS, PREVIOUS, Run, check_changes
+from .step import Learner
 
 Row = dict[str, float | None]
 _VERSION = 3
@@ -117,20 +120,17 @@ def save_checkpoint(
         parts: model, optimizer and scaler.
     """
     states = {name: part.state_dict() for name, part in parts.items()}  # the scaler's is empty but for fp16
-    content = {
-        "version": _VERSION,
-        **vars(state),
-        "config": config.model_dump(mode="json"),
-        "data": dict(data),
-        **states,
-    }
+    about = {"config": config.model_dump(mode="json"), "data": dict(data)}
+    _write(run_dir / CHECKPOINT, {**vars(state), **about, **states}, keep=run_dir / PREVIOUS)
 
+
+def _write(path: Path, content: Mapping[str, Any], keep: Path | None = None) -> None:
     def write(file: io.BufferedWriter) -> None:
         summed: Any = _Summed(file)
-        torch.save(content, summed)
+        torch.save({"version": _VERSION, **content}, summed)
         file.write(_SEAL % summed.crc32)
 
-    write_atomically(run_dir / CHECKPOINT, write, keep=run_dir / PREVIOUS)
+    write_atomically(path, write, keep=keep)
 
 
 def _content(path: Path, device: torch.device) -> dict[str, Any]:
@@ -216,3 +216,96 @@ def write_metrics(run_dir: Path, history: list[Row]) -> None:
     table.writeheader()
     table.writerows(history)
     write_atomically(run_dir / METRICS, lambda file: file.write(text.getvalue().encode()))
+
+
+class Keeper:
+    """Keeps where a run stands in its folder, where it has one, and never what is not finite.
+
+    All ranks call its methods; the first one writes. `data` is the `fingerprint` of the data set, `num_seeds` those of
+    an epoch.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | None,
+        config: TrainConfig,
+        data: Mapping[str, Any],
+        num_seeds: int,
+        learner: Learner,
+        log: EventLog,
+    ):
+        self.run_dir, self.config, self.data, self.num_seeds = run_dir, config, data, num_seeds
+        self.learner, self.ranks, self.log = learner, learner.ranks, log
+        self._saved: State | None = None
+        self._damaged = False
+
+    def save(self, state: State) -> None:
+        """Write checkpoint.pt, atomically."""
+        self.check_finite(state)
+        state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
+        if self.run_dir is not None and self.ranks.first:
+            with self.log.phase("checkpoint"):
+                save_checkpoint(self.run_dir, state, self.config, self.data, self.learner.parts)
+        self.ranks.wait()  # nobody ends before it is written
+        self._saved = replace(state)
+
+    def save_epoch(self, state: State) -> None:
+        """Write what an epoch leaves: metrics.csv, best.pt where its valid accuracy is the best, and checkpoint.pt."""
+        row = state.history[-1]
+        known = [valid for each in state.history if (valid := each["valid"]) is not None]
+        is_best = row["valid"] is not None and row["valid"] > max(known[:-1], default=-1.0)
+        if self.run_dir is not None and self.ranks.first:
+            write_metrics(self.run_dir, state.history)
+            self.log.mark("metrics", **row)
+            if self.config.keep == "best" and is_best:  # before the checkpoint, after which nobody would come here
+                about = {"config": self.config.model_dump(mode="json"), "model": self.learner.model.state_dict()}
+                _write(self.run_dir / BEST, {**row, **about})
+        self.save(state)
+
+    def restore(self) -> tuple[State, list[str]]:
+        """Go back to the last checkpoint, to the start where there is none yet; its state and what is to be said.
+
+        Writes nothing: other ranks may refuse.
+        """
+        assert self.run_dir is not None
+        state, notes, self._damaged = load_checkpoint(self.run_dir, self.config, self.data, self.learner.parts)
+        if state.epoch > self.config.epochs:
+            raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
+        if state.batches_per_step not in (0, self.learner.batches_per_step):
+            text = f"a step has {self.learner.batches_per_step} batches from here on, {state.batches_per_step} before"
+            notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
+        self._saved = replace(state) if state.batches_per_step else None
+        if self.ranks.first:
+            self.learner.loss_sum.fill_(state.loss_sum)
+        return state, notes
+
+    def take_over(self, state: State) -> None:
+        """Write what a resumption changes in the run's folder, now that all ranks have accepted it."""
+        assert self.run_dir is not None
+        self.config.save(self.run_dir / CONFIG)
+        write_metrics(self.run_dir, state.history)
+        if self._damaged:  # else it would take the place of the sound one
+            os.replace(self.run_dir / CHECKPOINT, self.run_dir / DAMAGED)
+
+    def check_finite(self, state: State) -> None:
+        """Raise `diverged` where a rank has what is not finite. On a GPU this waits for all that it has been given."""
+        if self.ranks.highest(int(not self.learner.is_finite()))[0]:
+            raise self.diverged(state)
+
+    def diverged(self, state: State) -> Diverged:
+        """The end of a run that is no longer finite at `state`: where, and what to go on from."""
+        config, saved = self.config, self._saved
+        lr, epoch = config.learning_rate(state.epoch + 1), state.epoch + 1
+        seeds = f"{state.position:,} of {self.num_seeds:,} seeds trained"
+        self.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)
+        again = "go on with a smaller lr (--resume --set lr=...)"
+        if self.run_dir is None:
+            again = "nothing of it is kept without a run_dir; begin anew with a smaller lr"
+        elif saved is not None:
+            kept = f"{CHECKPOINT} is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
+            again = f"{kept}; {again}, and where that diverges at once, move it away to go on from {PREVIOUS}"
+        return Diverged(
+            f"diverged: the loss or a weight is no longer finite in epoch {epoch}, {seeds}, with lr={lr:g} and "
+            f"precision={config.precision}; {again}; where that is no help, `python -m ogbnlib verify` looks for "
+            "features that are not finite"
+        )

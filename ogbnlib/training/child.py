@@ -1,6 +1,8 @@
-"""What `sandbox.run` starts, and `launch` once for each rank: `python -m ogbnlib.training.child RUN_DIR [OPTION]...`.
+"""What `sandbox.run` starts: `python -m ogbnlib.training.child RUN_DIR [OPTION]...`.
 
-With `--locked` the process that started it holds the folder's lock; `--resume` as for `run`.
+With `--locked` the process that started it holds the folder's lock; `--resume` as for `run`; with `--ranks N` it starts
+itself N times, by PyTorch's own launcher, and says what happened in the end. `--try NUM_FEATURES NUM_CLASSES [RUN_DIR]`
+in place of all that tries out a model of the user's own.
 """
 
 from __future__ import annotations
@@ -8,8 +10,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import logging
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -81,8 +87,82 @@ def main(arguments: list[str]) -> int:
     return exit_code(train)
 
 
+def try_model(num_features: str, num_classes: str, run_dir: str | None = None) -> int:
+    """Make the model of the config that the environment has, and call it; returns the exit code."""
+    from ..config import TrainConfig
+    from ..runs.folder import CONFIG_VARIABLE
+    from .own import make_model
+
+    def work() -> None:
+        config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
+        make_model(config, int(num_features), int(num_classes), None if run_dir is None else Path(run_dir))
+
+    return exit_code(work)
+
+
+def _pass_on() -> None:
+    """Tell every rank of the first stop signal, those that are started later too."""
+    from ..memory.reading import process_tree
+    from ..memory.signals import STOP_SIGNALS
+
+    number, told = signal.sigwait(STOP_SIGNALS), {os.getpid()}
+    while True:
+        for pid in process_tree(os.getpid()):
+            if pid not in told:
+                told.add(pid)
+                os.kill(pid, number)
+        time.sleep(0.1)
+
+
+def launch(num_ranks: str, arguments: list[str]) -> int:
+    """Launch the ranks and wait; the exit code is that of the one that ended first, 128 + N after signal N.
+
+    `torchrun` by itself, with `--signals-to-handle`, dies of a SIGUSR1 in its first two seconds, before it has
+    handlers; later it ends with 1 and 38 lines of traceback though its ranks have stopped at a checkpoint, as it does
+    whatever a rank died of; and it trains on, unwatched, when its parent was killed (all seen with torch 2.13). This
+    starts the ranks by the same code, keeps stop signals waiting until there are ranks and passes them on to all.
+    """
+    from ..memory.recorder import EventLog
+    from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # before torch starts threads; the ranks take over
+    threading.Thread(target=_pass_on, name="signals", daemon=True).start()
+    die_with_parent()
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, which it announces
+    logging.disable(logging.ERROR)  # its report of a failed rank says less than the lines below
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(["--standalone", f"--nproc-per-node={num_ranks}", "-m", "ogbnlib.training.child", *arguments])
+    except ChildFailedError as error:
+        first_s = min(failure.timestamp for failure in error.failures.values())
+        # Whole seconds; what the launcher ends in consequence gets SIGTERM, and SIGKILL half a minute later.
+        early = {rank: f for rank, f in error.failures.items() if f.timestamp <= first_s + 1}
+        codes = {rank: f.exitcode for rank, f in early.items()}
+        rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
+        failure = early[rank]
+        code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        log = EventLog(arguments[0])
+        log.mark("rank ended", rank=rank, pid=failure.pid, exit_code=code)
+        log.close()
+        if failure.exitcode < 0:
+            print(
+                f"rank {rank} (process {failure.pid}) was ended by {signal.Signals(-failure.exitcode).name}", flush=True
+            )
+        return code
+    return 0
+
+
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    given = sys.argv[1:]
+    if given[0] == "--try":
+        sys.exit(try_model(*given[1:]))
+    if "--ranks" in given:
+        at = given.index("--ranks")
+        sys.exit(launch(given[at + 1], given[:at] + given[at + 2 :]))
+    code = main(given)
     from .distributed import end
 
     end(code)

@@ -17,15 +17,7 @@ from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..sampling.choice import batch_key
 from .distributed import Ranks, unsynchronized
-from .models import GNN
-
-
-def _forward(model: nn.Module, batch: Data, device: torch.device) -> Tensor:
-    # float16 features are widened after the copy, so that half the bytes cross to the GPU.
-    x = batch.x.to(device, non_blocking=True).float()
-    edge_index = batch.edge_index.to(device, non_blocking=True)
-    scores: Tensor = model(x, edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
-    return scores
+from .own import Call, random_batch
 
 
 def _seed_labels(batch: Data, device: torch.device) -> Tensor:
@@ -33,7 +25,7 @@ def _seed_labels(batch: Data, device: torch.device) -> Tensor:
 
 
 class Learner:
-    """The model of `config` with Adam (Kingma and Ba 2015), on this rank's device.
+    """A model with Adam (Kingma and Ba 2015), on this rank's device.
 
     Attributes:
         parts: What a checkpoint keeps the state of, by its name there.
@@ -43,15 +35,14 @@ class Learner:
     def __init__(
         self,
         config: TrainConfig,
+        model: nn.Module,
         num_features: int,
-        num_classes: int,
         device: torch.device,
         ranks: Ranks,
         log: EventLog,
     ):
         self.config, self.num_features, self.device, self.ranks, self.log = config, num_features, device, ranks, log
-        torch.manual_seed(config.seed)
-        self.model = GNN(config, num_features, num_classes).to(device)
+        self.model, self.call = model.to(device), Call.of(model, config.precision)
         self.parallel = ranks.parallel(self.model, device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
@@ -59,9 +50,16 @@ class Learner:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._batches = 0  # of the running epoch, for release_every
 
-    def begin_epoch(self) -> None:
+    @property
+    def batches_per_step(self) -> int:
+        """Over all ranks."""
+        return self.config.accumulate * self.ranks.num_ranks
+
+    def begin_epoch(self, epoch: int) -> None:
         self.model.train()
         self._batches = 0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate(epoch)
 
     def loss_is_finite(self) -> bool:
         return bool(torch.isfinite(self.loss_sum))
@@ -69,13 +67,14 @@ class Learner:
     def is_finite(self) -> bool:
         """Whether the loss so far, the weights and the optimizer's moments are."""
         moments = (value for kept in self.optimizer.state.values() for value in kept.values())
-        values = (*self.model.state_dict().values(), *moments)
+        kept = (value for value in self.model.state_dict().values() if isinstance(value, Tensor))
+        values = (*kept, *moments)
         return self.loss_is_finite() and all(bool(torch.isfinite(value).all()) for value in values)
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
         """The class of each seed with the highest score, int64 [batch_size] on the CPU; in evaluation mode."""
-        return _forward(self.model, batch, self.device).argmax(dim=-1).cpu()
+        return self.call(self.model, batch, self.device).argmax(dim=-1).cpu()
 
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
         """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the order."""
@@ -89,7 +88,7 @@ class Learner:
                 batch = next(batches)
                 self._seed_dropout(epoch, int(batch.input_id[0]))
                 labels = _seed_labels(batch, self.device)
-                loss = F.cross_entropy(_forward(self.parallel, batch, self.device), labels, reduction="sum")
+                loss = F.cross_entropy(self.call(self.parallel, batch, self.device), labels, reduction="sum")
                 self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
             self.loss_sum += loss.detach()
             del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
@@ -100,12 +99,9 @@ class Learner:
         self.scaler.update()
 
     def _zero_loss(self) -> Tensor:
-        """A loss of nothing: one node without neighbors, its scores times zero."""
-        x = torch.zeros(1, self.num_features, device=self.device)
-        edge_index = torch.empty(2, 0, dtype=torch.int64, device=self.device)
-        hops = len(self.config.num_neighbors)
-        scores: Tensor = self.parallel(x, edge_index, [1] + [0] * hops, [0] * hops)
-        return 0.0 * scores.sum()
+        """A loss of nothing: two nodes, as one has no variance, without neighbors, their scores times zero."""
+        nothing = random_batch(2, len(self.config.num_neighbors), self.num_features, edges=False)
+        return 0.0 * self.call(self.parallel, nothing, self.device).sum()
 
     def _seed_dropout(self, epoch: int, first: int) -> None:
         """Have dropout depend on (seed, epoch, batch) alone, as the choice of neighbors does."""

@@ -13,19 +13,21 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch_geometric.data import Data
 
-from ..config import TrainConfig
-from ..errors import clear_errors
+from ..config import MODELS, TrainConfig
+from ..errors import InputError, clear_errors
 from ..files import home
 from ..forecast.passes import step_reserve_bytes
 from ..graph.store import Store
 from ..memory import cuda
+from ..memory.cuda import resolve_device
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
@@ -35,13 +37,14 @@ from ..runs.diagnosis import exit_code_of
 from ..runs.folder import Run, own_run_dir
 from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
-from ..sampling.policies import compile_kernels, make_loaders
+from ..sampling.policies import Loaders, compile_kernels, make_loaders
 from ..sources.catalog import open_for
-from .checkpoint import Row, fingerprint
+from .checkpoint import Keeper, Row, fingerprint
 from .distributed import Ranks, join
-from .models import GNN
+from .models import GNN, parameter_bytes
+from .own import keep_code, make_model
 from .step import Learner
-from .trainer import Progress, Trainer, evaluator
+from .trainer import Progress, Trainer, evaluator, note
 
 
 @dataclass
@@ -49,7 +52,7 @@ class TrainResult:
     """What `train` returns: one dict per epoch (keys `METRIC_COLUMNS`, None where not evaluated) and the model."""
 
     history: list[Row]
-    model: GNN
+    model: nn.Module
     run_dir: Path | None = None
 
 
@@ -65,7 +68,8 @@ def warm_up() -> None:
     hops = {"num_sampled_nodes": [128, 384, 768], "num_sampled_edges": [384, 768]}
     labels = torch.zeros(128, dtype=torch.int64)
     batch = Data(torch.randn(1280, 128), edges, y=labels, **hops, batch_size=128, input_id=torch.arange(128))
-    Learner(config, 128, 172, torch.device("cpu"), Ranks(), EventLog(None)).step(iter([batch]), 0, 0, 128)
+    cpu, log = torch.device("cpu"), EventLog(None)
+    Learner(config, GNN(config, 128, 172), 128, cpu, Ranks(), log).step(iter([batch]), 0, 0, 128)
     score(labels, labels)
 
 
@@ -75,6 +79,7 @@ def train(
     run_dir: str | os.PathLike[str] | None = None,
     *,
     resume: bool = False,
+    model: nn.Module | None = None,
 ) -> TrainResult:
     """Train in this process.
 
@@ -82,6 +87,8 @@ def train(
         config: What to train.
         run_dir: Where config, timeline, events, metrics and checkpoints go; None keeps nothing on disk.
         resume: Go on from the run's last checkpoint.
+        model: Your own in place of `config.model`, which then is the path of its class; a resumption needs one again.
+            It is called as `own.Call` says, and trained itself.
 
     Raises:
         InputError: for bad input, before anything is written; for a folder in which another process trains; for a
@@ -92,17 +99,25 @@ def train(
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
     """
+    if model is not None:
+        if config.model_args:
+            raise InputError(f"model_args: expected without a model that is made already, got {config.model_args}")
+        config = config.replace(model=f"{type(model).__module__}:{type(model).__qualname__}")
     cuda.prepare_allocator(config)
     stop, folder = StopRequest(), None if run_dir is None else home(run_dir)
     with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
-            check_inputs(config)
+            size = check_inputs(config)
+            if folder is None and config.keep == "best":
+                raise InputError("keep: expected a run_dir to keep best.pt in, got none")
+            if config.model not in MODELS:  # before anything is written
+                make_model(config, size.num_features, size.num_classes, folder if resume else None, model)
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
                 before, _lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(before, config))
         with clear_errors(folder):
-            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress)
+            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, model=model)
 
 
 def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
@@ -116,6 +131,29 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
 
     limit = own_memory()[0] + min(available_bytes(), 2**30)
     return open_for(config, memory_limit=limit, say=progress.say, progress=progress.how == "bar", check=check)
+
+
+def _learner(
+    config: TrainConfig,
+    loaders: Loaders,
+    run_dir: Path | None,
+    log: EventLog,
+    ranks: Ranks,
+    say: Callable[[str], None],
+    given: nn.Module | None,
+) -> Learner:
+    """What learns; the code of a model of the user's own is kept first, as every rank runs the copy."""
+    with ranks.together():
+        if run_dir is not None and ranks.first and given is None and config.model not in MODELS:
+            for text in keep_code(config, run_dir):
+                say(text)
+    with ranks.together():
+        model = make_model(config, loaders.num_features, loaders.num_classes, run_dir, given, say)
+    device = resolve_device(config.device)
+    for text in cuda.begin(config, device.type):
+        say(text)
+    log.part("model, gradients, Adam", 4 * parameter_bytes(model))
+    return Learner(config, model, loaders.num_features, device, ranks, log)
 
 
 @contextlib.contextmanager
@@ -141,11 +179,13 @@ def train_prepared(
     *,
     resume: bool,
     how: str,
+    model: nn.Module | None = None,
 ) -> TrainResult:
     """Train in a folder that is prepared, locked and recorded by the caller; raises as `train`.
 
     Args:
         how: Progress as `config.progress` has it.
+        model: As for `train`.
     """
     threads = torch.get_num_threads()
     if config.num_threads is not None:
@@ -157,6 +197,7 @@ def train_prepared(
             store = ranks.in_turn(lambda: _open(config, log, progress, stop))
         log.mark("dataset", path=str(store.path), **asdict(store.size))
         log.mark("note", ranks=ranks.num_ranks)
+        say = functools.partial(note, log=log, progress=progress)
         if ranks.num_ranks > 1 and config.loading != "store":
             text = f"each of the {ranks.num_ranks} ranks holds its own copy of the data; loading=store shares one"
             log.mark("note", text=text)
@@ -164,15 +205,24 @@ def train_prepared(
             compile_kernels(list(config.num_neighbors))
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
-        trainer = Trainer(config, fingerprint(store, config), loaders, run_dir, log, progress, stop, ranks)
+        one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
+        if config.eval_batch_size not in (None, config.batch_size) and not one_number:
+            say(
+                "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
+                "eval_num_neighbors=-1, or any one number, ends the first"
+            )
         with contextlib.closing(loaders), workers_ended():
+            learner = _learner(config, loaders, run_dir, log, ranks, say, model)
+            num_seeds = len(loaders.splits["train"])
+            keeper = Keeper(run_dir, config, fingerprint(store, config), num_seeds, learner, log)
+            trainer = Trainer(config, loaders, learner, keeper, log, progress, stop)
             if resume:
                 with ranks.together():
                     trainer.restore()
                 if ranks.first:
                     trainer.take_over()
             trainer.run()
-        return TrainResult(trainer.state.history, trainer.learner.model, run_dir)
+        return TrainResult(trainer.state.history, learner.model, run_dir)
     except torch.OutOfMemoryError as error:
         cuda.record_oom(error, config, run_dir, log.mark)
         raise

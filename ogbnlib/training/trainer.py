@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
 
 import numpy as np
 import torch
@@ -17,16 +13,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
-from ..errors import Diverged, InputError, is_interactive
-from ..memory import cuda
-from ..memory.cuda import resolve_device
+from ..errors import is_interactive
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
-from ..runs.folder import CHECKPOINT, CONFIG, DAMAGED, PREVIOUS
 from ..sampling.policies import Loaders, set_epoch
-from .checkpoint import Row, State, load_checkpoint, save_checkpoint, write_metrics
-from .distributed import Ranks
-from .models import parameter_bytes
+from .checkpoint import Keeper, Row, State
 from .step import Learner
 
 _LINE_EVERY_S = 30.0
@@ -63,104 +54,46 @@ class Progress:
                     self.say(f"  {what}: {done}/{total} batches, {rate:.1f} batches/s, {left_s:.0f} s left")
 
 
+def note(text: str, log: EventLog, progress: Progress) -> None:
+    """Say something of a run to who watches, and to who reads its events."""
+    log.mark("note", text=text)
+    progress.say(text)
+
+
 class Trainer:
-    """The state of one run: model, optimizer, loaders, and where its results go. `data` is `checkpoint.fingerprint`."""
+    """One run's epochs: what learns, what it learns from, and where it stands."""
 
     def __init__(
         self,
         config: TrainConfig,
-        data: Mapping[str, Any],
         loaders: Loaders,
-        run_dir: Path | None,
+        learner: Learner,
+        keeper: Keeper,
         log: EventLog,
         progress: Progress,
         stop: StopRequest,
-        ranks: Ranks,
     ):
-        self.config, self.loaders, self.run_dir, self.log, self.progress = config, loaders, run_dir, log, progress
-        self.data, self.stop, self.ranks = data, stop, ranks
-        device = resolve_device(config.device)
-        for note in cuda.begin(config, device.type):
-            self._note(note)
-        one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
-        if config.eval_batch_size not in (None, config.batch_size) and not one_number:
-            self._note(
-                "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
-                "eval_num_neighbors=-1, or any one number, ends the first"
-            )
-        self.learner = Learner(config, loaders.num_features, loaders.num_classes, device, ranks, log)
-        log.part("model, gradients, Adam", 4 * parameter_bytes(self.learner.model))
+        self.config, self.loaders, self.learner, self.keeper = config, loaders, learner, keeper
+        self.log, self.progress, self.stop, self.ranks = log, progress, stop, learner.ranks
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
         self._saved_s = time.monotonic()
-        self._saved: State | None = None
-        self._damaged = False
-
-    def _note(self, text: str) -> None:
-        self.log.mark("note", text=text)
-        self.progress.say(text)
 
     # Checkpoint and resume ------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write checkpoint.pt, atomically. All ranks come here; the first one writes."""
-        self._check_finite()
+        """Write checkpoint.pt; all ranks come here."""
         self._saved_s = time.monotonic()
-        self.state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
-        if self.run_dir is not None and self.ranks.first:
-            with self.log.phase("checkpoint"):
-                save_checkpoint(self.run_dir, self.state, self.config, self.data, self.learner.parts)
-        self.ranks.wait()  # nobody ends before it is written
-        self._saved = replace(self.state)
-
-    def _check_finite(self) -> None:
-        """Nothing that is not finite is saved, or evaluated. On a GPU this waits for all that it has been given."""
-        if self.ranks.highest(int(not self.learner.is_finite()))[0]:
-            raise self._diverged()
-
-    def _diverged(self) -> Diverged:
-        config, state, saved = self.config, self.state, self._saved
-        where = f"epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
-        self.log.mark("diverged", epoch=state.epoch + 1, position=state.position, lr=config.lr)
-        again = "go on with a smaller lr (--resume --set lr=...)"
-        if self.run_dir is None:
-            again = "nothing of it is kept without a run_dir; begin anew with a smaller lr"
-        elif saved is not None:
-            kept = f"{CHECKPOINT} is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
-            again = f"{kept}; {again}, and where that diverges at once, move it away to go on from {PREVIOUS}"
-        return Diverged(
-            f"diverged: the loss or a weight is no longer finite in {where}, with lr={config.lr:g} and "
-            f"precision={config.precision}; {again}; where that is no help, `python -m ogbnlib verify` looks for "
-            "features that are not finite"
-        )
+        self.keeper.save(self.state)
 
     def restore(self) -> None:
-        """Go back to the last checkpoint, to the start where there is none yet. Writes nothing: others may refuse."""
-        assert self.run_dir is not None
-        state, notes, self._damaged = load_checkpoint(self.run_dir, self.config, self.data, self.learner.parts)
-        if state.epoch > self.config.epochs:
-            raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
-        if state.batches_per_step not in (0, self.batches_per_step):
-            text = f"a step has {self.batches_per_step} batches from here on, {state.batches_per_step} before"
-            notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
-        for note in notes:
-            self._note(note)
-        self.state = state
-        self._saved = replace(state) if state.batches_per_step else None
-        if self.ranks.first:
-            self.learner.loss_sum.fill_(state.loss_sum)
+        """Go back to the last checkpoint, see `Keeper.restore`."""
+        self.state, notes = self.keeper.restore()
+        for text in notes:
+            note(text, self.log, self.progress)
 
     def take_over(self) -> None:
-        """Write what a resumption changes in the run's folder, now that all ranks have accepted it."""
-        assert self.run_dir is not None
-        self.config.save(self.run_dir / CONFIG)
-        write_metrics(self.run_dir, self.state.history)
-        if self._damaged:  # else it would take the place of the sound one
-            os.replace(self.run_dir / CHECKPOINT, self.run_dir / DAMAGED)
-
-    @property
-    def batches_per_step(self) -> int:
-        return self.config.accumulate * self.ranks.num_ranks
+        self.keeper.take_over(self.state)
 
     def _boundary(self, training: bool = False) -> None:
         """Between two steps or two batches of an evaluation: the one place where a run stops on a signal."""
@@ -169,14 +102,18 @@ class Trainer:
         spoiled = training and self.learner.device.type == "cpu" and not self.learner.loss_is_finite()
         number, due_anywhere, diverged = self.ranks.highest(self.stop.number, int(due), int(spoiled))
         if diverged:
-            raise self._diverged()
+            raise self.keeper.diverged(self.state)
         if number:
             name, state = signal.Signals(number).name, self.state
             self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.save()
             self.ranks.note_memory(self.log)
             where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
-            how = "go on with resume=True (--resume)" if self.run_dir else "without a run_dir nothing of it is kept"
+            how = (
+                "go on with resume=True (--resume)"
+                if self.keeper.run_dir
+                else "without a run_dir nothing of it is kept"
+            )
             raise Stopped(f"stopped by {name} {where}; {how}")
         if due_anywhere:
             self.save()
@@ -189,7 +126,7 @@ class Trainer:
         epoch, num_seeds = state.epoch + 1, self.num_seeds["train"]
         loader = self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
-        self.learner.begin_epoch()
+        self.learner.begin_epoch(epoch)
         begin = time.monotonic() - state.time_s
         with (
             self.log.phase("train epoch", epoch=epoch),
@@ -197,10 +134,10 @@ class Trainer:
         ):
             self._boundary()
             while state.position < num_seeds:
-                end = min(state.position + config.batch_size * self.batches_per_step, num_seeds)
+                end = min(state.position + config.batch_size * self.learner.batches_per_step, num_seeds)
                 self.learner.step(batches, epoch, state.position, end)
                 state.position, state.time_s = end, time.monotonic() - begin
-                state.batches_per_step = self.batches_per_step
+                state.batches_per_step = self.learner.batches_per_step
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
@@ -230,31 +167,45 @@ class Trainer:
     def run(self) -> None:
         """All epochs that are left, each with its evaluation, its line, its row and its checkpoint."""
         config, num_seeds = self.config, self.num_seeds["train"]
-        while self.state.epoch < config.epochs:
+        while not self._is_over():
             epoch = self.state.epoch + 1
             if self.state.position < num_seeds:  # else it was interrupted in its evaluation
                 self.train_epoch()
-                self._check_finite()
+                self.keeper.check_finite(self.state)
             loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
             if epoch == config.epochs:
                 # The final evaluation needs no train loader: its CSC and workers make room for the eval loaders.
                 self.loaders.drop_train_loader()
             begin = time.monotonic()
-            splits = config.splits_to_evaluate(epoch)
-            if splits:
-                self.save()  # a kill in an evaluation must not cost the epoch
-            scores = {split: self.evaluate(split) for split in splits}
             row: Row = {"epoch": epoch, "loss": loss, "train": None, "valid": None, "test": None}
-            row |= {**scores, "time_s": self.state.time_s, "eval_time_s": time.monotonic() - begin}
+            row |= self._scores(epoch)
+            row |= {"time_s": self.state.time_s, "eval_time_s": time.monotonic() - begin}
             steps = self.state.batches_per_step
             self.state = State(epoch=epoch, history=[*self.state.history, row], batches_per_step=steps)
             self.learner.loss_sum.zero_()
-            if self.run_dir is not None and self.ranks.first:
-                write_metrics(self.run_dir, self.state.history)
-                self.log.mark("metrics", **row)
-            self.save()
+            self._saved_s = time.monotonic()
+            self.keeper.save_epoch(self.state)
             self.progress.say(epoch_line(row))
+        if self.state.epoch < config.epochs:
+            none = f"no better valid accuracy in {config.early_stopping} evaluations"
+            note(f"{none}: epoch {self.state.epoch} was the last", self.log, self.progress)
         self.ranks.note_memory(self.log)
+
+    def _is_over(self, *more: float | None) -> bool:
+        return self.config.is_over([*(row["valid"] for row in self.state.history), *more])
+
+    def _scores(self, epoch: int) -> Row:
+        """The accuracies that are wanted after `epoch`."""
+        splits = self.config.splits_to_evaluate(epoch)
+        if splits:
+            self.save()  # a kill in an evaluation must not cost the epoch
+        scores: Row = {split: self.evaluate(split) for split in splits}
+        if epoch < self.config.epochs and self._is_over(scores.get("valid")):  # it is the last one after all
+            final = self.config.replace(epochs=epoch).splits_to_evaluate(epoch)
+            if more := [split for split in final if split not in scores]:
+                self.loaders.drop_train_loader()
+                scores |= {split: self.evaluate(split) for split in more}
+        return scores
 
 
 def evaluator(dataset: str) -> Callable[[Tensor, Tensor], float]:

@@ -25,6 +25,7 @@ from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, StopRequest, 
 from ogbnlib.runs.diagnosis import EXIT_CODES, STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.supervise import supervise
+from ogbnlib.training.own import Call
 from ogbnlib.training.step import Learner
 from ogbnlib.training.train import TrainResult, train
 
@@ -44,18 +45,18 @@ def policies(tiny_store: Path) -> list[dict[str, Any]]:
 def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sends this process a signal from within its n-th batch, training and evaluation counted together."""
     left = {"count": 0, "number": 0}
-    forward = sys.modules["ogbnlib.training.step"]._forward
+    forward = Call.__call__
 
-    def counted(model: Any, batch: Any, device: Any) -> Any:
+    def counted(self: Call, *given: Any) -> Any:
         left["count"] -= 1
         if left["count"] == 0:
             os.kill(os.getpid(), left["number"])
-        return forward(model, batch, device)
+        return forward(self, *given)
 
     def at(count: int, number: int = signal.SIGUSR1) -> None:
         left.update(count=count, number=number)
 
-    monkeypatch.setattr("ogbnlib.training.step._forward", counted)
+    monkeypatch.setattr(Call, "__call__", counted)
     return at
 
 

@@ -558,10 +558,9 @@ def test_the_scale_of_float16_gradients_is_in_the_checkpoint(
 
 
 def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Config) -> None:
-    from types import SimpleNamespace
-
     from ogbnlib.training.models import GNN
-    from ogbnlib.training.step import _forward, _seed_labels
+    from ogbnlib.training.own import Call
+    from ogbnlib.training.step import _seed_labels
 
     class Moved(torch.Tensor):
         moves: dict[int, int] = {}  # noqa: RUF012
@@ -579,8 +578,9 @@ def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Confi
         "edge_index": torch.tensor([[1, 2, 3], [0, 0, 1]]).as_subclass(Moved),
         "y": torch.zeros(4, dtype=torch.int16).as_subclass(Moved),
     }
-    batch: Any = SimpleNamespace(**parts, batch_size=2, num_sampled_nodes=[2, 2], num_sampled_edges=[3])
-    _forward(GNN(tiny_config(num_neighbors=[2]), 3, 2), batch, torch.device("cpu"))
+    batch: Any = Data(**parts, batch_size=2, num_sampled_nodes=[2, 2], num_sampled_edges=[3])
+    model = GNN(tiny_config(num_neighbors=[2]), 3, 2)
+    Call.of(model, "fp32")(model, batch, torch.device("cpu"))
     _seed_labels(batch, torch.device("cpu"))
     assert Moved.moves == {part.data_ptr(): 1 for part in parts.values()}
 

@@ -1,0 +1,220 @@
+"""Promises about a run's epochs: their learning rates, when they end, and which model is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.runs.folder import Run
+from ogbnlib.training.step import Learner
+from ogbnlib.training.train import train
+from ogbnlib.training.trainer import Trainer
+
+Config = Callable[..., TrainConfig]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
+
+
+@pytest.fixture
+def valid(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the evaluations of the valid split will come to, one after the other, in place of the real accuracies."""
+    accuracies: list[float] = []
+    evaluate = Trainer.evaluate
+
+    def told(self: Trainer, split: str) -> float:
+        real = evaluate(self, split)
+        return accuracies.pop(0) if split == "valid" else real
+
+    monkeypatch.setattr(Trainer, "evaluate", told)
+    return accuracies
+
+
+# Learning rates -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "theirs"),
+    [
+        ("cosine", {"T_max": 9}, CosineAnnealingLR),
+        ("cosine", {"T_max": 9, "eta_min": 0.001}, CosineAnnealingLR),
+        ("step", {"step_size": 3}, StepLR),
+        ("step", {"step_size": 2, "gamma": 0.5}, StepLR),
+    ],
+    ids=str,
+)
+def test_the_learning_rate_of_an_epoch_is_that_of_torchs_scheduler(
+    name: str, args: dict[str, Any], theirs: Any
+) -> None:
+    config = TrainConfig.create(dataset="x", lr=0.02, lr_schedule=name, lr_schedule_args=args)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.02)
+    scheduler = theirs(optimizer, **args)
+    for epoch in range(1, 11):
+        assert math.isclose(config.learning_rate(epoch), scheduler.get_last_lr()[0], rel_tol=1e-9, abs_tol=1e-12)
+        optimizer.step()
+        scheduler.step()
+    lowest = args.get("eta_min", 0.0) if name == "cosine" else 0.0
+    assert config.learning_rate(15) >= lowest
+    assert name == "step" or config.learning_rate(15) == lowest  # where torch's would rise again
+
+
+def test_an_epoch_is_trained_with_its_rate_and_a_resumed_run_ends_with_the_same_weights(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(epochs=3, lr_schedule="cosine", lr_schedule_args='{"T_max": 3}', dropout=0.3)
+    straight, step, rates = train(config), Learner.step, []
+
+    def noted(self: Learner, *given: Any) -> None:
+        step(self, *given)
+        rates.append((given[1], self.optimizer.param_groups[0]["lr"]))
+        if len(rates) == 12:
+            raise RuntimeError("as a kill would")
+
+    monkeypatch.setattr(Learner, "step", noted)
+    with pytest.raises(RuntimeError):
+        train(config.replace(checkpoint_every_s=1e-9), tmp_path / "run")
+    resumed = train(config, tmp_path / "run", resume=True)
+    assert same(resumed.model.state_dict(), straight.model.state_dict())
+    assert dict(rates) == {epoch: config.learning_rate(epoch) for epoch in (1, 2, 3)}
+    constant = train(tiny_config(epochs=3, dropout=0.3))
+    assert not same(constant.model.state_dict(), straight.model.state_dict())
+
+
+def test_another_schedule_counts_from_there_on_and_is_said(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(epochs=1), tmp_path / "run")
+    changed = tiny_config(lr_schedule="step", lr_schedule_args={"step_size": 1})
+    train(changed, tmp_path / "run", resume=True)
+    said = [event.get("text", "") for event in Run(tmp_path / "run").events]
+    assert "lr_schedule is step from here on, constant before" in said
+    assert loaded(tmp_path / "run" / "checkpoint.pt")["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"lr_schedule": "cosin"}, r"^lr_schedule: expected one of .*did you mean 'cosine'"),
+        ({"lr_schedule": "cosine"}, "^lr_schedule_args: cosine needs T_max and takes eta_min, got none"),
+        ({"lr_schedule_args": {"T_max": 3}}, "^lr_schedule_args: constant takes none, got T_max"),
+        ({"lr_schedule": "step", "lr_schedule_args": {"step_size": 0}}, "a number of epochs for step_size, got 0"),
+        ({"lr_schedule": "step", "lr_schedule_args": {"step_size": 2.5}}, "a number of epochs for step_size, got 2.5"),
+        (
+            {"lr_schedule": "step", "lr_schedule_args": {"step_size": 2, "gamma": "x"}},
+            "a number from 0 to 1 for gamma, got 'x'",
+        ),
+        ({"early_stopping": -1}, "^early_stopping: "),
+        ({"early_stopping": 3, "eval_splits": "test"}, "^early_stopping: expected 'valid' in eval_splits"),
+        ({"keep": "best", "eval_splits": ()}, "^keep: expected 'valid' in eval_splits"),
+        ({"keep": "first"}, "^keep: expected one of last, best"),
+    ],
+    ids=str,
+)
+def test_what_no_run_can_do_is_refused_by_name(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        TrainConfig.create(dataset="x", **values)
+
+
+# Its end --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("history", "over"),
+    [
+        ([], False),
+        ([0.5], False),
+        ([0.5, 0.4], False),
+        ([0.5, 0.4, 0.5], True),
+        ([0.5, None, 0.4, math.nan, 0.3], True),
+        ([0.5, 0.4, 0.6, 0.5], False),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], True),
+        ([None] * 5, False),
+    ],
+    ids=str,
+)
+def test_it_is_over_when_so_many_evaluations_brought_nothing_better(history: list[float | None], over: bool) -> None:
+    assert TrainConfig.create(dataset="x", epochs=6, early_stopping=2).is_over(history) is over
+
+
+@pytest.mark.parametrize("given", [0, "0", None, "none", ""])
+def test_without_patience_it_trains_all_epochs(given: object) -> None:
+    config = TrainConfig.create(dataset="x", epochs=6, early_stopping=given)
+    assert config.early_stopping == 0
+    assert not config.is_over([0.5] * 5)
+
+
+@pytest.mark.parametrize("loading", ["eager", "store"])
+def test_a_run_that_is_stopped_early_is_finished_with_its_last_evaluation_and_says_so(
+    tiny_config: Config, tmp_path: Path, valid: list[float], loading: str
+) -> None:
+    valid[:] = [0.5, 0.6, 0.6, 0.55, 0.9]
+    config = tiny_config(epochs=9, early_stopping=2, loading=loading)
+    result = train(config, tmp_path / "run")
+    assert [row["valid"] for row in result.history] == [0.5, 0.6, 0.6, 0.55]
+    assert [row["train"] is not None for row in result.history] == [False, False, False, True]
+    run = Run(tmp_path / "run")
+    assert run.is_finished
+    said = [event.get("text", "") for event in run.events]
+    assert "no better valid accuracy in 2 evaluations: epoch 4 was the last" in said
+    assert len(train(config, tmp_path / "run", resume=True).history) == 4
+    assert valid == [0.9]
+    valid += [0.1] * 9
+    assert len(train(config.replace(epochs=5, early_stopping=0), tmp_path / "run", resume=True).history) == 5
+
+
+# Its best model -------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_model_is_kept_beside_the_last(tiny_config: Config, tmp_path: Path, valid: list[float]) -> None:
+    valid[:] = [0.5, 0.7, 0.7]
+    config = tiny_config(epochs=3, keep="best", dropout=0.3)
+    train(config, tmp_path / "run")
+    best = loaded(tmp_path / "run" / "best.pt")
+    assert (best["epoch"], best["valid"]) == (2, 0.7)
+    valid[:] = [0.5, 0.7]
+    assert same(best["model"], train(config.replace(epochs=2, keep="last")).model.state_dict())
+    assert not same(best["model"], loaded(tmp_path / "run" / "checkpoint.pt")["model"])
+
+
+def test_a_kill_between_the_best_model_and_the_checkpoint_loses_neither(
+    tiny_config: Config, tmp_path: Path, valid: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ogbnlib.training.checkpoint import Keeper
+
+    valid[:] = [0.5, 0.7, 0.7, 0.6]
+    config, save = tiny_config(epochs=3, keep="best"), Keeper.save
+
+    def dies(self: Keeper, state: Any) -> None:
+        if state.epoch == 2 and state.history:
+            raise RuntimeError("as a kill would")
+        save(self, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "save", dies)
+        with pytest.raises(RuntimeError):
+            train(config, tmp_path / "run")
+    first = loaded(tmp_path / "run" / "best.pt")
+    assert len(train(config, tmp_path / "run", resume=True).history) == 3
+    again = loaded(tmp_path / "run" / "best.pt")
+    assert (again["epoch"], again["valid"]) == (2, 0.7)
+    assert same(again["model"], first["model"])
+
+
+def test_the_best_model_needs_a_folder_and_cannot_be_asked_for_later(tiny_config: Config, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^keep: expected a run_dir to keep best\.pt in"):
+        train(tiny_config(keep="best"))
+    train(tiny_config(epochs=1), tmp_path / "run")
+    with pytest.raises(InputError, match="keep was 'last', now 'best'"):
+        train(tiny_config(keep="best"), tmp_path / "run", resume=True)
