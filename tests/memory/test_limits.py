@@ -556,7 +556,7 @@ def test_samples_are_as_dense_as_their_cost_allows_and_denser_near_a_watchdogs_l
     for _ in range(100):
         slow, near = plain.pause(0.0003), dog.pause(0.0003)
     assert 0.11 < slow < 0.13
-    assert near == slow  # far from its limit
+    assert near == pytest.approx(slow, rel=0.01)  # far from its limit
     dog.pid = os.getpid()
     dog.check(Reading(num_processes=1, rss_anon_bytes=8 * 2**30 - 300 * MB, rss_shmem_bytes=0))
     assert dog.pause(0.0003) == 0.02

@@ -392,13 +392,13 @@ def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
     assert (folder / "checkpoint.pt").is_file()
 
 
-def test_a_command_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
+def test_a_trainer_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ogbnlib.runs.supervise.GRACE_S", 0.5)
     (tmp_path / "output.log").mkdir()  # so that it can't be opened
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(99)"
-    outcome = supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False)
+    outcome = supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False, holds_back=True)
     assert outcome.exit_code in (137, 143)
     assert str(outcome.unwritable).startswith(f"{tmp_path / 'output.log'}: Is a directory; ")
 
