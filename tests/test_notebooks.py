@@ -32,16 +32,8 @@ def executed(data_dir: Path, tmp_path_factory: pytest.TempPathFactory):  # type:
     def execute(path: Path) -> nbformat.NotebookNode:
         if path.stem not in done:
             folder = tmp_path_factory.mktemp(path.stem)
-            argv = [
-                sys.executable,
-                "-m",
-                "papermill",
-                "--engine",
-                "ogbnlib",
-                str(path),
-                "out.ipynb",
-                *OF_ITS_OWN.get(path.stem, SMOKE),
-            ]
+            argv = [sys.executable, "-m", "papermill", "--engine", "ogbnlib", str(path), "out.ipynb"]
+            argv += OF_ITS_OWN.get(path.stem, SMOKE)
             argv += ["-p", "data_dir", str(data_dir), *EXTRA.get(path.stem, [])]
             result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=dict(os.environ))
             assert result.returncode == 0, result.stderr[-4000:]
