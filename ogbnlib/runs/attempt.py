@@ -16,7 +16,7 @@ from ..forecast.audit import audit
 from ..forecast.sizes import GraphSize
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from .diagnosis import explain
-from .folder import RESULT, Run
+from .folder import METRICS, RESULT, Run
 
 
 class Attempt:
@@ -75,6 +75,8 @@ class Attempt:
         """The last epoch's, of this attempt or of those before."""
         if marked := self.recorder.tally.events.get("metrics"):
             return {key: value for key, value in marked.items() if key not in ("time_s", "event")}
+        if not (self.run_dir / METRICS).is_file():
+            return None  # and pandas, 0.3 s of imports, is not asked
         with contextlib.suppress(
             InputError
         ):  # a damaged one is named to who reads it, and written anew by a resumption
