@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numba import uint64
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SequentialSampler
 
 from ..errors import InputError
 from ..graph.bits import GAMMA, kernel, mix
@@ -196,3 +196,22 @@ class EpochSampler(Sampler[int]):
         share: Any = self.share(self.epoch, self.start)
         for part in share.split(2**16):  # an int takes 40 bytes, so a part at a time
             yield from part.tolist()
+
+
+class GivenOrder(EpochSampler):
+    """The positions that another sampler yields, in its order: Lightning puts samplers of its own into a loader.
+
+    It does so to predict, for `overfit_batches`, and to deal a loader out among processes.
+    """
+
+    def __init__(self, given: Any, batch_size: int) -> None:
+        self.given, self._drawn = given, (-1, torch.empty(0, dtype=torch.int64))
+        super().__init__(len(given), shuffle=not isinstance(given, SequentialSampler), batch_size=batch_size)
+
+    def order(self, epoch: int) -> Tensor:
+        """Drawn once an epoch: windows ask for it one by one, and another sampler's may be new each time."""
+        if self._drawn[0] != epoch:
+            if hasattr(self.given, "set_epoch"):
+                self.given.set_epoch(epoch)
+            self._drawn = epoch, torch.tensor(list(self.given), dtype=torch.int64)
+        return self._drawn[1]

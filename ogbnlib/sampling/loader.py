@@ -27,6 +27,7 @@ from ..graph.store import HEADER_BYTES, Store
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
+from .choice import EpochSampler, GivenOrder
 from .disk import CHUNK_BYTES, DiskArray
 from .sampler import CSCSampler
 from .window import Spool, Window, sample_window
@@ -135,14 +136,14 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         input_nodes: int64 seeds, in RAM.
         labels: int16 or int64, one per seed.
         windows: From `fit_windows`.
-        arguments: As for `torch.utils.data.DataLoader`; `sampler` must be an `EpochSampler`.
+        next_epoch: Where not None, passes count their epochs themselves from here on, and `x` is made float32.
+        arguments: As for `torch.utils.data.DataLoader`; any `sampler` does, and an `EpochSampler` is one by epoch.
 
     Attributes:
         on_window: Called with what each window took: seconds of sampling and of reading features, bytes read.
         spool: Where windows are kept and found again, for a loader that is gone over more than once.
         last_epoch: With overlapped windows, the first window of the next epoch is prepared during the last of this one,
             unless this is the last; None prepares nothing beyond the epoch.
-        next_epoch: Where not None, passes count their epochs themselves from here on, and `x` is made float32.
     """
 
     def __init__(
@@ -152,12 +153,17 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         input_nodes: Tensor,
         labels: Tensor,
         windows: Windows,
+        next_epoch: int | None = None,
         **arguments: Any,
     ):
-        self.store, self.windows, self.labels = store, windows, labels
+        self.store, self.windows, self.labels, self.next_epoch = store, windows, labels, next_epoch
         self.last_epoch: int | None = None
         self.spool: Spool | None = None
-        self.next_epoch: int | None = None
+        batches = arguments.pop("batch_sampler", None)  # Lightning makes a loader anew from its attributes, to predict
+        if batches is not None:
+            arguments |= {"sampler": batches.sampler, "batch_size": batches.batch_size}
+        if not isinstance(arguments["sampler"], EpochSampler):
+            arguments["sampler"] = GivenOrder(arguments["sampler"], arguments["batch_size"])
         self.on_window: Callable[..., None] = lambda **info: None
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:

@@ -57,7 +57,7 @@ class _OneLoader(StoreLoaders):
 
 def loader(
     store: Store,
-    nodes: str | Any = "train",
+    nodes: str | Any | None = "train",
     *,
     num_neighbors: Sequence[int] = (15, 10),
     batch_size: int = 1024,
@@ -76,7 +76,7 @@ def loader(
     hop, `batch_size`, and `input_id`, the seeds' places in `nodes`.
 
     Args:
-        nodes: a split's name, or distinct node ids or a mask of all nodes, numpy or torch.
+        nodes: a split's name, or distinct node ids or a mask of all nodes, numpy or torch; None, as in PyG, for all.
         num_neighbors: a fan-out per layer, the seeds' first; -1 for all.
         memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its cgroup's, or what the
             machine has left. A quarter of what is left is spared for the model; where the rest does not hold the
@@ -102,7 +102,7 @@ def loader(
 
 
 def _ids(nodes: Any, num_nodes: int) -> Array:
-    ids = np.asarray(nodes)
+    ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
     if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from real_graphs import real_config, write_graph
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import SAGEConv
@@ -19,6 +22,7 @@ from torch_geometric.sampler import NegativeSampling
 from ogbnlib import InputError, TrainConfig, convert, open_store, train
 from ogbnlib.graph.store import Store
 from ogbnlib.memory.recorder import EventLog
+from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 
 Config = Callable[..., TrainConfig]
@@ -141,6 +145,70 @@ def test_a_plain_loop_learns_as_the_trainer_does(tmp_path: Path) -> None:
     assert trained is not None
     assert abs(accuracy - trained) <= 0.02
     print(f"amazon_photo: a plain loop {accuracy:.4f}, the trainer {trained:.4f}")
+
+
+def test_none_is_all_nodes_in_their_order_as_in_pyg(store: Store) -> None:
+    batches = list(store.loader(None, num_neighbors=[-1], batch_size=128))
+    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches])
+    assert torch.equal(seeds, torch.arange(store.num_nodes))
+    assert torch.equal(torch.cat([batch.y for batch in batches]), torch.from_numpy(store.read("y")).long())
+
+
+def made_anew(loader: StoreLoader, **new: object) -> StoreLoader:
+    """As Lightning makes a loader again with a sampler of its own: from the attributes that are its parameters."""
+    names = {*inspect.signature(StoreLoader).parameters, *inspect.signature(DataLoader).parameters}
+    kept = {name: value for name, value in vars(loader).items() if name in names}
+    return StoreLoader(**{**kept, "sampler": None, "batch_sampler": None, "shuffle": False, **new})
+
+
+@pytest.mark.parametrize("memory_limit", [None, "1 MB"], ids=["page cache", "windows"])
+def test_another_sampler_decides_the_order_and_its_epochs(memory_limit: str | None, store: Store) -> None:
+    loader = store.loader("valid", num_neighbors=[4, 3], batch_size=16, memory_limit=memory_limit)
+    batches = BatchSampler(SequentialSampler(loader.dataset), 16, drop_last=False)
+    assert_same(made_anew(loader, batch_sampler=batches, batch_size=1), list(loader))  # as `Trainer.predict` does
+    loader = store.loader("train", num_neighbors=[4, 3], batch_size=16, memory_limit=memory_limit)
+    halves = [DistributedSampler(loader.dataset, 2, rank, drop_last=False) for rank in (0, 1)]
+    both = [made_anew(loader, sampler=half) for half in halves]
+    epochs = [torch.cat([batch.input_id for part in both for batch in part]) for _ in (1, 2)]
+    for order in epochs:
+        assert set(order.tolist()) == set(range(len(loader.dataset)))
+    assert not torch.equal(*epochs)
+
+
+def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
+    lightning = pytest.importorskip("lightning", reason="lightning is not a dependency")
+
+    class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.orders = Net(store), []  # type: ignore[var-annotated]
+
+        def training_step(self, batch: Data, index: int) -> Tensor:
+            self.orders.append((self.current_epoch, batch.input_id.tolist()))
+            return F.cross_entropy(self.net(batch.x, batch.edge_index)[: batch.batch_size], batch.y)
+
+        def predict_step(self, batch: Data, index: int) -> Tensor:
+            return batch.n_id[: batch.batch_size]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters())
+
+    class Splits(lightning.LightningDataModule):  # type: ignore[misc, name-defined]
+        def train_dataloader(self) -> StoreLoader:
+            return store.loader("train", num_neighbors=[4, 3], batch_size=16)  # type: ignore[no-any-return]
+
+        def predict_dataloader(self) -> StoreLoader:
+            return store.loader("test", num_neighbors=[4, 3], batch_size=16)  # type: ignore[no-any-return]
+
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer, model = lightning.Trainer(max_epochs=2, accelerator="cpu", **quiet), Lit()
+    trainer.fit(model, Splits())
+    first, second = ([i for epoch, ids in model.orders if epoch == k for i in ids] for k in (0, 1))
+    assert sorted(first) == sorted(second)
+    assert first != second
+    for where in ({"datamodule": Splits()}, {"dataloaders": Splits().predict_dataloader()}):
+        assert torch.equal(torch.cat(trainer.predict(model, **where)), torch.from_numpy(store.splits["test"]))
+    lightning.Trainer(max_epochs=1, overfit_batches=2, accelerator="cpu", **quiet).fit(Lit(), Splits())
 
 
 # PyG's own loaders over feature_store and graph_store -----------------------------------------------------------------
