@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -303,7 +304,7 @@ def test_another_data_set_is_refused_on_resumption(tiny_config: Config, tmp_path
 def test_what_killed_runs_leave_goes_with_the_next_one_and_nothing_of_its_own_stays(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, tmp = tmp_path / "run", Path("/tmp", tmp_path.name[-20:])  # sockets lie in it, whose paths must be short
+    folder, tmp = tmp_path / "run", Path(tempfile.mkdtemp(dir="/tmp"))  # sockets lie in it, whose paths must be short
     monkeypatch.setattr("tempfile.tempdir", str(tmp))
     names = {name: tmp / f"ogbnlib-{name:_<8}.tmp" for name in ("dead", "alive")}
     for path in names.values():

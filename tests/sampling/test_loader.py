@@ -527,7 +527,7 @@ def test_workers_change_no_loss(
 def test_a_loader_that_is_dropped_gives_its_files_and_threads_back(
     config: Callable[..., TrainConfig], stores: Callable[..., Store]
 ) -> None:
-    loaders = make_loaders(stores(), config(loading="store", lookahead="1 MB"), EventLog(None))
+    loaders = make_loaders(stores(), config(loading="store", lookahead="1 MB", spool="off"), EventLog(None))
     gc.collect()  # loaders of other tests
     before, files = set(threading.enumerate()), open_files()
     for _ in range(2):
