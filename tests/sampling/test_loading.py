@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling
+from torch_geometric.utils import k_hop_subgraph
 
 from ogbnlib import InputError, TrainConfig, convert, open_store, train
 from ogbnlib.graph.store import Store
@@ -238,6 +239,15 @@ def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(stor
                 inner = ours.n_id[: sum(ours.num_sampled_nodes[:-1])]
                 kept = torch.isin(data.edge_index[1], inner)
                 assert edges_of(ours) == set(map(tuple, data.edge_index[:, kept].T.tolist()))
+
+
+def test_all_neighbors_are_pygs_in_neighborhood(store: Store) -> None:
+    edge_index, both = torch.from_numpy(store.read_edge_index()), (store.feature_store(), store.graph_store())
+    for batch in NodeLoader(both, store.sampler([-1, -1]), input_nodes=torch.arange(0, 300, 7), batch_size=3):
+        seeds = batch.n_id[: batch.batch_size]
+        nodes, edges, _, _ = k_hop_subgraph(seeds, 2, edge_index, num_nodes=300, directed=True)
+        assert torch.equal(batch.n_id.sort().values, nodes)
+        assert edges_of(batch) == set(map(tuple, edges.T.tolist()))
 
 
 def test_the_stores_are_what_pyg_asks_for_and_read_only(store: Store) -> None:
