@@ -17,7 +17,7 @@ from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
 
 from ..errors import InputError
-from .signals import Stopped, die_with_parent, ignore
+from .signals import STOP_SIGNALS, Stopped, die_with_parent, held_back, ignore
 
 _started: set[Worker] = set()  # since all before have ended
 
@@ -41,7 +41,8 @@ class Worker(ForkProcess):
 
     def start(self) -> None:
         _started.difference_update([worker for worker in _started if worker.exitcode is not None])
-        super().start()
+        with held_back():  # until it ignores them, see `_begin`
+            super().start()
         _started.add(self)
 
     @staticmethod
@@ -63,6 +64,7 @@ def _begin(worker_id: int) -> None:
     assert trainer is not None
     _started.clear()  # they are no children of this one
     ignore()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with_parent(signal.SIGKILL, trainer.pid)
 
 
