@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -48,8 +48,12 @@ _MIN_WORKSPACE = 32 * 2**20
 Item = TypeVar("Item")
 
 
-def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """`items`, each made in another thread while the one before it is used: inflating takes half of all the time."""
+def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
+    """`items`, each made in another thread while the one before it is used: inflating takes half of all the time.
+
+    To be closed by who uses it: the garbage collector may come by in a thread that is just starting, and there the wait
+    for this one's thread never ends (Python 3.11 holds the lock of all threads' ends then).
+    """
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, items, None)
         while (item := following.result()) is not None:
@@ -91,8 +95,9 @@ class _Conversion:
     def features(self) -> None:
         """x.npy, checked; runs beside the rest."""
         try:
-            chunks = finite(_ahead(self.source.x_chunks()), self.x_dtype, f"{self.source.name}, node_feat")
-            self.per_node("x", self.x_dtype, chunks, (self.source.num_features,))
+            with contextlib.closing(_ahead(self.source.x_chunks())) as ahead:
+                chunks = finite(ahead, self.x_dtype, f"{self.source.name}, node_feat")
+                self.per_node("x", self.x_dtype, chunks, (self.source.num_features,))
         except BaseException:
             self.stop.set()
             raise
@@ -135,7 +140,8 @@ class _Conversion:
             try:
                 if self.hops is None:
                     features = pool.submit(self.features)
-                edges.read(_ahead(source.edge_chunks(edges.chunk_edges)))
+                with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
+                    edges.read(ahead)
                 if self.hops is not None:
                     self.kept = edges.keep_hops(labelled, self.hops)
                 features = features or pool.submit(self.features)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources import convert as module
 from ogbnlib.sources.convert import convert
+from ogbnlib.sources.data import ArraySource
 from ogbnlib.sources.ogb import open_raw, write_raw
 
 N, E, F, C = 200, 1500, 5, 4
@@ -702,3 +705,20 @@ def test_it_lives_in_a_cgroup_that_the_raw_file_does_not_fit_in(
     np.testing.assert_array_equal(made.colptr, colptr)
     np.testing.assert_array_equal(made.row, row)
     np.testing.assert_array_equal(made.x, arrays["x"])
+
+
+def test_a_conversion_that_fails_has_ended_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "CHUNK_BYTES", 64)  # many chunks
+    splits, labels = {"train": [0], "valid": [1], "test": [2]}, np.zeros(500, np.int64)
+    source = ArraySource.from_arrays("made", np.zeros((2, 10), np.int64), np.ones((500, 4)), labels, splits)
+    before, calls = set(threading.enumerate()), itertools.count()
+
+    def check() -> None:
+        if next(calls) == 20:
+            raise InputError("enough")
+
+    with pytest.raises(InputError, match="enough") as caught:
+        convert(source, tmp_path / "store", progress=False, check=check)
+    # Its frames, which hold what they iterated over, are still there.
+    assert caught.value.__traceback__ is not None
+    assert not [thread for thread in set(threading.enumerate()) - before if "Executor" in thread.name]
