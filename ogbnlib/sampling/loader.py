@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 import warnings
 from collections import deque
@@ -47,7 +48,7 @@ def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int 
 
     Fewer ahead where they are tensors, or `Data` of tensors, so large that `depth` of them pass `budget_bytes`.
     """
-    end, ahead = object(), deque[Future[Any]]()
+    end, ahead, user = object(), deque[Future[Any]](), threading.get_ident()
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
         ahead.append(thread.submit(next, source, end))
@@ -58,7 +59,8 @@ def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int 
             yield item
             del item
     finally:
-        thread.shutdown(cancel_futures=True)
+        # The garbage collector may end this in a thread that is just starting, where waiting would never end.
+        thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
 
 
 def available_bytes() -> int:
