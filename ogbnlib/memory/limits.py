@@ -63,7 +63,6 @@ class Limit:
     cgroup: Cgroup | None = None
     killed_by: str | None = None
     outer: Cgroup | None = None
-    _cost_s = 0.0  # of a sample, smoothed
     _counts_others = False  # whether `oom_kills` counts other processes than the tree's too
 
     def __init__(self, limit_bytes: int | None):
@@ -77,14 +76,9 @@ class Limit:
     def check(self, reading: Reading) -> None:
         """Look at one reading; ends the tree where a limit was passed or one of its members was killed."""
 
-    def pause(self, cost_s: float) -> float:
-        """Seconds from one sample to the next, where the last took `cost_s` of CPU time: about 0.25 % of a core in all.
-
-        On a quiet machine one takes 0.12 ms, 0.24 % at 20 samples a second. Beside a script that keeps the memory busy
-        it takes five times that, as what it needs is in no cache. The first, and those with a PSS, are no measure.
-        """
-        self._cost_s += 0.1 * (min(cost_s, 0.25 / 400) - self._cost_s)
-        return max(0.05, 400 * self._cost_s)
+    def longest_pause_s(self) -> float:
+        """Seconds that may pass from one sample to the next."""
+        return 0.25
 
     def oom_kills(self) -> int | None:
         return self.cgroup.oom_kills() if self.cgroup else None
@@ -264,9 +258,9 @@ class Watchdog(Limit):
     _next_sum = 0
     _left_bytes = 2**60
 
-    def pause(self, cost_s: float) -> float:
+    def longest_pause_s(self) -> float:
         """No longer than it takes to fill what is left, at 20 GB/s, but 20 ms."""
-        return min(super().pause(cost_s), max(0.02, self._left_bytes / (20 * 2**30)))
+        return min(super().longest_pause_s(), max(0.02, self._left_bytes / (20 * 2**30)))
 
     def check(self, reading: Reading) -> None:
         if self.limit_bytes is None or self.killed_by or self.pid is None:

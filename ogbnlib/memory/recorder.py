@@ -229,6 +229,28 @@ class _Rows:
         os.close(self._file)
 
 
+class _Pace:
+    """How long from one sample to the next: `interval_s`, or as long as keeps the sampling at 1 % of a core while
+    memory moves, 0.25 % once ten samples have seen it rest.
+
+    On a quiet machine a sample takes 0.12 ms of CPU time, 0.24 % at 20 a second. Beside a script that keeps the memory
+    busy it takes five times that, as what it needs is in no cache.
+    """
+
+    def __init__(self, interval_s: float):
+        self._interval_s = interval_s
+        self._cost_s = 0.0  # of a sample, smoothed
+        self._held_bytes, self._at_rest = 0, 0
+
+    def next_s(self, cost_s: float, held_bytes: int) -> float:
+        """Seconds until the next sample, after one that took `cost_s` and found the tree to hold `held_bytes`."""
+        # The first sample, and those with a PSS, are no measure.
+        self._cost_s += 0.1 * (min(cost_s, 0.001) - self._cost_s)
+        moves = abs(held_bytes - self._held_bytes) > self._held_bytes / 200
+        self._held_bytes, self._at_rest = held_bytes, 0 if moves else self._at_rest + 1
+        return max(self._interval_s, (100 if self._at_rest < 10 else 400) * self._cost_s)
+
+
 class Recorder:
     """Records a run in its folder: marks its `log`, and once started takes a reading of a process tree again and again.
 
@@ -254,15 +276,18 @@ class Recorder:
         pid: int,
         *,
         cgroup: Callable[[], Cgroup | None] = lambda: None,
-        interval_s: float | Callable[[float], float] = 0.05,
+        interval_s: float = 0.05,
+        longest_pause_s: Callable[[], float] = lambda: 0.25,
         on_sample: Callable[[Reading], None] = lambda reading: None,
         on_error: Callable[[], None] = lambda: None,
         on_unwritable: Callable[[OSError], None] = lambda error: None,
     ) -> Recorder:
-        """Sample `pid`'s process tree every `interval_s` from now on, in a thread.
+        """Sample `pid`'s process tree again and again from now on, in a thread.
 
         Args:
-            interval_s: In seconds, or asked for after each sample with the CPU seconds that it took.
+            interval_s: From one sample to the next, where neither `longest_pause_s` asks for less nor what a sample
+                costs for more.
+            longest_pause_s: Asked after each sample how many seconds may pass until the next.
             cgroup: Asked anew for each sample, as systemd makes a scope only after the child has begun.
             on_sample: Sees each reading as it is taken (the watchdog limit hangs on it).
             on_error: Called on an error in the thread, which ends it and is raised by `stop`.
@@ -270,14 +295,17 @@ class Recorder:
                 seen by `on_sample` as before.
         """
         self._on_unwritable = on_unwritable
+        pace = _Pace(interval_s)
 
         def loop() -> None:
             try:
                 while True:
                     begin, begin_cpu = time.monotonic(), time.thread_time()
-                    on_sample(self.sample(pid, cgroup()))
-                    pause = interval_s(time.thread_time() - begin_cpu) if callable(interval_s) else interval_s
-                    if self._stop.wait(max(0.0, pause - (time.monotonic() - begin))):
+                    reading = self.sample(pid, cgroup())
+                    on_sample(reading)
+                    pause_s = pace.next_s(time.thread_time() - begin_cpu, reading.held_bytes or 0)
+                    pause_s = min(pause_s, longest_pause_s())
+                    if self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin))):
                         if Path(f"/proc/{pid}").exists():
                             on_sample(self.sample(pid, cgroup()))
                         return

@@ -94,7 +94,7 @@ def _watch_process(pid: int, folder: Path) -> Run:
     with own_run_dir(None, folder, resume=False) as (before, _):
         attempt, cgroup, interrupted = Attempt(before, watched_pid=pid), counting_cgroup(pid), False
         kills = cgroup.oom_kills() if cgroup else None
-        attempt.recorder.start(pid, interval_s=Limit(None).pause)
+        attempt.recorder.start(pid)
         try:
             while _goes_on(process):
                 time.sleep(0.1)
@@ -286,8 +286,8 @@ def _shrunk(config: TrainConfig | None) -> str | None:
 
 def measure_runtime_bytes() -> int:
     """Anonymous + shared memory that a training process takes whatever its data: about 0.4 GB, see `train.warm_up`."""
-    # The pause is longer than the sampling interval, so that at least one sample falls into it.
-    argv = [sys.executable, "-c", "import ogbnlib.training.train as t, time; t.warm_up(); time.sleep(0.2)"]
+    # It sleeps for longer than the longest pause between two samples, so that one falls into it.
+    argv = [sys.executable, "-c", "import ogbnlib.training.train as t, time; t.warm_up(); time.sleep(0.3)"]
     held: list[int] = []
     # The first may compile the kernels, which takes some 90 MB more than loading them: then once more.
     while not held or (len(held) == 1 and held[0] > 1.15 * RUNTIME_BYTES):

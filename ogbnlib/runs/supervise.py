@@ -124,7 +124,7 @@ def supervise(
             recorder.start(
                 process.pid,
                 cgroup=lambda: limit.cgroup,
-                interval_s=limit.pause,
+                longest_pause_s=limit.longest_pause_s,
                 on_sample=limit.check,
                 on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
                 on_unwritable=unwritable,

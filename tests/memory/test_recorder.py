@@ -14,7 +14,7 @@ from conftest import MB, wait_until
 
 from ogbnlib.memory import reading
 from ogbnlib.memory.reading import Reading
-from ogbnlib.memory.recorder import STRETCHES, EventLog, Recorder, Thinning, parse_events
+from ogbnlib.memory.recorder import STRETCHES, EventLog, Recorder, Thinning, _Pace, parse_events
 from ogbnlib.memory.tally import Tally
 from ogbnlib.runs.folder import Run
 
@@ -137,6 +137,18 @@ def test_the_watcher_sees_every_sample_of_a_thinned_timeline(tmp_path: Path) -> 
     wait_until(lambda: len(seen) >= 20, "twenty samples")
     recorder.stop()
     assert len((tmp_path / "timeline.csv").read_text().splitlines()) <= 4  # of them the largest and the last
+
+
+def test_samples_are_as_dense_as_their_cost_allows_and_denser_while_memory_moves() -> None:
+    pace = _Pace(0.05)
+    assert {pace.next_s(0.0001, 10**9) for _ in range(20)} == {0.05}
+    assert pace.next_s(10.0, 10**9) < 0.08  # one slow sample, the first or one with a PSS, blinds nobody
+    for _ in range(100):
+        quiet = pace.next_s(0.0006, 10**9)
+    assert quiet == pytest.approx(0.24, rel=0.01)  # 0.25 % of a core
+    after = [pace.next_s(0.0006, 10**9 + 10**7) for _ in range(12)]
+    assert after[:10] == pytest.approx([0.06] * 10, rel=0.01)  # 1 %
+    assert after[10:] == pytest.approx([0.24] * 2, rel=0.01)
 
 
 def test_an_item_is_kept_of_each_stretch_and_the_number_grows_with_the_logarithm_of_the_time() -> None:

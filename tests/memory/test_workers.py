@@ -102,13 +102,14 @@ def running(config: TrainConfig, folder: Path, *more: str, wrapped: tuple[str, .
     command = [*wrapped, sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(folder), *sets, *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
+    ranks = 2 if "--ranks" in more else 1
+
     def trainers() -> list[int]:
         with contextlib.suppress(FileNotFoundError):
-            return [pid for pid in process_tree(process.pid) if len(children_of(pid)) == 2 and is_trainer(pid)]
+            return [pid for pid in process_tree(process.pid) if len(children_of(pid)) == 2 and is_trainer(pid, ranks)]
         return []
 
     try:
-        ranks = 2 if "--ranks" in more else 1
         wait_until(lambda: process.poll() is not None or len(trainers()) == ranks, "workers", 60)
         yield process, trainers()
     finally:
@@ -116,7 +117,12 @@ def running(config: TrainConfig, folder: Path, *more: str, wrapped: tuple[str, .
         process.communicate()
 
 
-def is_trainer(pid: int) -> bool:
+def is_trainer(pid: int, ranks: int) -> bool:
+    """Whether it trains; the launcher of two ranks has two children of its own, but is no rank."""
+    if ranks > 1 and b"RANK" not in {
+        line.split(b"=")[0] for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    }:
+        return False
     return b"ogbnlib.training.child" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
