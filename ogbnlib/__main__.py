@@ -128,7 +128,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read a store whole and check it: checksums, offsets, ids, features. Exits with 1 if anything is wrong."""
-    from .graph.verify import verify_store
+    from .graph.writer import verify_store
 
     problems = verify_store(store_dir, progress=not as_json and sys.stderr.isatty())
     _print({"path": str(store_dir), "problems": problems}, "\n".join(problems) or f"{store_dir}: sound", as_json)

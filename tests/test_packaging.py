@@ -25,7 +25,7 @@ MODULES = sorted(
     if path.name != "__init__.py" or path.parent == PACKAGE
 )
 TORCH = {
-    *("sampling.choice", "sampling.sampler", "sampling.window", "sampling.disk", "sampling.loader"),
+    *("sampling.choice", "sampling.sampler", "sampling.window", "sampling.spool", "graph.disk", "sampling.loader"),
     *("sampling.policies", "sampling.loading"),
     *(name for name in MODULES if name.startswith("training.")),
 }

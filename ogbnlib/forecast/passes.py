@@ -105,17 +105,22 @@ class Pass:
         """Where a thread prepares the batches (`sampling.loader.prefetch`); windows aside."""
         return {"batches ready": queued_bytes(self.batch, self.size.num_features, self.itemsize), **self.step()}
 
-    def windows(self, budget: int | None) -> Windows:
-        size = self.size
+    def windows(self, budget: int | None, room_bytes: int = 0, *, always: bool = False) -> Windows:
+        """How a loader reads a store, see `choose_windows`."""
+        size, config = self.size, self.config
+        evaluated = sum(self.split in config.splits_to_evaluate(epoch) for epoch in range(1, config.epochs + 1))
         return choose_windows(
-            store_bytes(self.config, size),
+            store_bytes(config, size),
             size.num_nodes,
             size.num_features * self.itemsize,
             self.batch,
             self.num_batches,
             budget,
             training=self.training,
-            reserve=step_reserve_bytes(self.config, self.batch, size),
+            reserve=step_reserve_bytes(config, self.batch, size),
+            room_bytes=room_bytes,
+            passes=max(1, config.epochs if self.training else evaluated),
+            always=always,
         )
 
     def window_bytes(self, windows: Windows) -> int:

@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..config import TrainConfig
-from ..sampling.budget import BatchShape, Windows, sweep_s, usable_bytes, window_budget
+from ..sampling.budget import (
+    DISK_BYTES_PER_S,
+    BatchShape,
+    Windows,
+    spool_bytes,
+    spool_dir,
+    usable_bytes,
+    window_budget,
+)
 from ..sources.catalog import check_store, size_for
 from .passes import MODEL, Pass
 from .sizes import (
@@ -105,7 +113,7 @@ class Forecast:
         train_s = batches * (0.7e-3 + 0.35e-6 * batch.num_nodes + work / 30e9)
         if self.windows is None or self.windows.window_batches is None:
             return train_s
-        read_s = sweep_s(store_bytes(config, size), hops) * self.windows.num_windows
+        read_s = self.windows.moved_bytes / DISK_BYTES_PER_S
         return max(train_s, read_s) if self.windows.overlapped else train_s + read_s
 
 
@@ -200,24 +208,45 @@ def _from_store(config: TrainConfig, size: GraphSize, run: Ledger, limit: int | 
     def read(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
         if windows.window_batches is not None:  # prepared by a thread, whatever `num_workers` is
             count = 2 if windows.overlapped and windows.num_windows * num_passes > 1 else 1
-            run.phase(name, one.prefetched() | {"windows": count * one.window_bytes(windows)})
+            parts = {"windows": count * one.window_bytes(windows)}
+            if windows.spooling is not None and windows not in kept.values():
+                parts["pass for the spool"] = windows.spooling.working_bytes
+            run.phase(name, one.prefetched() | parts)
         elif config.num_workers:
             run.phase(name, one.step() | one.workers(idle_loaders), cache_bytes)
         else:
             run.phase(name, one.prefetched(), cache_bytes)
 
     train = Pass.over(config, size, "train", training=True)
-    windows = train.windows(window_budget(config.lookahead, left))
+    between, final = _evaluations(config)
+    room = _room_bytes(config)
+    # As `policies.StoreLoaders` does: what evaluations draw is kept on disk too, where it takes a third of the room.
+    evaluations = {split: Pass.over(config, size, split, training=False) for split in {*between, *final}}
+    budget = window_budget(config.lookahead, left)
+    kept = {split: one.windows(budget, room // 3, always=True) for split, one in evaluations.items()}
+    taken = sum(one.spooling.disk_bytes if one.spooling else room for one in kept.values())
+    windows = train.windows(budget, room - taken if taken <= room // 3 else room)
+    if windows.spooling is None or taken > room // 3:
+        kept = {}
     if config.epochs:
         read("train", train, windows, config.epochs, 0)
-    between, final = _evaluations(config)
     if windows.prepared_ahead:
         run.held["next window to train on"] = train.window_bytes(windows)
+        if windows.spooling is not None:
+            run.held["next pass for the spool"] = windows.spooling.working_bytes
     for split in between:
-        one = Pass.over(config, size, split, training=False)
-        read(f"eval {split}", one, one.windows(window_budget(config.lookahead, left, windows)), 1, 1)
+        one = evaluations[split]
+        beside = window_budget(config.lookahead, left, windows)
+        read(f"eval {split}", one, kept.get(split) or one.windows(beside, room), 1, 1)
     run.held.pop("next window to train on", None)
+    run.held.pop("next pass for the spool", None)
     for split in final:
-        one = Pass.over(config, size, split, training=False)
-        read(f"final {split}", one, one.windows(window_budget(config.lookahead, left)), 1, 0)
+        one = evaluations[split]
+        read(f"final {split}", one, kept.get(split) or one.windows(budget, room), 1, 0)
     return windows, run
+
+
+def _room_bytes(config: TrainConfig) -> int:
+    """What a spool may take here and now; none in a folder that is not there yet."""
+    folder = spool_dir(config.spool_dir)
+    return spool_bytes(config.spool, folder) if folder.is_dir() else 0

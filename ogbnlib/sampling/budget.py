@@ -5,10 +5,16 @@ The loaders ask with what a process holds and a batch that was drawn, the foreca
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import format_bytes
+from ..files import file_system
 
 # The batches that wait for the model under loading=store: so many, or as many as fit.
 QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
@@ -59,7 +65,24 @@ def sweep_s(files: Mapping[str, int], num_hops: int) -> float:
     return (files["x"] + num_hops * (files["colptr"] + files["row"])) / DISK_BYTES_PER_S
 
 
+WINDOW_BYTES = 2**28  # of a window that is read from a spool in one piece; a larger one gains nothing
+
 # Windows --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spooling:
+    """How windows are prepared that are kept on disk until they are used."""
+
+    sampled_batches: int  # in one pass over the graph
+    picked_batches: int  # whose features one pass picks
+    working_bytes: int  # of memory, for either pass
+    disk_bytes: int  # at most at once, while one part is used and the next is prepared
+
+    @property
+    def buffer_bytes(self) -> int:
+        """For features on their way from one file to the other."""
+        return self.working_bytes // 4
 
 
 @dataclass(frozen=True)
@@ -71,6 +94,15 @@ class Windows:
     window_bytes: int
     available_bytes: int
     num_windows: int = 0
+    moved_bytes: int = 0  # between memory and disk, in a pass over the loader
+    spooling: Spooling | None = None
+    in_memory: Windows | None = None  # with `spooling`: what a full disk leaves
+
+    @property
+    def held_bytes(self) -> int:
+        """At the highest, where there is more than one window."""
+        count = 2 if self.overlapped else 1
+        return count * self.window_bytes + (self.spooling.working_bytes if self.spooling else 0)
 
     @property
     def prepared_ahead(self) -> bool:
@@ -82,6 +114,8 @@ class Windows:
         if self.window_batches is None:
             return f"batches are drawn one by one through the page cache ({free} available)"
         how = "two held, one being prepared" if self.overlapped else "one held"
+        if self.spooling:
+            how = f"from a spool of {format_bytes(self.spooling.disk_bytes)} on disk at most, two held"
         size = format_bytes(self.window_bytes)
         return f"windows of {self.window_batches} batches, about {size} each, {how} ({free} available)"
 
@@ -89,6 +123,21 @@ class Windows:
 def compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
     """A batch inside a window: its rows of x, ids int64, local row and col int32, and the objects around them."""
     return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8 + 2000
+
+
+def spooled_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
+    """A batch on disk, where none of its nodes is another one's too: rows of x, slots and ids int32, edges int32."""
+    return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8
+
+
+def sampled_batch_bytes(batch: BatchShape) -> int:
+    """What `window.sample_windows` holds at its highest, for each batch: at a hop's offsets or at its edges."""
+    highest = nodes = edges = 0
+    for frontier, new in zip(batch.hop_nodes, batch.hop_edges, strict=False):
+        nodes += frontier
+        highest = max(highest, 8 * (nodes + edges) + 40 * frontier + 12 * new, 8 * (nodes + edges) + 24 * new)
+        edges += new
+    return max(highest, 8 * (batch.num_nodes + edges)) + 4000  # and the objects around them
 
 
 def window_fixed_bytes(num_nodes: int) -> int:
@@ -120,7 +169,28 @@ def window_budget(
     budget = left_bytes if lookahead == "auto" else int(lookahead) // sharers
     if budget is None or training is None or not training.prepared_ahead:
         return budget
-    return budget - 2 * training.window_bytes
+    return budget - training.held_bytes
+
+
+_SPARED_BYTES = 5 * 2**30  # of a disk, for its other users
+_IN_MEMORY = ("tmpfs", "ramfs")  # what lies there is memory that can't be taken back
+
+
+def spool_dir(given: str | None) -> Path:
+    """The folder for a spool: the one that is given, the node's own disk of a Slurm job, or that of temporary files."""
+    return Path(given or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+
+
+def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
+    """Bytes that each of `sharers` processes may keep in `folder`: a given size, or a quarter of what the disk has free
+    and never its last 5 GB; 0 where "auto" finds a folder that lies in memory.
+    """
+    if spool == "off":
+        return 0
+    if spool != "auto":
+        return int(spool) // sharers
+    free = shutil.disk_usage(folder).free
+    return 0 if file_system(folder) in _IN_MEMORY else max(0, min(free // 4, free - _SPARED_BYTES)) // sharers
 
 
 def choose_windows(
@@ -134,8 +204,11 @@ def choose_windows(
     training: bool,
     reserve: tuple[int, int] = (0, 0),
     sharers: int = 1,
+    room_bytes: int = 0,
+    passes: int = 1,
+    always: bool = False,
 ) -> Windows:
-    """Choose between the page cache and windows, and the windows' size.
+    """Choose between the page cache, windows in memory and windows on disk, and the windows' size.
 
     Args:
         files: Bytes of the store's colptr, row and x.
@@ -147,15 +220,21 @@ def choose_windows(
         reserve: What batches on their way and a step take of `available` beside windows; and beside the page cache,
             where workers, for whom windows have no use, take their part too.
         sharers: Processes that have `available` each, and the page cache in common.
+        room_bytes: Of disk for a spool.
+        passes: Over the loader, of which each in training draws anew.
+        always: Windows are kept on disk if they can be, as a pass is made in any case.
 
-    A pass over the files costs the same for a large window as for a small one, so the fewest windows win, unless a
-    single one that can't be prepared during training costs more than several that can.
+    A pass over the files costs the same for a large window as for a small one, so in memory the fewest windows win,
+    unless a single one that can't be prepared during training costs more than several that can. On disk windows are
+    small; they are kept there where that moves fewer bytes, written and read again, than reading the store once for
+    each window.
     """
     if available is None or not num_batches or sum(files.values()) <= (available - reserve[1]) * sharers:
         return Windows(None, True, 0, available or 0)
     left = max(0, available - reserve[0])
     one, fixed = compact_batch_bytes(batch, row_bytes), window_fixed_bytes(num_nodes)
-    sweep = sweep_s(files, len(batch.hop_edges))
+    hops = len(batch.hop_edges)
+    sweep = sweep_s(files, hops)
     train_s = num_batches * batch.num_nodes * TRAIN_S_PER_NODE
 
     def windows(budget: float) -> int:
@@ -165,4 +244,51 @@ def choose_windows(
     alone, paired = windows(left), windows(half)
     overlapped = half >= fixed + one and max(paired * sweep, train_s) <= alone * sweep + train_s
     size = -(-num_batches // (paired if overlapped else alone))
-    return Windows(size, overlapped, size * one + fixed, available, -(-num_batches // size))
+    number = -(-num_batches // size)
+    moved = number * (files["x"] + hops * (files["colptr"] + files["row"]))
+    made = Windows(size, overlapped, size * one + fixed, available, number, moved)
+    spooled = spooled_windows(
+        files, num_nodes, row_bytes, batch, num_batches, left, training=training, room_bytes=room_bytes, passes=passes
+    )
+    if spooled is None or not (always or spooled.moved_bytes < moved):
+        return made
+    return dataclasses.replace(spooled, in_memory=made, available_bytes=available)
+
+
+def spooled_windows(
+    files: Mapping[str, int],
+    num_nodes: int,
+    row_bytes: int,
+    batch: BatchShape,
+    num_batches: int,
+    left: int,
+    *,
+    training: bool,
+    room_bytes: int,
+    passes: int,
+) -> Windows | None:
+    """Windows that are kept on disk, or None where memory or disk are too small for it.
+
+    An eighth of what is left, or one batch, goes to each of the two windows in use, half to the passes that prepare
+    others. What an evaluation draws is kept for the next one, if the disk holds all of it.
+
+    Args:
+        left: Bytes of memory; the other arguments are those of `choose_windows`.
+    """
+    one, disk = compact_batch_bytes(batch, row_bytes), spooled_batch_bytes(batch, row_bytes)
+    size = min(num_batches, max(1, min(left // 8, WINDOW_BYTES) // one))
+    working, total = left // 2, num_batches * (passes if training else 1)
+    sampled = (working - window_fixed_bytes(num_nodes)) // sampled_batch_bytes(batch)
+    # Of a pass over the features the ids are held, int32, or int64 from 2**31 nodes on, while they are put together.
+    picked = min(total, working // 4 // (batch.num_nodes * (4 if num_nodes < 2**31 else 8)))
+    if picked * disk > (room_bytes if picked == total else room_bytes // 2):
+        picked = room_bytes // 2 // disk
+    picked = picked if picked == total else picked // size * size
+    if 2 * size * one > left // 2 or min(sampled, picked) < size:
+        return None
+    parts, again = -(-total // picked), 1 if training or picked == total else passes
+    graph = files["colptr"] + files["row"]
+    moved = parts * (files["x"] + -(-min(picked, total) // sampled) * len(batch.hop_edges) * graph) + total * disk
+    spooling = Spooling(sampled, picked, working, min(2, parts) * picked * disk)
+    moved = again * moved // passes + num_batches * disk
+    return Windows(size, True, size * one, left, -(-num_batches // size), moved, spooling)

@@ -175,7 +175,11 @@ class EpochSampler(Sampler[int]):
         self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
-        rounds, rest = divmod(self.n - self.start, self.batch_size * self.num_ranks)
+        return self.count(self.start)
+
+    def count(self, start: int) -> int:
+        """How many positions this rank has of an order from `start` on."""
+        rounds, rest = divmod(self.n - start, self.batch_size * self.num_ranks)
         return rounds * self.batch_size + min(max(rest - self.rank * self.batch_size, 0), self.batch_size)
 
     def order(self, epoch: int) -> Tensor:

@@ -6,14 +6,19 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import dataclasses
+import functools
+import math
 import os
+import tempfile
 import threading
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -24,14 +29,15 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
+from ..graph.disk import CHUNK_BYTES, DiskArray, Interrupted
 from ..graph.store import HEADER_BYTES, Store
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
 from .choice import EpochSampler, GivenOrder
-from .disk import CHUNK_BYTES, DiskArray
 from .sampler import CSCSampler
-from .window import Spool, Window, sample_window
+from .spool import DiskFull, Jobs, Reel, record
+from .window import Seeds, Window, sample_windows
 
 T = TypeVar("T")
 Place = tuple[int, int, int]  # of a window: its epoch, the position the epoch goes on from, its first among those left
@@ -43,24 +49,49 @@ def _tensor_bytes(item: object) -> int:
     return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
-def prefetch(source: Iterator[T], depth: int = QUEUE_BATCHES, budget_bytes: int = QUEUE_BYTES) -> Iterator[T]:
+def prefetch(
+    source: Iterator[T],
+    depth: int = QUEUE_BATCHES,
+    budget_bytes: int = QUEUE_BYTES,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    abandon: Callable[[], None] = lambda: None,
+) -> Iterator[T]:
     """The items of `source`, produced by a thread up to `depth` ahead; its errors are raised here.
 
     Fewer ahead where they are tensors, or `Data` of tensors, so large that `depth` of them pass `budget_bytes`.
+
+    Args:
+        stopping: Asked a few times a second while an item is waited for.
+        abandon: Called before the thread is waited for, where the last item was not asked for.
+
+    Raises:
+        Interrupted: when `stopping` says so.
     """
-    end, ahead, user = object(), deque[Future[Any]](), threading.get_ident()
+    end, ahead, user, ended = object(), deque[Future[Any]](), threading.get_ident(), False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
         ahead.append(thread.submit(next, source, end))
-        while (item := ahead.popleft().result()) is not end:
+        while (item := _result(ahead.popleft(), stopping)) is not end:
             wanted = queue_depth(_tensor_bytes(item), depth, budget_bytes) + 1  # and one in the thread's hand
             while len(ahead) < wanted:
                 ahead.append(thread.submit(next, source, end))
             yield item
             del item
+        ended = True
     finally:
+        if not ended:
+            abandon()
         # The garbage collector may end this in a thread that is just starting, where waiting would never end.
         thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
+
+
+def _result(future: Future[Any], stopping: Callable[[], bool]) -> Any:
+    while not future.done():
+        wait([future], 0.2)
+        if stopping() and not future.done():
+            raise Interrupted
+    return future.result()
 
 
 def available_bytes() -> int:
@@ -100,6 +131,9 @@ def fit_windows(
     *,
     training: bool,
     reserve: Callable[[BatchShape], tuple[int, int]] = lambda batch: (0, 0),
+    room_bytes: int = 0,
+    passes: int = 1,
+    always: bool = False,
 ) -> Windows:
     """`choose_windows` with one real batch, drawn through the maps, for what a batch holds.
 
@@ -123,6 +157,9 @@ def fit_windows(
         training=training,
         reserve=reserve(batch),
         sharers=local_ranks(),
+        room_bytes=room_bytes,
+        passes=passes,
+        always=always,
     )
 
 
@@ -142,10 +179,12 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         arguments: As for `torch.utils.data.DataLoader`; any `sampler` does, and an `EpochSampler` is one by epoch.
 
     Attributes:
-        on_window: Called with what each window took: seconds of sampling and of reading features, bytes read.
-        spool: Where windows are kept and found again, for a loader that is gone over more than once.
-        last_epoch: With overlapped windows, the first window of the next epoch is prepared during the last of this one,
-            unless this is the last; None prepares nothing beyond the epoch.
+        on_window, on_pass: Called with what each window, and each pass for those on disk, took: seconds, bytes read.
+        spool_dir: Where windows are kept whose `windows` say so.
+        companions: Loaders whose windows are kept for as long as they live, prepared with the first of this one's.
+        last_epoch: With overlapped windows, those of the next epoch are prepared during this one, unless this is the
+            last; None prepares nothing beyond the epoch.
+        stopping: Asked while a batch is waited for, which ends with `Interrupted` where it says yes.
     """
 
     def __init__(
@@ -160,28 +199,36 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     ):
         self.store, self.windows, self.labels, self.next_epoch = store, windows, labels, next_epoch
         self.last_epoch: int | None = None
-        self.spool: Spool | None = None
+        self.spool_dir, self.companions = Path(tempfile.gettempdir()), list[StoreLoader]()
         batches = arguments.pop("batch_sampler", None)  # Lightning makes a loader anew from its attributes, to predict
         if batches is not None:
             arguments |= {"sampler": batches.sampler, "batch_size": batches.batch_size}
         if not isinstance(arguments["sampler"], EpochSampler):
             arguments["sampler"] = GivenOrder(arguments["sampler"], arguments["batch_size"])
         self.on_window: Callable[..., None] = lambda **info: None
+        self.on_pass: Callable[..., None] = lambda **info: None
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:
             with warnings.catch_warnings():  # nothing here writes to the map, which is what torch warns of
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
                 data.x = torch.from_numpy(np.asarray(store.x))
         super().__init__(data, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
+        self.stopping: Callable[[], bool] = lambda: False
+        self._abandoned = threading.Event()  # no batch is waited for any more
         self._ahead: tuple[Place, Future[Window]] | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
+        self._recorder = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._reel: Reel | None = None
+        self._next_reel: Future[Reel] | None = None
         self._arrays: dict[str, DiskArray] = {}
         if windows.window_batches is not None:
             # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
             chunk = min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64 // 4096 * 4096))
             for name, array in (("colptr", store.colptr), ("row", store.row), ("x", store.x)):
-                place = store.file_path(name), HEADER_BYTES, array.strides[0], len(array)
+                row_bytes = array.itemsize * math.prod(array.shape[1:])
+                place = store.file_path(name), HEADER_BYTES, row_bytes, len(array)
                 self._arrays[name] = DiskArray(*place, chunk)
+                self._arrays[name].abandoned = self._abandoned
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]
@@ -201,89 +248,160 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             self.set_epoch(self.next_epoch)
             self.next_epoch += int(self.sampler.shuffle)
         if self.windows.window_batches is not None:
-            return prefetch(self._window_batches())
+            self._abandoned.clear()
+            return prefetch(self._window_batches(), stopping=self.stopping, abandon=self._abandoned.set)
         if self.num_workers:
             return cast("Iterator[Data]", super().__iter__())
         return prefetch(super().__iter__())
 
     # Windows --------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, epoch: int, start: int, begin: int) -> Window:
-        """The window that starts at place `begin` of this loader's share of `epoch` from position `start` on."""
+    def _seeds(self, place: Place) -> Seeds:
+        """The window that starts at `place`."""
         assert self.windows.window_batches is not None
-        begun, place = time.monotonic(), (epoch, start, begin)
-        kept = None if self.spool is None else self.spool.get(place, self.store.num_features, self.store.x.dtype)
-        if kept is not None:
-            took_s = round(time.monotonic() - begun, 3)
-            self.on_window(epoch=epoch, batches=len(kept.batches), distinct_nodes=len(kept.features), spool_s=took_s)
-            return kept
+        epoch, start, begin = place
         size = self.batch_size
-        positions = self.sampler.share(epoch, start)[begin : begin + size * self.windows.window_batches]
-        parts = positions.split(size)
-        seeds = self.input_data.node
-        read_before = self._bytes_read()
-        sampled = sample_window(
-            self.node_sampler,
-            [seeds[part].numpy() for part in parts],
-            [int(part[0]) for part in parts],
-            epoch,
-            self._arrays["colptr"],
-            self._arrays["row"],
-            self.store.row.dtype,
-        )
-        between = time.monotonic()
-        window = Window(sampled, parts, self._arrays["x"], self.store.num_features, self.store.x.dtype)
+        parts = self.sampler.share(epoch, start)[begin : begin + size * self.windows.window_batches].split(size)
+        return Seeds(self.node_sampler, epoch, parts, [self.input_data.node[part].numpy() for part in parts])
+
+    def _after(self, place: Place, seeds: Seeds | Window) -> Place | None:
+        """Where the window behind this one starts, in this epoch or in one that is prepared ahead."""
+        epoch, start, begin = place
+        begin += sum(len(part) for part in seeds.positions)
+        if begin < self.sampler.count(start):
+            return epoch, start, begin
+        return (epoch + 1, 0, 0) if self.last_epoch is not None and epoch < self.last_epoch else None
+
+    def _prepare(self, place: Place) -> Window:
+        """The window that starts at `place`, read from the spool, or else from the store."""
+        if self.windows.spooling is not None and (reel := self._reel_with(place)) is not None:
+            begun = time.monotonic()
+            window = reel.get(place)
+            took_s = round(time.monotonic() - begun, 3)
+            self.on_window(epoch=place[0], batches=len(window.hops), distinct_nodes=len(window.ids), spool_s=took_s)
+            return window
+        begun, read_before = time.monotonic(), self._bytes_read()
+        seeds, num_nodes = self._seeds(place), self.store.num_nodes
+        (sampled,) = sample_windows([seeds], self._arrays["colptr"], self._arrays["row"])
+        between, window = time.monotonic(), Window.pack(seeds, sampled, num_nodes)
+        window.features = np.empty((len(window.ids), self.store.num_features), self.store.x.dtype)
+        self._arrays["x"].fetch(window.ids, window.features)
         self.on_window(
-            epoch=epoch,
-            batches=len(parts),
-            distinct_nodes=len(window.features),
+            epoch=place[0],
+            batches=len(seeds.ids),
+            distinct_nodes=len(window.ids),
             sample_s=round(between - begun, 3),
             features_s=round(time.monotonic() - between, 3),
             bytes_read=self._bytes_read() - read_before,
         )
-        if self.spool is not None:
-            self.spool.add(place, window)
         return window
 
     def _bytes_read(self) -> int:
         return sum(array.bytes_read for array in self._arrays.values())
 
+    # The spool ------------------------------------------------------------------------------------------------------
+
+    def _reel_with(self, place: Place) -> Reel | None:
+        """The reel that has the window at `place`, recorded now if need be; None once the disk is full.
+
+        While its windows are used the next is recorded, in another thread.
+        """
+        try:
+            if self._reel is None or place not in self._reel:
+                self._change_reel(place)
+            if self._next_reel is None and (following := self._behind_reel()) is not None:
+                self._next_reel = self._recorder.submit(self._record, following)
+        except DiskFull as error:
+            warnings.warn(f"spool: {error}; the windows are kept in memory from here on", stacklevel=2)
+            self.windows = self.windows.in_memory or dataclasses.replace(self.windows, spooling=None)
+            self._drop_reels()
+        return self._reel
+
+    def _change_reel(self, place: Place) -> None:
+        coming, self._next_reel = self._next_reel, None
+        if self._reel is not None:
+            self._reel.close()
+            self._reel = None
+        if coming is not None:
+            with contextlib.suppress(Interrupted):  # it was prepared for a pass that was not gone to its end
+                self._reel = coming.result()
+        if self._reel is None or place not in self._reel:
+            if self._reel is not None:
+                self._reel.close()
+            self._reel = self._recorder.submit(self._record, place).result()
+
+    def _record(self, place: Place) -> Reel:
+        spooling = self.windows.spooling
+        assert spooling is not None
+        companions, self.companions = self.companions, []
+        groups = [self._jobs(place, spooling.picked_batches)]
+        groups += [loader._jobs((0, 0, 0), 2**62) for loader in companions]
+        x, num_nodes = self.store.x, self.store.num_nodes
+        make = functools.partial(Reel, self.spool_dir, self.store.num_features, x.dtype, num_nodes)
+        reel, *others = record(groups, make, self._arrays, spooling, self.on_pass)
+        for loader, other in zip(companions, others, strict=True):
+            loader._reel = other
+        return reel
+
+    def _jobs(self, place: Place | None, most: int) -> Jobs:
+        """The windows from `place` on, of at most `most` batches, one window at the least."""
+        jobs: list[tuple[Place, Seeds]] = []
+        while place is not None:
+            seeds = self._seeds(place)
+            most -= len(seeds.ids)
+            if jobs and most < 0:
+                break
+            jobs.append((place, seeds))
+            place = self._after(place, seeds)
+        return jobs
+
+    def _behind_reel(self) -> Place | None:
+        assert self._reel is not None
+        last, window = self._reel.last
+        return self._after(last, window)
+
+    def _drop_reels(self) -> None:
+        for future in [self._next_reel] if self._next_reel is not None else []:
+            with contextlib.suppress(Interrupted, DiskFull):
+                future.result().close()
+        if self._reel is not None:
+            self._reel.close()
+        self._reel = self._next_reel = None
+
+    # --------------------------------------------------------------------------------------------------------------
+
     def _prepared(self, place: Place) -> Window:
         """The window at `place`, which may have been prepared ahead."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            window = ahead[1].result()  # also where another one is wanted, so that two are never prepared
-            if ahead[0] == place:
-                return window
-            del window, ahead
-        return self._executor.submit(self._prepare, *place).result()
+            with contextlib.suppress(Interrupted):
+                window = ahead[1].result()  # also where another one is wanted, so that two are never prepared
+                if ahead[0] == place:
+                    return window
+                del window
+        return self._executor.submit(self._prepare, place).result()
 
     def _window_batches(self) -> Iterator[Data]:
-        assert self.windows.window_batches is not None
         epoch, start = self.sampler.epoch, self.sampler.start
-        begins = range(0, len(self.sampler), self.batch_size * self.windows.window_batches)
-        places: list[Place | None] = [(epoch, start, begin) for begin in begins]
-        beyond = (epoch + 1, 0, 0) if self.last_epoch is not None and epoch < self.last_epoch else None
-        for place, following in itertools.pairwise([*places, beyond]):
-            assert place is not None
+        place: Place | None = (epoch, start, 0) if len(self.sampler) else None
+        while place is not None and place[:2] == (epoch, start):
             window = self._prepared(place)
-            if self.windows.overlapped and following is not None:
-                self._ahead = following, self._executor.submit(self._prepare, *following)
+            place = self._after(place, window)
+            if self.windows.overlapped and place is not None:
+                self._ahead = place, self._executor.submit(self._prepare, place)
             yield from self._unpack(window)
             del window
             malloc_trim()  # a window is many small arrays; without this the memory held grew from window to window
 
     def _unpack(self, window: Window) -> Iterator[Data]:
         features = torch.from_numpy(window.features)
-        for (batch, slots), positions in zip(window, window.positions, strict=True):
+        for positions, slots, edges, of_nodes, of_edges in window.batches():
             data = Data(
                 x=features[torch.from_numpy(slots)],
-                edge_index=torch.from_numpy(
-                    np.stack([np.concatenate(batch.rows), np.concatenate(batch.cols)]).astype(np.int64)
-                ),
-                n_id=torch.from_numpy(batch.node),
-                num_sampled_nodes=batch.num_sampled_nodes,
-                num_sampled_edges=batch.num_sampled_edges,
+                edge_index=torch.from_numpy(edges.astype(np.int64)),
+                n_id=torch.from_numpy(window.ids[slots].astype(np.int64)),
+                num_sampled_nodes=of_nodes,
+                num_sampled_edges=of_edges,
                 batch_size=len(positions),
                 input_id=positions,
             )
@@ -291,8 +409,11 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             del data
 
     def close(self) -> None:
-        """End the preparing thread and close the files."""
+        """End the preparing threads, delete what is on disk, and close the files."""
+        self._abandoned.set()
         self._executor.shutdown(cancel_futures=True)
+        self._recorder.shutdown(cancel_futures=True)
         self._ahead = None
+        self._drop_reels()
         for array in self._arrays.values():
             array.close()

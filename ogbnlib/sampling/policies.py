@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,16 +34,16 @@ from ..errors import clear_errors
 from ..files import warn_if_remote
 from ..graph.sort import restore_input_order
 from ..graph.store import Store
-from ..graph.verify import wrong_splits
+from ..graph.writer import wrong_splits
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..memory.workers import worker_arguments
 from ..sources.catalog import check_store
-from .budget import BatchShape, Windows, window_budget
+from .budget import BatchShape, spool_bytes, spool_dir, window_budget
 from .choice import EpochSampler
 from .loader import NO_EDGES, StoreLoader, available_bytes, fill_page_cache, fit_windows, local_ranks
 from .sampler import CSCSampler
-from .window import Spool, compile_lookahead, spool_bytes
+from .window import compile_lookahead
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
 _STREAM = {"train": 0, "valid": 1, "test": 2}
@@ -163,16 +162,16 @@ class Loaders:
 
     def eval_batches(self, split: str) -> Iterator[Data]:
         """The batches of `split` in order; a loader made for them is deleted after the last, its memory released."""
-        made_here = split not in self._resident
         loader = self.eval_loader(split)
+        kept = any(loader is one for one in self._resident.values())
         set_epoch(loader, 0)  # every evaluation samples the same neighbors, so epochs are compared on equal terms
         try:
             yield from loader
         finally:
-            if loader is not self._resident.get(split):
+            if not kept:
                 _end_workers(loader)
             del loader
-            if made_here:
+            if not kept and split not in self._resident:  # else it was made on the train loader's CSC
                 self._released(split)
 
 
@@ -236,64 +235,96 @@ class StoreLoaders(Loaders):
             store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
         )
         self._available = available_bytes()
-        self._spools: dict[str, Spool] = {}
+        self._spool_dir, self._room = self._spool()
         self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
         store.advise_random()
         held = [*self.splits.values(), *self._labels.values()]
         self.log.part("splits and their labels", sum(t.nbytes for t in held))
         return Data()
 
+    def _spool(self) -> tuple[Path, int]:
+        """The folder for windows, and how many bytes this process may keep there."""
+        folder = spool_dir(self.config.spool_dir)
+        with clear_errors(folder):
+            room = spool_bytes(self.config.spool, folder, local_ranks())
+        self.log.mark("note", spool_dir=str(folder), spool_room_bytes=room)
+        return folder, room
+
     def labels(self, split: str) -> Tensor:
         return self._labels[split]
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
-        config, store, train = self.config, self.store, self._resident.get("train")
         with self.log.phase(f"build {split} loader"):
-            sampler = self._sampler(split, store.colptr, store.row, training=shuffle)
-            arguments = self._arguments(split, shuffle)
-            seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
-            training = None if train is None else train.windows
-            budget = window_budget(config.lookahead, self._available, training, local_ranks())
-            spool = None if shuffle else self._spools.get(split)
-            windows = spool.windows if spool else fit_windows(
-                store, sampler, seeds, arguments["batch_size"], budget, training=shuffle, reserve=self._reserve
-            )  # fmt: skip
-            if not shuffle and spool is None and windows.window_batches is not None:
-                spool = self._new_spool(split, windows)
-            self.log.mark("note", loader=split, windows=str(windows), window_batches=windows.window_batches)
-            loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
-            loader.spool = spool
-            loader.on_window = functools.partial(self.log.mark, "window", loader=split)
+            companions = self._companions() if shuffle else {}
+            loader = self._made(split, shuffle, self._room - sum(_on_disk(kept) for kept in companions.values()))
+            if loader.windows.spooling is not None:
+                loader.companions = [*companions.values()]
+                self._resident |= {_kept(name): kept for name, kept in companions.items()}
         if shuffle:
-            loader.last_epoch = config.epochs
+            loader.last_epoch = self.config.epochs
             first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # one rank fills it for all of its node
-            if windows.window_batches is None and config.lookahead != "off" and first:
+            if loader.windows.window_batches is None and self.config.lookahead != "off" and first:
                 with self.log.phase("load into page cache"):
-                    fill_page_cache(store)
+                    fill_page_cache(self.store)
         return loader
 
-    def _new_spool(self, split: str, windows: Windows) -> Spool | None:
-        """A spool for a split that is evaluated more than once, where there is room for one."""
-        config = self.config
-        if sum(split in config.splits_to_evaluate(epoch) for epoch in range(1, config.epochs + 1)) < 2:
-            return None
-        folder = Path(config.spool_dir or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
-        with clear_errors(folder):
-            room = spool_bytes(config.spool, folder, local_ranks()) - sum(s.num_bytes for s in self._spools.values())
-            self.log.mark("note", loader=split, spool_dir=str(folder), spool_room_bytes=room)
-            if room > 0:
-                self._spools[split] = Spool(folder, room, windows, self.store.num_nodes)
-        return self._spools.get(split)
+    def _made(self, split: str, shuffle: bool, room_bytes: int, *, always: bool = False) -> StoreLoader:
+        """A loader for as many passes as the run has over its split; `always` on disk, whatever a pass costs."""
+        config, store, train = self.config, self.store, self._resident.get("train")
+        sampler = self._sampler(split, store.colptr, store.row, training=shuffle)
+        arguments = self._arguments(split, shuffle)
+        seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
+        training = None if train is None or shuffle else train.windows
+        windows = fit_windows(
+            store,
+            sampler,
+            seeds,
+            arguments["batch_size"],
+            window_budget(config.lookahead, self._available, training, local_ranks()),
+            training=shuffle,
+            reserve=self._reserve,
+            room_bytes=room_bytes,
+            passes=config.epochs if shuffle else self._evaluations(split),
+            always=always,
+        )
+        self.log.mark("note", loader=split, windows=str(windows), window_batches=windows.window_batches)
+        loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
+        loader.spool_dir = self._spool_dir
+        loader.on_window, loader.on_pass = (
+            functools.partial(self.log.mark, event, loader=split) for event in ("window", "pass")
+        )
+        return loader
 
-    def close(self) -> None:
-        super().close()
-        for split, spool in self._spools.items():
-            self.log.mark("note", loader=split, spool=str(spool), spool_bytes=spool.num_bytes)
-            spool.close()
-        self._spools.clear()
+    def _evaluations(self, split: str) -> int:
+        config = self.config
+        return sum(split in config.splits_to_evaluate(epoch) for epoch in range(1, config.epochs + 1))
+
+    def _companions(self) -> dict[str, StoreLoader]:
+        """The loaders of all evaluations to come, if a third of the room on disk holds what they draw."""
+        wanted = [split for split in _STREAM if self._room and self._evaluations(split)]
+        made = {split: self._made(split, False, self._room // 3, always=True) for split in wanted}
+        if all(one.windows.spooling for one in made.values()) and sum(map(_on_disk, made.values())) <= self._room // 3:
+            return made
+        for one in made.values():
+            one.close()
+        return {}
 
     def eval_loader(self, split: str) -> NodeLoader:
-        return self._build(split, shuffle=False)  # for `train` too, whose loader may hold its next window
+        """As `Loaders.eval_loader`; one whose windows are on disk stays, with them."""
+        if (kept := self._resident.get(_kept(split))) is not None:
+            return kept
+        loader = self._build(split, shuffle=False)  # for `train` too, whose loader may hold its next window
+        if loader.windows.spooling is not None and self._evaluations(split) > 1:
+            self._resident[_kept(split)] = loader
+        return loader
+
+
+def _kept(split: str) -> str:
+    return f"evaluation of {split}"
+
+
+def _on_disk(loader: StoreLoader) -> int:
+    return loader.windows.spooling.disk_bytes if loader.windows.spooling else 0
 
 
 def compile_kernels(num_neighbors: list[int]) -> None:

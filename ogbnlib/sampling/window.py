@@ -8,34 +8,24 @@ on the same idea. Because the choice of neighbors is a function of (seed, epoch,
 batches are those that `CSCSampler` draws one by one.
 
 Where the store fits into the page cache there is nothing to gain, and batches are drawn one by one from the maps.
-
-An evaluation has the same batches every time, so its windows are kept on disk, in a `Spool`, and the store is read for
-them once: a pass over papers100M reads 36 GB, whatever it picks; what two evaluations of valid pick is 0.3 GB.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 import tempfile
-import uuid
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import uint64
 
-from ..errors import InputError, format_bytes
-from ..files import Stream, file_system
+from ..errors import InputError
 from ..graph.bits import NodeSet
+from ..graph.disk import _BLOCK, DiskArray
 from ..graph.npz import Array
-from .budget import Windows
 from .choice import chosen_positions
-from .disk import _BLOCK, DiskArray
 from .sampler import CSCSampler, absorb
 
 
@@ -69,211 +59,130 @@ class SampledBatch:
         return stop if bad else None
 
 
-def sample_window(
-    sampler: CSCSampler,
-    seeds: Sequence[Array],
-    firsts: Sequence[int],
-    epoch: int,
-    colptr: DiskArray,
-    row: DiskArray,
-    row_dtype: np.dtype[Any],
-) -> list[SampledBatch]:
-    """Sample many batches together, with one pass over `colptr` and one over `row` per hop.
+@dataclass(frozen=True)
+class Seeds:
+    """What a window is to hold: the seeds of its batches, and what decides their neighbors.
 
-    Args:
-        sampler: Decides fan-outs and choices; its own arrays are not read, except for `node_id`.
-        seeds: One int64 array of global ids per batch.
-        firsts: The position of each batch's first seed, which identifies the batch.
-        epoch: The epoch that the batches belong to.
+    Attributes:
+        positions: For each batch, where its seeds stand among the loader's input nodes, int64; the first tells the
+            batch from the others of its epoch.
+        ids: For each batch the seeds, int64 global ids.
+    """
+
+    sampler: CSCSampler
+    epoch: int
+    positions: Sequence[Any]
+    ids: Sequence[Array]
+
+
+def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[list[SampledBatch]]:
+    """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
+
+    The samplers decide fan-outs, of which all have equally many, and choices; their own arrays are not read, except for
+    `node_id`.
 
     Raises:
         InputError: for seeds that occur twice in a batch or are out of range, and for a damaged graph.
     """
-    num_nodes = colptr.num_rows - 1
-    batches = [SampledBatch(np.empty(0, np.int64), []) for _ in seeds]
-    for batch, ids in zip(batches, seeds, strict=True):
+    num_nodes, row_dtype = colptr.num_rows - 1, np.dtype(f"i{row.row_bytes}")
+    drawn = [
+        (window.sampler, window.sampler.batch_key(int(positions[0]), window.epoch), ids)
+        for window in windows
+        for positions, ids in zip(window.positions, window.ids, strict=True)
+    ]
+    batches = [SampledBatch(np.empty(0, np.int64), []) for _ in drawn]
+    for batch, (_, _, ids) in zip(batches, drawn, strict=True):
         if (bad := batch.add(ids.copy(), num_nodes)) is not None:
             raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
         if len(batch.node) < len(ids):
             raise InputError("input_nodes: expected each seed once per batch, found one twice")
-    keys = [sampler.batch_key(first, epoch) for first in firsts]
-    for hop, k in enumerate(sampler.num_neighbors):
-        frontier = np.concatenate([batch.frontier for batch in batches])
-        ends = np.empty((len(frontier), 2), np.int64)
-        colptr.fetch(frontier, ends)
-        start, degree = ends[:, 0].copy(), ends[:, 1] - ends[:, 0]
-        if len(degree) and (degree.min() < 0 or start.min() < 0 or ends[:, 1].max() > row.num_rows):
-            raise colptr.damaged(f"expected ascending offsets up to {row.num_rows}, found others")
-        del ends
-        ids = sampler.original_ids(frontier)
-        positions, at = [], 0
-        for batch, key in zip(batches, keys, strict=True):
-            new = batch.num_sampled_nodes[-1]
-            part = slice(at, at + new)
-            begin, at_hop = len(batch.node) - new, 0 if sampler.fixed else hop
-            chosen, target = chosen_positions(key, at_hop, ids[part], start[part], degree[part], k, begin)
-            positions.append(chosen)
-            batch.cols.append(target.astype(np.int32))
-            at = part.stop
-        wanted = np.concatenate(positions)
-        del positions, start, degree, frontier, ids
+    for hop in range(len(drawn[0][0].num_neighbors)):
+        wanted = _choose(drawn, batches, hop, colptr, row)
         found = np.empty((len(wanted), 1), row_dtype)
         row.fetch(wanted, found)
-        values = found[:, 0].astype(np.int64)
-        del wanted, found
+        del wanted
         at = 0
         for batch in batches:
-            local = values[at : at + len(batch.cols[-1])]
+            local = found[at : at + len(batch.cols[-1]), 0].astype(np.int64)
             at += len(local)
             if batch.add(local, num_nodes) is not None:
                 raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
             batch.rows.append(local.astype(np.int32))
-    for batch in batches:
-        batch.node = batch.node.copy()  # without the room for repeats behind it
-    return batches
+            batch.node = batch.node.copy()  # without the room for repeats behind it
+    remaining = iter(batches)
+    return [list(itertools.islice(remaining, len(window.ids))) for window in windows]
 
 
+def _choose(
+    drawn: Sequence[tuple[CSCSampler, np.uint64, Array]],
+    batches: Sequence[SampledBatch],
+    hop: int,
+    colptr: DiskArray,
+    row: DiskArray,
+) -> Array:
+    """The places in `row` that all batches want at this hop, int64; each batch is given the targets of its own."""
+    frontier = np.concatenate([batch.frontier for batch in batches])
+    ends = np.empty((len(frontier), 2), np.int64)
+    colptr.fetch(frontier, ends)
+    start, degree = ends[:, 0].copy(), ends[:, 1] - ends[:, 0]
+    del ends
+    if len(degree) and (degree.min() < 0 or start.min() < 0 or (start + degree).max() > row.num_rows):
+        raise colptr.damaged(f"expected ascending offsets up to {row.num_rows}, found others")
+    bounds = np.cumsum([0, *(batch.num_sampled_nodes[-1] for batch in batches)])
+    parts = [slice(begin, end) for begin, end in itertools.pairwise(bounds.tolist())]
+    most = [np.iinfo(np.int64).max if (k := sampler.num_neighbors[hop]) < 0 else k for sampler, _, _ in drawn]
+    sizes = [int(np.minimum(degree[part], k).sum()) for part, k in zip(parts, most, strict=True)]
+    wanted, at = np.empty(sum(sizes), np.int64), 0
+    for batch, part, (sampler, key, _), size in zip(batches, parts, drawn, sizes, strict=True):
+        ids = sampler.original_ids(frontier[part])
+        at_hop, begin = 0 if sampler.fixed else hop, len(batch.node) - len(ids)
+        k = sampler.num_neighbors[hop]
+        wanted[at : at + size], target = chosen_positions(key, at_hop, ids, start[part], degree[part], k, begin)
+        batch.cols.append(target.astype(np.int32))
+        at += size
+    return wanted
+
+
+@dataclass
 class Window:
-    """The features of all nodes of a window, each once, ascending by id; anonymous memory.
+    """Some batches and the features of all their nodes, each once; anonymous memory.
 
     Attributes:
+        positions: As in `Seeds`.
+        hops: For each batch, its nodes of each hop, seeds first, and its edges of each hop.
+        ids: int32 (int64 from 2**31 nodes on) [distinct nodes], global, ascending.
+        slots: int32 [nodes], the place in `ids` of each node, batch after batch.
+        edges: int32 [2 * edges], batch after batch all sources, then all targets, as places among the batch's nodes.
         features: [distinct nodes, num_features] in the store's dtype.
-        positions: For each batch, where its seeds stand among the loader's input nodes.
     """
 
-    def __init__(
-        self,
-        batches: list[SampledBatch],
-        positions: Sequence[Any],
-        x: DiskArray,
-        num_features: int,
-        dtype: np.dtype[Any],
-    ):
-        self.batches, self.positions = batches, positions
-        self._nodes = NodeSet(x.num_rows)
-        for batch in batches:
-            self._nodes.add(batch.node)
-        ids = self._nodes.members()
-        self.features = np.empty((len(ids), num_features), dtype)
-        x.fetch(ids, self.features)
-
-    def __iter__(self) -> Iterator[tuple[SampledBatch, Array]]:
-        """Each batch with the rows of `features` that are its nodes'."""
-        for batch in self.batches:
-            yield batch, self._nodes.ranks(batch.node)
-
-
-# Kept for the next evaluation -----------------------------------------------------------------------------------------
-
-_SPARED_BYTES = 5 * 2**30  # of a disk, for its other users
-_IN_MEMORY = ("tmpfs", "ramfs")  # what lies there is memory that can't be taken back
-
-
-def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
-    """Bytes that each of `sharers` processes may keep in `folder`: a given size, or a quarter of what the disk has free
-    and never its last 5 GB; 0 where "auto" finds a folder that lies in memory.
-    """
-    if spool == "off":
-        return 0
-    if spool != "auto":
-        return int(spool) // sharers
-    free = shutil.disk_usage(folder).free
-    return 0 if file_system(folder) in _IN_MEMORY else max(0, min(free // 4, free - _SPARED_BYTES)) // sharers
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Where a window lies in the file, and what of it is small enough to stay in RAM."""
-
-    offset: int
-    num_ids: int
-    hops: list[tuple[list[int], list[int]]]  # of each batch: nodes and edges of each hop
     positions: Sequence[Any]
+    hops: list[tuple[list[int], list[int]]]
+    ids: Array
+    slots: Array
+    edges: Array
+    features: Array
 
-
-class _Features:
-    """The features of a window that was kept, in the place of the store's `DiskArray`."""
-
-    def __init__(self, spool: Spool, offset: int):
-        self.num_rows, self._spool, self._offset = spool.num_nodes, spool, offset
-
-    def fetch(self, index: Array, out: Array) -> None:
-        self._spool._read(self._offset, out)
-
-
-class Spool:
-    """Windows in a file without a name, which the kernel deletes when this process ends, however it does.
-
-    Args:
-        folder: where the file is.
-        room_bytes: what may be written to it; windows beyond are prepared anew each time.
-        windows: how the loader that fills it reads the store; those that use it must read alike.
-        num_nodes: of the graph.
-    """
-
-    def __init__(self, folder: Path, room_bytes: int, windows: Windows, num_nodes: int):
-        self.windows, self.num_nodes, self._room = windows, num_nodes, room_bytes
-        path = folder / f".ogbnlib-{uuid.uuid4().hex}.spool"
-        self._file = Stream(path)
-        path.unlink()
-        self._kept: dict[tuple[int, int, int], _Kept] = {}
-
-    def add(self, place: tuple[int, int, int], window: Window) -> None:
-        """Keep the window at `place`, where there is room; a disk that is full is said, and then no more is kept."""
-        batches, features = window.batches, np.ascontiguousarray(window.features)
-        nodes = np.concatenate([batch.node for batch in batches])
-        edges = np.concatenate([part for batch in batches for pair in (batch.rows, batch.cols) for part in pair])
-        offset = self._file.size
-        if offset + features.nbytes + nodes.nbytes + edges.nbytes > self._room:
-            return
-        try:
-            for array in (nodes, edges, features):
-                self._file.append(array.reshape(-1).view(np.uint8).data)
-            self._file.drop()
-        except InputError as error:
-            self._room = 0
-            warnings.warn(f"spool: {error}; evaluations read the store again for what is not kept", stacklevel=2)
-            return
+    @classmethod
+    def pack(cls, seeds: Seeds, batches: list[SampledBatch], num_nodes: int) -> Window:
+        """Without the features."""
+        distinct = NodeSet(num_nodes)
+        for batch in batches:
+            distinct.add(batch.node)
+        ids = distinct.members().astype(np.int32 if num_nodes < 2**31 else np.int64)
+        slots = np.concatenate([distinct.ranks(batch.node).astype(np.int32) for batch in batches])
+        edges = np.concatenate([part for batch in batches for part in (*batch.rows, *batch.cols)])
         hops = [(batch.num_sampled_nodes, batch.num_sampled_edges) for batch in batches]
-        self._kept[place] = _Kept(offset, len(features), hops, window.positions)
+        return cls(seeds.positions, hops, ids, slots, edges, np.empty(0))
 
-    def get(self, place: tuple[int, int, int], num_features: int, dtype: np.dtype[Any]) -> Window | None:
-        """The window at `place` as it was, read from the file; None where it was not kept."""
-        if (kept := self._kept.get(place)) is None:
-            return None
-        nodes = np.empty(sum(sum(of_nodes) for of_nodes, _ in kept.hops), np.int64)
-        edges = np.empty(2 * sum(sum(of_edges) for _, of_edges in kept.hops), np.int32)
-        self._read(kept.offset, nodes)
-        self._read(kept.offset + nodes.nbytes, edges)
-        batches, at, edge = [], 0, 0
-        for of_nodes, of_edges in kept.hops:
-            ends = np.cumsum([0, *of_edges, *of_edges]) + edge
-            parts = [edges[begin:end] for begin, end in itertools.pairwise(ends)]
-            rows, cols = parts[: len(of_edges)], parts[len(of_edges) :]
-            batches.append(SampledBatch(nodes[at : at + sum(of_nodes)], of_nodes, rows, cols))
-            at, edge = at + sum(of_nodes), int(ends[-1])
-        features: Any = _Features(self, kept.offset + nodes.nbytes + edges.nbytes)
-        return Window(batches, kept.positions, features, num_features, dtype)
-
-    def _read(self, offset: int, out: Array) -> None:
-        view = out.reshape(-1).view(np.uint8).data
-        while len(view):
-            got = os.preadv(self._file.fileno(), [view], offset)
-            if not got:
-                raise InputError(f"{self._file.name}: it became shorter while it was used; set spool=off")
-            view, offset = view[got:], offset + got
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes on disk."""
-        return self._file.size
-
-    def __str__(self) -> str:
-        return f"{len(self._kept)} windows, {format_bytes(self.num_bytes)} on disk"
-
-    def close(self) -> None:
-        self._file.close()
+    def batches(self) -> Iterator[tuple[Any, Array, Array, list[int], list[int]]]:
+        """Of each batch its positions, slots and edges [2, num_edges], and how many nodes and edges each hop has."""
+        node = edge = 0
+        for positions, (of_nodes, of_edges) in zip(self.positions, self.hops, strict=True):
+            nodes, edges = sum(of_nodes), 2 * sum(of_edges)
+            parts = self.slots[node : node + nodes], self.edges[edge : edge + edges].reshape(2, -1)
+            yield positions, *parts, of_nodes, of_edges
+            node, edge = node + nodes, edge + edges
 
 
 def compile_lookahead() -> None:
@@ -286,8 +195,10 @@ def compile_lookahead() -> None:
         one = np.zeros(1, np.int64)
         for dtype in (np.int32, np.int64):
             row.fetch(one, np.empty((1, 1), dtype))
-        sampled = sample_window(sampler, [one], [0], 0, colptr, row, np.dtype(np.int32))
-        for batch, slots in Window(sampled, [one], x, 4, np.dtype(np.float16)):
-            assert len(batch.node) == len(slots)
+        seeds = Seeds(sampler, 0, [one], [one])
+        (sampled,) = sample_windows([seeds], colptr, row)
+        window = Window.pack(seeds, sampled, 1)
+        x.fetch(window.ids, np.empty((1, 4), np.float16))
+        x.deal(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
         for array in (colptr, row, x):
             array.close()

@@ -18,7 +18,7 @@ import scipy.sparse as sp
 
 from ogbnlib.errors import format_bytes, parse_bytes
 from ogbnlib.graph.store import Store, open_store
-from ogbnlib.graph.verify import verify_store
+from ogbnlib.graph.writer import verify_store
 from ogbnlib.memory.limits import make_limit
 from ogbnlib.runs.supervise import Outcome, supervise
 from ogbnlib.sources.ogb import open_raw

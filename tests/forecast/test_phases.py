@@ -53,13 +53,28 @@ def test_papers100m_peaks_at_the_measured_table(values: dict[str, Any], decimal_
     assert 0 <= rest < 10 * MB  # the batch, its step and the model
 
 
-def test_papers100m_from_disk_holds_under_2_gb_beside_its_windows() -> None:
-    plan = forecast(limit=4 * 2**30, loading="store")
-    assert max(phase.held_bytes - phase.parts.get("windows", 0) for phase in plan.phases) < 2 * GB
+@pytest.mark.parametrize("spool", ["off", "60 GB"])
+def test_papers100m_from_disk_holds_under_2_gb_beside_its_windows(spool: str) -> None:
+    plan = forecast(limit=4 * 2**30, loading="store", epochs=20, spool=spool)
+    for phase in plan.phases:
+        passing = sum(phase.parts.get(name, 0) for name in ("windows", "pass for the spool", "next pass for the spool"))
+        assert phase.held_bytes - passing < 2 * GB
     assert plan.windows is not None
     assert plan.windows.window_batches
     assert plan.peak_bytes < 4 * 2**30
     assert plan.least_bytes < 2 * GB
+    assert (plan.windows.spooling is not None) == (spool != "off")
+
+
+def test_a_spool_moves_a_fraction_of_what_windows_in_memory_do() -> None:
+    values = {"limit": 4 * 2**30, "loading": "store", "feature_dtype": "float16", "epochs": 20}
+    spooled, plain = (forecast(spool=spool, **values).windows for spool in ("30 GB", "off"))
+    assert spooled is not None
+    assert plain is not None
+    assert spooled.spooling is not None
+    assert spooled.spooling.disk_bytes < 30 * 2**30
+    assert spooled.moved_bytes < plain.moved_bytes / 2
+    assert spooled.held_bytes < 4 * 2**30
 
 
 def test_papers100m_from_disk_wants_its_files_in_the_page_cache_where_they_fit() -> None:
@@ -183,6 +198,7 @@ def test_the_fan_outs_of_evaluation_count_in_its_phases_alone() -> None:
 
 def test_a_lookahead_of_a_size_is_for_windows_alone() -> None:
     values = {"loading": "store", "num_neighbors": [15, 10, 5], "batch_size": 1024, "lookahead": "1 GB"}
+    values |= {"spool": "off"}
     assert step_reserve_bytes(config(**values), forecast(**values).batch, PAPERS) == (0, 0)
     for limit in (None, 4 * 2**30):
         windows = forecast(limit=limit, **values).windows

@@ -21,11 +21,10 @@ from conftest import csc_of, left_in, python_child, raw_arrays
 from ogbnlib import files
 from ogbnlib.errors import InputError
 from ogbnlib.files import new_folder
-from ogbnlib.graph import npz, store, verify
+from ogbnlib.graph import npz, store, writer
 from ogbnlib.graph.checks import index_dtype
 from ogbnlib.graph.store import HEADER_BYTES, META, SPLITS, Store, npy_header, open_store
-from ogbnlib.graph.verify import verify_store
-from ogbnlib.graph.writer import StoreWriter
+from ogbnlib.graph.writer import StoreWriter, verify_store
 from ogbnlib.sources.convert import convert
 
 FILES = ("colptr", "row", "x", "y", "train", "valid", "test", "node_id")
@@ -177,12 +176,12 @@ def test_columns_beyond_two_to_the_31_edges_are_checked_where_they_are() -> None
     colptr = np.array([0] * 9 + [first + 1, first + 4])
     big: Any = SimpleNamespace(colptr=colptr, num_nodes=10, num_classes=2, undirected=True)
     sound, broken = np.array([9, 3, 5, 7], np.int32), np.array([9, 3, 5, 5], np.int32)
-    _, (_, wrong) = verify._rules(big, "row")
+    _, (_, wrong) = writer._rules(big, "row")
     assert not wrong(first, sound, np.diff(sound, prepend=-1)).any()
     assert not wrong(first + 2, sound[2:], np.diff(sound[2:], prepend=sound[1])).any()
     assert wrong(first, broken, np.diff(broken, prepend=-1)).tolist() == [False, False, False, True]
     big.num_nodes, big.undirected = 9, False
-    ((_, outside),) = verify._rules(big, "row")
+    ((_, outside),) = writer._rules(big, "row")
     assert outside(first, sound, sound).sum() == 1
 
 

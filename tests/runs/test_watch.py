@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB, python_child, wait_until
+from conftest import MB, is_alive, python_child, wait_until
 
 import ogbnlib
 from ogbnlib import marks
@@ -206,6 +206,7 @@ def test_a_run_whose_watcher_was_killed_is_not_said_to_be_at_work(tmp_path: Path
     watcher.wait()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(is_alive(pid) for pid in left), "its end, as it holds the run's lock too")
     assert Run.open(tmp_path / "run").state == "no result"
     assert "the watching process was itself killed" in Run.open(tmp_path / "run").diagnosis.text
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
+import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,21 +18,22 @@ import torch
 from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
+from ogbnlib.errors import clear_errors
 from ogbnlib.files import Stream
+from ogbnlib.graph.disk import DiskArray, Interrupted
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.runs.folder import Run
-from ogbnlib.sampling import window as module
-from ogbnlib.sampling.budget import Windows
+from ogbnlib.sampling import budget
+from ogbnlib.sampling.budget import Spooling, Windows, spool_bytes
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.window import Spool, spool_bytes
 from ogbnlib.training.train import train
 
 WINDOWS = Windows(3, True, 0, 2**20)
 GB = 2**30
+Build = Callable[..., Any]
 
 
 @pytest.fixture
@@ -37,34 +42,42 @@ def store(tiny_store: Path) -> Store:
 
 
 @pytest.fixture
-def evaluate(store: Store) -> Iterator[Callable[[Spool | None], tuple[list[Data], list[dict[str, Any]], int]]]:
-    """One evaluation of the train split by a loader of its own: batches, what its windows took, bytes of the store."""
+def make(store: Store, tmp_path: Path) -> Iterator[Build]:
+    """A loader of 8 batches over the train split; `picked` batches are kept on disk at a time, 0 for windows in memory.
+
+    `loader.seen` has what `on_window` was called with.
+    """
     loaders: list[StoreLoader] = []
 
-    def run(spool: Spool | None) -> tuple[list[Data], list[dict[str, Any]], int]:
+    def build(picked: int, sampled: int = 5, shuffle: bool = True, epochs: int | None = 3) -> Any:
         ids = torch.from_numpy(store.splits["train"])
-        loader = StoreLoader(
+        spooling = Spooling(sampled, picked, 2**20, 0) if picked else None
+        loader: Any = StoreLoader(
             store,
-            CSCSampler(store.colptr, store.row, [4, 3], seed=3, fixed=True),
+            CSCSampler(store.colptr, store.row, [4, 3], seed=3, fixed=not shuffle),
             ids,
             torch.from_numpy(np.array(store.y[ids.numpy()])),
-            WINDOWS,
+            dataclasses.replace(WINDOWS, spooling=spooling, in_memory=WINDOWS),
             batch_size=16,
-            sampler=EpochSampler(len(ids), shuffle=False, seed=3),
+            sampler=EpochSampler(len(ids), shuffle=shuffle, seed=3),
         )
         loaders.append(loader)
-        loader.spool, seen = spool, []
-        loader.on_window = lambda **info: seen.append(info)
-        set_epoch(loader, 0)
-        return list(loader), seen, loader._bytes_read()
+        loader.last_epoch, loader.spool_dir, loader.seen = epochs, tmp_path, []
+        loader.on_window = loader.on_pass = lambda **info: loader.seen.append(info)
+        return loader
 
-    yield run
+    yield build
     for loader in loaders:
         loader.close()
 
 
+def batches_of(loader: StoreLoader, epoch: int, start: int = 0) -> list[Data]:
+    set_epoch(loader, epoch, start)
+    return list(loader)
+
+
 def assert_equal(batches: list[Data], others: list[Data]) -> None:
-    assert len(batches) == len(others) == 8
+    assert len(batches) == len(others)
     for one, other in zip(batches, others, strict=True):
         assert one.keys() == other.keys()
         for name in one.keys():  # noqa: SIM118  # not a dict
@@ -73,100 +86,174 @@ def assert_equal(batches: list[Data], others: list[Data]) -> None:
             assert not torch.is_tensor(one[name]) or one[name].dtype == other[name].dtype, name
 
 
-def test_the_second_evaluation_reads_nothing_of_the_store(evaluate: Any, store: Store, tmp_path: Path) -> None:
-    plain, _, _ = evaluate(None)
-    spool = Spool(tmp_path, GB, WINDOWS, store.num_nodes)
-    first, _, read = evaluate(spool)
-    second, seen, read_again = evaluate(spool)
-    assert_equal(first, plain)
-    assert_equal(second, plain)
+@pytest.mark.parametrize("sampled", [1, 5, 100])
+@pytest.mark.parametrize("picked", [3, 4, 7, 8, 12, 24, 100])
+def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int) -> None:
+    plain, spooled = make(0), make(picked, sampled)
+    for epoch in (1, 2, 3):
+        assert_equal(batches_of(spooled, epoch), batches_of(plain, epoch))
+    passes = [window for window in spooled.seen if "features_s" in window]
+    assert sum(window["windows"] for window in passes) == 9  # of three epochs, each prepared once
+    assert len(passes) <= -(-9 // max(1, picked // 3))
+    assert ["spool_s" in window for window in spooled.seen].count(True) == 9
+
+
+def test_passes_serve_several_epochs(make: Build) -> None:
+    alone, together = make(0), make(100, sampled=100)
+    for epoch in (1, 2, 3):
+        assert_equal(batches_of(together, epoch), batches_of(alone, epoch))
+    assert together._bytes_read() < alone._bytes_read() / 3
+
+
+@pytest.mark.parametrize("start", [16, 48, 112])
+def test_it_goes_on_from_anywhere(make: Build, start: int) -> None:
+    spooled, plain = make(8), make(0)
+    expected = batches_of(plain, 2)
+    assert_equal(batches_of(spooled, 2, start), expected[start // 16 :])
+    assert_equal(batches_of(spooled, 1), batches_of(plain, 1))  # back
+    assert_equal(batches_of(spooled, 2), expected)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 4])
+def test_a_pass_that_is_broken_off_costs_nothing_but_itself(make: Build, taken: int) -> None:
+    spooled, plain = make(8), make(0)
+    set_epoch(spooled, 1)
+    batches = iter(spooled)
+    for _ in range(taken):
+        next(batches)
+    batches.close()
+    assert_equal(batches_of(spooled, 1), batches_of(plain, 1))
+    assert_equal(batches_of(spooled, 2), batches_of(plain, 2))
+
+
+def test_another_evaluation_reads_nothing_of_the_store(make: Build) -> None:
+    plain, spooled = make(0, shuffle=False, epochs=None), make(8, shuffle=False, epochs=None)
+    expected = batches_of(plain, 0)
+    assert_equal(batches_of(spooled, 0), expected)
+    read = spooled._bytes_read()
     assert read > 0
-    assert read_again == 0
-    assert ["spool_s" in window for window in seen] == [True] * 3
-    spool.close()
+    assert_equal(batches_of(spooled, 0), expected)
+    assert spooled._bytes_read() == read
 
 
-def test_the_file_has_no_name_and_goes_with_its_process(evaluate: Any, store: Store, tmp_path: Path) -> None:
-    spool = Spool(tmp_path, GB, WINDOWS, store.num_nodes)
-    evaluate(spool)
-    assert spool.num_bytes > 1000
+def test_companions_are_prepared_in_the_first_pass(make: Build) -> None:
+    training, evaluation = make(8), make(8, shuffle=False, epochs=None)
+    training.companions = [evaluation]
+    expected = batches_of(make(0, shuffle=False, epochs=None), 0)
+    assert_equal(batches_of(training, 1), batches_of(make(0), 1))
+    assert_equal(batches_of(evaluation, 0), expected)
+    assert_equal(batches_of(training, 2), batches_of(make(0), 2))
+    assert_equal(batches_of(evaluation, 0), expected)
+    assert evaluation._bytes_read() == 0
+
+
+def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(make: Build, tmp_path: Path) -> None:
+    loader, before = make(8), len(os.listdir("/proc/self/fd"))
+    set_epoch(loader, 1)
+    batches = iter(loader)
+    next(batches)
+    assert loader._reel.num_bytes > 1000
+    assert os.fstat(loader._reel._file.fileno()).st_nlink == 0
     assert not list(tmp_path.iterdir())
-    assert os.fstat(spool._file.fileno()).st_nlink == 0
-    spool.close()
+    batches.close()
+    loader.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 3  # of the store
 
 
-@pytest.mark.parametrize("lacking", [1, GB])
-def test_windows_beyond_the_room_are_read_from_the_store_again(
-    evaluate: Any, store: Store, tmp_path: Path, lacking: int
+@pytest.mark.parametrize("calls", [0, 4, 8, 9, 12, 20])
+def test_a_full_disk_is_said_and_the_windows_are_in_memory_from_there_on(
+    make: Build, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    ample = Spool(tmp_path, GB, WINDOWS, store.num_nodes)
-    plain, _, _ = evaluate(ample)
-    room = max(0, ample.num_bytes - lacking)
-    ample.close()
-    spool = Spool(tmp_path, room, WINDOWS, store.num_nodes)
-    evaluate(spool)
-    second, seen, read = evaluate(spool)
-    assert_equal(second, plain)
-    assert read > 0
-    assert spool.num_bytes <= room
-    assert ["spool_s" in window for window in seen] == [room > 0, room > 0, False]
-    spool.close()
+    left, append, allocate = [calls], Stream.append, os.posix_fallocate
 
-
-def test_a_full_disk_is_said_and_the_evaluation_goes_on(
-    evaluate: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, _, _ = evaluate(None)
-    spool, append, calls = Spool(tmp_path, GB, WINDOWS, store.num_nodes), Stream.append, [0]
+    def used() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def full(self: Stream, data: Any) -> None:
-        calls[0] += 1
-        if calls[0] > 4:  # in the middle of the second window
-            raise InputError("no space left on device")
+        with clear_errors(self.name):
+            used()
         append(self, data)
 
+    def no_room(file: int, offset: int, size: int) -> None:
+        used()
+        allocate(file, offset, size)
+
     monkeypatch.setattr(Stream, "append", full)
-    with pytest.warns(UserWarning, match=r"spool: .*no space left.*read the store again"):
-        first, _, _ = evaluate(spool)
-    second, seen, _ = evaluate(spool)
-    assert_equal(first, plain)
-    assert_equal(second, plain)
-    assert ["spool_s" in window for window in seen] == [True, False, False]
-    assert calls[0] == 5
-    spool.close()
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    spooled, plain = make(8), make(0)
+    with pytest.warns(UserWarning, match=r"spool: .*[Nn]o space left.*in memory from here on"):
+        given = [batches_of(spooled, epoch) for epoch in (1, 2, 3)]
+    for epoch, batches in enumerate(given, start=1):
+        assert_equal(batches, batches_of(plain, epoch))
+    assert spooled.windows == WINDOWS
+
+
+def test_waiting_ends_where_the_run_is_to_stop(make: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pass itself ends too, and another one goes on from there."""
+    loader, slow = make(8), threading.Event()
+    read = DiskArray._read
+
+    def hesitant(self: DiskArray, begin: int, end: int) -> memoryview:
+        slow.set()
+        while not self.abandoned.wait(0.01):
+            pass
+        return read(self, begin, end)
+
+    monkeypatch.setattr(DiskArray, "_read", hesitant)
+    loader.stopping = slow.is_set
+    set_epoch(loader, 1)
+    begun = time.monotonic()
+    with pytest.raises(Interrupted):
+        next(iter(loader))
+    assert time.monotonic() - begun < 5
+    monkeypatch.undo()
+    loader.stopping = lambda: False
+    assert_equal(batches_of(loader, 1), batches_of(make(0), 1))
 
 
 def test_auto_takes_a_quarter_of_the_free_disk_never_its_last_5_gb_and_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage, kind = namedtuple("usage", "total used free"), ["ext4"]
-    monkeypatch.setattr(module, "file_system", lambda folder: kind[0])
+    monkeypatch.setattr(budget, "file_system", lambda folder: kind[0])
     for free, room in ((100 * GB, 25 * GB), (6 * GB, GB), (4 * GB, 0)):
-        monkeypatch.setattr(module.shutil, "disk_usage", lambda folder, free=free: usage(0, 0, free))
+        monkeypatch.setattr(budget.shutil, "disk_usage", lambda folder, free=free: usage(0, 0, free))
         assert spool_bytes("auto", tmp_path) == room
         assert spool_bytes("auto", tmp_path, sharers=2) == room // 2
         assert spool_bytes("off", tmp_path) == 0
         assert spool_bytes(3 * GB, tmp_path) == 3 * GB
     kind[0] = "tmpfs"
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: usage(0, 0, 100 * GB))
+    monkeypatch.setattr(budget.shutil, "disk_usage", lambda folder: usage(0, 0, 100 * GB))
     assert spool_bytes("auto", tmp_path) == 0
     assert spool_bytes(3 * GB, tmp_path) == 3 * GB
 
 
-def test_a_run_scores_the_same_with_and_without(tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> None:
-    """Lookahead is small, so that windows are taken; the store itself would fit into memory."""
-    asked = {"loading": "store", "lookahead": "20 kB", "epochs": 3, "train_eval": "every_epoch"}
+@pytest.mark.parametrize("room", ["1 GB", "5 MB"])
+def test_a_run_scores_the_same_with_and_without(
+    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, room: str
+) -> None:
+    """Lookahead is small, so that windows are taken; the store itself, of 30 MB, would fit into memory."""
+    asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
+    asked |= {"epochs": 4, "train_eval": "every_epoch"}
     folder = tmp_path / "scratch"
     folder.mkdir()
     results = {
-        spool: train(tiny_config(**asked, spool=spool, spool_dir=str(folder)), tmp_path / f"run-{spool}").history
-        for spool in ("off", "1 GB")
+        spool: train(tiny_config(**asked, spool=spool, spool_dir=str(folder)), tmp_path / f"run-{spool}")
+        for spool in ("off", room)
     }
+    plain, spooled = results.values()
     names = ("loss", "train", "valid", "test")
-    with_spool, without = ([[row[name] for name in names] for row in rows] for rows in results.values())
-    assert with_spool == without
-    windows = [event for event in Run(tmp_path / "run-1 GB").events if event["event"] == "window"]
-    for split in ("valid", "test"):
-        reads = [window for window in windows if window["loader"] == split]
-        assert 0 < sum("bytes_read" in window for window in reads) == len(reads) / 3
+    assert [[row[name] for name in names] for row in spooled.history] == [
+        [row[name] for name in names] for row in plain.history
+    ]
+    expected = plain.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in spooled.model.state_dict().items())
+    windows = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] in ("window", "pass")]
+    read = {split: sum("bytes_read" in window for window in windows if window["loader"] == split) for split in names}
+    assert read["train"] > 0
     assert not list(folder.iterdir())
+    if room == "1 GB":
+        assert (read["valid"], read["test"]) == (0, 0)  # with the first pass of training
+        assert sum("features_s" in window for window in windows) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,10 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.errors import InputError
+from ogbnlib.graph.disk import CHUNK_BYTES, DiskArray, Interrupted
 from ogbnlib.graph.store import HEADER_BYTES, Store
-from ogbnlib.sampling.disk import CHUNK_BYTES, DiskArray
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.window import SampledBatch, Window, compile_lookahead, sample_window
+from ogbnlib.sampling.window import SampledBatch, Seeds, Window, compile_lookahead, sample_windows
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import write_raw
 
@@ -38,7 +39,8 @@ def on_disk(
         for number, array in enumerate(arrays):
             path = folder / f"{number}.bin"
             path.write_bytes(os.urandom(offset) + array.tobytes())
-            opened.append(DiskArray(path, offset, array.strides[0], len(array), chunk_bytes))
+            row_bytes = array.itemsize * math.prod(array.shape[1:])
+            opened.append(DiskArray(path, offset, row_bytes, len(array), chunk_bytes))
         yield opened
     finally:
         for disk in opened:
@@ -270,6 +272,14 @@ def one_by_one(sampler: CSCSampler, seeds: np.ndarray, positions: np.ndarray) ->
     return sampler.sample_from_nodes(NodeSamplerInput(input_id=ids, node=torch.from_numpy(seeds)))
 
 
+def sample_window(
+    sampler: CSCSampler, seeds: list[np.ndarray], firsts: list[int], epoch: int, *disks: DiskArray
+) -> list[SampledBatch]:
+    positions = [np.arange(first, first + len(ids)) for first, ids in zip(firsts, seeds, strict=True)]
+    (batches,) = sample_windows([Seeds(sampler, epoch, positions, seeds)], *disks)
+    return batches
+
+
 def assert_same_batch(batch: SampledBatch, expected: Any) -> None:
     row, col = np.concatenate(batch.rows), np.concatenate(batch.cols)
     np.testing.assert_array_equal(batch.node, expected.node.numpy())
@@ -311,7 +321,7 @@ def test_a_windows_batches_are_those_that_are_drawn_one_by_one(tmp_path: Path, p
         for begin in range(0, len(firsts), problem["window_batches"]):
             part = firsts[begin : begin + problem["window_batches"]]
             cut = [seeds[first : first + size] for first in part]
-            sampled += sample_window(sampler, cut, part, problem["epoch"], disk_colptr, disk_row, row.dtype)
+            sampled += sample_window(sampler, cut, part, problem["epoch"], disk_colptr, disk_row)
     sampler.set_epoch(problem["epoch"])
     assert len(sampled) == len(firsts)
     for batch, first in zip(sampled, firsts, strict=True):
@@ -328,8 +338,8 @@ def test_the_windows_epoch_counts_and_not_the_one_that_is_set(tmp_path: Path) ->
     expected = one_by_one(sampler, seeds, seeds)
     sampler.set_epoch(3)
     with on_disk(tmp_path, colptr, row) as disks:
-        (batch,) = sample_window(sampler, [seeds], [0], 7, *disks, row.dtype)
-        (other,) = sample_window(sampler, [seeds], [0], 8, *disks, row.dtype)
+        (batch,) = sample_window(sampler, [seeds], [0], 7, *disks)
+        (other,) = sample_window(sampler, [seeds], [0], 8, *disks)
     assert_same_batch(batch, expected)
     assert other.node.tolist() != batch.node.tolist()
 
@@ -345,7 +355,7 @@ def drawn(store: Store, fanouts: list[int], split: str, batch_size: int) -> list
         for begin in range(0, len(firsts), 3):
             part = firsts[begin : begin + 3]
             cut = [np.array(ids[first : first + batch_size]) for first in part]
-            batches += sample_window(sampler, cut, part, 2, colptr, row, store.row.dtype)
+            batches += sample_window(sampler, cut, part, 2, colptr, row)
     finally:
         colptr.close()
         row.close()
@@ -394,7 +404,7 @@ SOUND_COLPTR, SOUND_ROW = np.array([0, 2, 3, 5]), np.array([1, 2, 0, 0, 1], np.i
 def sample_damaged(folder: Path, colptr: np.ndarray, row: np.ndarray, seeds: list[Any]) -> None:
     sampler = CSCSampler(SOUND_COLPTR, SOUND_ROW, [-1, -1])
     with on_disk(folder, colptr, row) as disks:
-        sample_window(sampler, [np.array(ids) for ids in seeds], list(range(len(seeds))), 0, *disks, row.dtype)
+        sample_window(sampler, [np.array(ids) for ids in seeds], list(range(len(seeds))), 0, *disks)
 
 
 @pytest.mark.parametrize("colptr", [[0, 2, 1, 5], [-1, 2, 3, 5], [0, 2, 3, 6], [0, 2, 2**62, 5]], ids=str)
@@ -421,44 +431,86 @@ def test_seeds_out_of_range_or_twice_in_a_batch_are_refused(tmp_path: Path) -> N
         sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0], [1, 2, 1]])
 
 
-# The features of a window --------------------------------------------------------------------------------------------
-
-
-def batch_of(*nodes: int) -> SampledBatch:
-    return SampledBatch(np.array(nodes, np.int64), [len(nodes)])
+# A window, packed ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_nodes", [1, 63, 64, 65, 128, 129, 1000])
-@pytest.mark.parametrize(("dtype", "width"), [("float16", 3), ("float16", 128), ("float32", 5)])
-def test_a_batch_gets_its_nodes_features_and_a_window_holds_each_row_once(
-    tmp_path: Path, num_nodes: int, dtype: str, width: int
-) -> None:
-    x = (np.arange(num_nodes * width) % 2039).astype(dtype).reshape(num_nodes, width)
+def test_a_packed_window_gives_each_batch_back_and_holds_each_node_once(num_nodes: int) -> None:
     edges = [i for i in (0, 1, 62, 63, 64, 65, 127, 128, num_nodes - 1) if i < num_nodes]
     rng = np.random.default_rng(0)
-    batches = [
-        batch_of(*edges[::-1]),
-        batch_of(num_nodes - 1),
-        batch_of(*rng.permutation(num_nodes)[: num_nodes // 3 + 1]),
-        batch_of(0),
-    ]
-    with on_disk(tmp_path, x, offset=BLOCK) as (disk,):
-        window = Window(batches, [None] * 4, disk, width, np.dtype(dtype))
-        distinct = np.unique(np.concatenate([batch.node for batch in batches]))
-        np.testing.assert_array_equal(window.features, x[distinct])
-        assert window.features.dtype == dtype
-        given_back = list(window)
-    assert [batch for batch, _ in given_back] == batches
-    for batch, slots in given_back:
-        np.testing.assert_array_equal(window.features[slots], x[batch.node])
+    several = list(dict.fromkeys(edges[::-1]))
+    nodes = [several, [num_nodes - 1], rng.permutation(num_nodes)[: num_nodes // 3 + 1].tolist(), [0]]
+    batches = []
+    for ids in nodes:
+        hops = [rng.integers(0, len(ids), (2, size)).astype(np.int32) for size in (3, 0)]
+        batches.append(
+            SampledBatch(np.array(ids), [1, len(ids) - 1, 0], [hop[0] for hop in hops], [hop[1] for hop in hops])
+        )
+    positions = [np.array([i]) for i in range(4)]
+    seeds = Seeds(
+        CSCSampler(*csc(num_nodes, [], np.int32), [1, 1]), 0, positions, [batch.node[:1] for batch in batches]
+    )
+    window = Window.pack(seeds, batches, num_nodes)
+    np.testing.assert_array_equal(window.ids, np.unique(np.concatenate(nodes)))
+    for batch, (_, slots, pairs, of_nodes, of_edges) in zip(batches, window.batches(), strict=True):
+        np.testing.assert_array_equal(window.ids[slots], batch.node)
+        np.testing.assert_array_equal(pairs[0], np.concatenate(batch.rows))
+        np.testing.assert_array_equal(pairs[1], np.concatenate(batch.cols))
+        assert (of_nodes, of_edges) == (batch.num_sampled_nodes, batch.num_sampled_edges)
+    assert [of[0] for of, *_ in window.batches()] == [0, 1, 2, 3]
 
 
-def test_a_window_of_every_node_holds_the_whole_matrix(tmp_path: Path) -> None:
-    x = random_rows(200, 3, "float32")
-    with on_disk(tmp_path, x) as (disk,):
-        window = Window([batch_of(*range(199, -1, -1)), batch_of(*range(200))], [None] * 2, disk, 3, x.dtype)
-    assert window.features.tobytes() == x.tobytes()
-    assert [slots[0] for _, slots in window] == [199, 0]
+# Dealing rows out to many lists --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0, BLOCK, 128])
+@pytest.mark.parametrize("room_bytes", [1, 10**6, 10**9])
+@pytest.mark.parametrize(("num_rows", "width", "dtype"), [*ROWS, (200_000, 3, "float16"), (30_000, 128, "float16")])
+def test_dealing_gives_each_list_its_rows_in_order(
+    tmp_path: Path, num_rows: int, width: int, dtype: str, room_bytes: int, offset: int
+) -> None:
+    rows, rng = random_rows(num_rows, width, dtype), np.random.default_rng(0)
+    wanted = [np.unique(rng.integers(0, num_rows, k)).astype(np.int32) for k in (0, 1, num_rows // 30, num_rows, 0, 5)]
+    wanted.append(np.array([num_rows - 1], np.int32))
+    given: list[list[np.ndarray]] = [[] for _ in wanted]
+
+    def put(number: int, before: int, part: np.ndarray) -> None:
+        assert before == sum(map(len, given[number]))
+        given[number].append(part.copy())
+
+    with on_disk(tmp_path, rows, offset=offset, chunk_bytes=4 * BLOCK) as (disk,):
+        disk.deal(np.concatenate(wanted), np.cumsum([0, *map(len, wanted)]), room_bytes, put)
+        assert disk.bytes_read < 1.2 * rows.nbytes + 8 * BLOCK  # once
+    for ids, parts in zip(wanted, given, strict=True):
+        assert b"".join(part.tobytes() for part in parts) == rows[ids].tobytes()
+
+
+def test_dealing_nothing_reads_nothing_and_an_error_of_the_taker_is_raised(tmp_path: Path) -> None:
+    rows = random_rows(1000, 64, "float32")
+
+    def put(number: int, before: int, part: np.ndarray) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with on_disk(tmp_path, rows) as (disk,):
+        disk.deal(np.empty(0, np.int32), np.array([0]), 10**6, put)
+        assert disk.bytes_read == 0
+        with pytest.raises(OSError, match="full"):
+            disk.deal(np.arange(1000), np.array([0, 1000]), 10**6, put)
+        with pytest.raises(InputError, match=r"0\.bin: expected a row at byte .*, found the file's end"):
+            disk.deal(np.array([1000]), np.array([0, 1]), 10**6, put)
+
+
+def test_a_pass_that_is_abandoned_ends_at_its_next_read(tmp_path: Path) -> None:
+    rows = random_rows(1000, 64, "float32")
+    with on_disk(tmp_path, rows, chunk_bytes=BLOCK) as (disk,):
+        disk.abandoned.set()
+        with pytest.raises(Interrupted):
+            fetched(disk, np.arange(1000), rows)
+        with pytest.raises(Interrupted):
+            disk.deal(np.arange(1000), np.array([0, 1000]), 10**6, lambda *_: None)
+        assert disk.bytes_read == 0
+        disk.abandoned.clear()
+        assert_fetches(disk, rows, np.arange(1000))
 
 
 def test_compiling_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

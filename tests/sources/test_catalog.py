@@ -19,7 +19,7 @@ from conftest import csc_of, left_in, official_csv, raw_arrays, tree
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
-from ogbnlib.graph.verify import verify_store
+from ogbnlib.graph.writer import verify_store
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.sources import catalog, convert
 from ogbnlib.sources.catalog import check_store, locate, open_dataset, prepare_dataset, size_of

@@ -31,7 +31,7 @@ from ogbnlib.errors import InputError, parse_bytes
 from ogbnlib.graph import npz, sort
 from ogbnlib.graph.sort import EdgeSort, Pairs, plan_shift
 from ogbnlib.graph.store import Store, open_store
-from ogbnlib.graph.verify import verify_store
+from ogbnlib.graph.writer import verify_store
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.supervise import supervise

@@ -18,7 +18,7 @@ from torch_geometric.data import Data, HeteroData
 
 from ogbnlib import InputError, convert, open_dataset, write_raw
 from ogbnlib.graph.store import Store
-from ogbnlib.graph.verify import verify_store
+from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.catalog import locate
 from ogbnlib.sources.tables import open_tables
 
