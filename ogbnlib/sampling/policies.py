@@ -58,9 +58,11 @@ class Loaders:
         num_features, num_classes: Of the data set.
         splits: int64 tensors of node ids in RAM under "train", "valid" and "test".
         y: int16 or int64 [num_nodes] in RAM, -1 where unlabelled.
+        stopping: Asked while a batch is waited for that is prepared from disk, see `StoreLoader`.
     """
 
     y: Tensor
+    stopping: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int, reserve: Reserve):
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
@@ -257,9 +259,13 @@ class StoreLoaders(Loaders):
         with self.log.phase(f"build {split} loader"):
             companions = self._companions() if shuffle else {}
             loader = self._made(split, shuffle, self._room - sum(_on_disk(kept) for kept in companions.values()))
-            if loader.windows.spooling is not None:
-                loader.companions = [*companions.values()]
-                self._resident |= {_kept(name): kept for name, kept in companions.items()}
+            if loader.windows.spooling is None:
+                companions = _none_of(companions)
+            loader.companions = [*companions.values()]
+            self._resident |= {_kept(name): kept for name, kept in companions.items()}
+            for name, one in [(split, loader), *companions.items()]:
+                windows = one.windows
+                self.log.mark("note", loader=name, windows=str(windows), window_batches=windows.window_batches)
         if shuffle:
             loader.last_epoch = self.config.epochs
             first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # one rank fills it for all of its node
@@ -287,9 +293,8 @@ class StoreLoaders(Loaders):
             passes=config.epochs if shuffle else self._evaluations(split),
             always=always,
         )
-        self.log.mark("note", loader=split, windows=str(windows), window_batches=windows.window_batches)
         loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
-        loader.spool_dir = self._spool_dir
+        loader.spool_dir, loader.stopping = self._spool_dir, self.stopping
         loader.on_window, loader.on_pass = (
             functools.partial(self.log.mark, event, loader=split) for event in ("window", "pass")
         )
@@ -305,9 +310,7 @@ class StoreLoaders(Loaders):
         made = {split: self._made(split, False, self._room // 3, always=True) for split in wanted}
         if all(one.windows.spooling for one in made.values()) and sum(map(_on_disk, made.values())) <= self._room // 3:
             return made
-        for one in made.values():
-            one.close()
-        return {}
+        return _none_of(made)
 
     def eval_loader(self, split: str) -> NodeLoader:
         """As `Loaders.eval_loader`; one whose windows are on disk stays, with them."""
@@ -321,6 +324,12 @@ class StoreLoaders(Loaders):
 
 def _kept(split: str) -> str:
     return f"evaluation of {split}"
+
+
+def _none_of(loaders: dict[str, StoreLoader]) -> dict[str, StoreLoader]:
+    for loader in loaders.values():
+        loader.close()
+    return {}
 
 
 def _on_disk(loader: StoreLoader) -> int:

@@ -205,6 +205,8 @@ def train_prepared(
             compile_kernels(list(config.num_neighbors))
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
+        if ranks.num_ranks == 1:  # several stop together, at the end of a step
+            loaders.stopping = lambda: bool(stop.number)
         one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
         if config.eval_batch_size not in (None, config.batch_size) and not one_number:
             say(

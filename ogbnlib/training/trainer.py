@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import is_interactive
+from ..graph.disk import Interrupted
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
 from ..sampling.policies import Loaders, set_epoch
@@ -118,6 +119,15 @@ class Trainer:
         if due_anywhere:
             self.save()
 
+    @contextlib.contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Inside, a stop ends the waiting for a batch too."""
+        try:
+            yield
+        except Interrupted:
+            self._boundary()
+            raise
+
     # One epoch ------------------------------------------------------------------------------------------------------
 
     def train_epoch(self) -> None:
@@ -135,7 +145,8 @@ class Trainer:
             self._boundary()
             while state.position < num_seeds:
                 end = min(state.position + config.batch_size * self.learner.batches_per_step, num_seeds)
-                self.learner.step(batches, epoch, state.position, end)
+                with self._stoppable():
+                    self.learner.step(batches, epoch, state.position, end)
                 state.position, state.time_s = end, time.monotonic() - begin
                 state.batches_per_step = self.learner.batches_per_step
                 self._boundary(training=True)
@@ -154,7 +165,8 @@ class Trainer:
             for begin in rounds:
                 self._boundary()
                 if begin + ranks.rank * size < num_seeds:
-                    batch = next(batches)
+                    with self._stoppable():
+                        batch = next(batches)
                     predicted[batch.input_id] = self.learner.predict(batch)
                     del batch
             assert next(batches, None) is None, "the loader has more batches than its share"

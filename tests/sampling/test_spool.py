@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import signal
+import tempfile
 import threading
 import time
 from collections import namedtuple
@@ -22,6 +24,7 @@ from ogbnlib.errors import clear_errors
 from ogbnlib.files import Stream
 from ogbnlib.graph.disk import DiskArray, Interrupted
 from ogbnlib.graph.store import Store, open_store
+from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling import budget
 from ogbnlib.sampling.budget import Spooling, Windows, spool_bytes
@@ -257,3 +260,37 @@ def test_a_run_scores_the_same_with_and_without(
     if room == "1 GB":
         assert (read["valid"], read["test"]) == (0, 0)  # with the first pass of training
         assert sum("features_s" in window for window in windows) == 1
+
+
+@pytest.mark.parametrize("after", [0, 30])
+@pytest.mark.parametrize("spool", ["off", "5 MB"])
+def test_a_signal_in_the_middle_of_a_pass_stops_the_run_and_it_goes_on_bit_for_bit(
+    tiny_config: Callable[..., TrainConfig],
+    synth_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+    spool: str,
+) -> None:
+    asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
+    config = tiny_config(**asked, epochs=2, spool=spool, spool_dir=str(tmp_path), accumulate=2)
+    straight = train(config)
+    read, reads = DiskArray._read, [0]
+
+    def endless(self: DiskArray, begin: int, end: int) -> memoryview:
+        reads[0] += self.path.parent != Path(tempfile.gettempdir())  # where kernels are compiled
+        if reads[0] > after:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            self.abandoned.wait(10)
+        return read(self, begin, end)
+
+    monkeypatch.setattr(DiskArray, "_read", endless)
+    begun = time.monotonic()
+    with pytest.raises(Stopped, match="stopped by SIGUSR1 in epoch 1"):
+        train(config, tmp_path / "run")
+    assert time.monotonic() - begun < 20
+    monkeypatch.undo()
+    resumed = train(config, tmp_path / "run", resume=True)
+    assert [row["loss"] for row in resumed.history] == [row["loss"] for row in straight.history]
+    expected = straight.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
