@@ -82,6 +82,7 @@ def loader(
             machine has left. A quarter of what is left is spared for the model; where the rest does not hold the
             store, batches are sampled many at a time.
         shuffle: by default for "train" alone.
+        seed: order and neighbors follow from it, not from `torch.manual_seed`: repeat an experiment with another one.
         num_workers: processes that sample, where the store fits; windows have no use for them.
 
     Raises:

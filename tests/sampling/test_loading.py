@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_geometric.typing
 from real_graphs import real_config, write_graph
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Data
-from torch_geometric.loader import LinkLoader, NodeLoader
+from torch_geometric.data.lightning import LightningNodeData
+from torch_geometric.loader import LinkLoader, NeighborLoader, NodeLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling
 from torch_geometric.utils import k_hop_subgraph
@@ -177,7 +179,7 @@ def test_another_sampler_decides_the_order_and_its_epochs(memory_limit: str | No
 
 
 def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
-    lightning = pytest.importorskip("lightning", reason="lightning is not a dependency")
+    lightning = pytest.importorskip("lightning", reason="lightning is no dependency, but of the tests")
 
     class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -186,7 +188,7 @@ def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
 
         def training_step(self, batch: Data, index: int) -> Tensor:
             self.orders.append((self.current_epoch, batch.input_id.tolist()))
-            return F.cross_entropy(self.net(batch.x, batch.edge_index)[: batch.batch_size], batch.y)
+            return F.cross_entropy(self.net(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
 
         def predict_step(self, batch: Data, index: int) -> Tensor:
             return batch.n_id[: batch.batch_size]
@@ -210,6 +212,12 @@ def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
     for where in ({"datamodule": Splits()}, {"dataloaders": Splits().predict_dataloader()}):
         assert torch.equal(torch.cat(trainer.predict(model, **where)), torch.from_numpy(store.splits["test"]))
     lightning.Trainer(max_epochs=1, overfit_batches=2, accelerator="cpu", **quiet).fit(Lit(), Splits())
+
+    both, ids = (store.feature_store(), store.graph_store()), torch.from_numpy(store.splits["train"])
+    pygs = LightningNodeData(both, input_train_nodes=ids, node_sampler=store.sampler([4, 3]), batch_size=16)
+    model = Lit()
+    lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(model, pygs)
+    assert sorted(i for _, batch in model.orders for i in batch) == list(range(len(ids)))
 
 
 # PyG's own loaders over feature_store and graph_store -----------------------------------------------------------------
@@ -239,6 +247,24 @@ def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(stor
                 inner = ours.n_id[: sum(ours.num_sampled_nodes[:-1])]
                 kept = torch.isin(data.edge_index[1], inner)
                 assert edges_of(ours) == set(map(tuple, data.edge_index[:, kept].T.tolist()))
+
+
+def test_pygs_neighbor_loader_draws_all_neighbors_from_the_stores_as_from_the_data(store: Store) -> None:
+    if not (torch_geometric.typing.WITH_TORCH_SPARSE or torch_geometric.typing.WITH_PYG_LIB):
+        pytest.skip("PyG's NeighborLoader needs torch-sparse or pyg-lib, and neither is installed")
+    edges = torch.from_numpy(store.read_edge_index())
+    data = Data(x=torch.from_numpy(store.read("x")), y=torch.from_numpy(store.read("y")), edge_index=edges)
+    for graph in (data, (store.feature_store(), store.graph_store())):
+        seeds, hops = torch.from_numpy(store.splits["test"]), [[-1], [-1, -1]]
+        loaders = [
+            *(NeighborLoader(graph, fan_outs, input_nodes=seeds, batch_size=16) for fan_outs in hops),
+            *(NodeLoader(data, store.sampler(fan_outs), input_nodes=seeds, batch_size=16) for fan_outs in hops),
+        ]
+        for theirs, ours in ((loaders[0], loaders[2]), (loaders[1], loaders[3])):
+            for a, b in zip(theirs, ours, strict=True):
+                assert set(a.n_id.tolist()) == set(b.n_id.tolist())
+                assert edges_of(a) == edges_of(b)
+                assert torch.equal(a.x, torch.from_numpy(store.read("x")[a.n_id]))
 
 
 def test_all_neighbors_are_pygs_in_neighborhood(store: Store) -> None:

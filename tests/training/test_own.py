@@ -6,13 +6,15 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import left_in
+from conftest import left_in, wait_until
 from real_graphs import real_config, write_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -23,7 +25,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.forecast.planner import plan
 from ogbnlib.graph.store import GraphSize
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.runs.folder import Run
+from ogbnlib.runs.folder import Run, is_locked
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.own import Call, make_model, random_batch
 from ogbnlib.training.step import Learner
@@ -116,6 +118,36 @@ def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_
     said = notes(here / "run")
     assert re.search(r"my_model\.py: it has changed since .* in line 22; going on with the copy .*model\.py", said)
     assert "Net(hidden_channels=8, dropout=0.3, in_channels=8, out_channels=4, num_layers=3)" in said
+
+
+def test_kills_in_the_middle_of_an_epoch_of_child_and_parent_change_no_weight(own: Config, here: Path) -> None:
+    """Each at an attempt's 11th step, where an epoch has eight and the model's trial is no more than one."""
+    forward = "    def forward(self, x, edge_index):\n"
+    kills = """
+        Net.steps = getattr(Net, "steps", 0) + self.training
+        if Net.steps == 11 and os.path.exists("victim"):
+            victim = getattr(os, open("victim").read())()
+            os.remove("victim")
+            os.kill(victim, signal.SIGKILL)
+            while os.getppid() == victim:  # it hears of its parent's death and stops, before it ends its run
+                time.sleep(0.01)
+"""
+    code = "import os, signal, time\n" + RESIDUAL.replace(forward, forward + kills[1:])
+    (here / "my_model.py").write_text(code)
+    straight = train(own())
+    often = own(checkpoint_every_s=1e-9)
+    (here / "victim").write_text("getpid")
+    assert run(often, run_dir="run", echo=False).exit_code == 137
+    (here / "victim").write_text("getppid")
+    again = "from ogbnlib import run; run(run_dir='run', resume=True)"
+    parent = subprocess.run([sys.executable, "-c", again], stdout=subprocess.DEVNULL, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    wait_until(lambda: not is_locked(here / "run"), "the child's end")
+    resumed = train(own(), "run", resume=True)
+    assert same(resumed.model.state_dict(), straight.model.state_dict())
+    assert same(weights(here / "run"), straight.model.state_dict())
+    epochs = [event for event in Run(here / "run").events if event.get("phase") == "train epoch"]
+    assert [event["epoch"] for event in epochs if event["event"] == "begin"] == [1, 2, 2, 3, 3]
 
 
 def test_a_run_goes_on_where_the_file_is_gone(own: Config, here: Path) -> None:
