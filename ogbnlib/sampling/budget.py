@@ -65,9 +65,10 @@ def sweep_s(files: Mapping[str, int], num_hops: int) -> float:
     return (files["x"] + num_hops * (files["colptr"] + files["row"])) / DISK_BYTES_PER_S
 
 
-WINDOW_BYTES = 2**28  # of a window that is read from a spool in one piece; a larger one gains nothing
-
 # Windows --------------------------------------------------------------------------------------------------------------
+
+
+WINDOW_BYTES = 2**28  # of a window that is read from a spool in one piece; a larger one gains nothing
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Spooling:
     @property
     def buffer_bytes(self) -> int:
         """For features on their way from one file to the other."""
-        return self.working_bytes // 4
+        return min(self.working_bytes // 4, 2 * WINDOW_BYTES)
 
 
 @dataclass(frozen=True)
@@ -269,22 +270,23 @@ def spooled_windows(
 ) -> Windows | None:
     """Windows that are kept on disk, or None where memory or disk are too small for it.
 
-    An eighth of what is left, or one batch, goes to each of the two windows in use, half to the passes that prepare
-    others. What an evaluation draws is kept for the next one, if the disk holds all of it.
+    A window takes a sixteenth of what is left, or one batch. Two are in use, two more in an evaluation between epochs;
+    an eighth is spared, and the rest goes to the passes that prepare others. What an evaluation draws is kept for the
+    next one, if the disk holds all of it.
 
     Args:
         left: Bytes of memory; the other arguments are those of `choose_windows`.
     """
     one, disk = compact_batch_bytes(batch, row_bytes), spooled_batch_bytes(batch, row_bytes)
-    size = min(num_batches, max(1, min(left // 8, WINDOW_BYTES) // one))
-    working, total = left // 2, num_batches * (passes if training else 1)
-    sampled = (working - window_fixed_bytes(num_nodes)) // sampled_batch_bytes(batch)
+    size = min(num_batches, max(1, min(left // 16, WINDOW_BYTES) // one))
+    working, total = left - left // 8 - 4 * size * one, num_batches * (passes if training else 1)
+    sampled = max(0, working - window_fixed_bytes(num_nodes)) // sampled_batch_bytes(batch)
     # Of a pass over the features the ids are held, int32, or int64 from 2**31 nodes on, while they are put together.
-    picked = min(total, working // 4 // (batch.num_nodes * (4 if num_nodes < 2**31 else 8)))
+    picked = min(total, max(0, working) // 4 // (batch.num_nodes * (4 if num_nodes < 2**31 else 8)))
     if picked * disk > (room_bytes if picked == total else room_bytes // 2):
         picked = room_bytes // 2 // disk
     picked = picked if picked == total else picked // size * size
-    if 2 * size * one > left // 2 or min(sampled, picked) < size:
+    if min(sampled, picked) < size:
         return None
     parts, again = -(-total // picked), 1 if training or picked == total else passes
     graph = files["colptr"] + files["row"]
