@@ -7,6 +7,7 @@ import signal
 if __name__ == "__main__":  # the imports below take a second, in which Ctrl-C ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import contextlib
 import json
 import os
 import sys
@@ -50,7 +51,7 @@ def synth(
     """Write a synthetic data set like ogbn-papers100M, in memory bounded by a chunk."""
     from .sources.synth import synthesize, synthesize_store
 
-    progress = not as_json and sys.stderr.isatty()
+    progress = not as_json
     if format == "store":
         store = synthesize_store(directory, scale=scale, seed=seed, undirected=undirected, progress=progress)
         return _facts(store, "store", as_json)
@@ -117,7 +118,7 @@ def convert(
         feature_dtype=feature_dtype,  # type: ignore[arg-type]  # checked there
         memory_limit=memory_limit,
         keep_hops=keep_hops,
-        progress=not as_json and sys.stderr.isatty(),
+        progress=not as_json,
     )
     _facts(store, "store", as_json)
 
@@ -130,7 +131,7 @@ def verify(
     """Read a store whole and check it: checksums, offsets, ids, features. Exits with 1 if anything is wrong."""
     from .graph.writer import verify_store
 
-    problems = verify_store(store_dir, progress=not as_json and sys.stderr.isatty())
+    problems = verify_store(store_dir, progress=not as_json)
     _print({"path": str(store_dir), "problems": problems}, "\n".join(problems) or f"{store_dir}: sound", as_json)
     raise typer.Exit(1 if problems else 0)
 
@@ -192,9 +193,9 @@ def train(
                 "let Slurm limit them, or leave torchrun out and use --ranks with --memory-limit"
             )
         _train_as_rank(config, run_dir, resume, as_json)
-    done = run(
-        config, memory_limit, run_dir=run_dir, resume=resume, limit_by=limit_by, echo=not as_json, num_ranks=ranks
-    )
+    more: dict[str, Any] = {"run_dir": run_dir, "resume": resume, "limit_by": limit_by, "num_ranks": ranks}
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        done = run(config, memory_limit, echo=not as_json, **more)
     _print(done.result, f"{done.diagnosis}\nEverything about it is in {run_dir}", as_json)
     raise typer.Exit(done.exit_code or 0)
 
@@ -248,12 +249,13 @@ def watch(
 @app.command()
 def status(
     run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Show it until the run ends.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say how a run stands: at work, in which phase since when, holding what of its limit; or how it ended."""
     from .runs.folder import Run
 
-    run = Run.open(run_dir)
+    run = Run.open(run_dir).follow() if follow else Run.open(run_dir)
     _print(run.status, f"{run_dir}: {run.diagnosis}", as_json)
 
 

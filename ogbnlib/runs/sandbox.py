@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import MODELS, TrainConfig
-from ..errors import InputError, clear_errors, format_bytes, is_interactive, parse_bytes
+from ..errors import InputError, clear_errors, format_bytes, parse_bytes
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES, GraphSize
 from ..marks import RUN_VARIABLE
@@ -30,6 +30,7 @@ from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE
+from ..progress import doing
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .folder import CONFIG_VARIABLE, Run, own_run_dir
@@ -174,13 +175,14 @@ def run(
             *(["--ranks", str(num_ranks)] if num_ranks > 1 else []),
         ]
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), *options]
-        progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
+        progress = "none" if config.progress == "none" else "relayed"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
         env |= {name: value for name, value in MALLOC.items() if name not in os.environ}
         env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
-        return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, inherited=(lock, tmp_lock))
+        how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock, tmp_lock)}
+        return _carry_out(attempt, argv, limit, more, env, **how)
 
 
 def _try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> None:
@@ -284,6 +286,7 @@ def _shrunk(config: TrainConfig | None) -> str | None:
     return None
 
 
+@doing("measuring what Python and torch take whatever the data")
 def measure_runtime_bytes() -> int:
     """Anonymous + shared memory that a training process takes whatever its data: about 0.4 GB, see `train.warm_up`."""
     # It sleeps for longer than the longest pause between two samples, so that one falls into it.

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from ..memory.limits import Limit, kill_tree
 from ..memory.recorder import Recorder
 from ..memory.signals import Forward, handled, held_back
 from ..memory.tally import Tally
+from ..progress import Live
 from .diagnosis import STOPPED
-from .folder import OUTPUT
+from .folder import OUTPUT, standing
 
 # For our trainer; another command is to be seen as it is. glibc's malloc keeps much of what is freed (mallopt(3)). Two
 # arenas for all threads, not eight per core: a run under 40 MB of head-room finished that was killed before. Blocks
@@ -83,6 +84,7 @@ def supervise(
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,
     echo: bool = True,
+    how: str = "none",
     holds_back: bool = False,
     inherited: tuple[int, ...] = (),
     stdin: int | None = subprocess.DEVNULL,
@@ -95,6 +97,7 @@ def supervise(
         recorder: One of `run_dir`, where it has one already.
         env: Beside this process's own environment.
         echo: Relay the output; it is in `output.log` either way.
+        how: What is shown of it meanwhile, as `Live` takes it.
         holds_back: The command calls `signals.take_over`; until then it keeps stop signals waiting.
         inherited: Descriptors.
         stdin: As `subprocess.Popen` takes it.
@@ -130,7 +133,8 @@ def supervise(
                 on_unwritable=unwritable,
             )
             try:
-                tail = _relay(process, run_dir / OUTPUT, echo, unwritable)
+                with Live(lambda: standing(run_dir, recorder.tally, limit.limit_bytes), how, every_step=echo) as live:
+                    tail = _relay(process, run_dir / OUTPUT, live.write if echo else None, unwritable)
             except KeyboardInterrupt:
                 interrupted = True
                 forward.end()
@@ -192,8 +196,10 @@ def _close(
     return evidence, peak
 
 
-def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool, unwritable: _Unwritable) -> str:
-    """Copy the output to the log and to our own until the child ends; returns its last lines."""
+def _relay(
+    process: subprocess.Popen[bytes], log_path: Path, write: Callable[[str], object] | None, unwritable: _Unwritable
+) -> str:
+    """Copy the output to the log, and where it is to be seen, until the child ends; returns its last lines."""
     assert process.stdout is not None
     descriptor, tail, ended_s = process.stdout.fileno(), b"", 0.0
     with _Log(log_path, unwritable) as log:
@@ -205,9 +211,8 @@ def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool, unwrita
                     break
                 log.write(data)
                 tail = (tail + data)[-4000:]
-                if echo:
-                    sys.stdout.write(data.decode(errors="replace"))
-                    sys.stdout.flush()
+                if write is not None:
+                    write(data.decode(errors="replace"))
             # It is not waited for here: its number stays its own until then.
             elif os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 # An orphaned worker may hold the pipe open for ever: half a second of silence is the end.

@@ -44,6 +44,7 @@ FILES = {
     "checkpoint.previous.pt",
     "result.json",
     "output.log",
+    "progress.json",
     ".lock",
 }
 
