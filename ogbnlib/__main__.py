@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -194,7 +195,7 @@ def train(
             )
         _train_as_rank(config, run_dir, resume, as_json)
     more: dict[str, Any] = {"run_dir": run_dir, "resume": resume, "limit_by": limit_by, "num_ranks": ranks}
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with _interruptible(), contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         done = run(config, memory_limit, echo=not as_json, **more)
     _print(done.result, f"{done.diagnosis}\nEverything about it is in {run_dir}", as_json)
     raise typer.Exit(done.exit_code or 0)
@@ -238,7 +239,8 @@ def watch(
     if (pid is None) == (not command):
         raise InputError(f"watch: expected either a command after -- or --pid, got {'both' if command else 'neither'}")
     target = pid if pid is not None else command or []
-    done = watch_command(target, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json)
+    with _interruptible():
+        done = watch_command(target, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json)
     if as_json:
         typer.echo(json.dumps(done.result, indent=2))
     else:
@@ -297,6 +299,16 @@ def doctor(
             lines.append(f"     {'':<14} mend: {check.mend}")
     _print({"checks": [vars(check) for check in checks], "ok": all(c.ok for c in checks)}, "\n".join(lines), as_json)
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """An interruption says how to go on, and ends the command with 130."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        typer.echo(f"{stop}", err=True)
+        raise typer.Exit(130) from None
 
 
 def main() -> int:

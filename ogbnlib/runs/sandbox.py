@@ -22,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from ..config import MODELS, TrainConfig
-from ..errors import InputError, clear_errors, format_bytes, parse_bytes
+from ..errors import InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES, GraphSize
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
-from ..memory.signals import PARENT_VARIABLE
+from ..memory.signals import PARENT_VARIABLE, Presses, handled
 from ..progress import doing
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .folder import CONFIG_VARIABLE, Run, own_run_dir
-from .supervise import MALLOC, supervise
+from .supervise import MALLOC, Outcome, supervise
 
 
 @clear_errors()
@@ -257,11 +257,20 @@ def _carry_out(
     env = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
-    outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
+    presses = Presses()
+    with handled(presses, [signal.SIGINT]):  # what was computed is written down first
+        outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
+        done = _ended(attempt, limit, outcome, more)
+    if outcome.interrupted or presses.number:
+        raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {done.diagnosis.remedy}"))
+    return done
+
+
+def _ended(attempt: Attempt, limit: Limit, outcome: Outcome, more: dict[str, Any]) -> Run:
     words = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
     told = [line for line in words if line.startswith("error: ")] or (words if outcome.exit_code != 137 else [])
     shrunk = _shrunk(attempt.config) if outcome.exit_code == 128 + signal.SIGBUS else None
-    ended = attempt.end(
+    return attempt.end(
         outcome.exit_code,
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
@@ -270,10 +279,6 @@ def _carry_out(
         **outcome.evidence,
         **more,
     )
-    if outcome.interrupted:
-        then = "; go on with resume=True" if attempt.config else ""
-        raise KeyboardInterrupt(f"{attempt.run_dir}: interrupted{then}")
-    return ended
 
 
 def _shrunk(config: TrainConfig | None) -> str | None:
@@ -297,6 +302,8 @@ def measure_runtime_bytes() -> int:
         with tempfile.TemporaryDirectory() as folder:
             limit, _refused = make_limit(None)
             outcome = supervise(argv, Path(folder), limit, env={**MALLOC, "TMPDIR": folder}, echo=False)
+            if outcome.interrupted:
+                raise shortened(KeyboardInterrupt("interrupted"))
             if outcome.exit_code != 0:
                 raise InputError(f"ogbnlib: it can't train here, run `python -m ogbnlib doctor`: {outcome.tail[-500:]}")
             held.append(outcome.tally.peaks["anon_shmem_bytes"])
