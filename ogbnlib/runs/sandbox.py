@@ -33,6 +33,7 @@ from ..memory.signals import PARENT_VARIABLE, Presses, handled
 from ..progress import doing
 from ..sources.catalog import locate_for
 from .attempt import Attempt
+from .diagnosis import resumption
 from .folder import CONFIG_VARIABLE, Run, own_run_dir
 from .supervise import MALLOC, Outcome, supervise
 
@@ -106,7 +107,7 @@ def _watch_process(pid: int, folder: Path) -> Run:
         struck = None if kills is None or after is None else after - kills
         done = attempt.end(None, watched_pid=pid, oom_kills=struck, interrupted=interrupted)
     if interrupted:
-        raise KeyboardInterrupt(f"{folder}: interrupted; the process goes on, unrecorded")
+        raise shortened(KeyboardInterrupt(f"{folder}: interrupted; the process goes on, unrecorded"))
     return done
 
 
@@ -262,7 +263,8 @@ def _carry_out(
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
         done = _ended(attempt, limit, outcome, more)
     if outcome.interrupted or presses.number:
-        raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {done.diagnosis.remedy}"))
+        then = f"go on with {resumption(done.run_dir, done.result)}" if attempt.config else done.diagnosis.remedy
+        raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
     return done
 
 
