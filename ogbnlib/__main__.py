@@ -141,6 +141,7 @@ def verify(
 def plan(
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "128 GB"; without it there is no verdict.')] = None,
+    parameters: Annotated[bool, typer.Option("--parameters", help="What each parameter means instead.")] = False,
     ladder: Annotated[bool, typer.Option("--ladder", help="What to run from 512 GB down to 4 GB instead.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -148,6 +149,10 @@ def plan(
 
     The data set is ogbn-papers100M unless --set dataset=... names another. Exits with 1 for WILL NOT FIT.
     """
+    if parameters:
+        from .config import parameters as known
+
+        return _print(known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json)
     from .forecast import planner
 
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **parse_assignments(set_ or [])}

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import MODELS, TrainConfig
+from ..config import MODELS, TrainConfig, check_config
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES, GraphSize
@@ -151,6 +151,8 @@ def run(
         InputError: for bad input, before the child is started.
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
+    if config is not None:
+        check_config(config)
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     if config is None:
         if run_dir is None or not resume:

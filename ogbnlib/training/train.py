@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from ..config import MODELS, TrainConfig
+from ..config import MODELS, TrainConfig, check_config
 from ..errors import InputError, clear_errors
 from ..files import home
 from ..forecast.passes import step_reserve_bytes
@@ -99,6 +99,7 @@ def train(
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
     """
+    check_config(config)
     if model is not None:
         if config.model_args:
             raise InputError(f"model_args: expected without a model that is made already, got {config.model_args}")
