@@ -7,9 +7,11 @@ import signal
 if __name__ == "__main__":  # the imports below take a second, in which Ctrl-C ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -50,7 +52,7 @@ def synth(
     """Write a synthetic data set like ogbn-papers100M, in memory bounded by a chunk."""
     from .sources.synth import synthesize, synthesize_store
 
-    progress = not as_json and sys.stderr.isatty()
+    progress = not as_json
     if format == "store":
         store = synthesize_store(directory, scale=scale, seed=seed, undirected=undirected, progress=progress)
         return _facts(store, "store", as_json)
@@ -117,7 +119,7 @@ def convert(
         feature_dtype=feature_dtype,  # type: ignore[arg-type]  # checked there
         memory_limit=memory_limit,
         keep_hops=keep_hops,
-        progress=not as_json and sys.stderr.isatty(),
+        progress=not as_json,
     )
     _facts(store, "store", as_json)
 
@@ -130,7 +132,7 @@ def verify(
     """Read a store whole and check it: checksums, offsets, ids, features. Exits with 1 if anything is wrong."""
     from .graph.writer import verify_store
 
-    problems = verify_store(store_dir, progress=not as_json and sys.stderr.isatty())
+    problems = verify_store(store_dir, progress=not as_json)
     _print({"path": str(store_dir), "problems": problems}, "\n".join(problems) or f"{store_dir}: sound", as_json)
     raise typer.Exit(1 if problems else 0)
 
@@ -139,6 +141,7 @@ def verify(
 def plan(
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "128 GB"; without it there is no verdict.')] = None,
+    parameters: Annotated[bool, typer.Option("--parameters", help="What each parameter means instead.")] = False,
     ladder: Annotated[bool, typer.Option("--ladder", help="What to run from 512 GB down to 4 GB instead.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -146,6 +149,10 @@ def plan(
 
     The data set is ogbn-papers100M unless --set dataset=... names another. Exits with 1 for WILL NOT FIT.
     """
+    if parameters:
+        from .config import parameters as known
+
+        return _print(known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json)
     from .forecast import planner
 
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **parse_assignments(set_ or [])}
@@ -192,9 +199,9 @@ def train(
                 "let Slurm limit them, or leave torchrun out and use --ranks with --memory-limit"
             )
         _train_as_rank(config, run_dir, resume, as_json)
-    done = run(
-        config, memory_limit, run_dir=run_dir, resume=resume, limit_by=limit_by, echo=not as_json, num_ranks=ranks
-    )
+    more: dict[str, Any] = {"run_dir": run_dir, "resume": resume, "limit_by": limit_by, "num_ranks": ranks}
+    with _interruptible(), contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        done = run(config, memory_limit, echo=not as_json, **more)
     _print(done.result, f"{done.diagnosis}\nEverything about it is in {run_dir}", as_json)
     raise typer.Exit(done.exit_code or 0)
 
@@ -237,7 +244,8 @@ def watch(
     if (pid is None) == (not command):
         raise InputError(f"watch: expected either a command after -- or --pid, got {'both' if command else 'neither'}")
     target = pid if pid is not None else command or []
-    done = watch_command(target, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json)
+    with _interruptible():
+        done = watch_command(target, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json)
     if as_json:
         typer.echo(json.dumps(done.result, indent=2))
     else:
@@ -248,12 +256,13 @@ def watch(
 @app.command()
 def status(
     run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    follow: Annotated[bool, typer.Option("--follow", help="Show it until the run ends.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say how a run stands: at work, in which phase since when, holding what of its limit; or how it ended."""
     from .runs.folder import Run
 
-    run = Run.open(run_dir)
+    run = Run.open(run_dir).follow() if follow else Run.open(run_dir)
     _print(run.status, f"{run_dir}: {run.diagnosis}", as_json)
 
 
@@ -295,6 +304,16 @@ def doctor(
             lines.append(f"     {'':<14} mend: {check.mend}")
     _print({"checks": [vars(check) for check in checks], "ok": all(c.ok for c in checks)}, "\n".join(lines), as_json)
     raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """An interruption says how to go on, and ends the command with 130."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        typer.echo(f"{stop}", err=True)
+        raise typer.Exit(130) from None
 
 
 def main() -> int:

@@ -6,12 +6,13 @@ Bad values are refused here, with the parameter's name, before any file is opene
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -107,74 +108,111 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 class _Parameters(BaseModel):
     """The fields of a `TrainConfig`, and what each of them may be beside the others."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     # data
-    # A store, a folder in OGB's binary layout or of files of one's own, or an official name such as "ogbn-arxiv".
     dataset: Annotated[str, BeforeValidator(_path)]
-    # Where official data sets are looked for ("dataset") and stores of other data are kept (beside it).
+    """A store, a folder in OGB's binary layout or of files of one's own, or an official name such as "ogbn-arxiv"."""
     data_dir: Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)] = None
-    download: bool = False  # consent to download an official data set; without it a missing one is an error
-    # Reverse edges; None: as the store is, and directed where it is still to be made.
+    """Where official data sets are looked for ("dataset") and stores of other data are kept (beside it)."""
+    download: bool = False
+    """Consent to download an official data set; without it a missing one is an error."""
     undirected: Annotated[bool | None, BeforeValidator(_none)] = None
-    # In RAM, or of the store that loading=store has still to make; a store has its own. Training is float32.
+    """Reverse edges; None: as the store is, and directed where it is still to be made."""
     feature_dtype: Literal["float32", "float16"] = "float32"
+    """In RAM, or of the store that loading=store has still to make; a store has its own. Training is float32."""
 
     # loading
-    loading: Loading = "shared"  # where the graph lives: three stock loaders, one at a time, one CSC for all, on disk
-    lookahead: Lookahead = "auto"  # store only: memory for batches sampled ahead
-    spool: Lookahead = "auto"  # store only: disk on which windows of an evaluation are kept for the next one
-    spool_dir: Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)] = None  # a local disk
-    sampler: Literal["numba", "pyg"] = "numba"  # pyg: the stock one, needs pyg-lib or torch-sparse
-    num_neighbors: Integers = (3, 2)  # one fan-out per layer, nearest hop first; -1 takes all neighbors
-    batch_size: Annotated[Int, Field(gt=0)] = 128  # seeds per sampled batch
-    accumulate: Annotated[Int, Field(gt=0)] = 1  # batches per optimizer step, times the number of processes
-    eval_batch_size: OptionalCount = None  # None: batch_size
-    num_workers: Annotated[Int, Field(ge=0)] = 0  # sampling processes per loader
-    persistent_workers: bool = False  # keep them between epochs; needs num_workers > 0
-    pin_memory: bool = False  # page-locked batches for faster copies to a GPU
+    loading: Loading = "shared"
+    """Where the graph lives: in three stock loaders, in one at a time, in one CSC for all, on disk."""
+    lookahead: Lookahead = "auto"
+    """Store only: memory for batches sampled ahead."""
+    spool: Lookahead = "auto"
+    """Store only: disk on which windows of an evaluation are kept for the next one."""
+    spool_dir: Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)] = None
+    """Store only: where the spool lies, on a local disk; None: the job's own, or that of temporary files."""
+    sampler: Literal["numba", "pyg"] = "numba"
+    """numba, or PyG's stock one, which needs pyg-lib or torch-sparse."""
+    num_neighbors: Integers = (3, 2)
+    """One fan-out per layer, nearest hop first; -1 takes all neighbors."""
+    batch_size: Annotated[Int, Field(gt=0)] = 128
+    """Seeds per sampled batch."""
+    accumulate: Annotated[Int, Field(gt=0)] = 1
+    """Batches per optimizer step, times the number of processes."""
+    eval_batch_size: OptionalCount = None
+    """Seeds per batch of an evaluation; None: batch_size."""
+    num_workers: Annotated[Int, Field(ge=0)] = 0
+    """Sampling processes per loader."""
+    persistent_workers: bool = False
+    """Keep them between epochs; needs num_workers > 0."""
+    pin_memory: bool = False
+    """Page-locked batches for faster copies to a GPU."""
 
     # model
-    # sage, gcn, gat, or a class of your own, "my_model.py:Net" or "package.module:Net": README, "Your own".
     model: Annotated[str, BeforeValidator(_model)] = "sage"
-    model_args: Arguments = {}  # your own only: more of its __init__'s arguments, as a dict or as JSON text
+    """sage, gcn, gat, or a class of your own, "my_model.py:Net" or "package.module:Net": README, "Your own"."""
+    model_args: Arguments = {}
+    """A model of your own only: more of its __init__'s arguments, as a dict or as JSON text."""
     hidden_channels: Annotated[Int, Field(gt=0)] = 16
-    heads: Annotated[Int, Field(gt=0)] = 4  # gat only
+    """Width of the layers."""
+    heads: Annotated[Int, Field(gt=0)] = 4
+    """Attention heads, gat only."""
     dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # of the layers' products (torch.autocast); fp16 needs a GPU
-    activation_checkpointing: bool = False  # compute layers again in the backward pass: less kept, same gradients
+    """Share of a hidden layer's values that training leaves out."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the layers' products (torch.autocast); fp16 needs a GPU."""
+    activation_checkpointing: bool = False
+    """Compute layers again in the backward pass: less kept, same gradients."""
 
     # training
     epochs: Annotated[Int, Field(ge=0)] = 3
+    """Passes over the train split."""
     lr: Annotated[Float, Field(gt=0)] = 0.01
-    # cosine: falls from lr to eta_min (0) in T_max epochs and stays there; step: times gamma (0.1) every step_size.
+    """Adam's learning rate."""
     lr_schedule: Literal["constant", "cosine", "step"] = "constant"
-    lr_schedule_args: Arguments = {}  # such as {"T_max": 40}, as a dict or as JSON text
+    """cosine: falls from lr to eta_min (0) in T_max epochs and stays there; step: times gamma (0.1) every step_size."""
+    lr_schedule_args: Arguments = {}
+    """The schedule's own values such as {"T_max": 40}, as a dict or as JSON text."""
     weight_decay: Annotated[Float, Field(ge=0)] = 0.0
-    checkpoint_every_s: Annotated[Float, Field(ge=0)] = 600.0  # within an epoch; 0: at epoch ends only
+    """Adam's."""
+    checkpoint_every_s: Annotated[Float, Field(ge=0)] = 600.0
+    """Seconds between checkpoints within an epoch; 0: at epoch ends only."""
     seed: Annotated[Int, Field(ge=0, lt=2**31)] = 0
+    """Of weights, order, neighbors and dropout: the same one gives the same run on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    num_threads: OptionalCount = 1  # torch's threads; None leaves torch's own choice
+    """auto: a GPU where there is one."""
+    num_threads: OptionalCount = 1
+    """Threads of torch; None leaves torch's own choice."""
 
     # evaluation
-    train_eval: Literal["every_epoch", "final", "never"] = "final"  # accuracy on the train split
-    eval_every: Annotated[Int, Field(gt=0)] = 1  # epochs between evaluations; the last epoch is always evaluated
-    eval_splits: Splits = ("valid", "test")  # may be ("valid",) or () for none
-    # As num_neighbors, or one number for all hops (-1: all neighbors); None: num_neighbors. With one number accuracies
-    # are the same for every eval_batch_size, but for gcn, whose degrees are those of the sampled subgraph.
+    train_eval: Literal["every_epoch", "final", "never"] = "final"
+    """When the accuracy on the train split is evaluated."""
+    eval_every: Annotated[Int, Field(gt=0)] = 1
+    """Epochs between evaluations; the last epoch is always evaluated."""
+    eval_splits: Splits = ("valid", "test")
+    """What is evaluated; may be ("valid",) or () for none."""
     eval_num_neighbors: FanOut = None
-    # Stop once so many evaluations in a row brought no better valid accuracy; 0: never.
+    """As num_neighbors, or one number for all hops (-1: all neighbors); None: num_neighbors. With one number accuracies
+    are the same for every eval_batch_size, but for gcn, whose degrees are those of the sampled subgraph."""
     early_stopping: Annotated[Int, Field(ge=0), BeforeValidator(lambda value: _none(value) or 0)] = 0
-    keep: Literal["last", "best"] = "last"  # best: best.pt too, the model of the best valid accuracy so far
-    release_every: Annotated[Int, Field(ge=0)] = 0  # release_memory() every k training batches; 0: never
+    """Stop once so many evaluations in a row brought no better valid accuracy; 0: never."""
+    keep: Literal["last", "best"] = "last"
+    """Which model stays; best: best.pt too, the model of the best valid accuracy so far."""
+    release_every: Annotated[Int, Field(ge=0)] = 0
+    """Call release_memory() every k training batches; 0: never."""
 
     # GPU memory; without effect on a CPU
-    empty_cache_every: Annotated[Int, Field(ge=0)] = 0  # torch.cuda.empty_cache() every k training batches; 0: never
-    expandable_segments: bool = False  # the allocator's segments grow in place: less is lost to fragmentation
-    max_cuda_memory: OptionalBytes = None  # a cap such as "4 GB", to meet a small card's OOM on a large one
-    cuda_snapshot: bool = False  # record allocations and write cuda_snapshot.pickle when an allocation fails
+    empty_cache_every: Annotated[Int, Field(ge=0)] = 0
+    """Call torch.cuda.empty_cache() every k training batches; 0: never."""
+    expandable_segments: bool = False
+    """The allocator's segments grow in place: less is lost to fragmentation."""
+    max_cuda_memory: OptionalBytes = None
+    """A cap such as "4 GB", to meet a small card's OOM on a large one."""
+    cuda_snapshot: bool = False
+    """Record allocations and write cuda_snapshot.pickle when an allocation fails."""
 
-    progress: Literal["auto", "bar", "lines", "none"] = "auto"  # auto: a bar in a terminal or JupyterLab, else lines
+    progress: Literal["auto", "bar", "lines", "none"] = "auto"
+    """How a run shows where it stands; auto: a bar in a terminal or JupyterLab, else lines."""
 
     @model_validator(mode="after")
     def _together(self) -> Self:
@@ -236,7 +274,7 @@ class _Parameters(BaseModel):
 class TrainConfig(_Parameters):
     """One training run. Frozen; every field can be given as the string a command line or papermill passes.
 
-    Build it with `TrainConfig.create(dataset=..., ...)`, which turns every mistake into one `InputError`.
+    Build it with `TrainConfig.create(dataset=..., ...)`; every mistake in it is reported in one `InputError`.
     """
 
     def learning_rate(self, epoch: int) -> float:
@@ -271,23 +309,21 @@ class TrainConfig(_Parameters):
             splits.insert(0, "train")
         return splits
 
+    def __init__(self, /, **values: Any):
+        known = type(self).model_fields
+        problems = [unknown_name(name, known, "parameter") for name in values if name not in known]
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            for item in error.errors():
+                if item["type"] != "extra_forbidden":
+                    problems.append(_sentence(str(item["loc"][0]) if item["loc"] else "", item))
+            raise InputError("; ".join(problems)) from None
+
     @classmethod
     def create(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> TrainConfig:
         """A config from names and values; every mistake in them is reported in one `InputError`."""
-        values = {**(values or {}), **more}
-        problems = [
-            unknown_name(name, cls.model_fields, "parameter") for name in values if name not in cls.model_fields
-        ]
-        try:
-            config = cls(**values)
-        except ValidationError as error:
-            for item in error.errors():
-                if item["type"] == "extra_forbidden":
-                    continue
-                name = str(item["loc"][0]) if item["loc"] else ""
-                problems.append(_sentence(name, item))
-            raise InputError("; ".join(problems)) from None
-        return config
+        return cls(**{**(values or {}), **more})
 
     def replace(self, **changes: Any) -> TrainConfig:
         """A new config with some values changed, validated like a new one."""
@@ -318,6 +354,38 @@ class TrainConfig(_Parameters):
             raise InputError(f"{path}: {error}") from None
 
 
+def check_config(config: object) -> None:
+    """Refuse what is no `TrainConfig`, such as its values in a dict."""
+    if not isinstance(config, TrainConfig):
+        found = type(config).__name__
+        raise InputError(f"config: expected a TrainConfig, got a {found}; make it with TrainConfig.create(dataset=...)")
+
+
+def parameters() -> dict[str, str]:
+    """What each parameter means, by its name, its default and what else it may be."""
+    told = {}
+    for name, info in TrainConfig.model_fields.items():
+        known = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+        choices = f" ({', '.join(map(str, known))})" if known else ""
+        default = "" if info.is_required() else f"={info.default!r}"
+        told[f"{name}{default}{choices}"] = (info.description or "").replace("\n", " ")
+    return told
+
+
+def _show_parameters() -> None:
+    """What Shift-Tab on `TrainConfig.create` and help() show: each parameter, its default and its meaning."""
+    create = TrainConfig.create.__func__  # type: ignore[attr-defined]
+    first, *_ = inspect.signature(create).parameters.values()
+    keyword, fields = inspect.Parameter.KEYWORD_ONLY, TrainConfig.model_fields.items()
+    named = [
+        inspect.Parameter(name, keyword, default=inspect.Parameter.empty if info.is_required() else info.default)
+        for name, info in fields
+    ]
+    create.__signature__ = inspect.Signature([first, *named])
+    create.__doc__ += "\n\nParameters:\n" + "\n".join(f"  {name}: {text}" for name, text in parameters().items())
+
+
+_show_parameters()
 _NOUNS = {"int": "a whole number", "float": "a number", "bool": "true or false"}  # by pydantic's types of errors
 
 
@@ -334,6 +402,8 @@ def _sentence(name: str, item: Any) -> str:
         annotation = TrainConfig.model_fields[name].annotation
         known = [str(choice) for choice in get_args(Split if name == "eval_splits" else annotation)]
         return f"{name}: expected one of {', '.join(known)}, got {given!r}{_close(given, known)}"
+    if kind == "tuple_type":
+        return f"{name}: expected a list such as {list(TrainConfig.model_fields[name].default or (-1,))}, got {given!r}"
     if (noun := _NOUNS.get(kind.partition("_")[0])) and kind.partition("_")[2] in ("parsing", "type", "from_float"):
         return f"{name}: expected {noun}, got {given!r}"
     return f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, got {given!r}"

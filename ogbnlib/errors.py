@@ -19,6 +19,13 @@ class InputError(ValueError):
     """A mistake in what the user gave: names the file or parameter, what was expected, what was found, what to do."""
 
 
+def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
+    """The same error, which IPython shows in these lines, by default one, without the frames it came through."""
+    shown = lines or [f"{type(error).__name__}: {error}"]
+    error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # as IPython asks for it
+    return error
+
+
 class Diverged(ArithmeticError):
     """Training came to a loss or a weight that is not finite. What was saved before is finite."""
 

@@ -76,6 +76,8 @@ def test_an_interrupted_train_ends_with_130_and_leaves_no_child(tiny_dir: Path, 
     finally:
         process.kill()
     assert process.returncode == 130
+    assert f"{run}: interrupted; go on with " in said
+    assert f"`python -m ogbnlib train --run-dir {run} --resume`" in said
     assert "Traceback" not in said
     assert not any(is_alive(pid) for pid in children)
     assert json.loads((run / "result.json").read_text())["exit_code"] == 130

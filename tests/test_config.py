@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import pydantic
 import pytest
 from conftest import tree
 
-from ogbnlib.config import TrainConfig, parse_assignments
+from ogbnlib.config import TrainConfig, parameters, parse_assignments
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
 from ogbnlib.files import write_atomically
+from ogbnlib.runs.sandbox import run
+from ogbnlib.training.train import train
 
 
 def make(**values: Any) -> TrainConfig:
@@ -47,6 +51,32 @@ def test_numbers_and_none_are_understood_as_strings() -> None:
 )
 def test_eval_splits_are_understood_as_words(given: str, meant: tuple[str, ...]) -> None:
     assert make(eval_splits=given).eval_splits == meant
+
+
+@pytest.mark.parametrize("build", [TrainConfig, TrainConfig.create])
+def test_every_way_to_make_a_config_has_the_same_words_for_a_mistake(build: Callable[..., TrainConfig]) -> None:
+    said = r"^unknown parameter 'batchsize': did you mean 'batch_size'\?.*; "
+    said += r"num_neighbors: expected a list such as \[3, 2\], got 5; lr: expected a number, got 'fast'$"
+    with pytest.raises(InputError, match=said):
+        build(dataset="somewhere", batchsize=3, lr="fast", num_neighbors=5)
+
+
+@pytest.mark.parametrize("start", [run, train])
+def test_values_in_a_dict_are_no_config(start: Callable[..., object]) -> None:
+    with pytest.raises(
+        InputError, match=r"^config: expected a TrainConfig, got a dict; make it with TrainConfig\.create"
+    ):
+        start({"dataset": "somewhere"})
+
+
+def test_help_shows_each_parameter_with_default_choices_and_meaning() -> None:
+    text, signature = inspect.getdoc(TrainConfig.create) or "", inspect.signature(TrainConfig.create)
+    assert [*signature.parameters] == [*TrainConfig.model_fields]
+    assert signature.parameters["batch_size"].default == 128
+    assert "batch_size=128: Seeds per sampled batch." in text
+    assert "loading='shared' (eager, lazy, shared, store): Where the graph lives" in text
+    assert len(parameters()) == len(TrainConfig.model_fields)
+    assert all(meaning.endswith(".") for meaning in parameters().values())
 
 
 def test_minus_one_takes_all_neighbors() -> None:

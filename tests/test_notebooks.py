@@ -2,12 +2,17 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
 import pytest
+
+from ogbnlib.errors import MB
+from ogbnlib.runs.folder import Run
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -25,22 +30,25 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("notebook-data")
 
 
+def execute(path: Path, folder: Path, data_dir: Path, user: list[str] | None = None) -> nbformat.NotebookNode:
+    argv = [*(user or []), sys.executable, "-m", "papermill", "--engine", "ogbnlib", str(path), "out.ipynb"]
+    argv += [*OF_ITS_OWN.get(path.stem, SMOKE), "-p", "data_dir", str(data_dir), *EXTRA.get(path.stem, [])]
+    env = {**os.environ, **({"HOME": str(folder), "PYTHONPATH": str(ROOT)} if user else {})}
+    result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=env)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return nbformat.read(folder / "out.ipynb", as_version=4)
+
+
 @pytest.fixture(scope="session")
 def executed(data_dir: Path, tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
     done: dict[str, nbformat.NotebookNode] = {}
 
-    def execute(path: Path) -> nbformat.NotebookNode:
+    def once(path: Path) -> nbformat.NotebookNode:
         if path.stem not in done:
-            folder = tmp_path_factory.mktemp(path.stem)
-            argv = [sys.executable, "-m", "papermill", "--engine", "ogbnlib", str(path), "out.ipynb"]
-            argv += OF_ITS_OWN.get(path.stem, SMOKE)
-            argv += ["-p", "data_dir", str(data_dir), *EXTRA.get(path.stem, [])]
-            result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=dict(os.environ))
-            assert result.returncode == 0, result.stderr[-4000:]
-            done[path.stem] = nbformat.read(folder / "out.ipynb", as_version=4)
+            done[path.stem] = execute(path, tmp_path_factory.mktemp(path.stem), data_dir)
         return done[path.stem]
 
-    return execute
+    return once
 
 
 def text_of(book: nbformat.NotebookNode) -> str:
@@ -116,6 +124,34 @@ def test_what_will_not_fit_is_said_before_and_killed_after(executed) -> None:  #
     book = executed(ROOT / "notebooks" / "02_memory_budget.ipynb")
     assert "under 128.00 GB: WILL NOT FIT" in text_of(book)
     assert verdicts(book)["lazy loaders alone bring it under the limit"] == "does not hold"
+
+
+# Another user, who may read everything, for Python may be installed in root's home, and write only what is theirs.
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+NOBODY += [f"--{which}=-all,+dac_read_search" for which in ("bounding-set", "inh-caps", "ambient-caps")]
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root, to be compared with")
+@pytest.mark.parametrize("name", ["01_baseline_oom", "02_memory_budget"])
+def test_a_user_without_cgroup_rights_gets_the_same_verdicts(name: str, executed, data_dir: Path) -> None:  # type: ignore[no-untyped-def]
+    path = ROOT / "notebooks" / f"{name}.ipynb"
+    as_root = executed(path)
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are root's alone
+        os.chown(folder, 65534, 65534)
+        as_user = execute(path, Path(folder), data_dir, NOBODY)
+        runs = [Run.open(run) for run in (Path(folder) / "runs").iterdir()]
+        limited = [run.result for run in runs if run.result["memory_limit_bytes"]]
+        assert limited
+        for result in limited:
+            assert result["limit_by"] == "watchdog"
+            assert result["killed_by"] == (None if result["exit_code"] == 0 else "watchdog")
+            # It looks every 20 ms, in which a process fills some 100 MB: what is beyond that is counted twice.
+            assert result["peak_bytes"] < result["memory_limit_bytes"] + 150 * MB
+        for run in runs:
+            assert run.timeline["cgroup_usage_bytes"].isna().all()
+            assert "cgroup" not in run.diagnosis.text
+    assert verdicts(as_user) == verdicts(as_root)
+    assert verdicts(as_user)
 
 
 def test_lazy_loaders_agree_with_the_others_to_the_last_digit(executed) -> None:  # type: ignore[no-untyped-def]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
-from tqdm import tqdm
 
 from ..errors import InputError
 from ..files import Stream, StrPath, write_json
+from ..progress import counted
 from .checks import SPLITS, split_problems
 from .npz import Array
 from .store import FORMAT, HEADER_BYTES, META, VERSION, FileInfo, Store, _meta_crc32, _name, npy_header, open_store
@@ -113,7 +113,7 @@ def _rules(store: Store, name: str) -> Iterator[tuple[str, Test]]:
         yield f"ascending ids from 0 to {high - 1}", lambda begin, rows, steps: (steps <= 0) | (rows >= high)
 
 
-def _problems(store: Store, name: str, bar: Any) -> Iterator[str]:
+def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
     """What is wrong with one array by itself, in one pass over its file."""
     rules, crc32, last = list(_rules(store, name)), 0, -1
     found = [[0, -1] for _ in rules]  # how many, and the row of the first
@@ -126,7 +126,7 @@ def _problems(store: Store, name: str, bar: Any) -> Iterator[str]:
                 seen[1] = seen[1] if seen[0] else begin + int(np.flatnonzero(wrong)[0]) // max(1, wrong[0].size)
                 seen[0] += int(wrong.sum())
         last = rows[-1] if rows.ndim == 1 else last
-        bar.update(rows.nbytes)
+        done(rows.nbytes)
     for (expected, _), (count, first) in zip(rules, found, strict=True):
         if count:
             yield f"expected {expected}, found {count} others, the first at {first}"
@@ -159,10 +159,10 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     except InputError as error:
         return [str(error)]
     found: list[tuple[str, str]] = []
-    with tqdm(total=store.nbytes, unit="B", unit_scale=True, desc="verify", disable=not progress, mininterval=1) as bar:
+    with counted("verify", store.nbytes, progress) as done:
         for name in store.files:
             try:
-                found += [(name, problem) for problem in _problems(store, name, bar)]
+                found += [(name, problem) for problem in _problems(store, name, done)]
             except InputError as error:
                 return [str(error)]
     if not {name for name, _ in found} & {"y", *SPLITS}:

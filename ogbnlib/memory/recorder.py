@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from .cgroup import Cgroup
 from .cuda import cuda_reading
 from .reading import Reading, own_memory, read_memory, reset_peak
-from .tally import BOUNDARIES, Tally, precedes
+from .tally import BOUNDARIES, Tally, phase_label, precedes
 
 T = TypeVar("T")
 TIMELINE, EVENTS = "timeline.csv", "events.jsonl"
@@ -95,6 +95,7 @@ class EventLog:
         self._lock = threading.Lock()
         self._last_cuda_s = self._last_largest_s = 0.0
         self._cuda = Thinning[dict[str, Any]](began_s)
+        self.open: list[str] = []  # the phases that go on, marked or not, by their labels
         self._peaks: list[int] = []  # of the open phases: resetting the mark for an inner one must not lose the outer's
 
     def mark(self, event: str, **info: Any) -> None:
@@ -107,9 +108,15 @@ class EventLog:
     @contextlib.contextmanager
     def phase(self, name: str, **info: Any) -> Iterator[None]:
         """Everything inside belongs to phase `name`; phases nest, and the innermost open one is where a kill fell."""
-        if self._file < 0:
-            yield
-            return
+        self.open.append(phase_label(name, info))
+        try:
+            with self._marked(name, info) if self._file >= 0 else contextlib.nullcontext():
+                yield
+        finally:
+            self.open.pop()
+
+    @contextlib.contextmanager
+    def _marked(self, name: str, info: dict[str, Any]) -> Iterator[None]:
         held, rss, peak = own_memory()
         self._peaks = [max(outer, peak) for outer in self._peaks]
         reset_peak()

@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 PARENT_VARIABLE = "OGBNLIB_PARENT"  # the number of the process that is to be outlived by no child that it starts
@@ -28,6 +28,15 @@ class StopRequest:
 
     def __call__(self, number: int, frame: object = None) -> None:
         self.number = number
+
+
+class Presses:
+    """A handler of SIGINT that counts: Ctrl-C, or a notebook's stop button. It interrupts nothing by itself."""
+
+    number = 0
+
+    def __call__(self, number: int, frame: object = None) -> None:
+        self.number += 1
 
 
 class Forward:
@@ -55,15 +64,15 @@ class Forward:
 
 
 @contextlib.contextmanager
-def handled(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """The stop signals go to `handler` inside, to whom they went before afterwards.
+def handled(handler: Callable[[int, object], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+    """The stop signals, or others, go to `handler` inside, to whom they went before afterwards.
 
     Without effect on other threads than the main one, where Python allows no handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

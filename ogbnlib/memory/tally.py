@@ -134,8 +134,9 @@ class Tally:
     @property
     def phase(self) -> PhaseNow | None:
         """The innermost phase that is open or failed, else the one that began last; None before the first."""
-        if self._open and (self._failed is None or self._open[-1].depth >= self._failed.depth):
-            return self._open[-1]
+        innermost = self._open[-1:]  # a copy, as others than the recorder's thread may ask
+        if innermost and (self._failed is None or innermost[0].depth >= self._failed.depth):
+            return innermost[0]
         return self._failed or self._newest
 
     @property

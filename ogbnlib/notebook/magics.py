@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from .. import marks
-from ..errors import InputError, clear_errors, format_bytes
+from ..errors import InputError, clear_errors, format_bytes, shortened
 
 _JOB, _ERROR = "job.json", "error.json"
 
@@ -56,7 +56,7 @@ class Magics:
         from ..runs.folder import Run
 
         if line.strip():
-            raise _short(InputError(f"%%memory: expected nothing behind it, got {line.strip()!r}"))
+            raise shortened(InputError(f"%%memory: expected nothing behind it, got {line.strip()!r}"))
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as folder:
             recorder, begin_s, before = Recorder(folder), time.monotonic(), own_memory()[0]
             recorder.log.mark("start")
@@ -89,7 +89,7 @@ class Magics:
             given, wanted = (_names(" ".join(names)) for names in (asked.given, asked.wanted))
             self._limited(cell, " ".join(asked.limit).strip("'\""), asked.limit_by.strip("'\""), given, wanted)
         except (InputError, KeyboardInterrupt) as error:
-            raise _short(error) from None
+            raise shortened(error) from None
 
     @clear_errors()
     def _limited(self, cell: str, limit: str, limit_by: str, given: list[str], wanted: list[str]) -> None:
@@ -102,13 +102,13 @@ class Magics:
             told = folder / _ERROR
             failed = json.loads(told.read_text()) if told.exists() else None
             if failed:
-                raise _short(CellFailed(failed["error"]), failed["lines"])
+                raise shortened(CellFailed(failed["error"]), failed["lines"])
             self._show(done, f"memory_limit: {done.diagnosis}")
             if done.exit_code == 0:
                 self._shell.user_ns.update({name: _load(folder, name, "--out") for name in wanted})
             elif wanted:
                 names = ", ".join(wanted)
-                raise _short(CellFailed(f"--out {names}: not set, as the cell's process ended: {done.state}"))
+                raise shortened(CellFailed(f"--out {names}: not set, as the cell's process ended: {done.state}"))
 
     def _hand_over(self, folder: Path, cell: str, given: list[str], wanted: list[str]) -> None:
         for name in given:
@@ -131,7 +131,7 @@ class Magics:
         error: BaseException | None = result.error_before_exec or result.error_in_exec
         if isinstance(error, SyntaxError):  # IPython has a way of its own to show one, and does not ask it
             error = CellFailed(f"{type(error).__name__}: {error}")
-        return _short(error, told[-1]) if error is not None and told else error
+        return shortened(error, told[-1]) if error is not None and told else error
 
     def _show(self, run: Any, text: str) -> None:
         """The sentence, and in a notebook the picture."""
@@ -149,13 +149,6 @@ class Magics:
         figure.savefig(picture, format="png", dpi=90)
         plt.close(figure)
         display(Image(picture.getvalue()))
-
-
-def _short(error: BaseException, lines: list[str] | None = None) -> BaseException:
-    """The same error, which IPython shows in these lines, by default one, without the frames of this module."""
-    shown = lines or [f"{type(error).__name__}: {error}"]
-    error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # as IPython asks for it
-    return error
 
 
 def _arguments(line: str) -> Any:

@@ -6,6 +6,7 @@ this library's own watchdog); without it the answer is "cause unknown" with the 
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import Diverged, InputError, format_bytes
+from ..errors import MB, Diverged, InputError, format_bytes
 from ..forecast.cures import cuda_cures
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
@@ -315,6 +316,15 @@ def _unfinished(result: Mapping[str, Any], tally: Tally, where: str, at_work: bo
     return "no result", text, remedy
 
 
+def resumption(run_dir: Path, result: Mapping[str, Any]) -> str:
+    """The call that goes on with a run, in a notebook and in a shell."""
+    limit = result.get("memory_limit_bytes")
+    size = f"{limit / MB:.0f} MB" if limit else ""
+    call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
+    command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
+    return f"{call}, or `{command}" + (f" --memory-limit '{size}'`" if limit else "`")
+
+
 def explain(
     run_dir: Path, config: TrainConfig | None, result: Mapping[str, Any], tally: Tally, at_work: bool = False
 ) -> Diagnosis:
@@ -351,6 +361,8 @@ def explain(
         text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
         if code == 135 and config is not None and not config.num_workers:
             remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
+        if code in (130, 143) and config is not None:
+            remedy = f"go on with {resumption(run_dir, result)}"
         if code == 137 and _limited(result):
             text.append("The limit's own evidence shows no out-of-memory kill.")
         if code == OUT_OF_CUDA_MEMORY and (oom := tally.events.get("cuda_oom")):

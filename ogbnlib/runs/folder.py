@@ -14,6 +14,7 @@ import socket
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,13 +26,14 @@ from ..errors import InputError, clear_errors
 from ..files import home, warn_if_remote
 from ..memory.recorder import COLUMNS, EVENTS, TIMELINE, parse_events
 from ..memory.tally import Growth, Tally
+from ..progress import Count, Live, details, read_count
 from . import timeline as read
 from .diagnosis import Diagnosis, ended, explain, held_peak_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-CONFIG, RESULT, METRICS = "config.json", "result.json", "metrics.csv"
+CONFIG, RESULT, METRICS, PROGRESS = "config.json", "result.json", "metrics.csv", "progress.json"
 OUTPUT, CHECKPOINT, LOCK = "output.log", "checkpoint.pt", ".lock"
 TORN_FILES = ".*.part"  # what a kill left of files that are written whole or not at all
 PREVIOUS, DAMAGED, BEST = "checkpoint.previous.pt", "checkpoint.damaged.pt", "best.pt"
@@ -241,10 +243,16 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """How it stands now: state, phase and since when (`time.time()` seconds), limit and what is held, in bytes."""
+        """How it stands now: state, phase and since when (`time.time()` seconds), limit and what is held, in bytes.
+
+        `progress` is what is done of the phase at work: `done` of `total`, `per_s`, the `loss` of a training epoch so
+        far, `run_left_s` of the whole run; None where nothing is counted.
+        """
         phase, start = self.tally.phase, self.tally.events.get("start", {})
+        count = _counted(self.run_dir, self.tally) if self.is_at_work else None
         return {
             "state": self.state,
+            "progress": None if count is None else asdict(count),
             "phase": phase.label if phase else None,
             "phase_since_s": phase.began_s if phase else None,
             "held_bytes": self.tally.held_bytes,
@@ -252,6 +260,19 @@ class Run:
             "memory_limit_bytes": start.get("memory_limit_bytes"),
             "duration_s": self.tally.duration_s,
         }
+
+    def follow(self) -> Run:
+        """Show how the run stands, as `run` does, until it is no longer at work; returns it as it then is."""
+
+        def text() -> tuple[str, str]:
+            now = Run(self.run_dir)
+            return standing(self.run_dir, now.tally, now.status["memory_limit_bytes"])
+
+        if self.is_at_work:
+            with Live(text):
+                while Run(self.run_dir).is_at_work:
+                    time.sleep(0.5)
+        return Run(self.run_dir)
 
     @property
     def growth(self) -> Growth | None:
@@ -310,6 +331,18 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
         InputError: when `run_dir` is not the folder of a run.
     """
     return Run.open(run_dir).diagnosis
+
+
+def _counted(run_dir: Path, tally: Tally) -> Count | None:
+    """What the trainer counts of the phase that goes on."""
+    count = read_count(run_dir / PROGRESS)
+    return count if count is not None and tally.phase is not None and count.phase == tally.phase.label else None
+
+
+def standing(run_dir: Path, tally: Tally, limit_bytes: int | None) -> tuple[str, str]:
+    """Where a run at work stands, for `Live`: its name and phase; counts and what it holds."""
+    phase = tally.phase.label if tally.phase else "starting"
+    return f"{run_dir.name}: {phase}", details(_counted(run_dir, tally), tally.held_bytes, limit_bytes)
 
 
 # Its owner ------------------------------------------------------------------------------------------------------------

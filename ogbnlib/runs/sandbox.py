@@ -21,19 +21,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import MODELS, TrainConfig
-from ..errors import InputError, clear_errors, format_bytes, is_interactive, parse_bytes
+from ..config import MODELS, TrainConfig, check_config
+from ..errors import InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES, GraphSize
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
-from ..memory.signals import PARENT_VARIABLE
+from ..memory.signals import PARENT_VARIABLE, Presses, handled
+from ..progress import doing
 from ..sources.catalog import locate_for
 from .attempt import Attempt
+from .diagnosis import resumption
 from .folder import CONFIG_VARIABLE, Run, own_run_dir
-from .supervise import MALLOC, supervise
+from .supervise import MALLOC, Outcome, supervise
 
 
 @clear_errors()
@@ -105,7 +107,7 @@ def _watch_process(pid: int, folder: Path) -> Run:
         struck = None if kills is None or after is None else after - kills
         done = attempt.end(None, watched_pid=pid, oom_kills=struck, interrupted=interrupted)
     if interrupted:
-        raise KeyboardInterrupt(f"{folder}: interrupted; the process goes on, unrecorded")
+        raise shortened(KeyboardInterrupt(f"{folder}: interrupted; the process goes on, unrecorded"))
     return done
 
 
@@ -149,6 +151,8 @@ def run(
         InputError: for bad input, before the child is started.
         KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
+    if config is not None:
+        check_config(config)
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     if config is None:
         if run_dir is None or not resume:
@@ -174,13 +178,14 @@ def run(
             *(["--ranks", str(num_ranks)] if num_ranks > 1 else []),
         ]
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), *options]
-        progress = config.progress if config.progress != "auto" else "bar" if is_interactive() else "lines"
+        progress = "none" if config.progress == "none" else "relayed"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
         env |= {name: value for name, value in MALLOC.items() if name not in os.environ}
         env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
-        return _carry_out(attempt, argv, limit, more, env, echo=echo, holds_back=True, inherited=(lock, tmp_lock))
+        how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock, tmp_lock)}
+        return _carry_out(attempt, argv, limit, more, env, **how)
 
 
 def _try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> None:
@@ -255,11 +260,21 @@ def _carry_out(
     env = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
-    outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
+    presses = Presses()
+    with handled(presses, [signal.SIGINT]):  # what was computed is written down first
+        outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
+        done = _ended(attempt, limit, outcome, more)
+    if outcome.interrupted or presses.number:
+        then = f"go on with {resumption(done.run_dir, done.result)}" if attempt.config else done.diagnosis.remedy
+        raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
+    return done
+
+
+def _ended(attempt: Attempt, limit: Limit, outcome: Outcome, more: dict[str, Any]) -> Run:
     words = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
     told = [line for line in words if line.startswith("error: ")] or (words if outcome.exit_code != 137 else [])
     shrunk = _shrunk(attempt.config) if outcome.exit_code == 128 + signal.SIGBUS else None
-    ended = attempt.end(
+    return attempt.end(
         outcome.exit_code,
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
@@ -268,10 +283,6 @@ def _carry_out(
         **outcome.evidence,
         **more,
     )
-    if outcome.interrupted:
-        then = "; go on with resume=True" if attempt.config else ""
-        raise KeyboardInterrupt(f"{attempt.run_dir}: interrupted{then}")
-    return ended
 
 
 def _shrunk(config: TrainConfig | None) -> str | None:
@@ -284,6 +295,7 @@ def _shrunk(config: TrainConfig | None) -> str | None:
     return None
 
 
+@doing("measuring what Python and torch take whatever the data")
 def measure_runtime_bytes() -> int:
     """Anonymous + shared memory that a training process takes whatever its data: about 0.4 GB, see `train.warm_up`."""
     # It sleeps for longer than the longest pause between two samples, so that one falls into it.
@@ -294,6 +306,8 @@ def measure_runtime_bytes() -> int:
         with tempfile.TemporaryDirectory() as folder:
             limit, _refused = make_limit(None)
             outcome = supervise(argv, Path(folder), limit, env={**MALLOC, "TMPDIR": folder}, echo=False)
+            if outcome.interrupted:
+                raise shortened(KeyboardInterrupt("interrupted"))
             if outcome.exit_code != 0:
                 raise InputError(f"ogbnlib: it can't train here, run `python -m ogbnlib doctor`: {outcome.tail[-500:]}")
             held.append(outcome.tally.peaks["anon_shmem_bytes"])

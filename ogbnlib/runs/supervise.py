@@ -11,17 +11,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..memory.limits import Limit, kill_tree
 from ..memory.recorder import Recorder
-from ..memory.signals import Forward, handled, held_back
+from ..memory.signals import Forward, Presses, handled, held_back
 from ..memory.tally import Tally
+from ..progress import Live
 from .diagnosis import STOPPED
-from .folder import OUTPUT
+from .folder import OUTPUT, standing
 
 # For our trainer; another command is to be seen as it is. glibc's malloc keeps much of what is freed (mallopt(3)). Two
 # arenas for all threads, not eight per core: a run under 40 MB of head-room finished that was killed before. Blocks
@@ -29,6 +30,7 @@ from .folder import OUTPUT
 # at the peak of [15, 10, 5] x 1024, at the same speed.
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 GRACE_S = 120.0  # for a checkpoint, once a run has been told to stop because its folder can't be written
+STOP_S = 4.0  # for a checkpoint, once a person has pressed stop, who is waiting for the end
 # How torch tells of a worker that was killed (torch.utils.data, signal_handling); its trainer then ends by itself.
 _WORKER_KILLED = re.compile(r"worker \(pid\S* \d+\) is killed by signal: Killed")
 
@@ -75,6 +77,26 @@ class _Unwritable:
             self._timer.cancel()
 
 
+class _Stopping:
+    """Ends a command that was interrupted: by SIGTERM, which a trainer answers with a checkpoint between two batches,
+    and by SIGKILL after some seconds or on a second press.
+    """
+
+    def __init__(self, pid: int, presses: Presses, say: Callable[[str], object]):
+        self._pid, self._presses, self._say, self._until_s = pid, presses, say, 0.0
+
+    def __call__(self) -> None:
+        if not self._presses.number:
+            return
+        if not self._until_s:
+            self._until_s = time.monotonic() + STOP_S
+            self._say("stopping ...\n")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
+        elif self._presses.number > 1 or time.monotonic() > self._until_s:
+            kill_tree(self._pid)
+
+
 def supervise(
     argv: list[str],
     run_dir: Path,
@@ -83,24 +105,27 @@ def supervise(
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,
     echo: bool = True,
+    how: str = "none",
     holds_back: bool = False,
     inherited: tuple[int, ...] = (),
     stdin: int | None = subprocess.DEVNULL,
 ) -> Outcome:
     """Run a command inside `limit`, recorded in `run_dir` until it ends, and end all that it leaves behind.
 
-    SIGUSR1 and SIGTERM to this process are passed on to the child meanwhile, if this is the main thread.
+    SIGUSR1 and SIGTERM to this process are passed on to the child meanwhile, if this is the main thread, and SIGINT
+    ends it in order, at once when it comes again.
 
     Args:
         recorder: One of `run_dir`, where it has one already.
         env: Beside this process's own environment.
         echo: Relay the output; it is in `output.log` either way.
+        how: What is shown of it meanwhile, as `Live` takes it.
         holds_back: The command calls `signals.take_over`; until then it keeps stop signals waiting.
         inherited: Descriptors.
         stdin: As `subprocess.Popen` takes it.
     """
-    recorder, forward = recorder or Recorder(run_dir), Forward()
-    with handled(forward):
+    recorder, forward, presses = recorder or Recorder(run_dir), Forward(), Presses()
+    with handled(forward), handled(presses, [signal.SIGINT]):
         try:
             with held_back() if holds_back else contextlib.nullcontext():
                 process = subprocess.Popen(
@@ -118,7 +143,7 @@ def supervise(
             raise
         forward.begin(process.pid)
         unwritable = _Unwritable(process.pid, stops=holds_back)
-        tail, interrupted, status = "", False, -signal.SIGKILL
+        tail, status = "", -signal.SIGKILL
         try:
             limit.pid = process.pid
             recorder.start(
@@ -129,14 +154,9 @@ def supervise(
                 on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
                 on_unwritable=unwritable,
             )
-            try:
-                tail = _relay(process, run_dir / OUTPUT, echo, unwritable)
-            except KeyboardInterrupt:
-                interrupted = True
-                forward.end()
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
+            with Live(lambda: standing(run_dir, recorder.tally, limit.limit_bytes), how, every_step=echo) as live:
+                stopping = _Stopping(process.pid, presses, live.write if how != "none" else sys.stderr.write)
+                tail = _relay(process, run_dir / OUTPUT, live.write if echo else None, unwritable, stopping)
         finally:
             forward.end()
             unwritable.end()
@@ -144,6 +164,7 @@ def supervise(
             try:
                 status = process.wait()
             finally:
+                interrupted = presses.number > 0
                 evidence, peak = _close(process, limit, recorder, 0 if interrupted else status, tail)
     code = 130 if interrupted else 128 - status if status < 0 else status
     if evidence["killed_by"]:
@@ -192,22 +213,28 @@ def _close(
     return evidence, peak
 
 
-def _relay(process: subprocess.Popen[bytes], log_path: Path, echo: bool, unwritable: _Unwritable) -> str:
-    """Copy the output to the log and to our own until the child ends; returns its last lines."""
+def _relay(
+    process: subprocess.Popen[bytes],
+    log_path: Path,
+    write: Callable[[str], object] | None,
+    unwritable: _Unwritable,
+    stopping: Callable[[], object],
+) -> str:
+    """Copy the output to the log, and where it is to be seen, until the child ends; returns its last lines."""
     assert process.stdout is not None
     descriptor, tail, ended_s = process.stdout.fileno(), b"", 0.0
     with _Log(log_path, unwritable) as log:
         while True:
-            readable, _, _ = select.select([descriptor], [], [], 0.5)
+            readable, _, _ = select.select([descriptor], [], [], 0.2)
+            stopping()
             if readable:
                 data = os.read(descriptor, 65536)
                 if not data:
                     break
                 log.write(data)
                 tail = (tail + data)[-4000:]
-                if echo:
-                    sys.stdout.write(data.decode(errors="replace"))
-                    sys.stdout.flush()
+                if write is not None:
+                    write(data.decode(errors="replace"))
             # It is not waited for here: its number stays its own until then.
             elif os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 # An orphaned worker may hold the pipe open for ever: half a second of silence is the end.

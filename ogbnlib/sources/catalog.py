@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors, format_bytes, is_interactive
+from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, check_new, hidden, home, locked
 from ..graph.store import GraphSize, Store, is_store, open_store
 from .official import KNOWN, OFFICIAL_DIR, locate_official, open_official
@@ -27,7 +27,7 @@ from .ogb import RawDataset, open_raw
 from .tables import TableSource, is_tables, open_tables, stored_dtype
 
 if TYPE_CHECKING:
-    from .convert import FeatureDtype
+    from .convert import FeatureDtype, Progress
     from .data import Source
 
 # `convert` and `synth` are imported where they are used: they compile kernels, and planners ask for sizes alone.
@@ -195,7 +195,7 @@ def open_dataset(
     memory_limit: str | int | None = None,
     download: bool = False,
     say: Callable[[str], object] = print,
-    progress: bool | None = None,
+    progress: Progress = True,
     check: Callable[[], None] = lambda: None,
 ) -> Store:
     """Open a data set as a store, which is made first where there is none: once, in bounded memory.
@@ -213,7 +213,7 @@ def open_dataset(
         memory_limit: as in `convert`.
         download: consent to fetch an official data set that is not there.
         say: told what is converted, to where and how large.
-        progress: a bar for a person, or a line every 30 s; None finds out which.
+        progress: as in `convert`.
         check: called between chunks and while waiting; what it raises ends the conversion, and nothing is left behind.
 
     Raises:
@@ -235,11 +235,10 @@ def open_dataset(
         if own.itemsize > named.dtype.itemsize:
             about += f", features rounded from {own} to {named.dtype}"
         say(f"{named.folder}: converting it, once, to {named.target}, about {about}")
-        bar = is_interactive() if progress is None else progress
         return convert(
             source, named.target, origin=origin_of(named.folder),
             undirected=named.undirected, feature_dtype=named.dtype.name,  # type: ignore[arg-type]  # float16 or float32
-            memory_limit=memory_limit, progress=True if bar else say, check=check,
+            memory_limit=memory_limit, progress=progress, check=check,
         )  # fmt: skip
 
 
@@ -318,8 +317,7 @@ def prepare_dataset(
                 from .synth import synthesize_store
 
                 print(f"{path}: generating it, once")
-                progress = True if is_interactive() else print
-                synthesize_store(path, scale, seed, undirected=bool(undirected), progress=progress)
+                synthesize_store(path, scale, seed, undirected=bool(undirected))
         store = open_store(path)
     print(
         f"{store.path}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "

@@ -12,7 +12,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
-from tqdm import tqdm
 
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes
 from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
@@ -32,14 +30,14 @@ from ..graph.store import Store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
+from ..progress import Count, counted
 from .data import ArraySource, Source
 from .official import OFFICIAL_DIR, locate_official, open_official
 from .ogb import open_raw, stamps
 from .tables import find_files, is_tables, open_tables, origin_of_files
 
 FeatureDtype = Literal["float16", "float32"]
-Progress = bool | Callable[[str], object]  # a bar or nothing; a function is handed a line every 30 s
-_LINE_EVERY_S = 30.0
+Progress = bool | Callable[[Count], object]  # whether to show it; a function is told instead
 _DEFAULT_BYTES = 2**30  # beside what the process holds already, which a notebook with torch loaded does
 _KERNEL_BYTES = 96 * 2**20  # compiling the kernels
 _CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES  # features and edges on their way, and pages not yet on disk
@@ -152,27 +150,6 @@ class _Conversion:
                 features.result()
             finally:
                 self.stop.set()
-
-
-@contextlib.contextmanager
-def _told(progress: Progress, total: int) -> Iterator[Callable[[int], object]]:
-    """What is told of bytes that are done: it moves a bar, or says a line every 30 s where nobody watches one."""
-    if isinstance(progress, bool):
-        hidden = not progress
-        with tqdm(total=total, unit="B", unit_scale=True, desc="convert", disable=hidden, mininterval=1) as bar:
-            yield bar.update
-        return
-    done, begin = 0, time.monotonic()
-    last = begin
-
-    def update(count: int) -> None:
-        nonlocal done, last
-        done, now = done + count, time.monotonic()
-        if now - last >= _LINE_EVERY_S:
-            last, left_s = now, (total - done) * (now - begin) / max(1, done)
-            progress(f"  converting: {100 * done / total:.0f} %, {max(0.0, left_s):.0f} s left")
-
-    yield update
 
 
 def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -288,7 +265,7 @@ def convert(
             one makes fewer and longer ranges to sort; 1 GB is enough for ogbn-papers100M.
         keep_hops: keep only the nodes that a model of so many layers can reach from a labelled node against the edges'
             direction, and only the edges that it can follow. Ids change; the original ones are in `node_id`.
-        progress: True shows a bar; a function is called with a line every 30 s instead.
+        progress: show how far it is: a line that updates itself, in a log one every 30 s. A function is told instead.
         check: called between chunks; what it raises ends the conversion, and nothing is left behind.
         origin: what the store says of where it is from; of a folder by default, `origin_of` it.
 
@@ -315,7 +292,7 @@ def convert(
     total = source.num_nodes * (source.num_features * x_dtype.itemsize + 2) + 16 * source.num_edges
     total += temporary * (1 + (keep_hops or 0))
 
-    with new_folder(target) as folder, _told(progress, total) as told:
+    with new_folder(target) as folder, counted("convert", total, progress) as told:
 
         def done(count: int) -> None:
             check()

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tqdm import tqdm
-
 from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, check_space, home, new_folder
 from ..graph.store import Store
+from ..progress import counted
 from .citations import BLOCK, PAPERS, CitationModel
 from .convert import FeatureDtype, convert
 from .ogb import RawDataset, open_raw, write_layout
@@ -66,11 +65,8 @@ def synthesize(
     needed = round(1.05 * (model.num_nodes * (num_features * 2.2 + 1) + model.num_edges * 4.5))
     check_space(path, needed, f"{format_bytes(needed)} of free disk space")
     total = model.num_edges * 16 + model.num_nodes * num_features * 4
-    with (
-        new_folder(path) as folder,
-        tqdm(total=total, unit="B", unit_scale=True, desc="synthesize", disable=not progress, mininterval=1) as bar,
-    ):
-        write_layout(folder, model, bar.update)
+    with new_folder(path) as folder, counted("synthesize", total, progress) as done:
+        write_layout(folder, model, done)
     return open_raw(path)
 
 

@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
         with lock, join(config.device) as ranks, clear_errors(folder):
-            how = os.environ.get("OGBNLIB_PROGRESS", "lines")
+            how = os.environ.get("OGBNLIB_PROGRESS", "auto")
             train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
 
     return exit_code(train)

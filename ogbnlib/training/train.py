@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
-from ..config import MODELS, TrainConfig
+from ..config import MODELS, TrainConfig, check_config
 from ..errors import InputError, clear_errors
 from ..files import home
 from ..forecast.passes import step_reserve_bytes
@@ -99,6 +99,7 @@ def train(
         Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
             signals are handled here meanwhile, if this is the main thread.
     """
+    check_config(config)
     if model is not None:
         if config.model_args:
             raise InputError(f"model_args: expected without a model that is made already, got {config.model_args}")
@@ -130,7 +131,7 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
             raise Stopped(f"stopped by {name} while the data set was converted; go on with resume=True (--resume)")
 
     limit = own_memory()[0] + min(available_bytes(), 2**30)
-    return open_for(config, memory_limit=limit, say=progress.say, progress=progress.how == "bar", check=check)
+    return open_for(config, memory_limit=limit, say=progress.say, progress=progress.keep, check=check)
 
 
 def _learner(
@@ -184,15 +185,17 @@ def train_prepared(
     """Train in a folder that is prepared, locked and recorded by the caller; raises as `train`.
 
     Args:
-        how: Progress as `config.progress` has it.
+        how: As for `Progress`.
         model: As for `train`.
     """
     threads = torch.get_num_threads()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    log = EventLog(run_dir if ranks.first else None)
+    log, shown = EventLog(run_dir if ranks.first else None), contextlib.ExitStack()
     try:
-        progress = Progress(how if ranks.first else "none")
+        progress = Progress(how, log, run_dir) if ranks.first else Progress("none", log)
+        shown.enter_context(contextlib.closing(progress))
+        shown.enter_context(progress.live)
         with log.phase("open"):
             store = ranks.in_turn(lambda: _open(config, log, progress, stop))
         log.mark("dataset", path=str(store.path), **asdict(store.size))
@@ -229,6 +232,7 @@ def train_prepared(
         cuda.record_oom(error, config, run_dir, log.mark)
         raise
     finally:
+        shown.close()
         cuda.end(config)
         log.close()
         torch.set_num_threads(threads)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,46 +17,68 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
-from ..errors import is_interactive
 from ..graph.disk import Interrupted
+from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
+from ..progress import Count, Live, details
+from ..runs.folder import PROGRESS
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Keeper, Row, State
 from .step import Learner
 
-_LINE_EVERY_S = 30.0
+_KEPT_EVERY_S = 0.5
 
 
 class Progress:
-    """tqdm for a person, else a plain line every 30 s: bars flood the logs of papermill and Slurm."""
+    """Where a run stands, for who waits here, and in the run's folder for whoever waits elsewhere.
 
-    def __init__(self, how: str):
-        if how == "auto":
-            how = "bar" if is_interactive() else "lines"
-        self.how = how
+    Args:
+        how: As `config.progress`, or "relayed": the process that started this one shows it.
+    """
+
+    def __init__(self, how: str, log: EventLog, run_dir: Path | None = None):
+        self._log, self._count, self._kept_s = log, Count(0), 0.0
+        self._file = -1 if run_dir is None else os.open(run_dir / PROGRESS, os.O_WRONLY | os.O_CREAT, 0o666)
+        self._silent = how == "none"
+        self.live = Live(self._text, "none" if how == "relayed" else how)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
 
     def say(self, line: str) -> None:
-        if self.how != "none":
-            print(line, flush=True)
+        if not self._silent:
+            self.live.write(f"{line}\n")
 
-    def over(self, batches: Iterable[Data], total: int, what: str) -> Generator[Data, None, None]:
+    def _text(self) -> tuple[str, str]:
+        phase = self._phase()
+        return phase, details(self._count if self._count.phase == phase else None, own_memory()[0])
+
+    def _phase(self) -> str:
+        return (self._log.open[-1:] or ["starting"])[0]
+
+    def keep(self, count: Count, info: Callable[[], Mapping[str, float]] = dict) -> None:
+        """Take a count of what the phase that goes on has done, with what is `info` of it when it is to be seen."""
+        if (now := time.monotonic()) - self._kept_s < _KEPT_EVERY_S and count is self._count:
+            return
+        self._count, self._kept_s, count.phase = count, now, self._phase()
+        vars(count).update(info())
+        if self._file >= 0:
+            with contextlib.suppress(OSError):  # a folder that can't be written is told of where it costs something
+                os.pwrite(self._file, f"{json.dumps(asdict(count)):<400}\n".encode(), 0)
+
+    def over(
+        self, batches: Iterable[Data], total: int, info: Callable[[], Mapping[str, float]] = dict
+    ) -> Generator[Data, None, None]:
         """The batches, none of them held here while the next is made: `enumerate` and `tqdm(batches)` hold one."""
-        from tqdm import tqdm
-
-        begin = last = time.monotonic()
-        done = 0
-        hidden = self.how != "bar"
-        with tqdm(total=total, desc=what, unit="batch", leave=False, mininterval=0.5, disable=hidden) as bar:
-            for batch in batches:
-                yield batch
-                del batch
-                bar.update()
-                done, now = done + 1, time.monotonic()
-                if self.how == "lines" and now - last >= _LINE_EVERY_S:
-                    last, rate = now, done / (now - begin)
-                    left_s = (total - done) / rate
-                    self.say(f"  {what}: {done}/{total} batches, {rate:.1f} batches/s, {left_s:.0f} s left")
+        count = Count(total, "batches")
+        self.keep(count)
+        for batch in batches:
+            yield batch
+            del batch
+            count.add(1)
+            self.keep(count, info)
 
 
 def note(text: str, log: EventLog, progress: Progress) -> None:
@@ -140,7 +166,7 @@ class Trainer:
         begin = time.monotonic() - state.time_s
         with (
             self.log.phase("train epoch", epoch=epoch),
-            contextlib.closing(self.progress.over(loader, len(loader), f"epoch {epoch}")) as batches,
+            contextlib.closing(self.progress.over(loader, len(loader), self._left)) as batches,
         ):
             self._boundary()
             while state.position < num_seeds:
@@ -152,6 +178,15 @@ class Trainer:
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
+    def _left(self) -> dict[str, float]:
+        """The loss of the running epoch so far, and how long the run goes on."""
+        state, rows = self.state, self.state.history
+        loss = float(self.learner.loss_sum) * self.ranks.num_ranks / max(state.position, 1)
+        epoch_s = state.time_s * self.num_seeds["train"] / max(state.position, 1)
+        evaluated = [row["eval_time_s"] or 0.0 for row in rows]
+        whole_s = epoch_s + sum(evaluated) / max(len(rows), 1)
+        return {"loss": loss, "run_left_s": (self.config.epochs - state.epoch) * whole_s - state.time_s}
+
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
         score = evaluator(self.config.dataset)  # before the phase, as its imports are none of the data's memory
@@ -160,7 +195,7 @@ class Trainer:
         size = self.config.eval_batch_size or self.config.batch_size
         predicted = torch.zeros(num_seeds, dtype=torch.int64)
         rounds = range(0, num_seeds, size * ranks.num_ranks)
-        shown = self.progress.over(self.loaders.eval_batches(split), len(rounds), f"eval {split}")
+        shown = self.progress.over(self.loaders.eval_batches(split), len(rounds))
         with self.log.phase(f"eval {split}"), contextlib.closing(shown) as batches:
             for begin in rounds:
                 self._boundary()
@@ -237,10 +272,12 @@ def evaluator(dataset: str) -> Callable[[Tensor, Tensor], float]:
 
 
 def epoch_line(row: Row) -> str:
-    """`Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s`; what was not evaluated is left out."""
+    """`Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s + 80s eval`, without what was not done."""
     parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]
     for name, split in (("Train", "train"), ("Val", "valid"), ("Test", "test")):
         if row[split] is not None:
             parts.append(f"{name}: {row[split]:.4f}")
-    time_s = row["time_s"] or 0.0
-    return " | ".join([*parts, f"Time: {time_s:.0f}s" if time_s >= 10 else f"Time: {time_s:.1f}s"])
+    times = [row["time_s"] or 0.0, row["eval_time_s"] or 0.0]
+    trained, evaluated = (f"{time_s:.0f}s" if time_s >= 10 else f"{time_s:.1f}s" for time_s in times)
+    evaluates = any(row[split] is not None for split in ("train", "valid", "test"))
+    return " | ".join([*parts, f"Time: {trained}" + (f" + {evaluated} eval" if evaluates else "")])

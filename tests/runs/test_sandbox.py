@@ -44,6 +44,7 @@ FILES = {
     "checkpoint.previous.pt",
     "result.json",
     "output.log",
+    "progress.json",
     ".lock",
 }
 
@@ -424,7 +425,7 @@ def test_an_interrupt_ends_the_child_and_is_a_result(tiny_config: Config, tmp_pa
         said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert said.startswith(f"stopped: {tmp_path}/run: interrupted; go on with resume=True")
+    assert f'stopped: {tmp_path}/run: interrupted; go on with run(run_dir="{tmp_path}/run", resume=True)' in said
     assert [pid for pid in children if is_alive(pid)] == []
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["exit_code"], result["diagnosis"]["cause"]) == (130, "interrupted")

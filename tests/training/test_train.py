@@ -24,6 +24,7 @@ from ogbnlib import files
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import METRIC_COLUMNS, Run, diagnose
 from ogbnlib.sources.ogb import RawDataset, open_raw, write_raw
@@ -214,20 +215,21 @@ def test_no_epochs_train_nothing(tiny_config: Config, tmp_path: Path) -> None:
 
 def test_an_epoch_prints_one_line_in_the_fields_form(tiny_config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     train(tiny_config(progress="lines"))
-    lines = capsys.readouterr().out.splitlines()
-    number = r"\d\.\d{4}"
-    form = (
-        rf"Epoch 00\d \| Loss: {number}( \| Train: {number})? \| Val: {number} \| Test: {number} \| Time: \d+(\.\d)?s"
-    )
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
+    number, time_s = r"\d\.\d{4}", r"\d+(\.\d)?s"
+    form = rf"Epoch 00\d \| Loss: {number}( \| Train: {number})? \| Val: {number} \| Test: {number} "
+    form += rf"\| Time: {time_s} \+ {time_s} eval"
     assert len(lines) == 2
     assert all(re.fullmatch(form, line) for line in lines)
 
 
 def test_the_epoch_line_rounds_long_times_and_leaves_out_what_was_not_evaluated() -> None:
     row = {"epoch": 1, "loss": 1.68, "train": None, "valid": 0.53124, "test": 0.49209, "time_s": 186.4}
-    assert epoch_line(row) == "Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s"
-    row |= {"valid": None, "test": None, "train": 0.5, "time_s": 3.14}
-    assert epoch_line(row) == "Epoch 001 | Loss: 1.6800 | Train: 0.5000 | Time: 3.1s"
+    row["eval_time_s"] = 79.8
+    assert epoch_line(row) == "Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s + 80s eval"
+    row |= {"valid": None, "test": None, "train": 0.5, "time_s": 3.14, "eval_time_s": 0.26}
+    assert epoch_line(row) == "Epoch 001 | Loss: 1.6800 | Train: 0.5000 | Time: 3.1s + 0.3s eval"
+    assert epoch_line(row | {"train": None}) == "Epoch 001 | Loss: 1.6800 | Time: 3.1s"
 
 
 def test_without_a_run_folder_nothing_is_written(
@@ -506,7 +508,7 @@ def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
             del batch
 
     seen = 0
-    for batch in Progress(how).over(batches(), 4, "epoch 1"):
+    for batch in Progress(how, EventLog(None)).over(batches(), 4):
         seen += isinstance(batch, Data)
         del batch
     assert seen == 4

@@ -1,0 +1,177 @@
+"""How far work is, for who waits: a person has one line that updates itself, a log one line a step and every 30 s."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import GB, format_bytes, is_interactive
+
+LINE_EVERY_S = 30.0
+_BAR_EVERY_S = 0.5
+_CELLS = 10  # of the bar that shows how full the memory is
+
+
+def seconds(number: float) -> str:
+    """`47 s`, `12 min`, `3.4 h`."""
+    if number < 100:
+        return f"{number:.0f} s"
+    return f"{number / 60:.0f} min" if number < 6000 else f"{number / 3600:.1f} h"
+
+
+@dataclass
+class Count:
+    """What is done of a piece of work: bytes, or batches of an epoch with the loss so far."""
+
+    total: float
+    unit: str = "bytes"
+    phase: str | None = None  # of the run that it belongs to
+    done: float = 0
+    per_s: float = 0.0
+    loss: float | None = None
+    run_left_s: float | None = None  # of the whole run
+    began_s: float = field(default_factory=time.time)
+
+    def add(self, number: float) -> None:
+        self.done += number
+        self.per_s = self.done / max(time.time() - self.began_s, 1e-3)
+
+    @property
+    def left_s(self) -> float | None:
+        return max(0.0, self.total - self.done) / self.per_s if self.per_s else None
+
+    def __str__(self) -> str:
+        if self.unit == "bytes":
+            words = [f"{format_bytes(self.done)} of {format_bytes(self.total)}", f"{format_bytes(self.per_s)}/s"]
+        else:
+            words = [f"{self.done:,.0f}/{self.total:,.0f}", f"{self.per_s:.1f} it/s"]
+        words += [f"loss {self.loss:.2f}"] if self.loss is not None else []
+        words += [f"{seconds(self.left_s)} left"] if self.left_s is not None else []
+        words += [f"run {seconds(self.run_left_s)}"] if self.run_left_s is not None else []
+        return ", ".join(words)
+
+
+def read_count(path: Path) -> Count | None:
+    """What a trainer has written there; None where it wrote none, or is just writing."""
+    try:
+        count = Count(**json.loads(path.read_bytes()))
+        str(count)
+    except (OSError, ValueError, TypeError):
+        return None
+    return count
+
+
+def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
+    """`3,100/9,432, 61.7 it/s, loss 1.68, 90 s left, 1.20 of 4.00 GB [###.......]`."""
+    words = [] if count is None else [str(count)]
+    if held_bytes is not None and limit_bytes:
+        full = min(_CELLS, round(_CELLS * held_bytes / limit_bytes))
+        words.append(f"{held_bytes / GB:.2f} of {limit_bytes / GB:.2f} GB [{full * '#':.<{_CELLS}}]")
+    elif held_bytes is not None:
+        words.append(format_bytes(held_bytes))
+    return ", ".join(words)
+
+
+class Live:
+    """Shows what `text` says, a step and its details, from the moment it is entered until it is left.
+
+    Args:
+        how: "bar" for a person: one line, twice a second, which is gone in the end. "lines" for a log: one for each
+            kind of step that takes a second, and every 30 s. "none": nothing. "auto" finds out who reads.
+        every_step: Without it a log has the first step's line, and then those of every 30 s.
+    """
+
+    def __init__(self, text: Callable[[], tuple[str, str]], how: str = "auto", *, every_step: bool = True):
+        self.how = how if how != "auto" else "bar" if is_interactive() else "lines"
+        self._text, self._every_step = text, every_step
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._width, self._at_margin = 0, True  # of the line that is to be seen; whether a new one can begin
+        self._kinds: set[str] = set()
+        self._last_s = 0.0
+
+    def __enter__(self) -> Live:
+        # A terminal's line must not get into a file to which the output goes; a notebook has no terminal.
+        self._stream = sys.stderr if self.how == "bar" and sys.stderr.isatty() else sys.stdout
+        if self.how != "none":
+            self._show()
+            self._thread = threading.Thread(target=self._go_on, name="progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            self._clear()
+
+    def write(self, text: str) -> None:
+        """Put other output where the line was; the line comes again below it."""
+        with self._lock:
+            self._clear()
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._at_margin, self._last_s = text.endswith("\n"), time.monotonic()
+
+    def _go_on(self) -> None:
+        while not self._stop.wait(_BAR_EVERY_S if self.how == "bar" else 1.0):
+            self._show()
+
+    def _show(self) -> None:
+        step, more = self._text()
+        line, kind = f"{step}: {more}" if more else step, re.sub(r"\d+", "", step)
+        with self._lock:
+            if self.how == "bar" and self._at_margin:
+                columns = shutil.get_terminal_size().columns - 1 if self._stream.isatty() else 1000
+                line = line[:columns]
+                self._stream.write(f"\r{line:<{self._width}}")
+                self._stream.flush()
+                self._width = len(line)
+            elif self.how == "lines":
+                new = kind not in self._kinds and (self._every_step or not self._kinds)
+                if new or time.monotonic() - self._last_s >= LINE_EVERY_S:
+                    self._kinds.add(kind)
+                    self._last_s = time.monotonic()
+                    print(line, file=self._stream, flush=True)
+
+    def _clear(self) -> None:
+        if self._width:
+            self._stream.write(f"\r{'':<{self._width}}\r")
+            self._stream.flush()
+            self._width = 0
+
+
+@contextlib.contextmanager
+def doing(what: str, how: str = "auto") -> Iterator[None]:
+    """Work of which nothing can be counted but the time it takes."""
+    begin = time.monotonic()
+    with Live(lambda: (what, seconds(time.monotonic() - begin)), how):
+        yield
+
+
+@contextlib.contextmanager
+def counted(what: str, total: int, progress: bool | Callable[[Count], object]) -> Iterator[Callable[[int], None]]:
+    """Work on bytes; yields what is to be told how many are done.
+
+    Args:
+        progress: Whether to show it; a function is told of each change instead.
+    """
+    count = Count(total)
+    shown = Live(lambda: (what, str(count)), "auto" if progress is True else "none")
+
+    def done(number: int) -> None:
+        count.add(number)
+        if callable(progress):
+            progress(count)
+
+    with shown:
+        yield done

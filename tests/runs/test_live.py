@@ -1,0 +1,118 @@
+"""Promises of a run that is at work: it says where it stands from its first second on, here and from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import wait_until
+
+from ogbnlib import progress
+from ogbnlib.config import TrainConfig
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import run
+
+Config = Callable[..., TrainConfig]
+SLOW = """
+import os, time, torch
+
+class Net(torch.nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.layer = torch.nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        if "OGBNLIB_RUN_DIR" in os.environ:  # not where it is tried out before
+            time.sleep(float(os.environ.get("SLEEP_S", "0")))
+        return self.layer(x)
+"""
+
+
+@pytest.fixture
+def at_work(
+    tiny_config: Config, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A training whose batches, 120 an epoch, take as many seconds as the fixture is given."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    config = tiny_config(model=f"{tmp_path}/slow.py:Net", batch_size=1, num_neighbors=[1], progress="lines")
+    folder = tmp_path / "r"
+    config.save(tmp_path / "wanted.json")
+    code = "import sys\nfrom ogbnlib import TrainConfig, run\n"
+    code += "try:\n    run(TrainConfig.load(sys.argv[1]), '2 GB', run_dir=sys.argv[2])\n"
+    code += "except KeyboardInterrupt as stop:\n    print(*stop._render_traceback_(), sep='\\n')"
+    argv = [sys.executable, "-c", code, str(tmp_path / "wanted.json"), str(folder)]
+    env = {**os.environ, "SLEEP_S": str(request.param)}
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env)
+    try:
+        wait_until(lambda: (folder / "progress.json").exists(), "the first batches")
+        yield process, folder
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_log_has_a_line_from_the_start_on_with_phase_and_memory(
+    tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tiny_config(progress="lines"), "2 GB", run_dir=tmp_path / "a").exit_code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"a: starting(: 0.0\d of 2.00 GB \[\.{10}\])?", lines[0])
+    assert sum(line.startswith("Epoch 00") for line in lines) == 2
+    assert run(tiny_config(progress="lines"), run_dir=tmp_path / "b", echo=False).exit_code == 0
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["b"]
+
+
+@pytest.mark.parametrize("at_work", [0.1], indirect=True)
+def test_a_run_at_work_says_from_elsewhere_what_it_has_done_and_is_followed_to_its_end(
+    at_work: tuple[subprocess.Popen[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, folder = at_work
+
+    def counted() -> bool:
+        count = Run.open(folder).status["progress"]
+        return bool(count and count["loss"] and count["run_left_s"] and 0 < count["done"] <= count["total"])
+
+    wait_until(counted, "counts of a training epoch")
+    found = Run.open(folder)
+    assert found.state == "at work"
+    assert str(found.diagnosis).startswith("At work, in phase '")
+    told: list[str] = []
+
+    def stop(live: progress.Live) -> None:
+        told.append(live._text()[0])
+        if len(told) == 2:
+            os.kill(process.pid, signal.SIGTERM)
+
+    monkeypatch.setattr(progress.Live, "_show", stop)
+    ended = Run.open(folder).follow()
+    assert ended.exit_code == 75
+    assert all(line.startswith("r: ") for line in told)
+    assert ended.status["progress"] is None
+    assert ended.follow().exit_code == 75  # at once
+
+
+@pytest.mark.parametrize(("at_work", "presses"), [(600, 1), (600, 2)], indirect=["at_work"])
+def test_stop_ends_a_run_in_seconds_in_any_phase_and_says_how_to_go_on(
+    at_work: tuple[subprocess.Popen[str], Path], presses: int
+) -> None:
+    process, folder = at_work
+    begin = time.monotonic()
+    for _ in range(presses):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    said = process.communicate(timeout=60)[0].splitlines()
+    assert time.monotonic() - begin < (10 if presses == 1 else 4)  # 4 s for a checkpoint, and the end of Python
+    assert "stopping ..." in said
+    assert said[-1].startswith(f"KeyboardInterrupt: {folder}: interrupted; go on with ")
+    assert Run.open(folder).result["exit_code"] == 130
+    if presses == 2:
+        call = said[-1].partition("go on with ")[2].partition(", or ")[0]
+        assert call == f'run(run_dir="{folder}", memory_limit="2048 MB", resume=True)'
+        assert eval(call, {"run": run}).is_finished  # though there was no checkpoint yet

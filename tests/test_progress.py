@@ -1,0 +1,108 @@
+"""Promises of `progress`: a sign of life from the first moment on, one line for a person, few lines for a log."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ogbnlib import progress
+from ogbnlib.errors import GB
+from ogbnlib.progress import Count, Live, counted, details, read_count
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def seen(self) -> list[str]:
+        """What a terminal shows of it, line by line."""
+        lines = []
+        for line in self.getvalue().split("\n"):
+            shown = ""
+            for piece in line.split("\r"):
+                shown = piece + shown[len(piece) :]
+            lines.append(shown.rstrip())
+        return lines
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[Terminal]:
+    screen = Terminal()
+    with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
+        yield screen
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_BAR_EVERY_S", 0.01)
+
+
+def test_a_line_says_all_that_one_waits_for() -> None:
+    count = Count(9432, "batches", done=3100, per_s=61.7, loss=1.684, run_left_s=1230)
+    assert details(count, int(1.2 * GB), 4 * GB) == (
+        "3,100/9,432, 61.7 it/s, loss 1.68, 2 min left, run 20 min, 1.20 of 4.00 GB [###.......]"
+    )
+    assert details(None, 3 * GB) == "3.00 GB"
+    assert details(None, 9 * GB, 4 * GB).endswith("[##########]")
+    assert str(Count(28 * GB, done=14 * GB, per_s=GB)) == "14.00 GB of 28.00 GB, 1.00 GB/s, 14 s left"
+
+
+def test_a_person_has_one_line_which_is_gone_in_the_end() -> None:
+    steps = iter(["load: a long step", *["train"] * 10**6])
+    with terminal() as screen, Live(lambda: (next(steps), "")) as live:
+        assert screen.seen() == ["load: a long step"]
+        time.sleep(0.05)
+        assert screen.seen() == ["train"]
+        live.write("Epoch 001\n")
+        time.sleep(0.05)
+        assert screen.seen() == ["Epoch 001", "train"]
+    assert screen.seen() == ["Epoch 001", ""]
+
+
+def test_a_line_of_output_that_is_not_at_its_end_is_left_alone() -> None:
+    with terminal() as screen, Live(lambda: ("train", "")) as live:
+        live.write("one, ")
+        time.sleep(0.05)
+        live.write("two\n")
+    assert screen.seen() == ["one, two", ""]
+
+
+@pytest.mark.parametrize(
+    ("every_step", "expected"), [(True, ["load", "train epoch 1", "eval"]), (False, ["load"])], ids=["all", "sparse"]
+)
+def test_a_log_has_one_line_for_each_kind_of_step(
+    every_step: bool, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = iter(["load", "load", "train epoch 1", "train epoch 1", "eval", "train epoch 2", "eval"])
+    with Live(lambda: (next(steps), ""), "lines", every_step=every_step) as live:
+        for _ in range(6):
+            live._show()
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_a_log_has_a_line_every_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    live = Live(lambda: ("train", ""), "lines", every_step=False)
+    with live:
+        live._show()
+        live._show()
+    assert capsys.readouterr().out.splitlines() == ["train"] * 3
+
+
+def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    with Live(lambda: ("train", ""), "none") as live, counted("convert", 10, False) as done:
+        done(5)
+        live.write("Epoch 001\n")
+    assert capsys.readouterr() == ("Epoch 001\n", "")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"total": "x"}', b'{"total": 1, "other": 2}', b"\xff"])
+def test_what_is_no_count_is_none(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "progress.json").write_bytes(damage)
+    assert read_count(tmp_path / "progress.json") is None
+    assert read_count(tmp_path / "none") is None
