@@ -33,6 +33,7 @@ class Count:
 
     total: float
     unit: str = "bytes"
+    what: str | None = None  # where it is not the step itself
     phase: str | None = None  # of the run that it belongs to
     done: float = 0
     per_s: float = 0.0
@@ -50,7 +51,8 @@ class Count:
 
     def __str__(self) -> str:
         if self.unit == "bytes":
-            words = [f"{format_bytes(self.done)} of {format_bytes(self.total)}", f"{format_bytes(self.per_s)}/s"]
+            what = f"{self.what} " if self.what else ""
+            words = [f"{what}{format_bytes(self.done)} of {format_bytes(self.total)}", f"{format_bytes(self.per_s)}/s"]
         else:
             words = [f"{self.done:,.0f}/{self.total:,.0f}", f"{self.per_s:.1f} it/s"]
         words += [f"loss {self.loss:.2f}"] if self.loss is not None else []

@@ -128,8 +128,8 @@ class DiskArray:
         num_rows: Number of rows.
         chunk_bytes: Bytes per read, a multiple of 4,096; three buffers of this size are held.
 
-    Once `abandoned` is set a pass ends at its next read, with `Interrupted`. `progress` is what the last pass has read
-    and will have read, in bytes.
+    Once `abandoned` is set a pass ends at its next read, with `Interrupted`. `progress` is what the running pass has
+    read and will have read, in bytes.
 
     Reads bypass the page cache (O_DIRECT) where the file system allows it, so that a pass over 28 GB neither evicts
     what is worth keeping nor counts against a memory cgroup; `direct` says whether it does.
@@ -208,6 +208,7 @@ class DiskArray:
         self.progress = 0, len(chunks) * chunk
         with ThreadPoolExecutor(_THREADS) as pool:
             self._count(pool.map(pick, chunks))
+        self.progress = 0, 0
 
     def deal(self, index: Array, bounds: Array, room_bytes: int, put: Callable[[int, int, Array], None]) -> None:
         """Fetch the rows of several lists in one pass over the file, and hand them out some at a time.
@@ -251,6 +252,7 @@ class DiskArray:
                 held.reverse()
                 before = upto
             putting.result()
+        self.progress = 0, 0
 
     def _deal_piece(
         self, unit: int, index: Array, before: Array, upto: Array, place: Array, out: Array, piece: tuple[int, int]

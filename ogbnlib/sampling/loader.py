@@ -41,6 +41,8 @@ from .window import Seeds, Window, sample_windows
 
 T = TypeVar("T")
 Place = tuple[int, int, int]  # of a window: its epoch, the position the epoch goes on from, its first among those left
+Waiting = Callable[[tuple[str, int, int] | None], bool]
+_SPOKEN = {"colptr": "offsets", "row": "neighbors", "x": "features"}
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 
@@ -54,7 +56,7 @@ def prefetch(
     depth: int = QUEUE_BATCHES,
     budget_bytes: int = QUEUE_BYTES,
     *,
-    stopping: Callable[[], bool] = lambda: False,
+    waiting: Callable[[], bool] = lambda: False,
     abandon: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:
     """The items of `source`, produced by a thread up to `depth` ahead; its errors are raised here.
@@ -62,17 +64,17 @@ def prefetch(
     Fewer ahead where they are tensors, or `Data` of tensors, so large that `depth` of them pass `budget_bytes`.
 
     Args:
-        stopping: Asked a few times a second while an item is waited for.
+        waiting: Called a few times a second while an item is waited for.
         abandon: Called before the thread is waited for, where the last item was not asked for.
 
     Raises:
-        Interrupted: when `stopping` says so.
+        Interrupted: when `waiting` returns True.
     """
     end, ahead, user, ended = object(), deque[Future[Any]](), threading.get_ident(), False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
         ahead.append(thread.submit(next, source, end))
-        while (item := _result(ahead.popleft(), stopping)) is not end:
+        while (item := _result(ahead.popleft(), waiting)) is not end:
             wanted = queue_depth(_tensor_bytes(item), depth, budget_bytes) + 1  # and one in the thread's hand
             while len(ahead) < wanted:
                 ahead.append(thread.submit(next, source, end))
@@ -86,10 +88,10 @@ def prefetch(
         thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
 
 
-def _result(future: Future[Any], stopping: Callable[[], bool]) -> Any:
+def _result(future: Future[Any], waiting: Callable[[], bool]) -> Any:
     while not future.done():
         wait([future], 0.2)
-        if stopping() and not future.done():
+        if not future.done() and waiting():
             raise Interrupted
     return future.result()
 
@@ -184,7 +186,8 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         companions: Loaders whose windows are kept for as long as they live, prepared with the first of this one's.
         last_epoch: With overlapped windows, those of the next epoch are prepared during this one, unless this is the
             last; None prepares nothing beyond the epoch.
-        stopping: Asked while a batch is waited for, which ends with `Interrupted` where it says yes.
+        waiting: Called a few times a second while a batch is waited for, with what is read for it: an array's name, the
+            bytes read, and those that a pass reads in all. Where it returns True, the waiting ends with `Interrupted`.
     """
 
     def __init__(
@@ -213,7 +216,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
                 data.x = torch.from_numpy(np.asarray(store.x))
         super().__init__(data, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
-        self.stopping: Callable[[], bool] = lambda: False
+        self.waiting: Waiting = lambda reading: False
         self._abandoned = threading.Event()  # no batch is waited for any more
         self._ahead: tuple[Place, Future[Window]] | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
@@ -249,10 +252,17 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             self.next_epoch += int(self.sampler.shuffle)
         if self.windows.window_batches is not None:
             self._abandoned.clear()
-            return prefetch(self._window_batches(), stopping=self.stopping, abandon=self._abandoned.set)
+            return prefetch(self._window_batches(), waiting=self._waiting, abandon=self._abandoned.set)
         if self.num_workers:
             return cast("Iterator[Data]", super().__iter__())
         return prefetch(super().__iter__())
+
+    def _waiting(self) -> bool:
+        for name, array in self._arrays.items():
+            done, total = array.progress
+            if done < total:
+                return self.waiting((_SPOKEN[name], done, total))
+        return self.waiting(None)
 
     # Windows --------------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from ..memory.workers import worker_arguments
 from ..sources.catalog import check_store
 from .budget import BatchShape, spool_bytes, spool_dir, window_budget
 from .choice import EpochSampler
-from .loader import NO_EDGES, StoreLoader, available_bytes, fill_page_cache, fit_windows, local_ranks
+from .loader import NO_EDGES, StoreLoader, Waiting, available_bytes, fill_page_cache, fit_windows, local_ranks
 from .sampler import CSCSampler
 from .window import compile_lookahead
 
@@ -58,11 +58,11 @@ class Loaders:
         num_features, num_classes: Of the data set.
         splits: int64 tensors of node ids in RAM under "train", "valid" and "test".
         y: int16 or int64 [num_nodes] in RAM, -1 where unlabelled.
-        stopping: Asked while a batch is waited for that is prepared from disk, see `StoreLoader`.
+        waiting: Called while a batch is waited for that is prepared from disk, see `StoreLoader`.
     """
 
     y: Tensor
-    stopping: Callable[[], bool] = staticmethod(lambda: False)
+    waiting: Waiting = staticmethod(lambda reading: False)
 
     def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int, reserve: Reserve):
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
@@ -294,7 +294,7 @@ class StoreLoaders(Loaders):
             always=always,
         )
         loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
-        loader.spool_dir, loader.stopping = self._spool_dir, self.stopping
+        loader.spool_dir, loader.waiting = self._spool_dir, self.waiting
         loader.on_window, loader.on_pass = (
             functools.partial(self.log.mark, event, loader=split) for event in ("window", "pass")
         )

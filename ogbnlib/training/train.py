@@ -208,8 +208,13 @@ def train_prepared(
             compile_kernels(list(config.num_neighbors))
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
-        if ranks.num_ranks == 1:  # several stop together, at the end of a step
-            loaders.stopping = lambda: bool(stop.number)
+
+        def waiting(reading: tuple[str, int, int] | None) -> bool:
+            if reading is not None:
+                progress.reading(*reading)
+            return ranks.num_ranks == 1 and bool(stop.number)  # several stop together, at the end of a step
+
+        loaders.waiting = waiting
         one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
         if config.eval_batch_size not in (None, config.batch_size) and not one_number:
             say(

@@ -39,6 +39,7 @@ class Progress:
 
     def __init__(self, how: str, log: EventLog, run_dir: Path | None = None):
         self._log, self._count, self._kept_s = log, Count(0), 0.0
+        self._read = Count(0)
         self._file = -1 if run_dir is None else os.open(run_dir / PROGRESS, os.O_WRONLY | os.O_CREAT, 0o666)
         self._silent = how == "none"
         self.live = Live(self._text, "none" if how == "relayed" else how)
@@ -68,6 +69,14 @@ class Progress:
             with contextlib.suppress(OSError):  # a folder that can't be written is told of where it costs something
                 os.pwrite(self._file, f"{json.dumps(asdict(count)):<400}\n".encode(), 0)
 
+    def reading(self, name: str, done: int, total: int) -> None:
+        """While a batch is waited for: how many bytes of which array are read of those that it takes."""
+        what = f"reading {name}"
+        if self._read.what != what or self._read.total != total or self._read.done > done:
+            self._read = Count(total, what=what)
+        self._read.add(done - self._read.done)
+        self.keep(self._read)
+
     def over(
         self, batches: Iterable[Data], total: int, info: Callable[[], Mapping[str, float]] = dict
     ) -> Generator[Data, None, None]:
@@ -75,6 +84,8 @@ class Progress:
         count = Count(total, "batches")
         self.keep(count)
         for batch in batches:
+            if not count.done:
+                count.began_s = time.time()  # what was read before says nothing of what is left
             yield batch
             del batch
             count.add(1)

@@ -205,14 +205,14 @@ def test_waiting_ends_where_the_run_is_to_stop(make: Build, monkeypatch: pytest.
         return read(self, begin, end)
 
     monkeypatch.setattr(DiskArray, "_read", hesitant)
-    loader.stopping = slow.is_set
+    loader.waiting = lambda reading: slow.is_set()
     set_epoch(loader, 1)
     begun = time.monotonic()
     with pytest.raises(Interrupted):
         next(iter(loader))
     assert time.monotonic() - begun < 5
     monkeypatch.undo()
-    loader.stopping = lambda: False
+    loader.waiting = lambda reading: False
     assert_equal(batches_of(loader, 1), batches_of(make(0), 1))
 
 
