@@ -271,7 +271,8 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         assert self.windows.window_batches is not None
         epoch, start, begin = place
         size = self.batch_size
-        parts = self.sampler.share(epoch, start)[begin : begin + size * self.windows.window_batches].split(size)
+        positions = self.sampler.share(epoch, start)[begin : begin + size * self.windows.window_batches]
+        parts = positions.clone().split(size)  # views of a whole order would hold it
         return Seeds(self.node_sampler, epoch, parts, [self.input_data.node[part].numpy() for part in parts])
 
     def _after(self, place: Place, seeds: Seeds | Window) -> Place | None:

@@ -9,6 +9,7 @@ read in one piece.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 import uuid
@@ -23,6 +24,7 @@ from ..errors import InputError, clear_errors
 from ..files import Stream
 from ..graph.disk import DiskArray
 from ..graph.npz import Array
+from ..memory.reading import malloc_trim
 from .budget import Spooling
 from .window import Seeds, Window, sample_windows
 
@@ -107,14 +109,13 @@ class Reel:
                 self._file.append(array.view(np.uint8).data)
         self._rows += len(window.ids)
 
-    def _make_room(self) -> list[Array]:
-        """Set room aside for the features of all windows; returns the ids of each."""
+    def _make_room(self) -> None:
+        """Set room aside for the features of all windows."""
         self._features_at = -(-self._file.size // _ALIGNED) * _ALIGNED
         with _written(self._file.name):
             self._file.drop()
             if self._rows:
                 os.posix_fallocate(self._file.fileno(), self._features_at, self._rows * self._row_bytes)
-        return [self._ids(kept) for kept in self._kept.values()]
 
     def _put(self, first: int, rows: Array) -> None:
         """Write some rows of features; the file's `first` and those behind it."""
@@ -136,12 +137,12 @@ class Reel:
         self._read(kept.offset + slots.nbytes, edges)
         features = np.empty((kept.num_ids, self.num_features), self.dtype)
         self._read(self._features_at + kept.first * self._row_bytes, features)
-        return Window(bare.positions, bare.hops, self._ids(kept), slots, edges, features)
-
-    def _ids(self, kept: _Kept) -> Array:
         ids = np.empty(kept.num_ids, self._id_dtype)
-        self._read(kept.offset + 4 * (kept.num_slots + kept.num_edges), ids)
-        return ids
+        self._read_ids(kept, ids)
+        return Window(bare.positions, bare.hops, ids, slots, edges, features)
+
+    def _read_ids(self, kept: _Kept, out: Array) -> None:
+        self._read(kept.offset + 4 * (kept.num_slots + kept.num_edges), out)
 
     def _read(self, offset: int, out: Array) -> None:
         view, begin = out.reshape(-1).view(np.uint8).data, offset
@@ -186,21 +187,23 @@ def record(
             sampled = sample_windows([seeds for *_, seeds in part], colptr, row)
             for reel, key, seeds in part:
                 reel._append(key, Window.pack(seeds, sampled.pop(0), x.num_rows))
+            malloc_trim()  # many small arrays: 0.5 GB of 1.1 stayed with the process
             on_pass(
                 batches=sum(len(seeds.ids) for *_, seeds in part),
                 sample_s=round(time.monotonic() - begun, 3),
                 bytes_read=colptr.bytes_read + row.bytes_read - before,
             )
         begun, before = time.monotonic(), x.bytes_read
-        ids = [(reel, part) for reel in reels for part in reel._make_room()]
-        bounds = np.cumsum([0, *(len(part) for _, part in ids)])
-        owners = [reel for reel, _ in ids]
-        firsts = [kept.first for reel in reels for kept in reel._kept.values()]
-        index = np.concatenate([part for _, part in ids])
-        del ids
-        x.deal(index, bounds, spooling.buffer_bytes, lambda c, at, rows: owners[c]._put(firsts[c] + at, rows))
+        for reel in reels:
+            reel._make_room()
+        kept = [(reel, one) for reel in reels for one in reel._kept.values()]
+        bounds = np.cumsum([0, *(one.num_ids for _, one in kept)])
+        index = np.empty(bounds[-1], np.int32 if x.num_rows < 2**31 else np.int64)
+        for (reel, one), (begin, end) in zip(kept, itertools.pairwise(bounds.tolist()), strict=True):
+            reel._read_ids(one, index[begin:end])
+        x.deal(index, bounds, spooling.buffer_bytes, lambda c, at, rows: kept[c][0]._put(kept[c][1].first + at, rows))
         on_pass(
-            windows=len(owners),
+            windows=len(kept),
             distinct_nodes=len(index),
             features_s=round(time.monotonic() - begun, 3),
             bytes_read=x.bytes_read - before,

@@ -259,7 +259,7 @@ def test_a_run_scores_the_same_with_and_without(
     assert not list(folder.iterdir())
     if room == "1 GB":
         assert (read["valid"], read["test"]) == (0, 0)  # with the first pass of training
-        assert sum("features_s" in window for window in windows) == 1
+        assert 1 <= sum("features_s" in window for window in windows) < 4  # of four epochs and eleven evaluations
 
 
 @pytest.mark.parametrize("after", [0, 30])
