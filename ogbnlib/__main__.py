@@ -125,6 +125,34 @@ def convert(
 
 
 @app.command()
+def propagate(
+    store_dir: Annotated[Path, typer.Argument(help="The store's folder.")],
+    target: Annotated[Path, typer.Argument(help="The folder of the new store, of propagated features.")],
+    hops: Annotated[int, typer.Option(help="How often; the features of each hop are kept.")] = 2,
+    norm: Annotated[str, typer.Option(help="row (mean), sym (as in GCN) or none (sum).")] = "sym",
+    self_loops: Annotated[bool, typer.Option("--self-loops", help="Each node is its own neighbor too, once.")] = False,
+    nodes: Annotated[str, typer.Option(help="Whose rows are kept: labelled, or all.")] = "labelled",
+    feature_dtype: Annotated[str | None, typer.Option(help="float16 or float32; else as the store has them.")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; more of it makes fewer passes.')] = None,
+    as_json: Json = False,
+) -> None:
+    """Propagate a store's features over its whole graph, once, in bounded memory.
+
+    SGC, SIGN and SAGN learn from the result without the graph. Killed, it goes on where it was when called again.
+    """
+    from .graph.store import open_store
+    from .propagation.hops import propagate as propagate_store
+
+    how: dict[str, Any] = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes}
+    how |= {"feature_dtype": feature_dtype, "memory_limit": memory_limit}
+    progress = not as_json
+    made = propagate_store(
+        open_store(store_dir), target, **how, progress=progress, say=lambda text: typer.echo(text, err=True)
+    )
+    _facts(made, "store", as_json)
+
+
+@app.command()
 def verify(
     store_dir: Annotated[Path, typer.Argument(help="The store's folder.")],
     as_json: Json = False,
@@ -221,6 +249,26 @@ def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bo
         ended = Run(run_dir)
         _print(ended.result, f"{ended.diagnosis}\nEverything about it is in {run_dir}", as_json)
     end(code)
+
+
+@app.command()
+def predict(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a run of train.")],
+    out: Annotated[Path, typer.Option(help="The .npy file to write.")],
+    nodes: Annotated[str, typer.Option(help="labelled, all, or a .npy file of node ids.")] = "labelled",
+    sampled: Annotated[bool, typer.Option("--sampled", help="Neighbors as in the run's evaluations, not all.")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="The scores of all classes, not the best class.")] = False,
+    memory_limit: Annotated[str | None, typer.Option(help='Such as "8 GB"; more of it makes fewer passes.')] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the predictions of a run's model: exact, every neighbor counted, or sampled; in bounded memory."""
+    from .inference import predict_nodes
+
+    path = predict_nodes(
+        run_dir, out, nodes=nodes, sampled=sampled, scores=scores, memory_limit=memory_limit,
+        progress=not as_json, say=lambda text: typer.echo(text, err=True),
+    )  # fmt: skip
+    _print({"path": str(path)}, str(path), as_json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

@@ -19,9 +19,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from .errors import InputError, parse_bytes, unknown_name
 from .files import home, write_json
 
-Loading = Literal["eager", "lazy", "shared", "store"]
+Loading = Literal["eager", "lazy", "shared", "store", "propagated"]
 Split = Literal["train", "valid", "test"]
-MODELS = ("sage", "gcn", "gat")
+HOP_MODELS = ("sgc", "sign", "sagn")  # they learn from propagated features
+MODELS = ("sage", "gcn", "gat", *HOP_MODELS)
 # The epochs that a schedule must be given and the number it may be, as torch's CosineAnnealingLR and StepLR call them.
 _SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
 
@@ -124,7 +125,7 @@ class _Parameters(BaseModel):
 
     # loading
     loading: Loading = "shared"
-    """Where the graph lives: in three stock loaders, in one at a time, in one CSC for all, on disk."""
+    """Where the graph lives: in three stock loaders, in one at a time, in one CSC for all, on disk, or propagated."""
     lookahead: Lookahead = "auto"
     """Store only: memory for batches sampled ahead."""
     spool: Lookahead = "auto"
@@ -148,15 +149,23 @@ class _Parameters(BaseModel):
     pin_memory: bool = False
     """Page-locked batches for faster copies to a GPU."""
 
+    # propagated only
+    hops: Annotated[Int, Field(gt=0)] = 2
+    """Propagated only: how often features go from neighbors to nodes."""
+    norm: Literal["row", "sym", "none"] = "sym"
+    """Propagated only: the mean over in-neighbors, gcn's weights, or the sum."""
+    self_loops: bool = False
+    """Propagated only: each node is its own neighbor too, once."""
+
     # model
     model: Annotated[str, BeforeValidator(_model)] = "sage"
-    """sage, gcn, gat, or a class of your own, "my_model.py:Net" or "package.module:Net": README, "Your own"."""
+    """sage, gcn, gat; sgc, sign, sagn with loading=propagated; or a class of your own, "my_model.py:Net": README."""
     model_args: Arguments = {}
     """A model of your own only: more of its __init__'s arguments, as a dict or as JSON text."""
     hidden_channels: Annotated[Int, Field(gt=0)] = 16
     """Width of the layers."""
     heads: Annotated[Int, Field(gt=0)] = 4
-    """Attention heads, gat only."""
+    """Attention heads, gat and sagn only."""
     dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     """Share of a hidden layer's values that training leaves out."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -232,10 +241,9 @@ class _Parameters(BaseModel):
             )
         if self.persistent_workers and self.num_workers == 0:
             raise ValueError("persistent_workers: needs num_workers of at least 1, got num_workers=0")
-        if self.model == "gat" and self.hidden_channels % self.heads:
-            raise ValueError(
-                f"hidden_channels: expected a multiple of heads={self.heads} for gat, got {self.hidden_channels}"
-            )
+        if self.model in ("gat", "sagn") and self.hidden_channels % self.heads:
+            expected = f"expected a multiple of heads={self.heads} for {self.model}"
+            raise ValueError(f"hidden_channels: {expected}, got {self.hidden_channels}")
         if len(set(self.eval_splits)) != len(self.eval_splits):
             raise ValueError(f"eval_splits: expected each split once, got {list(self.eval_splits)}")
         if "train" in self.eval_splits:
@@ -248,12 +256,18 @@ class _Parameters(BaseModel):
         return self
 
     def _check_model(self) -> None:
-        if self.model in MODELS:
-            if self.model_args:
-                raise ValueError(f"model_args: expected with a model of your own only, got model={self.model!r}")
-        elif self.activation_checkpointing:
+        whole = self.loading == "propagated"
+        if self.model in MODELS and (self.model in HOP_MODELS) != whole:
+            known = ", ".join(HOP_MODELS if whole else MODELS[: -len(HOP_MODELS)])
+            wanted = "" if whole else f"; {', '.join(HOP_MODELS)} take loading=propagated"
             raise ValueError(
-                "activation_checkpointing: goes through the layers of sage, gcn and gat; with a model of your own call "
+                f"model: expected {known}, or your own, with loading={self.loading}, got {self.model!r}{wanted}"
+            )
+        if self.model in MODELS and self.model_args:
+            raise ValueError(f"model_args: expected with a model of your own only, got model={self.model!r}")
+        if self.activation_checkpointing and (self.model not in MODELS or self.model in HOP_MODELS):
+            raise ValueError(
+                "activation_checkpointing: goes through the layers of sage, gcn and gat; in a model of your own call "
                 "torch.utils.checkpoint in its forward, and leave this false"
             )
 
@@ -276,6 +290,11 @@ class TrainConfig(_Parameters):
 
     Build it with `TrainConfig.create(dataset=..., ...)`; every mistake in it is reported in one `InputError`.
     """
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether features stay in a store, in its own dtype, and are read from there batch by batch."""
+        return self.loading in ("store", "propagated")
 
     def learning_rate(self, epoch: int) -> float:
         """Of `epoch`, counted from 1; of nothing else, so that a run which goes on needs no state of a schedule."""

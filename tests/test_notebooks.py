@@ -21,6 +21,7 @@ SMOKE = ["-p", "scale", "0.002", "-p", "epochs", "1"]
 WELL_KNOWN = {"matplotlib", "numpy", "pandas", "torch", "torch_geometric"}
 OF_ITS_OWN = {"09_your_own": ["-p", "num_nodes", "5000", "-p", "epochs", "1"]}
 EXTRA = {
+    "08_propagate_once": ["-p", "hop_epochs", "3"],
     "06_out_of_core": ["-y", "limits: ['128 GB', '32 GB', '8 GB']"],
 }
 

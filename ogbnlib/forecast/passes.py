@@ -45,6 +45,8 @@ class Pass:
         """With the batch that is expected; that of an evaluation has its own number of seeds and fan-outs."""
         seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
         seeds = min(seeds, size.num_seeds[split])
+        if config.loading == "propagated":
+            return cls(config, size, split, BatchShape((seeds,), ()), training)
         batch = expected_batch(size, config.undirected, seeds, config.fan_out(training))
         return cls(config, size, split, batch, training)
 

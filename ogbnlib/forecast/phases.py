@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..config import TrainConfig
+from ..propagation.plan import HopPlan, fixed_bytes, hop_size, plan_hops
 from ..sampling.budget import (
     DISK_BYTES_PER_S,
     BatchShape,
@@ -72,8 +73,9 @@ class Forecast:
         batch: The expected training batch.
         gpu: The training step on a GPU by parts; the CUDA context, 0.3 to 0.6 GB, comes on top.
         windows: How a store is read in training, under loading=store.
+        propagation: How features are propagated, where that is still to be done, under loading=propagated.
         least_bytes: The smallest limit under which the run works at all: its peak, and less under loading=store with
-            lookahead=auto, which takes what it is given.
+            lookahead=auto and under loading=propagated, which take what they are given.
     """
 
     config: TrainConfig
@@ -83,6 +85,7 @@ class Forecast:
     gpu: Mapping[str, int]
     windows: Windows | None
     least_bytes: int
+    propagation: HopPlan | None = None
 
     @property
     def peak(self) -> PhaseForecast:
@@ -108,7 +111,7 @@ class Forecast:
         config, size, batch = self.config, self.size, self.batch
         hops, work = len(config.num_neighbors), 0.0
         for i, (width, out) in enumerate(layer_widths(config, size.num_features, size.num_classes)):
-            work += 4 * sum(batch.hop_nodes[: hops - i]) * width * out * (2 if i == 0 else 3)
+            work += 4 * sum(batch.hop_nodes[: max(1, hops - i)]) * width * out * (2 if i == 0 else 3)
         batches = Pass(config, size, "train", batch).num_batches
         train_s = batches * (0.7e-3 + 0.35e-6 * batch.num_nodes + work / 30e9)
         if self.windows is None or self.windows.window_batches is None:
@@ -136,6 +139,8 @@ def predict(
     """
     size = size or size_for(config)
     check_store(size, config)
+    if config.loading == "propagated":
+        return _propagated(config, size, Ledger(runtime_bytes), memory_limit_bytes)
     windows = None
     if config.loading == "store":
         windows, ledger = _from_store(config, size, Ledger(runtime_bytes), memory_limit_bytes)
@@ -250,3 +255,36 @@ def _room_bytes(config: TrainConfig) -> int:
     """What a spool may take here and now; none in a folder that is not there yet."""
     folder = spool_dir(config.spool_dir)
     return spool_bytes(config.spool, folder) if folder.is_dir() else 0
+
+
+def _propagated(config: TrainConfig, graph: GraphSize, run: Ledger, limit: int | None) -> Forecast:
+    """propagated: as many columns at a time as there is room for; then rows of them through the page cache."""
+    size, plan, least = hop_size(graph, config), None, 0
+    rows = graph.num_nodes if graph.hops is not None else sum(graph.num_seeds.values())
+    itemsize = feature_itemsize(config, graph)
+    if graph.hops is None:
+        fixed = fixed_bytes(graph, config.hops, threads=3)
+        column = graph.num_nodes * (4 if config.norm == "none" else itemsize)
+        reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at the most
+        held_twice = 2 * column if config.hops > 1 else column
+        left = held_twice * graph.num_features
+        if limit is not None:
+            left = max(held_twice, min(left, limit - sum(run.held.values()) - fixed))
+        plan = plan_hops(
+            graph, config.hops, config.norm, left_bytes=left, itemsize=itemsize, kept=rows, reached=reached
+        )
+        run.phase("propagate", {"columns": plan.held_bytes, "buffers": fixed})
+        least = run.phases[-1].held_bytes - plan.held_bytes + held_twice
+    run.held["splits and their labels"] = (8 + label_itemsize(size.num_classes)) * sum(size.num_seeds.values())
+    cache_bytes = rows * size.num_features * itemsize
+    run.phase("load", {}, cache_bytes)
+    run.held[MODEL] = model_state_bytes(config, size.num_features, size.num_classes)
+    train = Pass.over(config, size, "train", training=True)
+    between, final = _evaluations(config)
+    passes = [("train", train)] if config.epochs else []
+    for when, splits in (("eval", between), ("final", final)):
+        passes += [(f"{when} {split}", Pass.over(config, size, split, training=False)) for split in splits]
+    for name, one in passes:
+        run.phase(name, one.step() | one.workers(0), cache_bytes)
+    least = max([least, *(phase.held_bytes for phase in run.phases if phase.name != "propagate")])
+    return Forecast(config, size, tuple(run.phases), train.batch, train.on_gpu(), None, least, plan)

@@ -68,7 +68,7 @@ def sbatch_mem(forecast: Forecast, limit_bytes: int | None = None) -> str:
 def _convert_hint(forecast: Forecast) -> str:
     """What makes the store that a forecast with loading=store is about, where there is none yet."""
     config, size = forecast.config, forecast.size
-    if config.loading != "store" or size.stored == "store":
+    if not config.on_disk or size.stored == "store":
         return ""
     both = " --undirected" if config.undirected or size.undirected else ""
     half = " --feature-dtype float16" if config.feature_dtype == "float16" else ""
@@ -113,10 +113,11 @@ class Advice:
 
     def __str__(self) -> str:
         forecast, config, limit = self.forecast, self.forecast.config, self.limit_bytes
-        size, fan_out = forecast.size, _word(config.num_neighbors)
+        size, fan_out = forecast.size, f"[{_word(config.num_neighbors)}]"
+        fan_out = f"{config.hops} hops ({config.norm})" if config.loading == "propagated" else fan_out
         lines = [
             f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges; loading={config.loading}"
-            f"{_convert_hint(forecast)}, [{fan_out}] x {config.batch_size}, {config.num_workers} workers",
+            f"{_convert_hint(forecast)}, {fan_out} x {config.batch_size}, {config.num_workers} workers",
             "",
             f"{'phase':<30} {'held at once':>12}  largest parts",
         ]
@@ -131,6 +132,8 @@ class Advice:
             lines.append(f"page cache: {format_bytes(cached)} would be used, and is given back under pressure")
         if forecast.windows is not None and forecast.windows.window_batches is not None:
             lines.append(f"the store is read in {forecast.windows}")
+        if forecast.propagation is not None:
+            lines.append(f"the graph is propagated over once, in {forecast.propagation}")
         step = format_bytes(sum(forecast.gpu.values()))
         lines.append(f"a training step on a GPU: {step} allocated, beside the CUDA context")
         if (model := taken_for(config)) != config.model:
@@ -182,7 +185,7 @@ def _turned_down(name: str, value: Any, smaller: Callable[[Any], Any]) -> Iterat
 def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
     """For each knob its changes, smallest first; the knobs in the order in which they should be turned."""
     policies = ["shared"] if config.loading in ("eager", "lazy") else []
-    if config.loading != "store" and config.sampler != "pyg":
+    if not config.on_disk and config.sampler != "pyg":
         policies.append("store")
     return [
         [{"loading": policy} for policy in policies],
@@ -190,7 +193,9 @@ def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
         [*_turned_down("batch_size", config.batch_size, lambda seeds: seeds // 2 if seeds >= 64 else None)],
         [{"eval_num_neighbors": None}] if config.eval_num_neighbors else [],
-        [*_turned_down("num_neighbors", config.num_neighbors, smaller_fan_out)],
+        [*_turned_down("num_neighbors", config.num_neighbors, smaller_fan_out)]
+        if config.loading != "propagated"
+        else [],
     ]
 
 
@@ -203,7 +208,7 @@ def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int, runtim
             for steps in itertools.product(*chosen):
                 changes = {name: value for step in steps for name, value in step.items()}
                 changed = config.replace(**changes)
-                if changed.loading == size.stored == "store" and "feature_dtype" in changes:
+                if changed.on_disk and size.stored == "store" and "feature_dtype" in changes:
                     continue  # a store has its own
                 forecast = predict(changed, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
                 if verdict(forecast, limit_bytes) == FITS:

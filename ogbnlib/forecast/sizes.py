@@ -97,8 +97,8 @@ def sampling_bytes(batch: BatchShape) -> int:
 
 
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
-    """Bytes of a feature: a store's own under loading=store, else `feature_dtype`, also of a store still to be made."""
-    if config.loading == "store" and size.stored == "store":
+    """Bytes of a feature: a store's own where it stays on disk, else `feature_dtype`, also of one still to be made."""
+    if config.on_disk and size.stored == "store":
         return size.feature_itemsize
     return 2 if config.feature_dtype == "float16" else 4
 

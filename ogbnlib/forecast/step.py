@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from ..config import MODELS, TrainConfig
+from ..config import HOP_MODELS, MODELS, TrainConfig
 from ..sampling.budget import BatchShape
 
 
 def taken_for(config: TrainConfig) -> str:
-    """The model of ours whose figures are given: sage for one of the user's own, of the same layers and widths."""
-    return config.model if config.model in MODELS else "sage"
+    """The model of ours whose figures are given: sage for one of the user's own, of the same layers and widths.
+
+    Or sign, where it learns from propagated features.
+    """
+    return config.model if config.model in MODELS else "sign" if config.loading == "propagated" else "sage"
 
 
 def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -22,16 +25,25 @@ def parameter_count(config: TrainConfig, num_features: int, num_classes: int) ->
     for i, (width, out) in enumerate(layers):
         if model == "sage":
             total += 2 * width * out + out
-        elif model == "gcn":
+        elif model == "gcn" or model in HOP_MODELS:
             total += width * out + out
         else:
             wide = out * config.heads if i == len(layers) - 1 else out
             total += width * wide + 2 * wide + out
+    if model == "sagn":  # biases of one of its first layers only, and two vectors of attention
+        total -= (config.hops - 1) * config.hidden_channels
     return total
 
 
 def layer_widths(config: TrainConfig, num_features: int, num_classes: int) -> list[tuple[int, int]]:
-    """(in, out) of each layer, all heads together but for the last one's."""
+    """(in, out) of each layer, all heads together but for the last one's, and all hops' together."""
+    if config.loading == "propagated":
+        width, wide = num_features // (config.hops + 1), (config.hops + 1) * config.hidden_channels
+        if taken_for(config) == "sgc":
+            return [(width, num_classes)]
+        if taken_for(config) == "sign":
+            return [(width, wide), (wide, num_classes)]
+        return [(width, wide + config.hidden_channels), (config.hidden_channels, num_classes)]
     hidden = [config.hidden_channels] * (len(config.num_neighbors) - 1)
     return list(itertools.pairwise([num_features, *hidden, num_classes]))
 
@@ -72,9 +84,12 @@ def layer_steps(config: TrainConfig, batch: BatchShape, num_features: int, num_c
     - Autocast halves what sage and gat keep, but not the outputs of gcn and gat; it adds copies of the inputs in half
       width, and its sums are in float32 all the same.
     - The loss takes the last layer's output twice more.
+    - Models of propagated features: `_hop_steps`.
     - A model of the user's own is taken for a sage that computes every layer for all S nodes, as forward(x, edge_index)
       does, from PyG's rows of an edge list, [E, in] and their gradient.
     """
+    if config.loading == "propagated":
+        return _hop_steps(config, batch.hop_nodes[0], num_features, num_classes)
     hops, layers, model = len(config.num_neighbors), layer_widths(config, num_features, num_classes), taken_for(config)
     half, dropout = config.precision != "fp32", config.dropout > 0
     w, copy = (2, 2) if half else (4, 0)  # bytes of an element of a product, and of its input's copy
@@ -104,6 +119,24 @@ def layer_steps(config: TrainConfig, batch: BatchShape, num_features: int, num_c
         peak = products + out * (3 if last else 1) + scratch
         steps.append(LayerStep(kept, out + matrix, max(kept, peak)))
     return steps
+
+
+def _hop_steps(config: TrainConfig, num_seeds: int, num_features: int, num_classes: int) -> list[LayerStep]:
+    """sign keeps the ReLU's results of all hops, the dropout's with their mask, and all of them side by side.
+
+    sagn keeps all hops side by side, their weights, and the ReLU's and the dropout's results of their sum. Both take
+    twice the first of these on the way back.
+    """
+    out = 4 * num_seeds * num_classes
+    last = LayerStep(out, out, 3 * out)
+    if taken_for(config) == "sgc":
+        return [last]
+    rows = 4 * num_seeds * layer_widths(config, num_features, num_classes)[0][1]
+    copy = 2 * num_seeds * num_features if config.precision != "fp32" else 0
+    kept = (4 if config.dropout else 3) * rows
+    if taken_for(config) == "sagn":
+        kept = rows + 4 * num_seeds * (3 * (config.hops + 1) * config.heads + 2 * config.hidden_channels)
+    return [LayerStep(kept + copy, rows, kept + copy + 2 * rows), last]
 
 
 def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> int:

@@ -269,6 +269,17 @@ class DiskArray:
             self.bytes_read += size
             self.progress = self.progress[0] + size, self.progress[1]
 
+    def rows(self, begin: int, end: int, dtype: np.dtype[Any]) -> Array:
+        """The values in the rows from `begin` up to `end`, 1-D; this thread's until its next call of this object."""
+        first, last = (self.offset + row * self.row_bytes for row in (begin, end))
+        if not 0 <= begin <= end or last > self.num_bytes:
+            raise self.damaged(f"expected rows up to byte {last}, found the file's end at {self.num_bytes}")
+        if first == last:
+            return np.empty(0, dtype)
+        skipped = first % _BLOCK
+        buffer = self._read(first - skipped, last)
+        return np.frombuffer(buffer, dtype, (last - first) // dtype.itemsize, skipped)
+
     def _read(self, begin: int, end: int) -> memoryview:
         """The blocks of the file from byte `begin`, where one begins, that hold it up to `end`; until the next call."""
         if self.abandoned.is_set():

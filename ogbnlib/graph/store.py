@@ -48,6 +48,7 @@ class GraphSize:
         stored: As a store; or what is still to be converted to one: OGB's binary layout, or its csv files.
         feature_itemsize: Bytes of a feature in the store, or in the one that will be made.
         keep_hops: Only nodes within so many in-hops of a labelled one are there.
+        hops: Its features are those of a graph, and behind them what so many hops bring to each node; it has no edges.
     """
 
     name: str
@@ -60,6 +61,7 @@ class GraphSize:
     stored: Literal["raw", "csv", "store"] = "raw"
     feature_itemsize: int = 4
     keep_hops: int | None = None
+    hops: int | None = None
 
 
 FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
@@ -337,7 +339,8 @@ def open_store(path: StrPath) -> Store:
     names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "keep_hops", "origin")
     return Store(
         path=path, files=files, stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
-        num_seeds={split: files[split].shape[0] for split in SPLITS}, **{name: meta[name] for name in names},
+        num_seeds={split: files[split].shape[0] for split in SPLITS}, hops=meta.get("hops"),
+        **{name: meta[name] for name in names},
     )  # fmt: skip
 
 

@@ -66,7 +66,14 @@ class StoreWriter:
             writer.write(values)
 
     def finish(
-        self, name: str, num_classes: int, *, undirected: bool, keep_hops: int | None, origin: Mapping[str, Any]
+        self,
+        name: str,
+        num_classes: int,
+        *,
+        undirected: bool,
+        keep_hops: int | None,
+        origin: Mapping[str, Any],
+        hops: int | None = None,
     ) -> None:
         """Write store.json, once all arrays are there."""
         num_nodes, num_features = self._files["x"].shape
@@ -74,6 +81,7 @@ class StoreWriter:
             **{"format": FORMAT, "version": VERSION, "name": name, "num_nodes": num_nodes},
             **{"num_edges": self._files["row"].shape[0], "num_features": num_features, "num_classes": num_classes},
             **{"undirected": undirected, "keep_hops": keep_hops, "reordering": None, "origin": dict(origin)},
+            **({} if hops is None else {"hops": hops}),
             "files": {name: {**vars(info), "shape": list(info.shape)} for name, info in sorted(self._files.items())},
         }
         write_json(self.folder / META, {**meta, "crc32": _meta_crc32(meta)})

@@ -309,6 +309,17 @@ def another_place_is_another_model(runs: Mapping[str, Run]) -> Judged:
     return measured, len({tuple(loss) for loss in losses.values()}) > 1 if len(losses) > 1 else NOT_MEASURED
 
 
+@judged("sampling at evaluation costs no accuracy")
+def sampling_costs_nothing_at_evaluation(sampled: float, exact: float, number: int) -> Judged:
+    """Accuracies of one model on `number` nodes; not settled within two standard errors of the difference."""
+    error = _standard_error(sampled, exact, number)
+    measured = (
+        f"{sampled:.3f} with sampled neighbors, {exact:.3f} with all; standard error of the difference {error:.3f}"
+    )
+    within = "not measured: within two standard errors"
+    return measured, within if abs(sampled - exact) <= 2 * error else bool(sampled >= exact)
+
+
 @judged("training to convergence needs the data in memory")
 def converging_needs_the_data_in_memory(run: Run) -> Judged:
     """Holds where the run held more than its store takes on disk, beside the interpreter."""

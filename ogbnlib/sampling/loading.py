@@ -98,11 +98,12 @@ def loader(
             raise InputError(f"nodes: expected one of {', '.join(SPLITS)}, or node ids, got {nodes!r}")
         split, ids = nodes, torch.from_numpy(store.splits[nodes])
     else:
-        split, ids = "train", torch.from_numpy(_ids(nodes, store.num_nodes))
+        split, ids = "train", torch.from_numpy(node_ids(nodes, store.num_nodes))
     return _OneLoader(store, config, split, ids, limit).loader(bool(shuffle))
 
 
-def _ids(nodes: Any, num_nodes: int) -> Array:
+def node_ids(nodes: Any, num_nodes: int) -> Array:
+    """Distinct node ids, a mask of all nodes or None for all of them as int64 ids; `InputError` for anything else."""
     ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
     if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
         ids = np.flatnonzero(ids)

@@ -224,7 +224,7 @@ def open_dataset(
     named = _resolve(dataset, data_dir, undirected, feature_dtype, download)
     if isinstance(named, Store):
         return named
-    with _made_once(named.target, check):
+    with made_once(named.target, check):
         if (made := _existing(named)) is not None:
             return made
         from .convert import convert, disk_bytes, origin_of
@@ -243,7 +243,7 @@ def open_dataset(
 
 
 @contextlib.contextmanager
-def _made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
+def made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
     """Only one process makes what is to be at `target`; others wait, and look again."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(hidden(target, "once"), f"{target}: it is being made", wait=check):
@@ -254,7 +254,7 @@ def _made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
 
 
 def _asked(config: TrainConfig) -> dict[str, Any]:
-    rounded = config.loading == "store" and config.feature_dtype == "float16"  # in RAM it is rounded on reading
+    rounded = config.on_disk and config.feature_dtype == "float16"  # in RAM it is rounded on reading
     names = ("data_dir", "undirected", "download")
     return {name: getattr(config, name) for name in names} | {"feature_dtype": "float16" if rounded else None}
 
@@ -284,13 +284,48 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     """
     if size.stored == "store":
         _check_direction(size, config.undirected)
-    if size.keep_hops is not None and len(config.num_neighbors) > size.keep_hops:
+    if size.hops is not None and config.loading != "propagated":
+        raise InputError(
+            f"loading: {size.name} has propagated features and no edges: set loading=propagated, got {config.loading!r}"
+        )
+    if config.loading == "propagated":
+        if size.hops is None:
+            check_hops(size, config.hops, config.norm, "labelled")
+        elif size.hops != config.hops:
+            raise InputError(f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops")
+    elif size.keep_hops is not None and len(config.num_neighbors) > size.keep_hops:
         raise InputError(
             f"num_neighbors: {size.name} keeps {size.keep_hops} hops, got {len(config.num_neighbors)}; "
             "convert it with a larger --keep-hops"
         )
-    if config.loading == "store" and config.sampler == "pyg":
-        raise InputError("sampler: loading='store' samples with sampler='numba' only, got 'pyg'")
+    if config.on_disk and config.sampler == "pyg":
+        raise InputError(f"sampler: loading={config.loading!r} takes sampler='numba' only, got 'pyg'")
+
+
+def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
+    """Refuse what can't be propagated, or not as over the whole graph.
+
+    Raises:
+        InputError: naming the parameter.
+    """
+    if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
+        raise InputError(f"hops: expected a number of hops, at least 1, got {hops!r}")
+    for name, given, known in (("norm", norm, ("row", "sym", "none")), ("nodes", nodes, ("labelled", "all"))):
+        if given not in known:
+            raise InputError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+    if size.hops is not None:
+        raise InputError(
+            f"{size.name}: expected a graph to propagate over, found the features of {size.hops} hops, without edges; "
+            "name the store that it was made from"
+        )
+    if size.keep_hops is not None:
+        needed = hops + (norm == "sym")  # which divides by the degree of the outermost neighbors too
+        if nodes == "all" or needed > size.keep_hops:
+            what = "for all nodes" if nodes == "all" else f"with norm={norm}"
+            raise InputError(
+                f"hops: {size.name} keeps {size.keep_hops} hops around labelled nodes, too few for {hops} {what}; "
+                "convert it without --keep-hops, or with a larger one"
+            )
 
 
 # For a notebook -------------------------------------------------------------------------------------------------------
@@ -312,7 +347,7 @@ def prepare_dataset(
     else:
         name = f"synthetic-{scale:g}-seed{seed}" + ("-undirected" if undirected else "")
         path = home(data_dir) / f"{name}.store"
-        with contextlib.nullcontext() if is_store(path) else _made_once(path, lambda: None):
+        with contextlib.nullcontext() if is_store(path) else made_once(path, lambda: None):
             if not is_store(path):
                 from .synth import synthesize_store
 

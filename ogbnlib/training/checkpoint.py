@@ -23,7 +23,7 @@ import torch
 
 from ..config import TrainConfig
 from ..errors import Diverged, InputError
-from ..files import write_atomically
+from ..files import StrPath, write_atomically
 from ..graph.store import Store
 from ..memory.recorder import EventLog
 from ..runs.folder import BEST, CHECKPOINT, CONFIG, DAMAGED, METRIC_COLUMNS, METRICS, PREVIOUS, Run, check_changes
@@ -65,7 +65,7 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     Features may come from a store of float32 or of float16 and be rounded on reading, so 1,000 rows as they are trained
     on are in it too, which policies share.
     """
-    files, half = store.files, config.loading != "store" and config.feature_dtype == "float16"
+    files, half = store.files, not config.on_disk and config.feature_dtype == "float16"
     rows = store.x[:: max(1, store.num_nodes // _SAMPLE)].astype(np.float16 if half else store.feature_dtype)
     return {
         "path": str(store.path),
@@ -149,6 +149,20 @@ def _content(path: Path, device: torch.device) -> dict[str, Any]:
     if content["version"] != _VERSION:
         raise InputError(f"{path}: expected version {_VERSION}, found {content['version']}; use its own ogbnlib")
     return content
+
+
+def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], Path]:
+    """The config of a run, the weights in its best.pt, or where it has none in its last checkpoint, and which it was.
+
+    Raises:
+        InputError: where it has neither, or what it has is damaged.
+    """
+    folder = Run.open(run_dir).run_dir
+    path = next((file for name in (BEST, CHECKPOINT) if (file := folder / name).is_file()), None)
+    if path is None:
+        raise InputError(f"{folder}: expected the weights of a run ({BEST} or {CHECKPOINT}), found neither")
+    content = _content(path, torch.device("cpu"))
+    return TrainConfig.create(content["config"]), content["model"], path
 
 
 def load_checkpoint(

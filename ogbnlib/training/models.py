@@ -1,4 +1,6 @@
-"""GraphSAGE, GCN and GAT on bipartite layers: each layer computes only the nodes that the next one reads.
+"""GraphSAGE, GCN and GAT on bipartite layers, and SGC, SIGN and SAGN on propagated features.
+
+Each layer computes only the nodes that the next one reads.
 
 A batch lists its nodes hop by hop, seeds first, and its edges hop by hop, so layer `i` of `L` needs the edges of the
 first `L - i` hops, reads the nodes within `L - i` hops of a seed and writes those within `L - i - 1`. PyG's default
@@ -184,6 +186,54 @@ class GNN(nn.Module):
         if layer < len(self.convs) - 1:
             out = F.dropout(F.relu(out), p=self.dropout, training=self.training)
         return out
+
+
+class HopModel(nn.Module):
+    """Scores from propagated features [B, (hops + 1) * F]: what 0, 1, ... hops bring to each node.
+
+    - sgc: a linear layer on the last hop (Wu et al. 2019, as PyG's `SGConv`).
+    - sign: a linear layer for each hop, ReLU and dropout; then one on all of them (Frasca et al. 2020, as in PyG's
+      examples/sign.py).
+    - sagn: a linear layer for each hop, their sum weighed node by node with the softmax of LeakyReLU(a h_0 + b h_k) in
+      each of `heads`, and a linear layer of the node's own features; then ReLU, dropout and a linear layer (Sun et al.
+      2021, without its batch norm, label model and self-training).
+    """
+
+    def __init__(self, config: TrainConfig, num_features: int, num_classes: int):
+        super().__init__()
+        self.model, self.dropout, self.heads, self.num_rows = (
+            config.model,
+            config.dropout,
+            config.heads,
+            config.hops + 1,
+        )
+        width, hidden = num_features // self.num_rows, config.hidden_channels
+        if self.model == "sgc":
+            self.out = nn.Linear(width, num_classes)
+            return
+        self.hops = nn.ModuleList(nn.Linear(width, hidden, bias=self.model == "sign") for _ in range(self.num_rows))
+        self.out = nn.Linear(hidden * (self.num_rows if self.model == "sign" else 1), num_classes)
+        if self.model == "sagn":
+            self.own = nn.Linear(width, hidden)
+            self.attention = nn.Parameter(torch.empty(2, self.heads, hidden // self.heads))
+            nn.init.xavier_normal_(self.attention, gain=nn.init.calculate_gain("relu"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(len(x), self.num_rows, -1)
+        if self.model == "sgc":
+            return self.out(x[:, -1])
+        rows = [hop(x[:, k]) for k, hop in enumerate(self.hops)]
+        if self.model == "sign":
+            return self.out(torch.cat([F.dropout(row.relu(), self.dropout, self.training) for row in rows], 1))
+        out = (self._attended(torch.stack(rows, 1)) + self.own(x[:, 0])).relu()
+        return self.out(F.dropout(out, self.dropout, self.training))
+
+    def _attended(self, rows: Tensor) -> Tensor:
+        """The weighed sum of rows [B, hops + 1, hidden], head by head."""
+        heads = rows.view(*rows.shape[:2], self.heads, -1)
+        own, other = self.attention
+        scores = (heads[:, :1] * own).sum(-1, keepdim=True) + (heads * other).sum(-1, keepdim=True)
+        return (F.leaky_relu(scores, 0.2).softmax(1) * heads).sum(1).flatten(1)
 
 
 def parameter_bytes(model: nn.Module) -> int:

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from ..config import MODELS, TrainConfig
+from ..config import HOP_MODELS, MODELS, TrainConfig
 from ..errors import InputError, unknown_name
 from ..files import home, write_atomically
 from ..runs.folder import MODEL
-from .models import DTYPES, GNN
+from .models import DTYPES, GNN, HopModel
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _SEEDS = 4  # of the random batch
@@ -56,7 +56,8 @@ def make_model(
     if given is not None:
         _check_unused(config, {}, "which is made already")
     elif made_by is None:
-        return GNN(config, num_features, num_classes)
+        made = HopModel if config.model in HOP_MODELS else GNN
+        return made(config, num_features, num_classes)
     else:
         given = _instance(made_by, config, num_features, num_classes, note)
     _try_out(given, config, num_features, num_classes)

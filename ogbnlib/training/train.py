@@ -16,6 +16,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,6 +33,8 @@ from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
 from ..memory.workers import workers_ended
+from ..propagation.hops import propagated
+from ..propagation.policy import PropagatedLoaders
 from ..runs.attempt import Attempt
 from ..runs.diagnosis import exit_code_of
 from ..runs.folder import Run, own_run_dir
@@ -131,7 +134,12 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
             raise Stopped(f"stopped by {name} while the data set was converted; go on with resume=True (--resume)")
 
     limit = own_memory()[0] + min(available_bytes(), 2**30)
-    return open_for(config, memory_limit=limit, say=progress.say, progress=progress.keep, check=check)
+    how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
+    store = open_for(config, memory_limit=limit, **how)
+    if config.loading != "propagated":
+        return store
+    with log.phase("propagate"):
+        return propagated(store, config, **how)
 
 
 def _learner(
@@ -201,13 +209,16 @@ def train_prepared(
         log.mark("dataset", path=str(store.path), **asdict(store.size))
         log.mark("note", ranks=ranks.num_ranks)
         say = functools.partial(note, log=log, progress=progress)
-        if ranks.num_ranks > 1 and config.loading != "store":
+        if ranks.num_ranks > 1 and not config.on_disk:
             text = f"each of the {ranks.num_ranks} ranks holds its own copy of the data; loading=store shares one"
             log.mark("note", text=text)
-        with log.phase("compile kernels"):
-            compile_kernels(list(config.num_neighbors))
+        whole = config.loading == "propagated"
+        if not whole:
+            with log.phase("compile kernels"):
+                compile_kernels(list(config.num_neighbors))
         reserve = functools.partial(step_reserve_bytes, config, size=store.size)
-        loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, reserve)
+        make = PropagatedLoaders if whole else make_loaders
+        loaders = make(store, config, log, ranks.rank, ranks.num_ranks, reserve)
 
         def waiting(reading: tuple[str, int, int] | None) -> bool:
             if reading is not None:
@@ -215,7 +226,7 @@ def train_prepared(
             return ranks.num_ranks == 1 and bool(stop.number)  # several stop together, at the end of a step
 
         loaders.waiting = waiting
-        one_number = len(set(config.fan_out(training=False))) == 1 and config.model != "gcn"
+        one_number = whole or (len(set(config.fan_out(training=False))) == 1 and config.model != "gcn")
         if config.eval_batch_size not in (None, config.batch_size) and not one_number:
             say(
                 "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "

@@ -232,6 +232,11 @@ def cases(make: Make) -> dict[str, list[tuple[Belief, str]]]:
             (b.another_place_is_another_model({"a": plain, "b": option, "c": killed}), n),
             (b.another_place_is_another_model({"a": plain, "c": killed}), "not measured"),
         ],
+        "sampling_costs_nothing_at_evaluation": [
+            (b.sampling_costs_nothing_at_evaluation(0.5, 0.4, 2000), "holds"),
+            (b.sampling_costs_nothing_at_evaluation(0.4, 0.5, 2000), n),
+            (b.sampling_costs_nothing_at_evaluation(0.49, 0.5, 2000), "not measured"),
+        ],
         "checkpoints_cost_time": [
             (b.checkpoints_cost_time(make("s1", **saving)), "holds"),
             (b.checkpoints_cost_time(plain), n),

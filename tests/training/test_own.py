@@ -373,7 +373,10 @@ def test_it_is_refused_before_anything_is_written(own: Config, here: Path) -> No
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model": "sgae"}, r"^model: expected sage, gcn, gat, or your own as .*, got 'sgae'; did you mean 'sage'\?"),
+        (
+            {"model": "sgae"},
+            r"^model: expected sage, gcn, gat, sgc, sign, sagn, or your own as .*, got 'sgae'; did you mean 'sage'\?",
+        ),
         ({"model": ":Net"}, "^model: "),
         ({"model": "my_model.py:"}, "^model: "),
         ({"model_args": '{"a": 1}'}, "^model_args: expected with a model of your own only, got model='sage'"),

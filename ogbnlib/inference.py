@@ -1,0 +1,216 @@
+"""The predictions of a run's model for nodes of its graph: exact, with every neighbor, or sampled as in training."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .config import TrainConfig
+from .errors import InputError, clear_errors
+from .files import StrPath, check_new, hidden, home, locked, write_atomically
+from .graph.bits import NodeSet
+from .graph.checks import label_dtype
+from .graph.npz import Array
+from .graph.store import Store
+from .memory.cuda import resolve_device
+from .progress import counted
+from .propagation.hops import left_bytes, propagated
+from .propagation.layers import Layer, LayerWise
+from .propagation.plan import fixed_bytes
+from .propagation.policy import HopLoader
+from .propagation.sweep import THREADS
+from .sampling.loading import loader, node_ids
+from .sources.catalog import check_hops, open_for
+from .sources.convert import Progress
+from .training.checkpoint import read_model
+from .training.own import Call, make_model
+
+_STEP_BYTES = 256 * 2**20  # rows of a layer on their way, and the products' own memory
+
+
+def _asked(nodes: str | Array, store: Store) -> tuple[Array | None, str]:
+    """Distinct int64 ids, None for all nodes, and what they are."""
+    if isinstance(nodes, str) and nodes in ("labelled", "all"):
+        return None if nodes == "all" else np.unique(np.concatenate([*store.splits.values()])), nodes
+    if isinstance(nodes, str | os.PathLike):
+        file = home(nodes)
+        if file.suffix != ".npy":
+            raise InputError(f"nodes: expected labelled, all or a .npy file of node ids, got {nodes!r}")
+        try:
+            with clear_errors(file):
+                nodes = np.load(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise InputError(f"{file}: expected an array of node ids, found something else ({error})") from None
+    return node_ids(nodes, store.num_nodes), "given"
+
+
+def _layers(config: TrainConfig, weights: dict[str, Any]) -> list[Layer]:
+    def values(name: str) -> Array:
+        return weights[name].float().cpu().numpy()
+
+    made = []
+    for i in range(len(config.num_neighbors)):
+        if config.model == "gcn":
+            made.append(Layer(values(f"convs.{i}.lin.weight").T, values(f"convs.{i}.bias")))
+        else:
+            names = [f"convs.{i}.{name}" for name in ("lin_l.weight", "lin_l.bias", "lin_r.weight")]
+            made.append(Layer(values(names[0]).T, values(names[1]), values(names[2]).T))
+    return made
+
+
+def _exact(
+    store: Store, layers: list[Layer], ids: Array | None, work: Path, memory_limit: str | int | None, progress: Progress
+) -> Iterator[Array]:
+    """Scores of the nodes in ascending order."""
+    wanted = None
+    if ids is not None:
+        wanted = NodeSet(store.num_nodes)
+        wanted.add(ids)
+        wanted.count()
+    room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers), THREADS) - _STEP_BYTES
+    if work.exists():  # left by a kill
+        shutil.rmtree(work)
+    work.mkdir()
+    try:
+        done: list[Callable[[int], object]] = [lambda count: None]
+        layered = LayerWise(store, layers, wanted, room, work, lambda count: done[0](count))
+        with (
+            counted("predicting", layered.num_bytes, progress) as done[0],
+            contextlib.closing(layered.scores()) as scores,
+        ):
+            yield from scores
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _by_model(
+    config: TrainConfig, weights: dict[str, Any], run_dir: Path, store: Store, batches: Any
+) -> Iterator[Array]:
+    """Scores of the seeds of batches, in their order."""
+    model = make_model(config, store.num_features, store.num_classes, run_dir)
+    model.load_state_dict(weights)
+    device, call = resolve_device(config.device), Call.of(model, config.precision)
+    model.to(device).eval()
+    with torch.no_grad():
+        for batch in batches:
+            yield call(model, batch, device).cpu().numpy()
+
+
+def _of_hops(store: Store, ids: Array | None, graph: Store, batch_size: int) -> HopLoader:
+    """Batches of propagated features of these nodes of the graph, which may be that store itself."""
+    ids = np.arange(graph.num_nodes) if ids is None else ids
+    ids = ids if graph.node_id is None or graph is store else graph.node_id[ids]
+    own = np.arange(store.num_nodes) if store.node_id is None or graph is store else np.asarray(store.node_id)
+    places = np.minimum(np.searchsorted(own, ids), len(own) - 1)
+    if missing := int((own[places] != ids).sum()):
+        raise InputError(
+            f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "
+            "(python -m ogbnlib propagate --nodes all) and train from that store"
+        )
+    labels = torch.zeros(len(places), dtype=torch.int64)
+    return HopLoader(store, torch.from_numpy(places), labels, batch_size=batch_size)
+
+
+@clear_errors()
+def predict_nodes(
+    run_dir: StrPath,
+    out: StrPath,
+    *,
+    nodes: str | Any = "labelled",
+    sampled: bool = False,
+    scores: bool = False,
+    memory_limit: str | int | None = None,
+    progress: Progress = True,
+    say: Callable[[str], object] = print,
+) -> Path:
+    """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; returns its path.
+
+    The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes]. Rows are those of all
+    nodes, of the ids that are given, in their order, or of the labelled nodes in ascending order of their ids, which
+    then are in `NAME-nodes.npy` beside it.
+
+    Args:
+        run_dir: whose weights are taken: of best.pt where there is one, else of checkpoint.pt.
+        nodes: "labelled" (of any split), "all", a .npy file of ids, or ids.
+        sampled: neighbors as in the run's evaluations. Without it all neighbors count, for sage and gcn layer by layer
+            over the whole graph. Models of propagated features have no neighbors to sample.
+        memory_limit: as for `propagate`.
+
+    Raises:
+        InputError: for what is no finished run, bad ids, a model that there is no exact way for, too little memory or
+            disk, and scores that are not finite.
+    """
+    config, weights, path = read_model(run_dir)
+    target = Path(os.path.realpath(home(out)))
+    if target.suffix != ".npy":
+        raise InputError(f"out: expected the name of a .npy file, got {out!s}")
+    beside = target.with_name(f"{target.stem}-nodes.npy")
+    for file in (target, beside):
+        check_new(file)
+    store = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
+    ids, what = _asked(nodes, store)
+    whole, size = config.loading == "propagated", config.eval_batch_size or config.batch_size
+    if not (whole or sampled):
+        if config.model not in ("sage", "gcn"):
+            raise InputError(
+                f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled"
+            )
+        if store.keep_hops is not None:
+            norm = "sym" if config.model == "gcn" else "row"
+            check_hops(store, len(config.num_neighbors), norm, "labelled" if what == "labelled" else "all")
+    say(f"{path}: predicting with its weights")
+    with locked(hidden(target, "lock"), f"{target}: it is being written"):
+        order = None
+        if whole:
+            made = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
+            batches: Any = _of_hops(made, ids, store, size)
+            chunks = _by_model(config, weights, Path(run_dir), made, batches)
+        elif sampled:
+            how: dict[str, Any] = {"num_neighbors": config.fan_out(training=False), "batch_size": size}
+            batches = loader(store, ids, **how, memory_limit=memory_limit, shuffle=False, seed=config.seed)
+            chunks = _by_model(config, weights, home(run_dir), store, batches)
+        else:
+            order = None if ids is None or (np.diff(ids) > 0).all() else np.argsort(np.argsort(ids))
+            work = hidden(target, "work")
+            chunks = _exact(store, _layers(config, weights), ids, work, memory_limit, progress)
+        count = store.num_nodes if ids is None else len(ids)
+        _write(target, chunks, count, store.num_classes, scores, order, {beside: ids} if what == "labelled" else {})
+    return target
+
+
+def _write(
+    path: Path,
+    chunks: Iterator[Array],
+    count: int,
+    num_classes: int,
+    scores: bool,
+    order: Array | None,
+    beside: Mapping[Path, Any],
+) -> None:
+    dtype = np.dtype(np.float32 if scores else label_dtype(num_classes))
+    shape = (count, num_classes) if scores else (count,)
+
+    def reduced() -> Iterator[Array]:
+        for values in chunks:
+            if not np.isfinite(values).all():
+                raise InputError(f"{path}: scores are not finite; `python -m ogbnlib verify` says whether features are")
+            yield values if scores else values.argmax(1).astype(dtype)
+
+    def write(file: Any) -> None:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        parts = reduced() if order is None else iter([np.concatenate([*reduced()])[order]])
+        for values in parts:
+            file.write(np.ascontiguousarray(values).data)
+        for other, ids in beside.items():  # now that nothing can go wrong any more
+            write_atomically(other, functools.partial(np.save, arr=ids))
+
+    write_atomically(path, write)

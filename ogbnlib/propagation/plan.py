@@ -1,0 +1,108 @@
+"""What a propagation takes, from sizes alone: how many columns at a time, memory, disk, minutes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..config import TrainConfig
+from ..errors import MB, InputError, format_bytes
+from ..graph.store import GraphSize
+
+# For the minutes only: a 2-core machine with an NVMe-like disk; an edge is a read of memory that no cache holds.
+_BYTES_PER_S, _EDGES_PER_S = 1.2e9, 25e6
+_KERNEL_BYTES = 96 * MB  # compiling the kernels
+THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, and a slice's result
+
+
+@dataclass(frozen=True)
+class HopPlan:
+    """How many columns are propagated at a time, and what that takes.
+
+    Attributes:
+        columns: All of them.
+        width: Those held at a time.
+        rows_held: Rows of them that are held at once.
+        itemsize: Bytes of a value that is held.
+        disk_bytes: Of the result and, until it is done, of the blocks that it is put together from.
+        read_bytes: From the store, in all.
+        minutes: On a 2-core machine with an NVMe-like disk.
+    """
+
+    columns: int
+    width: int
+    rows_held: int
+    itemsize: int
+    disk_bytes: int
+    read_bytes: int
+    minutes: float
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.columns // self.width)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all columns that are held at a time; `fixed_bytes` are on top."""
+        return self.width * self.rows_held * self.itemsize
+
+    def __str__(self) -> str:
+        passes = "1 pass" if self.num_blocks == 1 else f"{self.num_blocks} passes"
+        return (
+            f"{passes} over it, {self.width} columns each: {format_bytes(self.held_bytes)} of memory, "
+            f"{format_bytes(self.disk_bytes)} of disk, half of it until it is done, about {self.minutes:.0f} "
+            "minutes on 2 cores"
+        )
+
+
+def fixed_bytes(size: GraphSize, hops: int, threads: int) -> int:
+    """Held beside the columns: kernels, buffers, and bits of the nodes that each hop reads."""
+    return _KERNEL_BYTES + threads * THREAD_BYTES + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
+
+
+def plan_hops(
+    size: GraphSize, hops: int, norm: str, *, left_bytes: int, itemsize: int, kept: int, reached: list[int]
+) -> HopPlan:
+    """The plan for what is left of a limit.
+
+    Args:
+        left_bytes: That this process may still take, beside `fixed_bytes`.
+        itemsize: Of the result's features.
+        kept: Nodes in the result.
+        reached: Nodes whose rows a hop makes, hop by hop; as many numbers as hops.
+
+    Raises:
+        InputError: when not a single column fits.
+    """
+    held_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
+    # What the hop before made, and what this one makes; the last one's goes to disk.
+    source = [size.num_nodes, *reached[:-1]]
+    rows_held = max(
+        have + (made if i < hops - 1 else 0) for i, (have, made) in enumerate(zip(source, reached, strict=True))
+    )
+    column = rows_held * held_itemsize
+    most = left_bytes // max(1, column)
+    if most < 1:
+        raise InputError(
+            f"memory_limit: expected room for a column of {size.name} beside what is held already, "
+            f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by as much as is missing"
+        )
+    blocks = -(-size.num_features // min(most, size.num_features))
+    width = -(-size.num_features // blocks)
+    if width % 8 and most >= width + 8 - width % 8:
+        width += 8 - width % 8  # eight values are one instruction
+    blocks, result = -(-size.num_features // width), kept * (hops + 1) * size.num_features * itemsize
+    graph = 4 * size.num_edges + 8 * size.num_nodes
+    features = size.num_nodes * size.num_features * size.feature_itemsize
+    read = blocks * (features + hops * graph) + max(1, hops - 1) * graph + features
+    edges = sum(size.num_edges * made / max(1, size.num_nodes) for made in reached)
+    minutes = (read / _BYTES_PER_S + blocks * edges / _EDGES_PER_S) / 60
+    return HopPlan(
+        size.num_features, min(width, size.num_features), rows_held, held_itemsize, 2 * result, read, minutes
+    )
+
+
+def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
+    """A graph with the features that `config` has propagated over it."""
+    if size.hops is not None:
+        return size
+    return replace(size, num_features=size.num_features * (config.hops + 1), hops=config.hops)

@@ -1,0 +1,64 @@
+"""The fifth loading policy: batches of propagated features, rows of a mapped store without a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
+
+from ..graph.store import Store
+from ..sampling.loader import NO_EDGES, available_bytes, fill_page_cache
+from ..sampling.policies import Loaders
+
+
+class HopLoader(DataLoader[int]):
+    """Batches of a split: `x` [B, (hops + 1) * F] in the store's dtype, hop by hop in a row, and `y` [B]."""
+
+    node_sampler = None  # which other loaders have
+
+    def __init__(self, store: Store, ids: Tensor, labels: Tensor, **arguments: Any) -> None:
+        self._store, self._ids, self._labels = store, ids, labels
+        super().__init__(range(len(ids)), collate_fn=self._batch, **arguments)  # type: ignore[arg-type]
+
+    def _batch(self, positions: list[int]) -> Data:
+        at = torch.tensor(positions)
+        ids = self._ids[at]
+        return Data(
+            x=torch.from_numpy(self._store.x[ids.numpy()]),
+            edge_index=NO_EDGES,
+            y=self._labels[at],
+            n_id=ids,
+            input_id=at,
+            batch_size=len(at),
+            num_sampled_nodes=[len(at)],
+            num_sampled_edges=[],
+        )
+
+
+class PropagatedLoaders(Loaders):
+    """Rows come through the page cache, which the kernel takes back under pressure: any limit will do."""
+
+    def _load(self, store: Store) -> Data:
+        self.store = store
+        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
+        store.advise_random()
+        held = [*self.splits.values(), *self._labels.values()]
+        self.log.part("splits and their labels", sum(t.nbytes for t in held))
+        if store.nbytes <= available_bytes() and self.config.epochs:
+            with self.log.phase("load into page cache"):
+                fill_page_cache(store)
+        return Data()
+
+    def labels(self, split: str) -> Tensor:
+        return self._labels[split]
+
+    def _build(self, split: str, shuffle: bool) -> Any:
+        arguments = self._arguments(split, shuffle)
+        with self.log.phase(f"build {split} loader"):
+            return HopLoader(self.store, arguments.pop("input_nodes"), self._labels[split], **arguments)
+
+    def eval_loader(self, split: str) -> Any:
+        return self._build(split, shuffle=False)

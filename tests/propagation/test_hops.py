@@ -1,0 +1,316 @@
+"""Propagated features are A^k X, whatever the columns held at a time, the pieces read, and the kills in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import MB, left_in, python_child, wait_until
+from graphs import make_store, matrix, powers, random_edges
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ogbnlib.graph.verify import verify_store
+from real_graphs import write_graph
+
+from ogbnlib import InputError, Store, convert, open_store, propagate
+from ogbnlib.propagation import hops as module
+from ogbnlib.propagation import sweep
+
+
+def hop_rows(made: Store, num_features: int) -> np.ndarray:
+    return np.asarray(made.x, np.float64).reshape(made.num_nodes, -1, num_features)
+
+
+def in_blocks_of(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Hold so many columns at a time."""
+    planned = module.Propagation.plan
+
+    def plan(self: Any, left: int) -> Any:
+        import dataclasses
+
+        return dataclasses.replace(planned(self, left), width=width)
+
+    monkeypatch.setattr(module.Propagation, "plan", plan)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**16), num_nodes=st.integers(5, 200), density=st.floats(0, 12), columns=st.integers(1, 11),
+    norm=st.sampled_from(["row", "sym", "none"]), self_loops=st.booleans(), hops=st.integers(1, 4),
+    nodes=st.sampled_from(["labelled", "all"]), dtype=st.sampled_from(["float16", "float32"]),
+    width=st.integers(1, 11), nodes_at_once=st.integers(1, 80), edges_at_once=st.integers(1, 50),
+    size=st.sampled_from([1e-5, 1.0, 300.0]), keep=st.booleans(),
+)  # fmt: skip
+def test_it_is_the_power_of_the_adjacency(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, num_nodes: int, density: float, columns: int, norm: str,
+    self_loops: bool, hops: int, nodes: str, dtype: str, width: int, nodes_at_once: int, edges_at_once: int,
+    size: float, keep: bool,
+) -> None:  # fmt: skip
+    random, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("graph")
+    edges = random_edges(random, num_nodes, int(density * num_nodes))
+    x = (size * random.normal(size=(num_nodes, columns))).astype(np.float32)
+    store = make_store(folder / "store", edges, x, seed)
+    how: dict[str, Any] = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "SLICE_NODES", nodes_at_once)
+        patch.setattr(sweep, "PIECE_EDGES", edges_at_once)
+        in_blocks_of(patch, width)
+        kept = np.arange(num_nodes) if nodes == "all" else np.unique(np.concatenate([*store.splits.values()]))
+        expected = powers(matrix(edges, num_nodes, norm, self_loops), x, hops)[kept]
+        if dtype == "float16" and np.abs(expected).max() > 65000:
+            with pytest.raises(InputError, match="use feature_dtype='float32'"):
+                propagate(store, folder / "made", **how, feature_dtype=dtype, progress=False)
+            return
+        made = propagate(store, folder / "made", **how, feature_dtype=dtype, progress=False)
+    assert made.feature_dtype == dtype
+    # What may be off: a rounding a hop, of each term; below 6e-8 float16 has nothing.
+    terms = powers(abs(matrix(edges, num_nodes, norm, self_loops)), np.abs(x), hops)[kept]
+    allowed = (4e-7 * 64 if dtype == "float32" else 2**-11 * (hops + 2)) * terms + (6e-8 if dtype == "float16" else 0)
+    assert np.all(np.abs(hop_rows(made, columns) - expected) <= allowed)
+    assert np.array_equal(kept, np.arange(num_nodes) if made.node_id is None else made.node_id)
+
+
+def test_the_result_is_a_sound_store_with_the_labels_and_splits_of_the_nodes_that_are_kept(
+    tiny_store: Path, tmp_path: Path
+) -> None:
+    store = open_store(tiny_store)
+    made = propagate(store, tmp_path / "made", hops=3, norm="row", progress=False)
+    assert verify_store(made.path) == []
+    assert (made.hops, made.num_features, made.num_edges, made.num_classes) == (3, 4 * store.num_features, 0, 4)
+    assert made.node_id is not None
+    for name, ids in store.splits.items():
+        assert np.array_equal(made.node_id[made.splits[name]], ids)
+        assert np.array_equal(made.y[made.splits[name]], store.y[ids])
+    assert left_in(tmp_path) == ["made"]
+
+
+def test_nodes_of_a_store_from_which_others_were_dropped_keep_their_ids(tiny_dir: Path, tmp_path: Path) -> None:
+    few = convert(tiny_dir, tmp_path / "few", keep_hops=3, progress=False)
+    whole = convert(tiny_dir, tmp_path / "whole", progress=False)
+    for norm in ("row", "sym"):
+        made = [propagate(s, tmp_path / f"{s.path.name}-{norm}", norm=norm, progress=False) for s in (few, whole)]
+        assert np.array_equal(made[0].node_id, made[1].node_id)
+        assert np.array_equal(made[0].x, made[1].x)
+        assert verify_store(made[0].path) == []
+    assert propagate(few, tmp_path / "3", hops=3, norm="row", progress=False).hops == 3
+    for more in ({"hops": 3}, {"hops": 4, "norm": "row"}, {"hops": 1, "nodes": "all"}):
+        with pytest.raises(InputError, match="keeps 3 hops around labelled nodes, too few"):
+            propagate(few, tmp_path / "no", **more, progress=False)
+
+
+# Ended and begun again ------------------------------------------------------------------------------------------------
+
+
+class Ended(Exception):
+    pass
+
+
+@pytest.mark.parametrize("calls", [1, 25, 50, 75])
+def test_ended_at_any_call_it_goes_on_with_other_columns_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    random = np.random.default_rng(0)
+    store = make_store(tmp_path / "store", random_edges(random, 500, 4000), random.normal(size=(500, 9)).astype("f2"))
+    monkeypatch.setattr(sweep, "SLICE_NODES", 100)
+    whole = propagate(store, tmp_path / "whole", hops=3, progress=False)
+    left, said = calls, []
+
+    def check() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Ended
+
+    with monkeypatch.context() as patch:
+        in_blocks_of(patch, 2)
+        with pytest.raises(Ended):
+            propagate(store, tmp_path / "made", hops=3, progress=False, check=check)
+    before = list((tmp_path / ".made.blocks").glob("*-*"))
+    assert before or calls < 50  # the survey takes a few calls, a block sixteen
+    with monkeypatch.context() as patch:
+        in_blocks_of(patch, 3)
+        made = propagate(store, tmp_path / "made", hops=3, progress=False, say=said.append)
+    assert made.path.joinpath("x.npy").read_bytes() == whole.path.joinpath("x.npy").read_bytes()
+    assert (f"; {2 * len(before)} columns are done already" in said[-1]) == bool(before)
+    assert left_in(tmp_path) == ["made", "store", "whole"]
+
+
+KILLED = """
+import sys
+from ogbnlib import open_store, propagate
+from ogbnlib.propagation import plan, sweep
+import ogbnlib.propagation.hops as hops
+sweep.SLICE_NODES, planned = 500, hops.Propagation.plan
+def plan(self, left):
+    import dataclasses
+    return dataclasses.replace(planned(self, left), width=int(sys.argv[3]))
+hops.Propagation.plan = plan
+store = open_store(sys.argv[1])
+sweep.Edges(store)
+print("ready", flush=True)
+propagate(store, sys.argv[2], hops=2, progress=False)
+"""
+
+
+def new_block(blocks: Path, seen: list[int]) -> bool:
+    """Whether there are more of them than when it was asked last."""
+    seen.append(len(list(blocks.glob("*-*/block.json"))))
+    return seen[-1] > min(seen[-2:])
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    kills = 30 if os.environ.get("OGBNLIB_LONG") else 3
+    random = np.random.default_rng(0)
+    x = random.normal(size=(40000, 32)).astype("f2")
+    store = make_store(tmp_path / "store", random_edges(random, 40000, 400000), x)
+    whole = (propagate(store, tmp_path / "whole", progress=False).path / "x.npy").read_bytes()
+    blocks, target, seen = tmp_path / ".made.blocks", tmp_path / "made", [0]
+    for kill in range(kills):
+        with python_child(KILLED, str(store.path), str(target), str(1 + kill % 3)) as child:
+            wait_until(lambda: child.poll() is not None or new_block(blocks, seen), "a block")
+            time.sleep(float(random.uniform(0, 0.3)))
+            child.kill()
+        assert not target.exists() or verify_store(target) == []
+        if target.exists():
+            assert (target / "x.npy").read_bytes() == whole
+            subprocess.run(["rm", "-r", str(target)], check=True)
+    assert (propagate(store, target, progress=False).path / "x.npy").read_bytes() == whole
+    assert left_in(tmp_path) == ["made", "store", "whole"]
+
+
+def test_what_another_propagation_left_is_not_taken_and_a_damaged_block_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    store = make_store(tmp_path / "store", random_edges(random, 50, 400), random.normal(size=(50, 6)).astype("f4"))
+    in_blocks_of(monkeypatch, 2)
+
+    def interrupted(**how: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_write", lambda *_: (_ for _ in ()).throw(Ended))
+            with pytest.raises(Ended):
+                propagate(store, tmp_path / "made", progress=False, **how)
+
+    said: list[str] = []
+    interrupted(norm="row")
+    interrupted(norm="sym")
+    block = tmp_path / ".made.blocks" / "2-4" / "x.npy"
+    block.write_bytes(block.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputError, match="2-4: its checksum is not that of what was written; start again"):
+        propagate(store, tmp_path / "made", norm="sym", progress=False, say=said.append)
+    assert said[-1].endswith("; 6 columns are done already")
+    made = propagate(store, tmp_path / "made", norm="sym", progress=False, say=said.append)
+    assert said[-1].endswith("; 4 columns are done already")
+    assert np.array_equal(made.x, propagate(store, tmp_path / "whole", norm="sym", progress=False).x)
+
+
+# Refused --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"hops": 0}, "hops: expected a number of hops, at least 1, got 0"),
+        ({"norm": "col"}, "norm: expected one of row, sym, none, got 'col'"),
+        ({"nodes": "train"}, "nodes: expected one of labelled, all, got 'train'"),
+        ({"feature_dtype": "int8"}, "feature_dtype: expected float16 or float32, got 'int8'"),
+        ({"memory_limit": "10 MB"}, "memory_limit: expected room for a column"),
+        ({"memory_limit": 8}, "ambiguous without a unit"),
+    ],
+)
+def test_bad_parameters_are_refused_before_anything_is_written(
+    tiny_store: Path, tmp_path: Path, how: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        propagate(open_store(tiny_store), tmp_path / "made", **how, progress=False)
+    assert left_in(tmp_path) == []
+
+
+def test_a_full_disk_a_target_in_use_and_propagated_features_are_refused(
+    tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tiny_store)
+    made = propagate(store, tmp_path / "made", progress=False)
+    with pytest.raises(InputError, match="expected a new or empty folder, found other content"):
+        propagate(store, tmp_path / "made", progress=False)
+    with pytest.raises(InputError, match="expected a graph to propagate over, found the features of 2 hops"):
+        propagate(made, tmp_path / "again", progress=False)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(InputError, match="free disk space, half of it until it is done, found 1 kB"):
+        propagate(store, tmp_path / "other", progress=False)
+    assert left_in(tmp_path) == ["made"]
+
+
+@pytest.mark.parametrize("name", ["colptr", "row", "x"])
+def test_damage_is_found_before_anything_is_made_of_it(tiny_store: Path, tmp_path: Path, name: str) -> None:
+    import shutil
+
+    shutil.copytree(tiny_store, tmp_path / "store")
+    file = tmp_path / "store" / f"{name}.npy"
+    content = bytearray(file.read_bytes())
+    content[-6] ^= 0x11
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=f"{name}.npy: expected"):
+        propagate(open_store(tmp_path / "store"), tmp_path / "made", hops=1, progress=False)
+    assert left_in(tmp_path) == ["store"]
+
+
+def test_it_keeps_to_a_hard_limit(tmp_path: Path, kernel_limit: Callable[[int], Any]) -> None:
+    random = np.random.default_rng(0)
+    n = 600_000
+    x = random.normal(size=(n, 64)).astype(np.float16)  # 73 MB, and as much again between two hops
+    store = make_store(tmp_path / "store", random.integers(n, size=(2, 3 * n)), x)
+    limit = kernel_limit(340 * MB)
+    argv = [sys.executable, "-m", "ogbnlib", "propagate", str(store.path), str(tmp_path / "made")]
+    argv += ["--nodes", "all", "--memory-limit", "340 MB"]
+    done = subprocess.run(limit.command(argv), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ": 1 pass over" not in done.stderr
+    assert open_store(tmp_path / "made").num_nodes == n
+
+
+# Peers ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["amazon_photo", "coauthor_cs"])
+def test_it_is_what_pygs_sgconv_and_sign_make_of_real_graphs(tmp_path: Path, name: str) -> None:
+    from torch_geometric.data import Data
+    from torch_geometric.nn import SGConv
+    from torch_geometric.transforms import SIGN
+
+    write_graph(name, tmp_path / "graph")
+    graph = convert(tmp_path / "graph", tmp_path / "whole", undirected=True, progress=False)
+    edges = graph.read_edge_index()
+    store = make_store(tmp_path / "store", edges, graph.read("x")[:, :100])  # columns do not mix
+    data = Data(x=torch.from_numpy(store.read("x")), edge_index=torch.from_numpy(edges))
+    how: dict[str, Any] = {"hops": 3, "nodes": "all", "feature_dtype": "float32", "progress": False}
+    plain = propagate(store, tmp_path / "plain", **how)
+    sign = SIGN(3)(data.clone())
+    stacked = torch.cat([data.x, sign.x1, sign.x2, sign.x3], 1).numpy()
+    np.testing.assert_allclose(plain.x, stacked, rtol=1e-4, atol=1e-5)
+    looped = propagate(store, tmp_path / "looped", self_loops=True, **how)
+    conv = SGConv(store.num_features, store.num_features, K=3, bias=False)
+    conv.lin.weight.data = torch.eye(store.num_features)
+    with torch.no_grad():
+        sgc = conv(data.x, data.edge_index).numpy()
+    np.testing.assert_allclose(looped.x[:, -store.num_features :], sgc, rtol=1e-4, atol=1e-5)
+
+
+def test_the_command_says_its_plan_and_what_it_made(tiny_store: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "ogbnlib", "propagate", str(tiny_store), str(tmp_path / "made"), "--hops", "1"]
+    done = subprocess.run([*argv, "--norm", "row", "--json"], capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout)
+    assert (facts["num_nodes"], facts["num_features"], facts["num_edges"]) == (210, 16, 0)
+    assert ": 1 pass over it, 8 columns each" in done.stderr
+    again = subprocess.run(argv, capture_output=True, text=True)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: ")

@@ -1,0 +1,137 @@
+"""Predictions of a run: layer by layer they are those of a forward pass over the whole graph in RAM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import left_in
+from torch_geometric.nn import GCNConv, SAGEConv
+
+from ogbnlib import InputError, TrainConfig, convert, inference, open_store, predict_nodes
+from ogbnlib.propagation import layers, sweep
+from ogbnlib.training.checkpoint import read_model
+from ogbnlib.training.train import train
+
+Config = Callable[..., TrainConfig]
+QUIET: dict[str, Any] = {"progress": False, "say": lambda text: None}
+
+
+def in_ram(run_dir: Path, dataset: Path) -> np.ndarray:
+    """Scores of all nodes by PyG's own layers on the whole graph."""
+    config, weights, _ = read_model(run_dir)
+    store = open_store(dataset)
+    x, edges = torch.from_numpy(store.read("x", "float32")), torch.from_numpy(store.read_edge_index())
+    kind = {"sage": SAGEConv, "gcn": GCNConv}[config.model]
+    for layer in range(len(config.num_neighbors)):
+        mine = {name.split(".", 2)[2]: value for name, value in weights.items() if name.startswith(f"convs.{layer}.")}
+        out = len(mine["bias"] if config.model == "gcn" else mine["lin_l.bias"])
+        conv = kind(x.shape[1], out)
+        conv.load_state_dict(mine)
+        with torch.no_grad():
+            x = conv(x, edges) if layer == len(config.num_neighbors) - 1 else F.relu(conv(x, edges))
+    return x.numpy()
+
+
+@pytest.fixture(scope="module", params=["sage", "gcn"])
+def trained(request: pytest.FixtureRequest, tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir: Path = tmp_path_factory.mktemp(request.param) / "run"
+    train(tiny_config(model=request.param, num_neighbors=[3, 3, 2], hidden_channels=6, keep="best", lr=0.05), run_dir)
+    return run_dir
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5, 100])
+def test_exact_scores_are_those_of_a_forward_pass_in_ram(
+    trained: Path, tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setattr(sweep, "SLICE_NODES", 37)
+    monkeypatch.setattr(sweep, "PIECE_EDGES", 50)
+    monkeypatch.setattr(layers, "CHUNK_BYTES", 4 * 8 * 20)
+    monkeypatch.setattr(inference, "left_bytes", lambda limit: 2**30)
+    monkeypatch.setattr(inference, "fixed_bytes", lambda *_: 2**30 - inference._STEP_BYTES - columns * 4 * 300)
+    expected = in_ram(trained, tiny_store)
+    predict_nodes(trained, tmp_path / "scores.npy", nodes="all", scores=True, **QUIET)
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, rtol=1e-4, atol=1e-5)
+    some = np.random.default_rng(0).permutation(300)[:40]
+    np.save(tmp_path / "some.npy", some)
+    for nodes, ids in (("all", np.arange(300)), (str(tmp_path / "some.npy"), some), ("labelled", None)):
+        path = predict_nodes(trained, tmp_path / f"{Path(nodes).stem}-out.npy", nodes=nodes, **QUIET)
+        if ids is None:
+            ids = np.load(tmp_path / "labelled-out-nodes.npy")
+            assert np.array_equal(ids, np.unique(np.concatenate([*open_store(tiny_store).splits.values()])))
+        found = np.load(path)
+        assert found.dtype == np.int16
+        assert np.array_equal(found, expected[ids].argmax(1))
+    assert left_in(tmp_path) == [
+        *("all-out.npy", "labelled-out-nodes.npy", "labelled-out.npy"), "scores.npy", "some-out.npy", "some.npy"
+    ]  # fmt: skip
+
+
+def test_sampled_predictions_with_all_neighbors_are_the_exact_ones(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    train(tiny_config(eval_num_neighbors=-1), tmp_path / "run")
+    exact, sampled = (
+        np.load(predict_nodes(tmp_path / "run", tmp_path / f"{way}.npy", scores=True, sampled=way, **QUIET))
+        for way in (False, True)
+    )
+    np.testing.assert_allclose(exact, sampled, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_propagated_features_predicts_from_them(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(loading="propagated", model="sign", data_dir=str(tmp_path), dataset=str(tiny_store))
+    result = train(config, tmp_path / "run")
+    found = np.load(predict_nodes(tmp_path / "run", tmp_path / "out.npy", **QUIET))
+    ids, store = np.load(tmp_path / "out-nodes.npy"), open_store(tiny_store)
+    test = np.searchsorted(ids, store.splits["test"])
+    assert float((found[test] == store.y[store.splits["test"]]).mean()) == result.history[-1]["test"]
+    with pytest.raises(InputError, match="has no features of 90 of these nodes; propagate for all nodes"):
+        predict_nodes(tmp_path / "run", tmp_path / "all.npy", nodes="all", **QUIET)
+    assert not (tmp_path / "all.npy").exists()
+
+
+def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
+    trained: Path, tiny_config: Config, tiny_dir: Path, tmp_path: Path
+) -> None:
+    def refused(said: str, run_dir: Path = trained, out: str = "out.npy", **how: Any) -> None:
+        before = left_in(tmp_path)
+        with pytest.raises(InputError, match=said):
+            predict_nodes(run_dir, tmp_path / out, **how, **QUIET)
+        assert left_in(tmp_path) == before
+
+    refused("expected the folder of a run", run_dir=tmp_path)
+    refused("out: expected the name of a .npy file", out="out.csv")
+    refused("nodes: expected labelled, all or a .npy file of node ids, got 'test'", nodes="test")
+    refused("none.npy: no such file", nodes=str(tmp_path / "none.npy"))
+    (tmp_path / "bad.npy").write_bytes(b"not an array")
+    refused("bad.npy: expected an array of node ids", nodes=str(tmp_path / "bad.npy"))
+    refused("nodes: expected ids from 0 to 299, got 5 to 300", nodes=np.array([5, 300]))
+    refused("nodes: expected each once, got 1 repeats", nodes=np.array([5, 5]))
+    refused("memory_limit: expected room for", memory_limit="10 MB")
+    (tmp_path / "there.npy").touch()
+    refused("there.npy: expected a new or empty folder, found a file", out="there.npy")
+    train(tiny_config(model="gat", hidden_channels=8), tmp_path / "gat")
+    refused("model: every neighbor can be counted for sage and gcn, got gat; add --sampled", run_dir=tmp_path / "gat")
+    few = convert(tiny_dir, tmp_path / "few", keep_hops=2, progress=False)
+    train(tiny_config(dataset=str(few.path)), tmp_path / "dropped")
+    refused("keeps 2 hops around labelled nodes, too few for 2 for all nodes", tmp_path / "dropped", nodes="all")
+    predict_nodes(tmp_path / "dropped", tmp_path / "labelled.npy", **QUIET)
+
+
+def test_the_command_writes_the_file(trained: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "ogbnlib", "predict", str(trained), "--out", str(tmp_path / "out.npy"), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"path": str(tmp_path / "out.npy")}
+    assert "best.pt: predicting with its weights" in done.stderr
+    again = subprocess.run(argv, capture_output=True, text=True)
+    assert (again.returncode, again.stderr[:7]) == (2, "error: ")
