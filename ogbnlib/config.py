@@ -129,7 +129,7 @@ class _Parameters(BaseModel):
     lookahead: Lookahead = "auto"
     """Store only: memory for batches sampled ahead."""
     spool: Lookahead = "auto"
-    """Store only: disk on which windows of an evaluation are kept for the next one."""
+    """Store only: disk for windows that are prepared many at a time, for several epochs and the evaluations."""
     spool_dir: Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)] = None
     """Store only: where the spool lies, on a local disk; None: the job's own, or that of temporary files."""
     sampler: Literal["numba", "pyg"] = "numba"

@@ -145,6 +145,15 @@ def read_memory(pid: int, *, cgroup: Cgroup | None = None, pss: bool = False) ->
     return Reading(len(pids), *read_rss(pids), *shares, *counted)
 
 
+def own_disk_bytes() -> dict[str, int]:
+    """Bytes that this process has had read from and written to disks so far (proc(5), /proc/PID/io); {} where unknown.
+
+    What the page cache served is not among them; its writes are counted when they are made, to the cache.
+    """
+    counted = _fields("/proc/self/io", (b"read_bytes", b"write_bytes"), 1) or {}
+    return {name.decode(): value for name, value in counted.items()}
+
+
 def malloc_trim() -> bool:
     """Ask glibc to give free heap pages back; False on a C library without `malloc_trim` (musl, macOS)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -25,6 +25,7 @@ from ..config import TrainConfig
 from ..errors import Diverged, InputError
 from ..files import StrPath, write_atomically
 from ..graph.store import Store
+from ..memory.reading import own_disk_bytes
 from ..memory.recorder import EventLog
 from ..runs.folder import BEST, CHECKPOINT, CONFIG, DAMAGED, METRIC_COLUMNS, METRICS, PREVIOUS, Run, check_changes
 from .step import Learner
@@ -271,6 +272,7 @@ class Keeper:
         if self.run_dir is not None and self.ranks.first:
             write_metrics(self.run_dir, state.history)
             self.log.mark("metrics", **row)
+            self.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             if self.config.keep == "best" and is_best:  # before the checkpoint, after which nobody would come here
                 about = {"config": self.config.model_dump(mode="json"), "model": self.learner.model.state_dict()}
                 _write(self.run_dir / BEST, {**row, **about})
