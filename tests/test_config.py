@@ -74,7 +74,7 @@ def test_help_shows_each_parameter_with_default_choices_and_meaning() -> None:
     assert [*signature.parameters] == [*TrainConfig.model_fields]
     assert signature.parameters["batch_size"].default == 128
     assert "batch_size=128: Seeds per sampled batch." in text
-    assert "loading='shared' (eager, lazy, shared, store): Where the graph lives" in text
+    assert "loading='shared' (eager, lazy, shared, store, propagated): Where the graph lives" in text
     assert len(parameters()) == len(TrainConfig.model_fields)
     assert all(meaning.endswith(".") for meaning in parameters().values())
 

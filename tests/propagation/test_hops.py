@@ -18,10 +18,10 @@ from conftest import MB, left_in, python_child, wait_until
 from graphs import make_store, matrix, powers, random_edges
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ogbnlib.graph.verify import verify_store
 from real_graphs import write_graph
 
 from ogbnlib import InputError, Store, convert, open_store, propagate
+from ogbnlib.graph.writer import verify_store
 from ogbnlib.propagation import hops as module
 from ogbnlib.propagation import sweep
 
