@@ -22,17 +22,28 @@ from ..graph.writer import ArrayWriter
 _PLAN, BLOCK = "plan.json", "block.json"
 
 
+def _read(path: Path) -> Any:
+    """What a JSON file holds; None where there is none, or something else."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
 class Blocks:
     """The blocks of columns that are done: each whole or not at all, so that a killed propagation goes on from them."""
 
     def __init__(self, folder: Path, plan: dict[str, Any], say: Callable[[str], object]) -> None:
         self.folder = folder
         said = folder / _PLAN
-        if folder.exists() and (not said.is_file() or json.loads(said.read_text()) != plan):
+        if folder.exists() and _read(said) != plan:
             say(f"{folder}: left by another propagation to the same place; deleted")
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(said, plan)
+        for block in folder.glob("[0-9]*-[0-9]*"):
+            if _read(block / BLOCK) is None:  # damaged, as it came here whole
+                shutil.rmtree(block)
 
     def done(self) -> dict[int, int]:
         """The last column but one of each block that is there, by its first."""
@@ -82,7 +93,7 @@ class _Part:
 
     def __init__(self, folder: Path, ends: tuple[int, int], dtype: np.dtype[Any], num_rows: int) -> None:
         self.folder, self.columns, self.dtype, self._num_rows = folder, slice(*ends), dtype, num_rows
-        self._expected = json.loads((folder / BLOCK).read_text())["crc32"]
+        self._expected = _read(folder / BLOCK)["crc32"]
         self._crc32 = [0] * len(self._expected)
         row_bytes = (ends[1] - ends[0]) * dtype.itemsize
         self.array = DiskArray(folder / "x.npy", HEADER_BYTES, row_bytes, num_rows * len(self._crc32), 2**16)
