@@ -72,7 +72,7 @@ def download(
     """Fetch an official data set, without a question; interrupted, it goes on where it stopped."""
     from .sources.official import fetch
 
-    folder = fetch(name, data_dir, say=lambda text: typer.echo(text, err=True))
+    folder = fetch(name, data_dir, say=lambda text: typer.echo(text, err=True), progress=not as_json)
     _print({"name": name, "path": str(folder)}, f"{folder}: {name}; {name} is its name as a data set", as_json)
 
 

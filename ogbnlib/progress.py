@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import GB, format_bytes, is_interactive
+from .errors import GB, InputError, format_bytes, is_interactive
 
 LINE_EVERY_S = 30.0
-_BAR_EVERY_S = 0.5
+_BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
 _CELLS = 10  # of the bar that shows how full the memory is
 
 
@@ -177,3 +177,31 @@ def counted(what: str, total: int, progress: bool | Callable[[Count], object]) -
 
     with shown:
         yield done
+
+
+def check_notebook() -> None:
+    """Refuse to draw where there is no cell to draw in."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if not hasattr(shell, "kernel"):
+        raise InputError("live: expected a notebook to draw in, found none; leave it out")
+
+
+@contextlib.contextmanager
+def drawn(html: Callable[[], str]) -> Iterator[None]:
+    """Shows what `html` says in the notebook's cell that runs, anew every 2 s and in the end."""
+    from IPython.display import HTML, display
+
+    handle, ended = display(HTML(html()), display_id=True), threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(_DRAWN_EVERY_S):
+            handle.update(HTML(html()))
+
+    thread = threading.Thread(target=go_on, name="drawing", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        handle.update(HTML(html()))

@@ -34,8 +34,14 @@ CUDA_LAYERS = {
     "cuda_unallocated_bytes": ("reserved, not allocated", "#f0a35e"),
     "cuda_free_bytes": ("free", "#e8e8e8"),
 }
-_SHADES = {"build": "#f6c28b", "eval": "#bfe3c0", "train": "#dfe7f2", "release": "#ffffff", "load": "#e6e0d4"}
-_OTHER = "#ececec"
+_SHADES = {  # by what a phase's name begins with; a legend leaves out names that begin with "_"
+    "load": ("loading", "#e6e0d4"),
+    "build": ("building loaders", "#f6c28b"),
+    "train": ("training", "#dfe7f2"),
+    "eval": ("evaluating", "#bfe3c0"),
+    "release": ("_release", "#ffffff"),
+}
+_OTHER = "_other", "#ececec"
 LIMIT, KILLED = "#c0392b", "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _WAIT_S = 5.0  # without a sample: between two attempts of a run nothing is held
@@ -93,8 +99,8 @@ def _draw_layers(
     return end_s
 
 
-def _shade(phase: Phase) -> str | None:
-    return next((colour for prefix, colour in _SHADES.items() if phase.name.lower().startswith(prefix)), None)
+def _shade(phase: Phase) -> tuple[str, str] | None:
+    return next((shade for prefix, shade in _SHADES.items() if phase.name.lower().startswith(prefix)), None)
 
 
 def _draw_phases(ax: Axes, run: Run, end_s: float) -> None:
@@ -105,7 +111,9 @@ def _draw_phases(ax: Axes, run: Run, end_s: float) -> None:
     spans = [(0.0, min(phase.start_s for phase in phases), "imports")] if phases else []
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
-        ax.axvspan(phase.start_s, stop, color=_shade(phase) or _OTHER, alpha=0.75, linewidth=0, zorder=0)
+        label, colour = _shade(phase) or _OTHER
+        label = "_again" if label in ax.get_legend_handles_labels()[1] else label
+        ax.axvspan(phase.start_s, stop, color=colour, label=label, alpha=0.75, linewidth=0, zorder=0)
         ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
         # A span that holds another one (eval holds build) is labelled where it is not covered: at its last stretch.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
@@ -214,7 +222,8 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
         raise InputError("runs: expected at least one run to draw, got none")
     columns = min(columns, len(titled))
     rows = -(-len(titled) // columns)
-    size = 4.6 * columns, 3.9 * rows
+    # Three panels are as wide as a page of JupyterLab in a window of 1400 pixels, which would shrink wider ones.
+    size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows
     figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
     for ax in grid.flat[len(titled) :]:
         ax.set_visible(False)
@@ -225,7 +234,7 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
         if i % columns:
             ax.set_ylabel("")
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncol=4, **_PLAIN)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncol=5, **_PLAIN)
     return figure
 
 

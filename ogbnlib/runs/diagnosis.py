@@ -6,6 +6,7 @@ this library's own watchdog); without it the answer is "cause unknown" with the 
 
 from __future__ import annotations
 
+import html
 import shlex
 import sys
 import time
@@ -153,6 +154,19 @@ def ended(result: Mapping[str, Any]) -> str:
     return cause if code in (0, None) else f"{cause}, exit code {code}"
 
 
+_PARTS = {"anon": "anonymous", "shmem": "shared", "file": "file memory"}
+
+
+def labelled_html(rows: Mapping[str, str]) -> str:
+    """Labelled lines as a small table."""
+    cells = "".join(
+        f'<tr><th style="text-align:left;vertical-align:top">{html.escape(label)}</th>'
+        f'<td style="text-align:left">{html.escape(text)}</td></tr>'
+        for label, text in rows.items()
+    )
+    return f"<table>{cells}</table>"
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """`text` is the paragraph for people; the rest is what it was made of. Sizes in bytes."""
@@ -167,6 +181,20 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{label}: {text}" for label, text in self.labelled().items())
+
+    def _repr_html_(self) -> str:
+        return labelled_html(self.labelled())
+
+    def labelled(self) -> dict[str, str]:
+        """The four lines that a notebook shows."""
+        code = "" if self.exit_code in (0, None) else f", exit code {self.exit_code}"
+        held = [f"{format_bytes(size)} {_PARTS[part]}" for part, size in self.last_sample.items() if part in _PARTS]
+        held += [f"{name} {format_bytes(size)}" for name, size in sorted(self.parts.items(), key=lambda item: -item[1])]
+        lines = {"cause": f"{self.cause}{code}", "phase": self.phase or "none", "held": ", ".join(held) or "unknown"}
+        return {**lines, "next": self.remedy or "nothing to mend"}
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -361,8 +389,8 @@ def explain(
         text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
         if code == 135 and config is not None and not config.num_workers:
             remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
-        if code in (130, 143) and config is not None:
-            remedy = f"go on with {resumption(run_dir, result)}"
+        if config is not None:
+            remedy = remedy.replace("go on with resume=True", f"go on with {resumption(run_dir, result)}")
         if code == 137 and _limited(result):
             text.append("The limit's own evidence shows no out-of-memory kill.")
         if code == OUT_OF_CUDA_MEMORY and (oom := tally.events.get("cuda_oom")):

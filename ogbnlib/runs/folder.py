@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors
+from ..errors import InputError, clear_errors, format_bytes
 from ..files import home, warn_if_remote
 from ..memory.recorder import COLUMNS, EVENTS, TIMELINE, parse_events
 from ..memory.tally import Growth, Tally
-from ..progress import Count, Live, details, read_count
+from ..progress import Count, Live, details, read_count, seconds
 from . import timeline as read
-from .diagnosis import Diagnosis, ended, explain, held_peak_bytes
+from .diagnosis import Diagnosis, ended, explain, held_peak_bytes, labelled_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,6 +130,21 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.run_dir)!r}, {self.state})"
+
+    def _repr_html_(self) -> str:
+        """A small card."""
+        try:
+            status, held = self.status, read.held_memory(self.timeline)
+            peak, limit_bytes = format_bytes(self.held_peak_bytes), status["memory_limit_bytes"]
+            within = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
+            rows = {"run": str(self.run_dir), "state": self.state, "phase": status["phase"] or "none"}
+            rows |= {"peak": f"{peak} held{within}", "time": seconds(status["duration_s"])}
+            if len(evaluated := self.metrics.dropna(subset="valid").tail(1)):
+                last = evaluated.iloc[0]
+                rows["accuracy"] = f"valid {last['valid']:.4f}, test {last['test']:.4f} after epoch {last['epoch']:.0f}"
+        except InputError as error:
+            return labelled_html({"run": str(self.run_dir), "damaged": str(error)})
+        return labelled_html(rows) + (read.sketch(held, limit_bytes) if len(held) else "")
 
     # What its files hold ----------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE, Presses, handled
-from ..progress import doing
+from ..progress import check_notebook, doing, drawn
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .diagnosis import resumption
@@ -132,6 +132,7 @@ def run(
     resume: bool = False,
     limit_by: str = "auto",
     echo: bool = True,
+    live: bool = False,
     num_ranks: int = 1,
 ) -> Run:
     """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
@@ -145,6 +146,7 @@ def run(
         resume: Go on from the run's last checkpoint. A run of this very config that has finished is returned as it is.
         limit_by: "auto", or one of `limits.KINDS`.
         echo: Relay the child's output; it is in `output.log` either way.
+        live: In a notebook, draw its memory as it grows.
         num_ranks: Processes on this machine that train together (`training.distributed`), under the one limit.
 
     Raises:
@@ -153,6 +155,8 @@ def run(
     """
     if config is not None:
         check_config(config)
+    if live:
+        check_notebook()
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     if config is None:
         if run_dir is None or not resume:
@@ -164,7 +168,8 @@ def run(
     name = name or f"{Path(config.dataset).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
     if config.model not in MODELS:
-        _try_model(config, size, folder if resume else None)
+        with doing(f"trying out {config.model}", config.progress):
+            _try_model(config, size, folder if resume else None)
     limit, refused = make_limit(limit_bytes, limit_by)
     own = own_run_dir(config, folder, resume=resume)
     with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock):
@@ -185,7 +190,8 @@ def run(
         env |= allocator_environment(config, os.environ)
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock, tmp_lock)}
-        return _carry_out(attempt, argv, limit, more, env, **how)
+        with drawn(lambda: Run(folder)._repr_html_()) if live else contextlib.nullcontext():
+            return _carry_out(attempt, argv, limit, more, env, **how)
 
 
 def _try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> None:

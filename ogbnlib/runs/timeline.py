@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..memory.reading import Reading
-from ..memory.recorder import TORN
+from ..memory.recorder import COLUMNS, TORN
 from ..memory.tally import Tally, phase_label
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.Data
     """`samples` with the phase that each fell in and the last reading of the GPU before it.
 
     Columns: `time_s` since the run began, those of `Reading` in bytes (NaN where not read), `phase` (innermost, ""
-    between phases), and those of `cuda_table` (NaN without a GPU). `attrs["torn_lines"]` counts lines that a kill tore
-    and that are left out.
+    between phases), and those of `cuda_table`; without those that hold nothing, such as a GPU's on a machine that has
+    none. `attrs["torn_lines"]` counts lines that a kill tore and that are left out.
     """
     import numpy as np
     import pandas as pd
@@ -174,6 +174,7 @@ def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.Data
     for phase, i, j in zip(phases, first, end, strict=True):
         labels[i:j] = phase.label  # inner ones come later, and over what holds them
     table = pd.merge_asof(table.assign(phase=labels), cuda, on="time_s")
+    table = table.dropna(axis="columns", how="all") if len(table) else table
     table.attrs = dict(samples.attrs)
     return table
 
@@ -186,6 +187,7 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
+    table = table.reindex(columns=COLUMNS)
     source = pd.Series("rss", table.index)
     if table["pss_anon_bytes"].notna().any():
         source[table["num_processes"] > 1] = "pss"
@@ -196,6 +198,19 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
         columns = [table[f"{kind}_{part}_bytes"].where(source == kind, 0.0) for kind in ("rss", "pss", "cgroup")]
         held[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
     return held[table["rss_anon_bytes"].notna() & held["anon"].notna()]
+
+
+def sketch(held: pd.DataFrame, limit_bytes: float | None) -> str:
+    """What `held_memory` has, anonymous + shared, as a small picture (SVG) with the limit as a dashed line."""
+    width, height, sizes, times = 240.0, 48.0, held["anon"] + held["shmem"], held["time_s"]
+    top = 1.1 * max(float(sizes.max()), limit_bytes or 0.0, 1.0)
+    x = width * times / max(float(times.max()), 1e-3)
+    points = " ".join(f"{i:.1f},{height * (1 - size / top):.1f}" for i, size in zip(x, sizes, strict=True))
+    lines = f'<polygon points="0,{height} {points} {x.max():.1f},{height}" fill="#3b6fb6"/>'
+    if limit_bytes:
+        y = height * (1 - limit_bytes / top)
+        lines += f'<line x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#c0392b" stroke-dasharray="4"/>'
+    return f'<svg width="{width}" height="{height}" style="background:#f4f4f4">{lines}</svg>'
 
 
 def tally_of(events: Sequence[Event], samples: pd.DataFrame) -> Tally:

@@ -8,7 +8,6 @@ import gzip
 import http.client
 import importlib.util
 import os
-import shutil
 import tempfile
 import urllib.error
 import urllib.request
@@ -26,6 +25,7 @@ from ..files import StrPath, check_space, hidden, home, likeness, locked
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
+from ..progress import counted, doing
 from .data import ArraySource
 from .ogb import RawDataset, check_unchanged, open_raw, read_split_files, stamps
 
@@ -55,7 +55,7 @@ OFFICIAL_DIR = "dataset"  # where official data sets are looked for without data
 _TIMEOUT_S = 60.0
 
 
-def _fetch(url: str, file: Path, say: Callable[[str], object]) -> None:
+def _fetch(url: str, file: Path, say: Callable[[str], object], progress: bool) -> None:
     """Add to `file` what it lacks of a URL's content; where the connection fails, what came so far stays."""
     have = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -72,13 +72,17 @@ def _fetch(url: str, file: Path, say: Callable[[str], object]) -> None:
         again = f", {format_bytes(have)} of it are here" if have else ""
         say(f"{url}: {format_bytes(have + left)}{again}; needs {format_bytes(needed)} of disk until it is unpacked")
         check_space(file.parent, needed, f"{format_bytes(needed)} of free disk space to download and unpack {url}")
-        with open(file, "ab" if have else "wb") as out:
-            shutil.copyfileobj(answer, out, 2**20)
+        with open(file, "ab" if have else "wb") as out, counted("download", left, progress) as done:
+            while piece := answer.read(2**20):
+                out.write(piece)
+                done(len(piece))
     if left and (found := file.stat().st_size) != have + left:
         raise ConnectionError(f"it ended after {found} of {have + left} bytes")
 
 
-def _download(meta: Mapping[str, Any], root: Path, folder: Path, say: Callable[[str], object]) -> None:
+def _download(
+    meta: Mapping[str, Any], root: Path, folder: Path, say: Callable[[str], object], progress: bool = True
+) -> None:
     """Fetch and unpack; `folder` appears whole or not at all, and a part of the archive is gone on with."""
     root.mkdir(parents=True, exist_ok=True)
     url, archive = meta["url"], hidden(folder, "zip.part")
@@ -88,11 +92,11 @@ def _download(meta: Mapping[str, Any], root: Path, folder: Path, say: Callable[[
         clear_errors(archive),
     ):
         try:
-            _fetch(url, archive, say)
+            _fetch(url, archive, say, progress)
         except (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
             raise InputError(f"download: {url} could not be fetched ({error}); the next attempt goes on here") from None
         try:
-            with zipfile.ZipFile(archive) as packed:
+            with doing("unpack", "auto" if progress else "none"), zipfile.ZipFile(archive) as packed:
                 packed.extractall(beside)
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             archive.unlink()
@@ -101,18 +105,19 @@ def _download(meta: Mapping[str, Any], root: Path, folder: Path, say: Callable[[
         archive.unlink()
 
 
-def fetch(name: str, root: StrPath, say: Callable[[str], object] = print) -> Path:
+def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True) -> Path:
     """The folder of an official data set under `root`, downloaded where it is not there; a download goes on.
 
     Args:
         say: told the size and the disk space that is needed, before anything is fetched.
+        progress: show how far it is.
 
     Raises:
         InputError: for a name that is not known, too little disk space, and a download that fails.
     """
     found = locate_official(name, home(root))
     if not found.present:
-        _download(found.meta, found.folder.parent, found.folder, say)
+        _download(found.meta, found.folder.parent, found.folder, say, progress)
     return found.folder
 
 

@@ -106,7 +106,8 @@ def test_memory_is_stacked_by_kind_and_named(killed: Path) -> None:
     legend = ax.get_legend()
     assert legend is not None
     names = [text.get_text() for text in legend.get_texts()]
-    assert [name.split()[0] for name in names] == ["anonymous", "shared", "file", "killed"]
+    assert {name.split()[0] for name in names} == {"anonymous", "shared", "file", "killed", "loading", "building"}
+    assert len(names) == 6
     anonymous = ax.collections[0].get_paths()[0].vertices[:, 1]
     assert max(anonymous) == pytest.approx(210 * MB / GB)
 

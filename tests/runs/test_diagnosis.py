@@ -170,7 +170,9 @@ def test_without_a_result_it_says_that_none_was_written(tmp_path: Path) -> None:
 def test_what_was_no_kill_is_not_called_one(tmp_path: Path, code: int) -> None:
     found = diagnose(write_run(tmp_path, exit_code=code))
     assert found.cause in ("bad input", "interrupted", "SIGTERM")
-    assert explain_exit_code(code)[1] in found.text
+    remedy = explain_exit_code(code)[1]
+    call = f'run(run_dir="{tmp_path}", resume=True), or `python -m ogbnlib train --run-dir {tmp_path} --resume`'
+    assert remedy.replace("resume=True", call) in found.text
 
 
 def test_a_folder_without_a_timeline_is_still_diagnosed(tmp_path: Path) -> None:
@@ -221,3 +223,13 @@ def test_an_exception_and_its_exit_code_are_one_thing() -> None:
 
     errors = [InputError("x"), Stopped("x"), KeyboardInterrupt(), torch.OutOfMemoryError("x"), MemoryError()]
     assert [exit_code_of(error) for error in errors] == [2, 75, 130, 76, 1]
+
+
+def test_a_notebook_shows_four_labelled_lines(tmp_path: Path) -> None:
+    found = diagnose(write_run(tmp_path, exit_code=137, killed_by="kernel"))
+    assert [line.partition(": ")[0] for line in repr(found).splitlines()] == ["cause", "phase", "held", "next"]
+    lines = "cause: out of memory, exit code 137\nphase: build valid loader\nheld: 210 MB anonymous"
+    assert repr(found).startswith(lines)
+    shown = found._repr_html_()
+    assert shown.count("<tr>") == 4
+    assert found.remedy in shown

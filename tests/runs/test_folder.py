@@ -142,3 +142,19 @@ def test_a_metrics_file_without_one_of_its_lines_is_named(tmp_path: Path) -> Non
     (folder / "metrics.csv").write_text(METRICS.replace("\n1,1.5,", "\n1,more,1.5,"))
     with pytest.raises(InputError, match=r"metrics\.csv: expected a line for each epoch from 1 on, found \[2"):
         _ = Run(folder).metrics
+
+
+def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config) -> None:
+    train(tiny_config(), tmp_path / "a<b")
+    shown = Run(tmp_path / "a<b")._repr_html_()
+    assert f"{tmp_path}/a&lt;b" in shown
+    for words in (">finished<", ">phase<", " held<", ">accuracy<", "after epoch 2", "<svg ", "<polygon "):
+        assert words in shown
+    (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
+    assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()
+
+
+def test_a_card_without_a_timeline_or_an_evaluation_is_one_too(tmp_path: Path) -> None:
+    shown = Run(write_run(tmp_path, exit_code=137))._repr_html_()
+    assert "exit code 137" in shown
+    assert ">accuracy<" not in shown

@@ -605,6 +605,8 @@ def test_a_download_says_its_size_and_asks_nothing(
     root, said = tmp_path / "root", list[str]()
     assert official.fetch("ogbn-arxiv", root, said.append) == root / "ogbn_arxiv"
     assert re.search(r"arxiv.zip: \d+ kB; needs \d+ kB of disk", said[0])
+    shown = capsys.readouterr().out.splitlines()  # of each step from its first moment on, as one of 57 GB takes hours
+    assert [line.partition(":")[0] for line in shown] == ["download", "unpack"]
     assert [entry.name for entry in root.iterdir()] == ["ogbn_arxiv"]
     np.testing.assert_array_equal(read_edges(open_official(locate_official("ogbn-arxiv", root))), graph["edge_index"])
     official.fetch("ogbn-arxiv", root, said.append)
