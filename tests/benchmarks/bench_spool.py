@@ -2,9 +2,9 @@
 
 Run it by hand from the repository root:
 `python tests/benchmarks/bench_spool.py STORE [--limit "4 GB"] [--epochs 20] [--spool "30 GB"] [--dir DIR]`.
-STORE is a store larger than the limit; the other side is a generated one of `--scale`, small enough for the page cache,
-from which batches of the same shape are trained and evaluated for `--ram-epochs` epochs, after one that is left out. Its
-time is taken per batch. Bytes are those of the kernel, /proc/PID/io.
+STORE is a store larger than the limit. The other side is a generated one of `--scale`, small enough for the page cache:
+batches of the same shape are trained and evaluated for `--ram-epochs` epochs after one that is left out, and their time
+is taken per batch. Bytes are those of the kernel, /proc/PID/io.
 """
 
 import argparse
