@@ -64,7 +64,7 @@ class Reel:
 
     Args:
         folder: Where the file is.
-        shape: Of a row of features.
+        num_features, dtype: Of a row of features.
         num_nodes: Of the graph.
     """
 
@@ -95,9 +95,6 @@ class Reel:
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._kept
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def _append(self, key: Hashable, window: Window) -> None:
         """Write all of a window but its features."""

@@ -80,7 +80,7 @@ class Progress:
     def over(
         self, batches: Iterable[Data], total: int, info: Callable[[], Mapping[str, float]] = dict
     ) -> Generator[Data, None, None]:
-        """The batches, none of them held here while the next is made: `enumerate` and `tqdm(batches)` hold one."""
+        """The batches, none of them held here while the next is made: `enumerate` holds one."""
         count = Count(total, "batches")
         self.keep(count)
         for batch in batches:

@@ -254,6 +254,9 @@ def test_a_run_scores_the_same_with_and_without(
     expected = plain.model.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in spooled.model.state_dict().items())
     windows = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] in ("window", "pass")]
+    moved = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] == "disk"]
+    assert [event["epoch"] for event in moved] == [1, 2, 3, 4]
+    assert 0 < moved[0]["write_bytes"] <= moved[3]["write_bytes"]
     read = {split: sum("bytes_read" in window for window in windows if window["loader"] == split) for split in names}
     assert read["train"] > 0
     assert not list(folder.iterdir())
