@@ -131,7 +131,11 @@ class Advice:
         if cached := forecast.cache_bytes:
             lines.append(f"page cache: {format_bytes(cached)} would be used, and is given back under pressure")
         if forecast.windows is not None and forecast.windows.window_batches is not None:
+            moved, took = format_bytes(forecast.windows.moved_bytes), forecast.epoch_s / 60
             lines.append(f"the store is read in {forecast.windows}")
+            lines.append(
+                f"an epoch of training moves {moved} between memory and disk, and takes about {took:.1f} min on 2 cores"
+            )
         if forecast.propagation is not None:
             lines.append(f"the graph is propagated over once, in {forecast.propagation}")
         step = format_bytes(sum(forecast.gpu.values()))

@@ -134,15 +134,15 @@ def spooled_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
 def sampled_batch_bytes(batch: BatchShape) -> int:
     """What `window.sample_windows` holds at its highest, for each batch: at a hop's offsets or at its edges.
 
-    By their sizes the arrays take 32 kB for [3, 2] x 128 and 9.5 MB for [15, 10, 5] x 1024; measured were 58 kB and
-    13.5 MB, as they grow hop by hop and leave holes of all sizes behind.
+    By their sizes the arrays take 32 kB for [3, 2] x 128 and 9.5 MB for [15, 10, 5] x 1024; measured were 42 kB and
+    11.3 MB, as they grow hop by hop and leave holes of all sizes behind.
     """
     highest = nodes = edges = 0
     for frontier, new in zip(batch.hop_nodes, batch.hop_edges, strict=False):
         nodes += frontier
         highest = max(highest, 8 * (nodes + edges) + 40 * frontier + 12 * new, 8 * (nodes + edges) + 24 * new)
         edges += new
-    return int(1.6 * max(highest, 8 * (batch.num_nodes + edges))) + 6000  # and the objects around them
+    return int(1.25 * max(highest, 8 * (batch.num_nodes + edges))) + 6000  # and the objects around them
 
 
 def window_fixed_bytes(num_nodes: int) -> int:
@@ -289,12 +289,17 @@ def spooled_windows(
     picked = min(total, max(0, working) // 4 // (batch.num_nodes * (4 if num_nodes < 2**31 else 8) + 2500))
     if picked * disk > (room_bytes if picked == total else room_bytes // 2):
         picked = room_bytes // 2 // disk
-    picked = picked if picked == total else picked // size * size
     if min(sampled, picked) < size:
         return None
-    parts, again = -(-total // picked), 1 if training or picked == total else passes
-    graph = files["colptr"] + files["row"]
-    moved = parts * (files["x"] + -(-min(picked, total) // sampled) * len(batch.hop_edges) * graph) + total * disk
+    # More parts than the disk asks for may take fewer passes over the graph, if each is sampled in one.
+    graph, least = len(batch.hop_edges) * (files["colptr"] + files["row"]), -(-total // picked)
+    moved, parts = min(
+        (parts * (files["x"] + -(-total // parts // sampled) * graph), parts) for parts in range(least, 2 * least + 1)
+    )
+    if parts > 1:
+        picked = min(picked // size, -(-total // parts // size)) * size
+    again = 1 if training or parts == 1 else passes
+    moved += total * disk
     spooling = Spooling(sampled, picked, working, min(2, parts) * picked * disk)
     moved = again * moved // passes + num_batches * disk
     return Windows(size, True, size * one, left, -(-num_batches // size), moved, spooling)

@@ -15,6 +15,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.forecast.audit import kind_of
 from ogbnlib.forecast.passes import step_reserve_bytes
 from ogbnlib.forecast.phases import Forecast, predict
+from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, GraphSize
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.budget import BatchShape, choose_windows
@@ -75,6 +76,9 @@ def test_a_spool_moves_a_fraction_of_what_windows_in_memory_do() -> None:
     assert spooled.spooling.disk_bytes < 30 * 2**30
     assert spooled.moved_bytes < plain.moved_bytes / 2
     assert spooled.held_bytes < 4 * 2**30
+    text = str(plan(config(loading="store", feature_dtype="float16", epochs=20, spool="30 GB"), "4 GB"))
+    assert "from a spool of 2" in text
+    assert "an epoch of training moves 1" in text
 
 
 def test_papers100m_from_disk_wants_its_files_in_the_page_cache_where_they_fit() -> None:
