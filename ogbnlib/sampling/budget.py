@@ -274,7 +274,7 @@ def spooled_windows(
 ) -> Windows | None:
     """Windows that are kept on disk, or None where memory or disk are too small for it.
 
-    A window takes a sixteenth of what is left, or one batch. Two are in use, two more in an evaluation between epochs;
+    A window takes a 24th of what is left, or one batch. Two are in use, two more in an evaluation between epochs;
     an eighth is spared, and the rest goes to the passes that prepare others. What an evaluation draws is kept for the
     next one, if the disk holds all of it.
 
@@ -282,7 +282,7 @@ def spooled_windows(
         left: Bytes of memory; the other arguments are those of `choose_windows`.
     """
     one, disk = compact_batch_bytes(batch, row_bytes), spooled_batch_bytes(batch, row_bytes)
-    size = min(num_batches, max(1, min(left // 16, WINDOW_BYTES) // one))
+    size = min(num_batches, max(1, min(left // 24, WINDOW_BYTES) // one))
     working, total = left - left // 8 - 4 * size * one, num_batches * (passes if training else 1)
     sampled = max(0, working - window_fixed_bytes(num_nodes)) // sampled_batch_bytes(batch)
     # A pass over the features holds the ids, int32, or int64 from 2**31 nodes on; seeds and sizes stay until the end.
