@@ -581,7 +581,7 @@ def test_what_a_store_cannot_do_is_refused_before_anything_is_written(
 
 
 def test_the_policy_itself_refuses_them_too(config: Callable[..., TrainConfig], stores: Callable[..., Store]) -> None:
-    with pytest.raises(InputError, match=r"sampler: loading='store' samples with sampler='numba' only"):
+    with pytest.raises(InputError, match=r"sampler: loading='store' takes sampler='numba' only"):
         make_loaders(stores(), config(loading="store", sampler="pyg"), EventLog(None))
     with pytest.raises(InputError, match=r"undirected: .* was made with undirected=False"):
         make_loaders(stores(), config(loading="store", undirected=True), EventLog(None))

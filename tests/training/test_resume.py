@@ -68,7 +68,7 @@ def refused(folder: Path, resume: Callable[..., TrainResult], match: str, **chan
     before = tree(folder)
     with pytest.raises(InputError, match=match) as caught:
         resume(**changes)
-    told = ("events.jsonl", "timeline.csv", "result.json", ".lock")
+    told = ("events.jsonl", "timeline.csv", "progress.json", "result.json", ".lock")
     assert {name: data for name, data in tree(folder).items() if name not in told} == {
         name: data for name, data in before.items() if name not in told
     }
