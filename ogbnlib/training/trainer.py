@@ -116,6 +116,7 @@ class Trainer:
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
         self._saved_s = time.monotonic()
+        self._first: tuple[float, int] | None = None  # the running epoch's first step here: its end, and the position
 
     # Checkpoint and resume ------------------------------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class Trainer:
         loader = self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
         self.learner.begin_epoch(epoch)
-        begin = time.monotonic() - state.time_s
+        begin, self._first = time.monotonic() - state.time_s, None
         with (
             self.log.phase("train epoch", epoch=epoch),
             contextlib.closing(self.progress.over(loader, len(loader), self._left)) as batches,
@@ -186,6 +187,7 @@ class Trainer:
                     self.learner.step(batches, epoch, state.position, end)
                 state.position, state.time_s = end, time.monotonic() - begin
                 state.batches_per_step = self.learner.batches_per_step
+                self._first = self._first or (state.time_s, end)
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
@@ -193,10 +195,11 @@ class Trainer:
         """The loss of the running epoch so far, and how long the run goes on."""
         state, rows = self.state, self.state.history
         loss = float(self.learner.loss_sum) * self.ranks.num_ranks / max(state.position, 1)
-        epoch_s = state.time_s * self.num_seeds["train"] / max(state.position, 1)
-        evaluated = [row["eval_time_s"] or 0.0 for row in rows]
-        whole_s = epoch_s + sum(evaluated) / max(len(rows), 1)
-        return {"loss": loss, "run_left_s": (self.config.epochs - state.epoch) * whole_s - state.time_s}
+        begun_s, begun = self._first or (state.time_s, state.position)  # what came before was waiting, for a window say
+        epochs_left = self.config.epochs - state.epoch - state.position / self.num_seeds["train"]
+        epoch_s = (state.time_s - begun_s) * self.num_seeds["train"] / max(state.position - begun, 1)
+        evaluated = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
+        return {"loss": loss, "run_left_s": epochs_left * epoch_s + (self.config.epochs - state.epoch) * evaluated}
 
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
