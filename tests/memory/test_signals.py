@@ -236,7 +236,9 @@ def test_the_next_checkpoint_is_due_an_interval_after_the_last(
         step(self, batches, epoch, begin, end)
 
     monkeypatch.setattr(Learner, "step", ticking)
-    monkeypatch.setattr("ogbnlib.training.trainer.time", SimpleNamespace(monotonic=lambda: clock[0], time=lambda: clock[0]))
+    monkeypatch.setattr(
+        "ogbnlib.training.trainer.time", SimpleNamespace(monotonic=lambda: clock[0], time=lambda: clock[0])
+    )
     train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=3), tmp_path / "run")
     begun = [event for event in Run(tmp_path / "run").events if event["event"] == "begin"]
     assert sum(event["phase"] == "checkpoint" for event in begun) == 2 + 2  # after batches 3 and 6
