@@ -328,6 +328,10 @@ class TrainConfig(_Parameters):
             splits.insert(0, "train")
         return splits
 
+    def num_evaluations(self, split: str) -> int:
+        """How often the accuracy of a split is wanted in the whole run."""
+        return sum(split in self.splits_to_evaluate(epoch) for epoch in range(1, self.epochs + 1))
+
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
         problems = [unknown_name(name, known, "parameter") for name in values if name not in known]

@@ -110,7 +110,6 @@ class Pass:
     def windows(self, budget: int | None, room_bytes: int = 0, *, always: bool = False) -> Windows:
         """How a loader reads a store, see `choose_windows`."""
         size, config = self.size, self.config
-        evaluated = sum(self.split in config.splits_to_evaluate(epoch) for epoch in range(1, config.epochs + 1))
         return choose_windows(
             store_bytes(config, size),
             size.num_nodes,
@@ -121,7 +120,7 @@ class Pass:
             training=self.training,
             reserve=step_reserve_bytes(config, self.batch, size),
             room_bytes=room_bytes,
-            passes=max(1, config.epochs if self.training else evaluated),
+            passes=max(1, config.epochs if self.training else config.num_evaluations(self.split)),
             always=always,
         )
 

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from ..graph.store import Store
 from ..sampling.loader import NO_EDGES, available_bytes, fill_page_cache
-from ..sampling.policies import Loaders
+from ..sampling.policies import DiskLoaders
 
 
 class HopLoader(DataLoader[int]):
@@ -38,22 +38,15 @@ class HopLoader(DataLoader[int]):
         )
 
 
-class PropagatedLoaders(Loaders):
+class PropagatedLoaders(DiskLoaders):
     """Rows come through the page cache, which the kernel takes back under pressure: any limit will do."""
 
     def _load(self, store: Store) -> Data:
-        self.store = store
-        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
-        store.advise_random()
-        held = [*self.splits.values(), *self._labels.values()]
-        self.log.part("splits and their labels", sum(t.nbytes for t in held))
+        loaded = super()._load(store)
         if store.nbytes <= available_bytes() and self.config.epochs:
             with self.log.phase("load into page cache"):
                 fill_page_cache(store)
-        return Data()
-
-    def labels(self, split: str) -> Tensor:
-        return self._labels[split]
+        return loaded
 
     def _build(self, split: str, shuffle: bool) -> Any:
         arguments = self._arguments(split, shuffle)

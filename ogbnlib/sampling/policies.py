@@ -228,21 +228,31 @@ class SharedLoaders(Loaders):
             return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
 
 
-class StoreLoaders(Loaders):
-    """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
+class DiskLoaders(Loaders):
+    """Base of the policies whose store stays on disk, mapped: in RAM are the splits and the labels of their nodes."""
 
     def _load(self, store: Store) -> Data:
         self.store = store
-        warn_if_remote(
-            store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
-        )
-        self._available = available_bytes()
-        self._spool_dir, self._room = self._spool()
         self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
         store.advise_random()
         held = [*self.splits.values(), *self._labels.values()]
         self.log.part("splits and their labels", sum(t.nbytes for t in held))
         return Data()
+
+    def labels(self, split: str) -> Tensor:
+        return self._labels[split]
+
+
+class StoreLoaders(DiskLoaders):
+    """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
+
+    def _load(self, store: Store) -> Data:
+        warn_if_remote(
+            store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        )
+        self._available = available_bytes()
+        self._spool_dir, self._room = self._spool()
+        return super()._load(store)
 
     def _spool(self) -> tuple[Path, int]:
         """The folder for windows, and how many bytes this process may keep there."""
@@ -251,9 +261,6 @@ class StoreLoaders(Loaders):
             room = spool_bytes(self.config.spool, folder, local_ranks())
         self.log.mark("note", spool_dir=str(folder), spool_room_bytes=room)
         return folder, room
-
-    def labels(self, split: str) -> Tensor:
-        return self._labels[split]
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         with self.log.phase(f"build {split} loader"):
@@ -290,7 +297,7 @@ class StoreLoaders(Loaders):
             training=shuffle,
             reserve=self._reserve,
             room_bytes=room_bytes,
-            passes=config.epochs if shuffle else self._evaluations(split),
+            passes=config.epochs if shuffle else config.num_evaluations(split),
             always=always,
         )
         loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
@@ -300,13 +307,9 @@ class StoreLoaders(Loaders):
         )
         return loader
 
-    def _evaluations(self, split: str) -> int:
-        config = self.config
-        return sum(split in config.splits_to_evaluate(epoch) for epoch in range(1, config.epochs + 1))
-
     def _companions(self) -> dict[str, StoreLoader]:
         """The loaders of all evaluations to come, if a third of the room on disk holds what they draw."""
-        wanted = [split for split in _STREAM if self._room and self._evaluations(split)]
+        wanted = [split for split in _STREAM if self._room and self.config.num_evaluations(split)]
         made = {split: self._made(split, False, self._room // 3, always=True) for split in wanted}
         if all(one.windows.spooling for one in made.values()) and sum(map(_on_disk, made.values())) <= self._room // 3:
             return made
@@ -317,7 +320,7 @@ class StoreLoaders(Loaders):
         if (kept := self._resident.get(_kept(split))) is not None:
             return kept
         loader = self._build(split, shuffle=False)  # for `train` too, whose loader may hold its next window
-        if loader.windows.spooling is not None and self._evaluations(split) > 1:
+        if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
             self._resident[_kept(split)] = loader
         return loader
 

@@ -1,7 +1,7 @@
 """Windows on disk: one pass over the store serves as many of them as the disk has room for, not as memory has.
 
 A pass over papers100M reads 43 GB for batches of two hops, whatever it picks; what an epoch of [3, 2] x 128 picks is
-2.6 GB, what two evaluations pick 0.7 GB. So batches of several epochs are sampled together, more than their features
+3.0 GB, what two evaluations pick 0.75 GB. So batches of several epochs are sampled together, more than their features
 would leave room for, and one pass over the features then deals them out to files, from which window after window is
 read in one piece.
 """
