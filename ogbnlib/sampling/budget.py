@@ -132,17 +132,22 @@ def spooled_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
 
 
 def sampled_batch_bytes(batch: BatchShape) -> int:
-    """What `window.sample_windows` holds at its highest, for each batch: at a hop's offsets or at its edges.
+    """What `window.sample_windows` holds at its highest, for each batch: at a hop's offsets, at its edges, or while its
+    nodes are put behind the others.
 
-    By their sizes the arrays take 32 kB for [3, 2] x 128 and 9.5 MB for [15, 10, 5] x 1024; measured were 42 kB and
-    11.3 MB, as they grow hop by hop and leave holes of all sizes behind.
+    By their sizes the arrays take 26 kB for [3, 2] x 128 and 9.4 MB for [15, 10, 5] x 1024; measured were 33 kB and
+    10.3 MB, seeds and their positions among it.
     """
     highest = nodes = edges = 0
-    for frontier, new in zip(batch.hop_nodes, batch.hop_edges, strict=False):
+    for frontier, found, new in zip(batch.hop_nodes, batch.hop_nodes[1:], batch.hop_edges, strict=False):
         nodes += frontier
-        highest = max(highest, 8 * (nodes + edges) + 40 * frontier + 12 * new, 8 * (nodes + edges) + 24 * new)
+        highest = max(
+            highest,
+            8 * (nodes + edges)
+            + max(40 * frontier, 24 * frontier + 12 * new, 24 * new, 8 * (nodes + found) + 12 * new),
+        )
         edges += new
-    return int(1.25 * max(highest, 8 * (batch.num_nodes + edges))) + 6000  # and the objects around them
+    return int(1.1 * highest) + 4000
 
 
 def window_fixed_bytes(num_nodes: int) -> int:

@@ -118,24 +118,30 @@ def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
 
 
 @kernel
-def chosen_positions(key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any) -> Any:
-    """What one batch reads of `row` at one hop: `(positions, target)`, int64 [num_edges] each, ascending by target.
+def count_chosen(degree: Any, k: Any) -> Any:
+    """How many edges `choose_all` chooses."""
+    total = 0
+    for d in degree:
+        total += d if k < 0 else min(k, d)
+    return total
+
+
+@kernel
+def choose_all(
+    key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any, out: Any, target: Any
+) -> None:
+    """What one batch reads of `row` at one hop: places in `out`, int64, and `target`, any integers, which ascends.
 
     `ids` are the frontier's original node ids, `start` and `degree` where their columns lie; the frontier's first node
     has local id `begin`.
     """
-    total = 0
-    for i in range(len(ids)):
-        total += degree[i] if k < 0 else min(k, degree[i])
-    positions, target = np.empty(total, np.int64), np.empty(total, np.int64)
     e = 0
     for i in range(len(ids)):
-        taken = choose(node_state(key, hop, ids[i]), degree[i], k, positions[e:])
+        taken = choose(node_state(key, hop, ids[i]), degree[i], k, out[e:])
         for j in range(e, e + taken):
-            positions[j] += start[i]
+            out[j] += start[i]
             target[j] = begin + i
         e += taken
-    return positions, target
 
 
 class EpochSampler(Sampler[int]):

@@ -293,8 +293,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             return window
         begun, read_before = time.monotonic(), self._bytes_read()
         seeds, num_nodes = self._seeds(place), self.store.num_nodes
-        (sampled,) = sample_windows([seeds], self._arrays["colptr"], self._arrays["row"])
-        between, window = time.monotonic(), Window.pack(seeds, sampled, num_nodes)
+        sampled = sample_windows([seeds], self._arrays["colptr"], self._arrays["row"])
+        between, window = time.monotonic(), Window.pack(seeds, sampled, 0, num_nodes)
+        del sampled
         window.features = np.empty((len(window.ids), self.store.num_features), self.store.x.dtype)
         self._arrays["x"].fetch(window.ids, window.features)
         self.on_window(

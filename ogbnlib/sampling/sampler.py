@@ -25,7 +25,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
 from ..graph.bits import GAMMA, kernel
-from .choice import _LOW_32, _U0, _U32, _U64, batch_key, chosen_positions
+from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
 
 # From global to local ids --------------------------------------------------------------------------------------------
 
@@ -94,17 +94,17 @@ def _extended(array: Any, used: Any, size: Any) -> Any:
 def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_nodes: Any) -> Any:
     """Turn the sampled global ids `values` into local ids, in place, and append those not met before to the batch.
 
-    An empty `table` is built from `nodes[:count]`. Returns `(status, where it stopped, nodes, count, table, shift)`.
+    `nodes` has room for all of them; an empty `table` is built from `nodes[:count]`. Returns `(status, where it
+    stopped, count, table, shift)`.
     """
     if len(table) == 0:
         table, shift = _regrown(nodes, count)
-    nodes = _extended(nodes, count, min(count + len(values), num_nodes))
     status, stop = _FULL, 0
     while status == _FULL:
         status, stop, count = _relabel(table, shift, nodes, count, values, stop, len(values), num_nodes)
         if status == _FULL:
             table, shift = _regrown(nodes, count)
-    return status, stop, nodes, count, table, shift
+    return status, stop, count, table, shift
 
 
 @kernel
@@ -142,13 +142,16 @@ def _sample(
         if len(node_id) > 0:  # int32 or int64, so not by `ids = node_id[ids]`: a name has one type here
             for i in range(len(ids)):
                 ids[i] = node_id[ids[i]]
-        sampled, into = chosen_positions(key, 0 if fixed else hop, ids, start, degree, num_neighbors[hop], begin)
+        total = count_chosen(degree, num_neighbors[hop])
+        sampled, into = np.empty(total, np.int64), np.empty(total, np.int64)
+        choose_all(key, 0 if fixed else hop, ids, start, degree, num_neighbors[hop], begin, sampled, into)
         for e in range(len(sampled)):
             sampled[e] = row[sampled[e]]
-        status, stop, nodes, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
+        nodes = _extended(nodes, count, min(count + total, num_nodes))
+        status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
         if status == _BAD_ID:
             return _BAD_COLUMN, nodes[into[stop]], nodes, local, target, hop_nodes, hop_edges
-        total = edges + len(sampled)
+        total += edges
         local, target = _extended(local, edges, total), _extended(target, edges, total)
         local[edges:], target[edges:] = sampled, into
         hop_nodes[hop + 1], hop_edges[hop] = count - end, total - edges

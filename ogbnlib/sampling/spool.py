@@ -24,7 +24,6 @@ from ..errors import InputError, clear_errors
 from ..files import Stream
 from ..graph.disk import DiskArray
 from ..graph.npz import Array
-from ..memory.reading import malloc_trim
 from .budget import Spooling
 from .window import Seeds, Window, sample_windows
 
@@ -181,10 +180,11 @@ def record(
         jobs = [(reel, *job) for reel, group in zip(reels, groups, strict=True) for job in group]
         for part in _parts(jobs, spooling.sampled_batches):
             begun, before = time.monotonic(), colptr.bytes_read + row.bytes_read
-            sampled = sample_windows([seeds for *_, seeds in part], colptr, row)
+            sampled, at = sample_windows([seeds for *_, seeds in part], colptr, row), 0
             for reel, key, seeds in part:
-                reel._append(key, Window.pack(seeds, sampled.pop(0), x.num_rows))
-            malloc_trim()  # many small arrays: 0.5 GB of 1.1 stayed with the process
+                reel._append(key, Window.pack(seeds, sampled, at, x.num_rows))
+                at += len(seeds.ids)
+            del sampled
             on_pass(
                 batches=sum(len(seeds.ids) for *_, seeds in part),
                 sample_s=round(time.monotonic() - begun, 3),

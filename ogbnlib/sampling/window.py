@@ -12,51 +12,20 @@ Where the store fits into the page cache there is nothing to gain, and batches a
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numba import uint64
 
 from ..errors import InputError
-from ..graph.bits import NodeSet
+from ..graph.bits import NodeSet, kernel
 from ..graph.disk import _BLOCK, DiskArray
 from ..graph.npz import Array
-from .choice import chosen_positions
+from .choice import choose_all, count_chosen
 from .sampler import CSCSampler, absorb
-
-
-@dataclass
-class SampledBatch:
-    """One batch in compact form, grown hop by hop.
-
-    `node` int64 [num_nodes] global ids, seeds first; `rows`, `cols` int32 local ids, one array for each hop's edges.
-    """
-
-    node: Array
-    num_sampled_nodes: list[int]
-    rows: list[Array] = field(default_factory=list)
-    cols: list[Array] = field(default_factory=list)
-
-    @property
-    def num_sampled_edges(self) -> list[int]:
-        return [len(row) for row in self.rows]
-
-    @property
-    def frontier(self) -> Array:
-        """The nodes that the last hop discovered."""
-        return self.node[len(self.node) - self.num_sampled_nodes[-1] :]
-
-    def add(self, ids: Array, num_nodes: int) -> int | None:
-        """Turn the next hop's global ids into local ones, in place; the place of the first that is out of range."""
-        before, no_table = len(self.node), np.empty(0, np.uint64)
-        bad, stop, node, count, *_ = absorb(no_table, uint64(0), self.node, before, ids, num_nodes)
-        self.node = node[:count]
-        self.num_sampled_nodes.append(count - before)
-        return stop if bad else None
 
 
 @dataclass(frozen=True)
@@ -75,72 +44,150 @@ class Seeds:
     ids: Sequence[Array]
 
 
-def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[list[SampledBatch]]:
+@kernel
+def _chosen(keys: Any, hops: Any, fanouts: Any, ids: Any, start: Any, degree: Any, parts: Any, begin: Any) -> Any:
+    """What some batches read of `row` at one hop, one after the other: `(places, targets, where each one's begin)`.
+
+    `parts` bounds each batch's frontier, which begins at the batch's node `begin`; see `choose_all`.
+    """
+    bounds = np.zeros(len(parts), np.int64)
+    for b in range(len(keys)):
+        bounds[b + 1] = bounds[b] + count_chosen(degree[parts[b] : parts[b + 1]], fanouts[b])
+    places, targets = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int32)
+    for b in range(len(keys)):
+        i, j, e, end = parts[b], parts[b + 1], bounds[b], bounds[b + 1]
+        out, target = places[e:end], targets[e:end]
+        choose_all(keys[b], hops[b], ids[i:j], start[i:j], degree[i:j], fanouts[b], begin[b], out, target)
+    return places, targets, bounds
+
+
+@kernel
+def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any) -> Any:
+    """Each batch's nodes, and behind them those of `ids[parts[b] : parts[b + 1]]` that it did not have.
+
+    Returns `(the place of the first id out of range or -1, nodes, where each batch's begin, ids as places among them)`.
+    """
+    grown, local = np.empty(len(nodes) + len(ids), np.int64), np.empty(len(ids), np.int32)
+    begin, no_table = np.zeros(len(bounds), np.int64), np.empty(0, np.uint64)
+    for b in range(len(bounds) - 1):
+        own, count = grown[begin[b] :], bounds[b + 1] - bounds[b]
+        own[:count] = nodes[bounds[b] : bounds[b + 1]]
+        values = ids[parts[b] : parts[b + 1]].astype(np.int64)
+        bad, stop, count, _, _ = absorb(no_table, uint64(0), own, count, values, num_nodes)
+        if bad:
+            return parts[b] + stop, grown, begin, local
+        local[parts[b] : parts[b + 1]] = values
+        begin[b + 1] = begin[b] + count
+    return -1, grown[: begin[-1]], begin, local
+
+
+@kernel
+def _last(nodes: Any, bounds: Any, counts: Any) -> Any:
+    """The last nodes of each batch, so many, and where each batch's begin."""
+    parts = np.zeros(len(bounds), np.int64)
+    parts[1:] = np.cumsum(counts)
+    out = np.empty(parts[-1], np.int64)
+    for b in range(len(counts)):
+        out[parts[b] : parts[b + 1]] = nodes[bounds[b + 1] - counts[b] : bounds[b + 1]]
+    return out, parts
+
+
+@kernel
+def _lay_out(edges: Any, at: Any, sizes: Any, sources: Any, targets: Any, parts: Any) -> None:
+    """Put a hop's edges of each batch at its place `at`, which moves on, and the targets its `sizes` behind."""
+    for b in range(len(at)):
+        count, begin = parts[b + 1] - parts[b], at[b]
+        edges[begin : begin + count] = sources[parts[b] : parts[b + 1]]
+        edges[begin + sizes[b] : begin + sizes[b] + count] = targets[parts[b] : parts[b + 1]]
+        at[b] += count
+
+
+class Sampled:
+    """Batches that are sampled together, one after the other in every array; anonymous memory.
+
+    Attributes:
+        nodes: int64, of each batch its global ids, seeds first, then hop by hop.
+        bounds: int64 [batches + 1], where each batch's nodes begin.
+        hop_nodes: For the seeds and for each hop, int64 [batches], how many nodes it discovered.
+        hop_edges: For each hop its edges' sources and targets, int32 places among the batch's nodes, ascending by
+            target, and where each batch's begin, int64 [batches + 1].
+    """
+
+    def __init__(self, num_batches: int, num_nodes: int):
+        self.nodes, self.bounds, self._num_nodes = np.empty(0, np.int64), np.zeros(num_batches + 1, np.int64), num_nodes
+        self.hop_nodes: list[Array] = []
+        self.hop_edges: list[tuple[Array, Array, Array]] = []
+
+    def add(self, ids: Array, parts: Array) -> tuple[int, Array]:
+        """Add nodes to each batch; the place of the first that is out of range, or -1, and the ids made local."""
+        before = np.diff(self.bounds)
+        bad, self.nodes, self.bounds, local = _grown(self.nodes, self.bounds, ids, parts, self._num_nodes)
+        self.hop_nodes.append(np.diff(self.bounds) - before)
+        return int(bad), local
+
+    def edges(self, begin: int, end: int) -> Array:
+        """The edges of some batches, int32, batch after batch all sources, hop by hop, then all targets."""
+        parts = [bounds[begin : end + 1] for _, _, bounds in self.hop_edges]
+        sizes = np.sum([np.diff(part) for part in parts], axis=0)
+        at = np.cumsum(2 * sizes) - 2 * sizes
+        out = np.empty(2 * sizes.sum(), np.int32)
+        for part, (sources, targets, _) in zip(parts, self.hop_edges, strict=True):
+            _lay_out(out, at, sizes, sources, targets, part)
+        return out
+
+    def hops(self, begin: int, end: int) -> list[tuple[list[int], list[int]]]:
+        """Of each of some batches its nodes of each hop, seeds first, and its edges of each hop."""
+        nodes = np.array(self.hop_nodes)[:, begin:end].T.tolist()
+        edges = np.array([np.diff(bounds[begin : end + 1]) for _, _, bounds in self.hop_edges]).T.tolist()
+        return list(zip(nodes, edges, strict=True))
+
+
+def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> Sampled:
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
 
-    The samplers decide fan-outs, of which all have equally many, and choices; their own arrays are not read, except for
-    `node_id`.
+    The samplers, all over one store and with equally many hops, decide fan-outs and choices; their own arrays are not
+    read, except for `node_id`.
 
     Raises:
         InputError: for seeds that occur twice in a batch or are out of range, and for a damaged graph.
     """
-    num_nodes, row_dtype = colptr.num_rows - 1, np.dtype(f"i{row.row_bytes}")
-    drawn = [
-        (window.sampler, window.sampler.batch_key(int(positions[0]), window.epoch), ids)
-        for window in windows
-        for positions, ids in zip(window.positions, window.ids, strict=True)
-    ]
-    batches = [SampledBatch(np.empty(0, np.int64), []) for _ in drawn]
-    for batch, (_, _, ids) in zip(batches, drawn, strict=True):
-        if (bad := batch.add(ids.copy(), num_nodes)) is not None:
-            raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
-        if len(batch.node) < len(ids):
-            raise InputError("input_nodes: expected each seed once per batch, found one twice")
-    for hop in range(len(drawn[0][0].num_neighbors)):
-        wanted = _choose(drawn, batches, hop, colptr, row)
-        found = np.empty((len(wanted), 1), row_dtype)
+    num_nodes = colptr.num_rows - 1
+    seeds = [ids for window in windows for ids in window.ids]
+    ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])
+    sampled = Sampled(len(seeds), num_nodes)
+    if (bad := sampled.add(ids, parts)[0]) >= 0:
+        raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
+    if sampled.bounds[-1] < len(ids):
+        raise InputError("input_nodes: expected each seed once per batch, found one twice")
+    for hop in range(len(windows[0].sampler.num_neighbors)):
+        wanted, targets, parts = _choose(windows, sampled, hop, colptr, row)
+        found = np.empty((len(wanted), 1), f"i{row.row_bytes}")
         row.fetch(wanted, found)
         del wanted
-        at = 0
-        for batch in batches:
-            local = found[at : at + len(batch.cols[-1]), 0].astype(np.int64)
-            at += len(local)
-            if batch.add(local, num_nodes) is not None:
-                raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
-            batch.rows.append(local.astype(np.int32))
-            batch.node = batch.node.copy()  # without the room for repeats behind it
-    remaining = iter(batches)
-    return [list(itertools.islice(remaining, len(window.ids))) for window in windows]
+        bad, sources = sampled.add(found[:, 0], parts)
+        if bad >= 0:
+            raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
+        sampled.hop_edges.append((sources, targets, parts))
+    return sampled
 
 
 def _choose(
-    drawn: Sequence[tuple[CSCSampler, np.uint64, Array]],
-    batches: Sequence[SampledBatch],
-    hop: int,
-    colptr: DiskArray,
-    row: DiskArray,
-) -> Array:
-    """The places in `row` that all batches want at this hop, int64; each batch is given the targets of its own."""
-    frontier = np.concatenate([batch.frontier for batch in batches])
+    windows: Sequence[Seeds], sampled: Sampled, hop: int, colptr: DiskArray, row: DiskArray
+) -> tuple[Array, Array, Array]:
+    """What all batches want of `row` at this hop, see `_chosen`."""
+    frontier, parts = _last(sampled.nodes, sampled.bounds, sampled.hop_nodes[-1])
     ends = np.empty((len(frontier), 2), np.int64)
     colptr.fetch(frontier, ends)
     start, degree = ends[:, 0].copy(), ends[:, 1] - ends[:, 0]
     del ends
     if len(degree) and (degree.min() < 0 or start.min() < 0 or (start + degree).max() > row.num_rows):
         raise colptr.damaged(f"expected ascending offsets up to {row.num_rows}, found others")
-    bounds = np.cumsum([0, *(batch.num_sampled_nodes[-1] for batch in batches)])
-    parts = [slice(begin, end) for begin, end in itertools.pairwise(bounds.tolist())]
-    most = [np.iinfo(np.int64).max if (k := sampler.num_neighbors[hop]) < 0 else k for sampler, _, _ in drawn]
-    sizes = [int(np.minimum(degree[part], k).sum()) for part, k in zip(parts, most, strict=True)]
-    wanted, at = np.empty(sum(sizes), np.int64), 0
-    for batch, part, (sampler, key, _), size in zip(batches, parts, drawn, sizes, strict=True):
-        ids = sampler.original_ids(frontier[part])
-        at_hop, begin = 0 if sampler.fixed else hop, len(batch.node) - len(ids)
-        k = sampler.num_neighbors[hop]
-        wanted[at : at + size], target = chosen_positions(key, at_hop, ids, start[part], degree[part], k, begin)
-        batch.cols.append(target.astype(np.int32))
-        at += size
-    return wanted
+    drawn = [(one, int(positions[0])) for one in windows for positions in one.positions]
+    keys = np.array([one.sampler.batch_key(first, one.epoch) for one, first in drawn], np.uint64)
+    hops = np.array([0 if one.sampler.fixed else hop for one, _ in drawn])
+    fanouts = np.array([one.sampler.num_neighbors[hop] for one, _ in drawn])
+    ids = windows[0].sampler.original_ids(frontier)
+    return _chosen(keys, hops, fanouts, ids, start, degree, parts, np.diff(sampled.bounds) - sampled.hop_nodes[-1])
 
 
 @dataclass
@@ -164,16 +211,14 @@ class Window:
     features: Array
 
     @classmethod
-    def pack(cls, seeds: Seeds, batches: list[SampledBatch], num_nodes: int) -> Window:
-        """Without the features."""
-        distinct = NodeSet(num_nodes)
-        for batch in batches:
-            distinct.add(batch.node)
+    def pack(cls, seeds: Seeds, sampled: Sampled, begin: int, num_nodes: int) -> Window:
+        """Without the features; the window's batches are those of `sampled` from `begin` on."""
+        end, distinct = begin + len(seeds.ids), NodeSet(num_nodes)
+        nodes = sampled.nodes[sampled.bounds[begin] : sampled.bounds[end]]
+        distinct.add(nodes)
         ids = distinct.members().astype(np.int32 if num_nodes < 2**31 else np.int64)
-        slots = np.concatenate([distinct.ranks(batch.node).astype(np.int32) for batch in batches])
-        edges = np.concatenate([part for batch in batches for part in (*batch.rows, *batch.cols)])
-        hops = [(batch.num_sampled_nodes, batch.num_sampled_edges) for batch in batches]
-        return cls(seeds.positions, hops, ids, slots, edges, np.empty(0))
+        slots = distinct.ranks(nodes).astype(np.int32)
+        return cls(seeds.positions, sampled.hops(begin, end), ids, slots, sampled.edges(begin, end), np.empty(0))
 
     def batches(self) -> Iterator[tuple[Any, Array, Array, list[int], list[int]]]:
         """Of each batch its positions, slots and edges [2, num_edges], and how many nodes and edges each hop has."""
@@ -196,8 +241,7 @@ def compile_lookahead() -> None:
         for dtype in (np.int32, np.int64):
             row.fetch(one, np.empty((1, 1), dtype))
         seeds = Seeds(sampler, 0, [one], [one])
-        (sampled,) = sample_windows([seeds], colptr, row)
-        window = Window.pack(seeds, sampled, 1)
+        window = Window.pack(seeds, sample_windows([seeds], colptr, row), 0, 1)
         x.fetch(window.ids, np.empty((1, 4), np.float16))
         x.deal(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
         for array in (colptr, row, x):

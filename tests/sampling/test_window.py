@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph.disk import CHUNK_BYTES, DiskArray, Interrupted
 from ogbnlib.graph.store import HEADER_BYTES, Store
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.window import SampledBatch, Seeds, Window, compile_lookahead, sample_windows
+from ogbnlib.sampling.window import Seeds, Window, compile_lookahead, sample_windows
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import write_raw
 
@@ -272,22 +272,36 @@ def one_by_one(sampler: CSCSampler, seeds: np.ndarray, positions: np.ndarray) ->
     return sampler.sample_from_nodes(NodeSamplerInput(input_id=ids, node=torch.from_numpy(seeds)))
 
 
+class Batch(NamedTuple):
+    """One of a window."""
+
+    node: np.ndarray
+    edges: np.ndarray
+    num_sampled_nodes: list[int]
+    num_sampled_edges: list[int]
+
+
 def sample_window(
     sampler: CSCSampler, seeds: list[np.ndarray], firsts: list[int], epoch: int, *disks: DiskArray
-) -> list[SampledBatch]:
-    positions = [np.arange(first, first + len(ids)) for first, ids in zip(firsts, seeds, strict=True)]
-    (batches,) = sample_windows([Seeds(sampler, epoch, positions, seeds)], *disks)
+) -> list[Batch]:
+    """The batches of a window, which has each of their nodes once."""
+    asked = Seeds(
+        sampler, epoch, [np.arange(at, at + len(ids)) for at, ids in zip(firsts, seeds, strict=True)], seeds
+    )  # fmt: skip
+    window = Window.pack(asked, sample_windows([asked], *disks), 0, disks[0].num_rows - 1)
+    batches = [Batch(window.ids[slots].astype(np.int64), *others) for _, slots, *others in window.batches()]
+    assert [of.tolist() for of, *_ in window.batches()] == [of.tolist() for of in asked.positions]
+    np.testing.assert_array_equal(window.ids, np.unique(np.concatenate([batch.node for batch in batches])))
+    assert window.slots.dtype == window.edges.dtype == np.int32
     return batches
 
 
-def assert_same_batch(batch: SampledBatch, expected: Any) -> None:
-    row, col = np.concatenate(batch.rows), np.concatenate(batch.cols)
+def assert_same_batch(batch: Batch, expected: Any) -> None:
     np.testing.assert_array_equal(batch.node, expected.node.numpy())
-    np.testing.assert_array_equal(row, expected.row.numpy())
-    np.testing.assert_array_equal(col, expected.col.numpy())
+    np.testing.assert_array_equal(batch.edges[0], expected.row.numpy())
+    np.testing.assert_array_equal(batch.edges[1], expected.col.numpy())
     assert batch.num_sampled_nodes == list(expected.num_sampled_nodes)
     assert batch.num_sampled_edges == list(expected.num_sampled_edges)
-    assert (batch.node.dtype, row.dtype, col.dtype) == (np.int64, np.int32, np.int32)
 
 
 @st.composite
@@ -316,7 +330,7 @@ def test_a_windows_batches_are_those_that_are_drawn_one_by_one(tmp_path: Path, p
     sampler = CSCSampler(colptr, row, problem["fanouts"], seed=problem["seed"])
     seeds, size = np.array(problem["seeds"], np.int64), problem["batch_size"]
     firsts = list(range(0, len(seeds), size))
-    sampled: list[SampledBatch] = []
+    sampled: list[Batch] = []
     with on_disk(tmp_path, colptr, row) as (disk_colptr, disk_row):
         for begin in range(0, len(firsts), problem["window_batches"]):
             part = firsts[begin : begin + problem["window_batches"]]
@@ -344,7 +358,7 @@ def test_the_windows_epoch_counts_and_not_the_one_that_is_set(tmp_path: Path) ->
     assert other.node.tolist() != batch.node.tolist()
 
 
-def drawn(store: Store, fanouts: list[int], split: str, batch_size: int) -> list[SampledBatch]:
+def drawn(store: Store, fanouts: list[int], split: str, batch_size: int) -> list[Batch]:
     """A split's batches from windows of three."""
     sampler = CSCSampler(store.colptr, store.row, fanouts, seed=5, node_id=store.node_id)
     ids = store.splits[split]
@@ -390,8 +404,7 @@ def test_a_store_of_the_nodes_within_reach_samples_the_nodes_that_the_whole_one_
         some, whole = drawn(kept, fanouts, split, 4), drawn(full, fanouts, split, 4)
         for small, large in zip(some, whole, strict=True):
             np.testing.assert_array_equal(node_id[small.node], large.node)
-            np.testing.assert_array_equal(np.concatenate(small.rows), np.concatenate(large.rows))
-            np.testing.assert_array_equal(np.concatenate(small.cols), np.concatenate(large.cols))
+            np.testing.assert_array_equal(small.edges, large.edges)
             assert small.num_sampled_nodes == large.num_sampled_nodes
             np.testing.assert_array_equal(kept.x[small.node], full.x[large.node])
 
@@ -429,35 +442,6 @@ def test_seeds_out_of_range_or_twice_in_a_batch_are_refused(tmp_path: Path) -> N
             sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0], seeds])
     with pytest.raises(InputError, match=r"input_nodes: expected each seed once per batch"):
         sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0], [1, 2, 1]])
-
-
-# A window, packed ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_nodes", [1, 63, 64, 65, 128, 129, 1000])
-def test_a_packed_window_gives_each_batch_back_and_holds_each_node_once(num_nodes: int) -> None:
-    edges = [i for i in (0, 1, 62, 63, 64, 65, 127, 128, num_nodes - 1) if i < num_nodes]
-    rng = np.random.default_rng(0)
-    several = list(dict.fromkeys(edges[::-1]))
-    nodes = [several, [num_nodes - 1], rng.permutation(num_nodes)[: num_nodes // 3 + 1].tolist(), [0]]
-    batches = []
-    for ids in nodes:
-        hops = [rng.integers(0, len(ids), (2, size)).astype(np.int32) for size in (3, 0)]
-        batches.append(
-            SampledBatch(np.array(ids), [1, len(ids) - 1, 0], [hop[0] for hop in hops], [hop[1] for hop in hops])
-        )
-    positions = [np.array([i]) for i in range(4)]
-    seeds = Seeds(
-        CSCSampler(*csc(num_nodes, [], np.int32), [1, 1]), 0, positions, [batch.node[:1] for batch in batches]
-    )
-    window = Window.pack(seeds, batches, num_nodes)
-    np.testing.assert_array_equal(window.ids, np.unique(np.concatenate(nodes)))
-    for batch, (_, slots, pairs, of_nodes, of_edges) in zip(batches, window.batches(), strict=True):
-        np.testing.assert_array_equal(window.ids[slots], batch.node)
-        np.testing.assert_array_equal(pairs[0], np.concatenate(batch.rows))
-        np.testing.assert_array_equal(pairs[1], np.concatenate(batch.cols))
-        assert (of_nodes, of_edges) == (batch.num_sampled_nodes, batch.num_sampled_edges)
-    assert [of[0] for of, *_ in window.batches()] == [0, 1, 2, 3]
 
 
 # Dealing rows out to many lists --------------------------------------------------------------------------------------
