@@ -76,6 +76,7 @@ class Spooling:
     """How windows are prepared that are kept on disk until they are used."""
 
     sampled_batches: int  # in one pass over the graph
+    reel_batches: int  # on disk at once without their features
     picked_batches: int  # whose features one pass picks
     working_bytes: int  # of memory, for either pass
     disk_bytes: int  # at most at once, while one part is used and the next is prepared
@@ -281,30 +282,38 @@ def spooled_windows(
 
     A window takes a 24th of what is left, or one batch. Two are in use, two more in an evaluation between epochs;
     an eighth is spared, and the rest goes to the passes that prepare others. What an evaluation draws is kept for the
-    next one, if the disk holds all of it.
+    next one, if the disk holds all of it. Batches are divided into reels and these into parts so that the fewest bytes
+    are moved: one pass over the graph for each reel, if memory has room to sample it at once, and one over the features
+    for each part, two of which are on disk.
 
     Args:
         left: Bytes of memory; the other arguments are those of `choose_windows`.
     """
-    one, disk = compact_batch_bytes(batch, row_bytes), spooled_batch_bytes(batch, row_bytes)
+    one, rows = compact_batch_bytes(batch, row_bytes), batch.num_nodes * row_bytes
+    structure = spooled_batch_bytes(batch, 0)
     size = min(num_batches, max(1, min(left // 24, WINDOW_BYTES) // one))
     working, total = left - left // 8 - 4 * size * one, num_batches * (passes if training else 1)
     sampled = max(0, working - window_fixed_bytes(num_nodes)) // sampled_batch_bytes(batch)
-    # A pass over the features holds the ids, int32, or int64 from 2**31 nodes on; seeds and sizes stay until the end.
-    picked = min(total, max(0, working) // 4 // (batch.num_nodes * (4 if num_nodes < 2**31 else 8) + 2500))
-    if picked * disk > (room_bytes if picked == total else room_bytes // 2):
-        picked = room_bytes // 2 // disk
-    if min(sampled, picked) < size:
+    # A pass over the features holds the ids, int32, or int64 from 2**31 nodes on; seeds and sizes stay with a reel.
+    index, kept = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
+    graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
+    least = max(1, min(working // 4 // (index + kept), room_bytes // 2 // (structure + rows)))  # in a reel of one part
+    for reels in range(1, 2 + 2 * (total // least)):
+        reel = min(total, -(-total // reels // size) * size)
+        most = (working // 4 - reel * kept) // max(1, index)  # of memory
+        alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes
+        held = min(2, reels) * reel * structure
+        picked = total if alone else min(reel, most, (room_bytes - held) // 2 // max(1, rows))
+        if min(sampled, picked) >= size:
+            parts = -(-reel // picked)
+            picked = min(picked // size, -(-reel // parts // size)) * size
+            moved = reels * (parts * files["x"] + -(-reel // sampled) * graph)
+            choices.append((moved, reels, reels * parts, reel, picked, held + min(2, reels * parts) * picked * rows))
+    if not choices:
         return None
-    # More parts than the disk asks for may take fewer passes over the graph, if each is sampled in one.
-    graph, least = len(batch.hop_edges) * (files["colptr"] + files["row"]), -(-total // picked)
-    moved, parts = min(
-        (parts * (files["x"] + -(-total // parts // sampled) * graph), parts) for parts in range(least, 2 * least + 1)
-    )
-    if parts > 1:
-        picked = min(picked // size, -(-total // parts // size)) * size
+    moved, _, parts, reel, picked, disk = min(choices)
+    spooling = Spooling(sampled, reel, picked, working, disk)
     again = 1 if training or parts == 1 else passes
-    moved += total * disk
-    spooling = Spooling(sampled, picked, working, min(2, parts) * picked * disk)
-    moved = again * moved // passes + num_batches * disk
+    drawn = num_batches * (structure + rows)
+    moved = again * (moved + total * (structure + rows)) // passes + drawn
     return Windows(size, True, size * one, left, -(-num_batches // size), moved, spooling)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import os
 import tempfile
@@ -36,11 +35,10 @@ from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
 from .choice import EpochSampler, GivenOrder
 from .sampler import CSCSampler
-from .spool import DiskFull, Jobs, Reel, record
+from .spool import DiskFull, Place, Spool
 from .window import Seeds, Window, sample_windows
 
 T = TypeVar("T")
-Place = tuple[int, int, int]  # of a window: its epoch, the position the epoch goes on from, its first among those left
 Waiting = Callable[[tuple[str, int, int] | None], bool]
 _SPOKEN = {"colptr": "offsets", "row": "neighbors", "x": "features"}
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
@@ -220,9 +218,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         self._abandoned = threading.Event()  # no batch is waited for any more
         self._ahead: tuple[Place, Future[Window]] | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
-        self._recorder = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._reel: Reel | None = None
-        self._next_reel: Future[Reel] | None = None
+        self._spool: Spool | None = None
         self._arrays: dict[str, DiskArray] = {}
         if windows.window_batches is not None:
             # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
@@ -290,7 +286,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     # Windows --------------------------------------------------------------------------------------------------------
 
-    def _seeds(self, place: Place) -> Seeds:
+    def seeds(self, place: Place) -> Seeds:
         """The window that starts at `place`."""
         assert self.windows.window_batches is not None
         epoch, start, begin = place
@@ -299,7 +295,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         parts = positions.clone().split(size)  # views of a whole order would hold it
         return Seeds(self.node_sampler, epoch, parts, [self.input_data.node[part].numpy() for part in parts])
 
-    def _after(self, place: Place, seeds: Seeds | Window) -> Place | None:
+    def after(self, place: Place, seeds: Seeds | Window) -> Place | None:
         """Where the window behind this one starts, in this epoch or in one that is prepared ahead."""
         epoch, start, begin = place
         begin += sum(len(part) for part in seeds.positions)
@@ -309,14 +305,10 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _prepare(self, place: Place) -> Window:
         """The window that starts at `place`, read from the spool, or else from the store."""
-        if self.windows.spooling is not None and (reel := self._reel_with(place)) is not None:
-            begun = time.monotonic()
-            window = reel.get(place)
-            took_s = round(time.monotonic() - begun, 3)
-            self.on_window(epoch=place[0], batches=len(window.hops), distinct_nodes=len(window.ids), spool_s=took_s)
+        if (window := self._spooled(place)) is not None:
             return window
         begun, read_before = time.monotonic(), self._bytes_read()
-        seeds, num_nodes = self._seeds(place), self.store.num_nodes
+        seeds, num_nodes = self.seeds(place), self.store.num_nodes
         sampled = sample_windows([seeds], self._arrays["colptr"], self._arrays["row"])
         between, window = time.monotonic(), Window.pack(seeds, sampled, 0, num_nodes)
         del sampled
@@ -335,76 +327,31 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     def _bytes_read(self) -> int:
         return sum(array.bytes_read for array in self._arrays.values())
 
-    # The spool ------------------------------------------------------------------------------------------------------
-
-    def _reel_with(self, place: Place) -> Reel | None:
-        """The reel that has the window at `place`, recorded now if need be; None once the disk is full.
-
-        While its windows are used the next is recorded, in another thread.
-        """
+    def _spooled(self, place: Place) -> Window | None:
+        """The window at `place` from the disk; None where none are kept there, or once it is full."""
+        if self.windows.spooling is None:
+            return None
         try:
-            if self._reel is None or place not in self._reel:
-                self._change_reel(place)
-            if self._next_reel is None and (following := self._behind_reel()) is not None:
-                self._next_reel = self._recorder.submit(self._record, following)
+            begun = time.monotonic()
+            window = self.spool().get(place)
         except DiskFull as error:
             warnings.warn(f"spool: {error}; the windows are kept in memory from here on", stacklevel=2)
+            self.spool().close()
             self.windows = self.windows.in_memory or dataclasses.replace(self.windows, spooling=None)
-            self._drop_reels()
-        return self._reel
+            return None
+        took_s = round(time.monotonic() - begun, 3)
+        self.on_window(epoch=place[0], batches=len(window.hops), distinct_nodes=len(window.ids), spool_s=took_s)
+        return window
 
-    def _change_reel(self, place: Place) -> None:
-        coming, self._next_reel = self._next_reel, None
-        if self._reel is not None:
-            self._reel.close()
-            self._reel = None
-        if coming is not None:
-            with contextlib.suppress(Interrupted):  # it was prepared for a pass that was not gone to its end
-                self._reel = coming.result()
-        if self._reel is None or place not in self._reel:
-            if self._reel is not None:
-                self._reel.close()
-            self._reel = self._recorder.submit(self._record, place).result()
-
-    def _record(self, place: Place) -> Reel:
-        spooling = self.windows.spooling
-        assert spooling is not None
-        companions, self.companions = self.companions, []
-        groups = [self._jobs(place, spooling.picked_batches)]
-        groups += [loader._jobs((0, 0, 0), 2**62) for loader in companions]
-        x, num_nodes = self.store.x, self.store.num_nodes
-        make = functools.partial(Reel, self.spool_dir, self.store.num_features, x.dtype, num_nodes)
-        reel, *others = record(groups, make, self._arrays, spooling, self.on_pass)
-        for loader, other in zip(companions, others, strict=True):
-            loader._reel = other
-        return reel
-
-    def _jobs(self, place: Place | None, most: int) -> Jobs:
-        """The windows from `place` on, of at most `most` batches, one window at the least."""
-        jobs: list[tuple[Place, Seeds]] = []
-        while place is not None:
-            seeds = self._seeds(place)
-            most -= len(seeds.ids)
-            if jobs and most < 0:
-                break
-            jobs.append((place, seeds))
-            place = self._after(place, seeds)
-        return jobs
-
-    def _behind_reel(self) -> Place | None:
-        assert self._reel is not None
-        last, window = self._reel.last
-        return self._after(last, window)
-
-    def _drop_reels(self) -> None:
-        for future in [self._next_reel] if self._next_reel is not None else []:
-            with contextlib.suppress(Interrupted, DiskFull):
-                future.result().close()
-        if self._reel is not None:
-            self._reel.close()
-        self._reel = self._next_reel = None
-
-    # --------------------------------------------------------------------------------------------------------------
+    def spool(self) -> Spool:
+        """The windows on disk, which `windows.spooling` says there are."""
+        if self._spool is None:
+            assert self.windows.spooling is not None
+            row, companions = (self.store.num_features, self.store.x.dtype), [one.spool() for one in self.companions]
+            self._spool = Spool(
+                self, self.windows.spooling, self._arrays, self.spool_dir, row, self.on_pass, companions
+            )  # fmt: skip
+        return self._spool
 
     def _prepared(self, place: Place) -> Window:
         """The window at `place`, which may have been prepared ahead."""
@@ -422,7 +369,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         place: Place | None = (epoch, start, 0) if len(self.sampler) else None
         while place is not None and place[:2] == (epoch, start):
             window = self._prepared(place)
-            place = self._after(place, window)
+            place = self.after(place, window)
             if self.windows.overlapped and place is not None:
                 self._ahead = place, self._executor.submit(self._prepare, place)
             yield from self._unpack(window)
@@ -446,8 +393,8 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         """End the preparing threads, delete what is on disk, and close the files."""
         self._abandoned.set()
         self._executor.shutdown(cancel_futures=True)
-        self._recorder.shutdown(cancel_futures=True)
         self._ahead = None
-        self._drop_reels()
+        if self._spool is not None:
+            self._spool.close()
         for array in self._arrays.values():
             array.close()

@@ -81,6 +81,18 @@ def test_a_spool_moves_a_fraction_of_what_windows_in_memory_do() -> None:
     assert "an epoch of training moves 1" in text
 
 
+def test_a_reel_of_large_batches_serves_several_parts_and_takes_no_more_disk_than_there_is() -> None:
+    values = {"limit": 8 * GB, "loading": "store", "feature_dtype": "float16", "epochs": 20, "batch_size": 1024}
+    values |= {"num_neighbors": (15, 10, 5), "hidden_channels": 256, "eval_splits": (), "train_eval": "never"}
+    for room in (28, 120):
+        windows = forecast(spool=f"{room} GB", **values).windows
+        assert windows is not None
+        assert windows.spooling is not None
+        assert windows.spooling.disk_bytes <= room * 2**30
+        assert windows.spooling.reel_batches >= windows.spooling.picked_batches * (3 if room == 28 else 1)
+        assert windows.moved_bytes < (650 if room == 28 else 400) * 2**30  # 2.3 TB in windows in memory
+
+
 def test_papers100m_from_disk_wants_its_files_in_the_page_cache_where_they_fit() -> None:
     plan = forecast(limit=64 * 2**30, loading="store", feature_dtype="float16")
     assert plan.cache_bytes == 8 * (NODES + 1) + 4 * EDGES + 2 * 128 * NODES

@@ -52,9 +52,9 @@ def make(store: Store, tmp_path: Path) -> Iterator[Build]:
     """
     loaders: list[StoreLoader] = []
 
-    def build(picked: int, sampled: int = 5, shuffle: bool = True, epochs: int | None = 3) -> Any:
+    def build(picked: int, sampled: int = 5, structure: int = 2, shuffle: bool = True, epochs: int | None = 3) -> Any:
         ids = torch.from_numpy(store.splits["train"])
-        spooling = Spooling(sampled, picked, 2**20, 0) if picked else None
+        spooling = Spooling(sampled, picked * structure, picked, 2**20, 0) if picked else None
         loader: Any = StoreLoader(
             store,
             CSCSampler(store.colptr, store.row, [4, 3], seed=3, fixed=not shuffle),
@@ -108,6 +108,17 @@ def test_passes_serve_several_epochs(make: Build) -> None:
     assert together._bytes_read() < alone._bytes_read() / 3
 
 
+@pytest.mark.parametrize("structure", [1, 2, 3, 6])
+def test_one_pass_over_the_graph_serves_several_over_the_features(make: Build, structure: int) -> None:
+    plain, spooled = make(0), make(4, sampled=100, structure=structure)
+    for epoch in (1, 2, 3):
+        assert_equal(batches_of(spooled, epoch), batches_of(plain, epoch))
+    sampled = [one["batches"] for one in spooled.seen if "sample_s" in one]
+    assert sum(sampled) == 24  # each of three epochs once
+    assert len(sampled) == {1: 9, 2: 3, 3: 3, 6: 1}[structure]  # windows of 3, 3 and 2 batches
+    assert sum("features_s" in one for one in spooled.seen) >= len(sampled)
+
+
 @pytest.mark.parametrize("start", [16, 48, 112])
 def test_it_goes_on_from_anywhere(make: Build, start: int) -> None:
     spooled, plain = make(8), make(0)
@@ -155,8 +166,11 @@ def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(make: Buil
     set_epoch(loader, 1)
     batches = iter(loader)
     next(batches)
-    assert loader._reel.num_bytes > 1000
-    assert os.fstat(loader._reel._file.fileno()).st_nlink == 0
+    part = loader.spool().part
+    for file in (part, part.reel):
+        assert file.num_bytes > 1000
+        assert os.fstat(file._file.fileno()).st_nlink == 0
+    del part, file
     assert not list(tmp_path.iterdir())
     batches.close()
     loader.close()
