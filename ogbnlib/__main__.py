@@ -17,16 +17,26 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from .config import TrainConfig, parse_assignments
+from .config import TrainConfig, parse_assignments, read_parameters
 from .errors import InputError, clear_errors, format_bytes
 from .files import home
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A YAML file of parameters and memory_limit; what else is given wins.")
+]
 
 
 def _print(value: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(value, indent=2) if as_json else text)
+
+
+def _given(config: Path | None, set_: list[str] | None, memory_limit: str | None) -> tuple[dict[str, Any], str | None]:
+    """The parameters that --config and --set give, and the memory limit."""
+    values = read_parameters(config) if config else {}
+    in_file = values.pop("memory_limit", None)
+    return {**values, **parse_assignments(set_ or [])}, in_file if memory_limit is None else memory_limit
 
 
 def _facts(dataset: Any, kind: str, as_json: bool) -> None:
@@ -168,6 +178,7 @@ def verify(
 @app.command()
 def plan(
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
+    config: ConfigFile = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "128 GB"; without it there is no verdict.')] = None,
     parameters: Annotated[bool, typer.Option("--parameters", help="What each parameter means instead.")] = False,
     ladder: Annotated[bool, typer.Option("--ladder", help="What to run from 512 GB down to 4 GB instead.")] = False,
@@ -183,14 +194,15 @@ def plan(
         return _print(known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json)
     from .forecast import planner
 
-    values: dict[str, Any] = {"dataset": "ogbn-papers100M", **parse_assignments(set_ or [])}
-    config = TrainConfig.create(values)
+    given, memory_limit = _given(config, set_, memory_limit)
+    values: dict[str, Any] = {"dataset": "ogbn-papers100M", **given}
+    planned = TrainConfig.create(values)
     if ladder:
         if memory_limit is not None:
             raise InputError("--memory-limit: expected without --ladder, which goes through all of them")
         table = planner.ladder(**values)
         return _print({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
-    advice = planner.plan(config, memory_limit)
+    advice = planner.plan(planned, memory_limit)
     _print(advice.to_dict(), str(advice), as_json)
     raise typer.Exit(1 if advice.verdict == planner.WILL_NOT_FIT else 0)
 
@@ -199,6 +211,7 @@ def plan(
 def train(
     run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder: new, or the one to resume.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
+    config_file: ConfigFile = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; without it nothing is limited.')] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     limit_by: Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")] = "auto",
@@ -212,7 +225,7 @@ def train(
     from .runs.folder import CONFIG, Run
     from .runs.sandbox import run
 
-    values: dict[str, Any] = dict(parse_assignments(set_ or []))
+    values, memory_limit = _given(config_file, set_, memory_limit)
     run_dir = home(run_dir)
     if resume:
         if not (run_dir / CONFIG).is_file():

@@ -107,6 +107,8 @@ MISTAKES = [
     (["plan", "--set", "dataset=none"], "none: expected a data set folder"),
     (["plan", "--memory-limit", "128"], "memory_limit: "),
     (["plan", "--set", "loading=store", "--set", "sampler=pyg"], "sampler: "),
+    (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
+    (["train", "--run-dir", "run", "--config", "none.yaml"], "none.yaml: no such file"),
     (["plan", "--ladder", "--set", "size=3"], "unknown parameter 'size'"),
     (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
 ]
@@ -168,6 +170,14 @@ def test_plan_says_what_fits_and_its_json_is_json_alone() -> None:
     assert text.stderr + found.stderr == ""
     assert cli("plan", "--memory-limit", "128 GB").returncode == 0
     assert cli("plan", "--set", "loading=eager").returncode == 0
+
+
+def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("loading: eager\nmemory_limit: 128 GB\n")
+    arguments = ["plan", "--config", str(tmp_path / "mine.yaml"), "--json"]
+    assert json.loads(cli(*arguments).stdout)["verdict"] == "WILL NOT FIT"
+    assert json.loads(cli(*arguments, "--set", "loading=shared").stdout)["verdict"] == "FITS"
+    assert json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)["verdict"] == "FITS"
 
 
 def test_plan_prints_the_ladder() -> None:
