@@ -17,7 +17,7 @@ _NAMES = {
     "config": "TrainConfig",
     "errors": "InputError format_bytes parse_bytes",
     "files": "next_run_dir",
-    "memory.reading": "read_memory release_memory",
+    "memory.reading": "memory_now read_memory release_memory",
     "graph.store": "Store open_store",
     "sources.convert": "convert",
     "sources.ogb": "write_raw",

@@ -331,22 +331,30 @@ def status(
 def diagnose(
     run_dir: Annotated[Path | None, typer.Argument(help="The folder of a run.")] = None,
     job: Annotated[str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")] = None,
+    exit_code: Annotated[str | None, typer.Option(help="An exit code instead: 137, or Slurm's 0:125.")] = None,
+    text: Annotated[str | None, typer.Option(help="torch's CUDA out of memory message instead; - reads it.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say what ended a run or a Slurm job, in which phase, at which part sizes, and what to do next."""
-    if (run_dir is None) == (job is None):
-        found_here = "neither" if job is None else "both"
-        raise InputError(f"diagnose: expected either the folder of a run or --job JOBID, got {found_here}")
-    if job is not None:
-        from .runs.slurm import diagnose_job
-
-        ended = diagnose_job(job)
-        return _print(ended.to_dict(), ended.text, as_json)
-    from .runs.folder import Run
-
-    assert run_dir is not None
-    found = Run.open(run_dir).diagnosis
+    given = {"RUN_DIR": run_dir, "--job": job, "--exit-code": exit_code, "--text": text}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise InputError(f"diagnose: expected one of {', '.join(given)}, got {' and '.join(names) or 'none'}")
+    found = _diagnosis(run_dir, job, exit_code, text)
     _print(found.to_dict(), found.text, as_json)
+
+
+def _diagnosis(run_dir: Path | None, job: str | None, exit_code: str | None, text: str | None) -> Any:
+    from .runs import diagnosis, folder, slurm
+
+    if job is not None:
+        return slurm.diagnose_job(job)
+    if exit_code is not None:
+        return diagnosis.explain_code(exit_code)
+    if text is not None:
+        return diagnosis.explain_cuda_message(sys.stdin.read() if text == "-" else text)
+    assert run_dir is not None
+    return folder.Run.open(run_dir).diagnosis
 
 
 @app.command()

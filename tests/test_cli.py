@@ -97,6 +97,9 @@ MISTAKES = [
     (["train", "--run-dir", "run", "--set", "dataset=none", "--memory-limit", "8"], "memory_limit: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--resume"], "run: expected a run to resume"),
     (["train", "--run-dir", "run", "--resume"], "run: expected a run to resume"),
+    (["diagnose", "--exit-code", "abc"], "--exit-code: expected 0 to 255"),
+    (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),
+    (["diagnose", "--text", "Killed"], "--text: expected torch's message"),
     (["diagnose", "nowhere"], "nowhere: expected the folder of a run"),
     (["synth", "data", "--scale", "0"], "scale: "),
     (["synth", "data", "--scale", "2"], "scale: "),
@@ -146,6 +149,11 @@ def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path:
     assert json.loads(found.stdout)["text"] == text.stdout.strip()
     assert json.loads(found.stdout)["cause"] == "out of memory"
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(("code", "words"), [("141", "SIGPIPE"), ("137", "cause unknown"), ("0:53", "never started")])
+def test_diagnose_says_what_an_exit_code_alone_tells(code: str, words: str) -> None:
+    assert words in cli("diagnose", "--exit-code", code).stdout
 
 
 def test_synth_writes_a_data_set_and_states_its_size(tmp_path: Path) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from web import Remote
 
-from ogbnlib.config import TrainConfig, read_parameters
+from ogbnlib.__main__ import app
+from ogbnlib.config import TrainConfig, parse_assignments, read_parameters
 from ogbnlib.forecast.planner import FITS, ladder, plan
+from ogbnlib.runs.diagnosis import explain_code, explain_cuda_message
 from ogbnlib.sources.synth import synthesize
 
 ROOT = Path(__file__).parent.parent
@@ -71,3 +75,33 @@ def test_what_the_page_expects_is_what_plan_forecasts() -> None:
         row = rungs.loc[allocation]
         assert float(gigabytes) == pytest.approx(row["peak GB"], rel=0.25)
         assert float(minutes) == pytest.approx(row["epoch min"], rel=0.25)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every `python -m ogbnlib ...` of a page, in a block or in a line, without comments."""
+    text = re.sub(r"\\\n", " ", page.read_text())
+    found = re.findall(r"python -m ogbnlib ([a-z][^\n`]*)", text)
+    return [shlex.split(command, comments=True) for command in found if " ..." not in command]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_every_command_that_a_page_names_is_there_with_its_options(page: Path) -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert len(commands(page)) > 5
+    for name, *arguments in commands(page):
+        arguments = arguments[: next((i for i, word in enumerate(arguments) if word in ("&&", "|", ">")), None)]
+        given = known[name].make_context(name, arguments).params if arguments else {}
+        TrainConfig.create({"dataset": "somewhere"} | parse_assignments(given.get("set_") or []))
+
+
+def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    asked = re.findall(r"^## ([\d:]+).*?--exit-code ([\d:]+)", page, re.MULTILINE | re.DOTALL)
+    assert [code for _, code in asked] == ["137", "141", "1", "0:125", "0:53"]
+    for heading, code in asked:
+        assert heading == code
+        assert "no fixed meaning" not in explain_code(code).text
+    (message,) = re.findall(r'--text "(.*)"', page)
+    assert explain_cuda_message(message).cause == "out of GPU memory: fragmentation"
