@@ -208,11 +208,11 @@ class _Parameters(BaseModel):
     keep: Literal["last", "best"] = "last"
     """Which model stays; best: best.pt too, the model of the best valid accuracy so far."""
     release_every: Annotated[Int, Field(ge=0)] = 0
-    """Call release_memory() every k training batches; 0: never."""
+    """Call release_memory() every k batches, in training and evaluation; 0: never."""
 
     # GPU memory; without effect on a CPU
     empty_cache_every: Annotated[Int, Field(ge=0)] = 0
-    """Call torch.cuda.empty_cache() every k training batches; 0: never."""
+    """Call torch.cuda.empty_cache() every k batches, in training and evaluation; 0: never."""
     expandable_segments: bool = False
     """The allocator's segments grow in place: less is lost to fragmentation."""
     max_cuda_memory: OptionalBytes = None
