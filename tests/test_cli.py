@@ -188,6 +188,19 @@ def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
     assert json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)["verdict"] == "FITS"
 
 
+@pytest.mark.parametrize(("spool", "minutes"), [("30 GB", 8), ("off", 43)])
+def test_the_hours_that_plan_prints_are_those_that_a_run_at_full_size_took(spool: str, minutes: int) -> None:
+    # 20 epochs with two evaluations each from disk in 4 GB, measured before there was a spool and with it.
+    values = "loading=store", "feature_dtype=float16", "epochs=20", "train_eval=never", f"spool={spool}"
+    sets = [word for value in values for word in ("--set", value)]
+    found = json.loads(cli("plan", *sets, "--memory-limit", "4 GB", "--json").stdout)
+    assert found["run_s"] == pytest.approx(60 * minutes, rel=0.25)
+    text = cli("plan", *sets, "--memory-limit", "4 GB").stdout.splitlines()[-1]
+    assert (
+        text == f"20 epochs, 40 evaluations and loading: about {found['run_s'] / 3600:.2f} h on 2 cores, without a GPU"
+    )
+
+
 def test_plan_prints_the_ladder() -> None:
     text, found = cli("plan", "--ladder"), cli("plan", "--ladder", "--json")
     assert (text.returncode, found.returncode) == (0, 0)
