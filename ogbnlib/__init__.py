@@ -39,7 +39,7 @@ _NAMES = {
     " phase_seconds released",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = {"beliefs": "notebook.beliefs", "runs": "runs"}
+_MODULES = {"beliefs": "notebook.beliefs", "claims": "notebook.claims", "runs": "runs"}
 __all__ = sorted([*_HOME, *_MODULES, "mark", "phase", "__version__"])
 
 
