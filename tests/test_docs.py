@@ -105,3 +105,32 @@ def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> No
         assert "no fixed meaning" not in explain_code(code).text
     (message,) = re.findall(r'--text "(.*)"', page)
     assert explain_cuda_message(message).cause == "out of GPU memory: fragmentation"
+
+
+def sections(page: Path) -> list[dict[str, list[str]]]:
+    """What a translation has in common with its original, section by section: commands, code, figures."""
+    found = []
+    for text in re.split(r"^## ", page.read_text(), flags=re.MULTILINE):
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        lines = [line for language, block in fenced if language for line in block.splitlines()]
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        found.append(
+            {
+                "blocks": [language for language, _ in fenced],
+                "commands": [re.sub(r"\s+# .*", "", line).rstrip() for line in lines],
+                "code": sorted(re.findall(r"`([^`]+)`", prose)),
+                "figures": sorted(re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"`[^`]+`", "", prose))),
+            }
+        )
+    return found
+
+
+def test_the_chinese_readme_has_the_same_commands_and_figures() -> None:
+    english, chinese = ROOT / "README.md", ROOT / "README.zh-CN.md"
+    assert "](README.zh-CN.md)" in english.read_text().splitlines()[0]
+    assert "](README.md)" in chinese.read_text().splitlines()[0]
+    ours, theirs = sections(english), sections(chinese)
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        for kind in one:
+            assert other[kind] == one[kind], kind
