@@ -17,7 +17,7 @@ _NAMES = {
     "config": "TrainConfig",
     "errors": "InputError format_bytes parse_bytes",
     "files": "next_run_dir",
-    "memory.reading": "read_memory release_memory",
+    "memory.reading": "memory_now read_memory release_memory",
     "graph.store": "Store open_store",
     "sources.convert": "convert",
     "sources.ogb": "write_raw",
@@ -39,7 +39,7 @@ _NAMES = {
     " phase_seconds released",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = {"beliefs": "notebook.beliefs", "runs": "runs"}
+_MODULES = {"beliefs": "notebook.beliefs", "claims": "notebook.claims", "runs": "runs"}
 __all__ = sorted([*_HOME, *_MODULES, "mark", "phase", "__version__"])
 
 

@@ -17,16 +17,26 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from .config import TrainConfig, parse_assignments
+from .config import TrainConfig, parse_assignments, read_parameters
 from .errors import InputError, clear_errors, format_bytes
 from .files import home
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="A YAML file of parameters and memory_limit; what else is given wins.")
+]
 
 
 def _print(value: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(value, indent=2) if as_json else text)
+
+
+def _given(config: Path | None, set_: list[str] | None, memory_limit: str | None) -> tuple[dict[str, Any], str | None]:
+    """The parameters that --config and --set give, and the memory limit."""
+    values = read_parameters(config) if config else {}
+    in_file = values.pop("memory_limit", None)
+    return {**values, **parse_assignments(set_ or [])}, in_file if memory_limit is None else memory_limit
 
 
 def _facts(dataset: Any, kind: str, as_json: bool) -> None:
@@ -165,9 +175,40 @@ def verify(
     raise typer.Exit(1 if problems else 0)
 
 
+_SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
+
+
+def _whole_run_s(forecast: Any) -> float:
+    """Seconds of a run on the machine of `Forecast.epoch_s`: loading or propagating, epochs and evaluations.
+
+    A seed costs an evaluation what it costs the training, at the most. From disk each split is read in a pass of its
+    own, once where there is a spool to keep it, else every time.
+    """
+    from .forecast.sizes import store_bytes, trained_edges
+    from .sampling.budget import DISK_BYTES_PER_S, sweep_s
+
+    config, size, windows = forecast.config, forecast.size, forecast.windows
+    files = store_bytes(config, size)
+    in_passes = windows is not None and windows.window_batches is not None
+    loading_s = 0.0 if in_passes else sum(files.values()) / DISK_BYTES_PER_S
+    if config.loading == "propagated":
+        loading_s = 60 * forecast.propagation.minutes if forecast.propagation else 0.0
+    seconds = loading_s + config.epochs * forecast.epoch_s
+    builds = 1 if config.loading in ("eager", "lazy") else 0
+    for split, seeds in size.num_seeds.items():
+        count = config.num_evaluations(split)
+        seconds += count * forecast.epoch_s * seeds / max(1, size.num_seeds["train"])
+        if in_passes:
+            seconds += (min(1, count) if windows.spooling else count) * sweep_s(files, len(config.num_neighbors))
+        elif builds and split != "train":
+            builds += count if config.loading == "lazy" else 1
+    return seconds + builds * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
+
+
 @app.command()
 def plan(
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
+    config: ConfigFile = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "128 GB"; without it there is no verdict.')] = None,
     parameters: Annotated[bool, typer.Option("--parameters", help="What each parameter means instead.")] = False,
     ladder: Annotated[bool, typer.Option("--ladder", help="What to run from 512 GB down to 4 GB instead.")] = False,
@@ -183,15 +224,19 @@ def plan(
         return _print(known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json)
     from .forecast import planner
 
-    values: dict[str, Any] = {"dataset": "ogbn-papers100M", **parse_assignments(set_ or [])}
-    config = TrainConfig.create(values)
+    given, memory_limit = _given(config, set_, memory_limit)
+    values: dict[str, Any] = {"dataset": "ogbn-papers100M", **given}
+    planned = TrainConfig.create(values)
     if ladder:
         if memory_limit is not None:
             raise InputError("--memory-limit: expected without --ladder, which goes through all of them")
         table = planner.ladder(**values)
         return _print({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
-    advice = planner.plan(config, memory_limit)
-    _print(advice.to_dict(), str(advice), as_json)
+    advice = planner.plan(planned, memory_limit)
+    took_s = _whole_run_s(advice.forecast)
+    evaluations = sum(map(planned.num_evaluations, ("train", "valid", "test")))
+    whole = f"{planned.epochs} epochs, {evaluations} evaluations and loading: about {took_s / 3600:.2f} h on 2 cores"
+    _print({**advice.to_dict(), "run_s": round(took_s, 1)}, f"{advice}\n{whole}, without a GPU", as_json)
     raise typer.Exit(1 if advice.verdict == planner.WILL_NOT_FIT else 0)
 
 
@@ -199,6 +244,7 @@ def plan(
 def train(
     run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder: new, or the one to resume.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
+    config_file: ConfigFile = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; without it nothing is limited.')] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     limit_by: Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")] = "auto",
@@ -212,7 +258,7 @@ def train(
     from .runs.folder import CONFIG, Run
     from .runs.sandbox import run
 
-    values: dict[str, Any] = dict(parse_assignments(set_ or []))
+    values, memory_limit = _given(config_file, set_, memory_limit)
     run_dir = home(run_dir)
     if resume:
         if not (run_dir / CONFIG).is_file():
@@ -318,22 +364,30 @@ def status(
 def diagnose(
     run_dir: Annotated[Path | None, typer.Argument(help="The folder of a run.")] = None,
     job: Annotated[str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")] = None,
+    exit_code: Annotated[str | None, typer.Option(help="An exit code instead: 137, or Slurm's 0:125.")] = None,
+    text: Annotated[str | None, typer.Option(help="torch's CUDA out of memory message instead; - reads it.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say what ended a run or a Slurm job, in which phase, at which part sizes, and what to do next."""
-    if (run_dir is None) == (job is None):
-        found_here = "neither" if job is None else "both"
-        raise InputError(f"diagnose: expected either the folder of a run or --job JOBID, got {found_here}")
-    if job is not None:
-        from .runs.slurm import diagnose_job
-
-        ended = diagnose_job(job)
-        return _print(ended.to_dict(), ended.text, as_json)
-    from .runs.folder import Run
-
-    assert run_dir is not None
-    found = Run.open(run_dir).diagnosis
+    given = {"RUN_DIR": run_dir, "--job": job, "--exit-code": exit_code, "--text": text}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise InputError(f"diagnose: expected one of {', '.join(given)}, got {' and '.join(names) or 'none'}")
+    found = _diagnosis(run_dir, job, exit_code, text)
     _print(found.to_dict(), found.text, as_json)
+
+
+def _diagnosis(run_dir: Path | None, job: str | None, exit_code: str | None, text: str | None) -> Any:
+    from .runs import diagnosis, folder, slurm
+
+    if job is not None:
+        return slurm.diagnose_job(job)
+    if exit_code is not None:
+        return diagnosis.explain_code(exit_code)
+    if text is not None:
+        return diagnosis.explain_cuda_message(sys.stdin.read() if text == "-" else text)
+    assert run_dir is not None
+    return folder.Run.open(run_dir).diagnosis
 
 
 @app.command()

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from .errors import InputError, parse_bytes, unknown_name
+from .errors import InputError, clear_errors, parse_bytes, unknown_name
 from .files import home, write_json
 
 Loading = Literal["eager", "lazy", "shared", "store", "propagated"]
@@ -208,11 +208,11 @@ class _Parameters(BaseModel):
     keep: Literal["last", "best"] = "last"
     """Which model stays; best: best.pt too, the model of the best valid accuracy so far."""
     release_every: Annotated[Int, Field(ge=0)] = 0
-    """Call release_memory() every k training batches; 0: never."""
+    """Call release_memory() every k batches, in training and evaluation; 0: never."""
 
     # GPU memory; without effect on a CPU
     empty_cache_every: Annotated[Int, Field(ge=0)] = 0
-    """Call torch.cuda.empty_cache() every k training batches; 0: never."""
+    """Call torch.cuda.empty_cache() every k batches, in training and evaluation; 0: never."""
     expandable_segments: bool = False
     """The allocator's segments grow in place: less is lost to fragmentation."""
     max_cuda_memory: OptionalBytes = None
@@ -442,4 +442,22 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
         if name.strip() in values:
             raise InputError(f"--set: {name.strip()} is given twice")
         values[name.strip()] = value
+    return values
+
+
+def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Names and values of a YAML file such as slurm/small.yaml, as papermill's `-f` takes it too.
+
+    Raises:
+        InputError: for a file that can't be read, or has other things than names and values.
+    """
+    import yaml
+
+    with clear_errors(Path(file)), open(file, encoding="utf-8") as text:
+        try:
+            values = yaml.safe_load(text)
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{file}: expected YAML such as 'batch_size: 128', found {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {values!r:.60}")
     return values

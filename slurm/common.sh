@@ -42,12 +42,16 @@ start_job() {
     fi
 }
 
-# train_arguments KEY=VALUE...: set `arguments` to those of `python -m ogbnlib train` for a run in `folder`.
+# train_arguments [--config FILE] KEY=VALUE...: set `arguments` to those of `python -m ogbnlib train` in `folder`.
 train_arguments() {
     local pair
     arguments=(--run-dir "$folder")
     if [[ -f $folder/config.json ]]; then
         arguments+=(--resume)
+    fi
+    if [[ ${1:-} == --config ]]; then
+        arguments+=("$1" "${2:?--config: expected a file}")
+        shift 2
     fi
     for pair in "$@"; do
         arguments+=(--set "$pair")

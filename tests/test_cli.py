@@ -97,6 +97,9 @@ MISTAKES = [
     (["train", "--run-dir", "run", "--set", "dataset=none", "--memory-limit", "8"], "memory_limit: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--resume"], "run: expected a run to resume"),
     (["train", "--run-dir", "run", "--resume"], "run: expected a run to resume"),
+    (["diagnose", "--exit-code", "abc"], "--exit-code: expected 0 to 255"),
+    (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),
+    (["diagnose", "--text", "Killed"], "--text: expected torch's message"),
     (["diagnose", "nowhere"], "nowhere: expected the folder of a run"),
     (["synth", "data", "--scale", "0"], "scale: "),
     (["synth", "data", "--scale", "2"], "scale: "),
@@ -107,6 +110,8 @@ MISTAKES = [
     (["plan", "--set", "dataset=none"], "none: expected a data set folder"),
     (["plan", "--memory-limit", "128"], "memory_limit: "),
     (["plan", "--set", "loading=store", "--set", "sampler=pyg"], "sampler: "),
+    (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
+    (["train", "--run-dir", "run", "--config", "none.yaml"], "none.yaml: no such file"),
     (["plan", "--ladder", "--set", "size=3"], "unknown parameter 'size'"),
     (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
 ]
@@ -146,6 +151,11 @@ def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path:
     assert tree(tmp_path) == before
 
 
+@pytest.mark.parametrize(("code", "words"), [("141", "SIGPIPE"), ("137", "cause unknown"), ("0:53", "never started")])
+def test_diagnose_says_what_an_exit_code_alone_tells(code: str, words: str) -> None:
+    assert words in cli("diagnose", "--exit-code", code).stdout
+
+
 def test_synth_writes_a_data_set_and_states_its_size(tmp_path: Path) -> None:
     done = cli("synth", str(tmp_path / "data"), "--scale", "0.0001", "--json")
     assert done.returncode == 0, done.stderr
@@ -168,6 +178,27 @@ def test_plan_says_what_fits_and_its_json_is_json_alone() -> None:
     assert text.stderr + found.stderr == ""
     assert cli("plan", "--memory-limit", "128 GB").returncode == 0
     assert cli("plan", "--set", "loading=eager").returncode == 0
+
+
+def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("loading: eager\nmemory_limit: 128 GB\n")
+    arguments = ["plan", "--config", str(tmp_path / "mine.yaml"), "--json"]
+    assert json.loads(cli(*arguments).stdout)["verdict"] == "WILL NOT FIT"
+    assert json.loads(cli(*arguments, "--set", "loading=shared").stdout)["verdict"] == "FITS"
+    assert json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)["verdict"] == "FITS"
+
+
+@pytest.mark.parametrize(("spool", "minutes"), [("30 GB", 8), ("off", 43)])
+def test_the_hours_that_plan_prints_are_those_that_a_run_at_full_size_took(spool: str, minutes: int) -> None:
+    # 20 epochs with two evaluations each from disk in 4 GB, measured before there was a spool and with it.
+    values = "loading=store", "feature_dtype=float16", "epochs=20", "train_eval=never", f"spool={spool}"
+    sets = [word for value in values for word in ("--set", value)]
+    found = json.loads(cli("plan", *sets, "--memory-limit", "4 GB", "--json").stdout)
+    assert found["run_s"] == pytest.approx(60 * minutes, rel=0.25)
+    text = cli("plan", *sets, "--memory-limit", "4 GB").stdout.splitlines()[-1]
+    assert (
+        text == f"20 epochs, 40 evaluations and loading: about {found['run_s'] / 3600:.2f} h on 2 cores, without a GPU"
+    )
 
 
 def test_plan_prints_the_ladder() -> None:

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 from conftest import tree
 
-from ogbnlib.config import TrainConfig, parameters, parse_assignments
+from ogbnlib.config import TrainConfig, parameters, parse_assignments, read_parameters
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
 from ogbnlib.files import write_atomically
 from ogbnlib.runs.sandbox import run
@@ -302,3 +302,16 @@ def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() ->
     for bad in (0, "3 0", [-2], "1 2 3", True, "all"):
         with pytest.raises(InputError, match=r"^eval_num_neighbors"):
             fan_out(bad)
+
+
+def test_a_file_of_parameters_is_read_as_papermill_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\nfeature_dtype: float16\n")
+    found = {"num_neighbors": [3, 2], "memory_limit": "7 GB", "feature_dtype": "float16"}
+    assert read_parameters(tmp_path / "mine.yaml") == found
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "batch_size 128", "a: [1", "7: 8", "", "\xff"])
+def test_a_file_that_has_no_parameters_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match=r"mine\.yaml: expected .*batch_size: 128"):
+        read_parameters(tmp_path / "mine.yaml")

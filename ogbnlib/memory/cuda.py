@@ -152,24 +152,31 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
 # Out of memory --------------------------------------------------------------------------------------------------------
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# What stands before and after a size in the allocator's message (CUDACachingAllocator.cpp of torch).
+# How the allocator's message has its sizes (CUDACachingAllocator.cpp), since torch 2.0 and before it.
 _SIZES = {
-    "requested_bytes": ("Tried to allocate ", ""),
-    "free_bytes": ("of which ", " is free"),
-    "allowed_bytes": ("", " allowed"),
-    "allocated_bytes": ("", " is allocated by PyTorch"),
-    "unallocated_bytes": ("", " is reserved by PyTorch but unallocated"),
+    "requested_bytes": ("Tried to allocate {}",),
+    "total_bytes": ("total capacity of {}", "{} total capacity"),
+    "free_bytes": ("of which {} is free", "; {} free"),
+    "allowed_bytes": ("{} allowed",),
+    "allocated_bytes": ("{} is allocated by PyTorch", "{} already allocated"),
+    "unallocated_bytes": ("{} is reserved by PyTorch but unallocated",),
+    "reserved_bytes": ("{} reserved in total by PyTorch",),
 }
 
 
 def oom_sizes(message: str) -> dict[str, int]:
     """The sizes that an OutOfMemoryError names, as far as it does."""
     sizes = {}
-    for name, (before, after) in _SIZES.items():
-        if found := re.search(rf"{before}([\d.]+) (bytes|KiB|MiB|GiB){after}", message):
-            sizes[name] = int(float(found[1]) * _UNITS[found[2]])
-    if "allocated_bytes" in sizes and "unallocated_bytes" in sizes:
-        sizes["reserved_bytes"] = sizes["allocated_bytes"] + sizes["unallocated_bytes"]
+    for name, forms in _SIZES.items():
+        pattern = "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms)
+        if found := re.search(pattern, message):
+            number, unit = filter(None, found.groups())
+            sizes[name] = int(float(number) * _UNITS[unit])
+    allocated = sizes.get("allocated_bytes", 0)
+    if "reserved_bytes" in sizes:
+        sizes["unallocated_bytes"] = sizes["reserved_bytes"] - allocated
+    elif "unallocated_bytes" in sizes and allocated:
+        sizes["reserved_bytes"] = allocated + sizes["unallocated_bytes"]
     if "allowed_bytes" in sizes and "reserved_bytes" in sizes:
         left = max(0, sizes["allowed_bytes"] - sizes["reserved_bytes"])
         sizes["free_bytes"] = min(left, sizes.get("free_bytes", left))

@@ -20,8 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cgroup import Cgroup, _fields, read_whole
-from .cuda import cuda_in_use
+from ..errors import format_bytes
+from .cgroup import Cgroup, _fields, effective_limit, read_whole
+from .cuda import cuda_in_use, cuda_reading
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,22 @@ def read_memory(pid: int, *, cgroup: Cgroup | None = None, pss: bool = False) ->
     pids = process_tree(pid)
     shares = read_pss(pids) if pss else (None,) * 4
     return Reading(len(pids), *read_rss(pids), *shares, *counted)
+
+
+def memory_now() -> str:
+    """What this process and its children hold now, of which limit, and of the GPU where it is used: a line to print.
+
+    Anonymous + shared memory, each page once; `file` is page cache and mapped files, which the kernel takes back.
+    """
+    reading = read_memory(os.getpid(), pss=True)
+    limit, source = effective_limit()
+    anon, shmem, file = reading.held() or (0, 0, 0)
+    text = f"{format_bytes(anon + shmem)} held of {format_bytes(limit)} ({source}): {format_bytes(anon)} anonymous, "
+    text += f"{format_bytes(shmem)} shared; beside it {format_bytes(file)} file"
+    if gpu := cuda_reading():
+        parts = (f"{format_bytes(gpu[f'{part}_bytes'])} {part}" for part in ("allocated", "reserved", "free"))
+        text += f"; GPU: {', '.join(parts)}"
+    return text
 
 
 def own_disk_bytes() -> dict[str, int]:

@@ -7,6 +7,7 @@ this library's own watchdog); without it the answer is "cause unknown" with the 
 from __future__ import annotations
 
 import html
+import re
 import shlex
 import sys
 import time
@@ -19,13 +20,14 @@ from ..config import TrainConfig
 from ..errors import MB, Diverged, InputError, format_bytes
 from ..forecast.cures import cuda_cures
 from ..forecast.sizes import RUNTIME_BYTES
-from ..memory.cuda import OUT_OF_CUDA_MEMORY, SNAPSHOT
+from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, SNAPSHOT, oom_sizes
 from ..memory.signals import Stopped
 from ..memory.tally import Tally
 from ..memory.workers import WorkerDied
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
+_CONTEXT_BYTES = 2**30  # what CUDA itself takes of a GPU is less: 0.3 to 0.6 GB
 # Exit codes: 128 + N is death by signal N as shells and this library report it; "0:125" and "0:53" are Slurm's
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
 EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
@@ -133,6 +135,19 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> tuple[str, str, str
     if key.isdigit() and 128 < int(key) < 128 + 65:
         return "error", f"ended by signal {int(key) - 128}", "look up the signal with `kill -l`, and output.log's end"
     return "error", f"ended with exit code {key}, which has no fixed meaning", "read the end of output.log"
+
+
+def explain_code(code: str) -> Diagnosis:
+    """What an exit code alone says, or Slurm's `EXIT:SIGNAL` pair.
+
+    Raises:
+        InputError: for anything else.
+    """
+    if not re.fullmatch(r"\d{1,3}(:\d{1,3})?", code) or int(code.partition(":")[0]) > 255:
+        raise InputError(f"--exit-code: expected 0 to 255, or Slurm's pair such as 0:125, got {code!r}")
+    word, meaning, remedy = meaning_of(code)
+    number = None if ":" in code else int(code)
+    return Diagnosis(f"Exit code {code}: {meaning}. Next: {remedy}.", word, number, None, remedy=remedy)
 
 
 def explain_exit_code(code: int | str) -> tuple[str, str]:
@@ -264,10 +279,7 @@ def _remedy(config: TrainConfig | None, tally: Tally, limit_bytes: int | None) -
 
 def _out_of_cuda(run_dir: Path, config: TrainConfig | None, oom: dict[str, Any]) -> tuple[list[str], str | None]:
     """Sentences on a failed allocation, and the remedy where there is one to name."""
-    names = {"requested_bytes": "asked for", "allocated_bytes": "allocated", "reserved_bytes": "reserved"}
-    names |= {"largest_free_bytes": "the largest free block in it", "free_bytes": "free on the GPU"}
-    sizes = [f"{format_bytes(oom[key])} {word}" for key, word in names.items() if key in oom]
-    text = [", ".join(sizes) + "." if sizes else oom["message"]]
+    text = [_cuda_sizes(oom) or oom["message"]]
     if oom.get("alloc_retries"):
         text.append(f"{oom['alloc_retries']:.0f} allocations had needed a second try before.")
     if (run_dir / SNAPSHOT).is_file():
@@ -275,6 +287,43 @@ def _out_of_cuda(run_dir: Path, config: TrainConfig | None, oom: dict[str, Any])
         text.append(f"What was allocated, over time: `{command}`.")
     cures = cuda_cures(config, oom) if config else []
     return text, "; or ".join(cures) or None
+
+
+def _cuda_sizes(oom: Mapping[str, Any]) -> str:
+    names = {"requested_bytes": "asked for", "allocated_bytes": "allocated", "reserved_bytes": "reserved"}
+    names |= {"largest_free_bytes": "the largest free block in it", "free_bytes": "free on the GPU"}
+    sizes = [f"{format_bytes(oom[key])} {word}" for key, word in names.items() if key in oom]
+    return ", ".join(sizes) + "." if sizes else ""
+
+
+def explain_cuda_message(message: str) -> Diagnosis:
+    """What torch's message on a failed allocation says: memory in pieces, a step too large, or others on the GPU.
+
+    Raises:
+        InputError: for a text without such a message.
+    """
+    oom = oom_sizes(" ".join(message.split()))  # a terminal breaks lines
+    if "requested_bytes" not in oom:
+        raise InputError(
+            "--text: expected torch's message, 'CUDA out of memory. Tried to allocate 2.00 GiB ...', "
+            f"got {message[:60]!r}"
+        )
+    requested, unallocated = oom["requested_bytes"], oom.get("unallocated_bytes", 0)
+    taken = oom.get("reserved_bytes", 0) + oom.get("free_bytes", 0)
+    others = oom["total_bytes"] - taken if "total_bytes" in oom and "allowed_bytes" not in oom and taken else 0
+    if unallocated >= requested:
+        cause, remedy = "fragmentation", "set expandable_segments=True, in a script of your own "
+        remedy += f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True"
+        why = f"{format_bytes(unallocated)} is reserved but unallocated, more than was asked for, but not in one piece."
+    elif others > _CONTEXT_BYTES + requested:
+        cause, remedy = "others on the GPU", "see who it is with nvidia-smi; end it, or take another GPU"
+        why = f"{format_bytes(others)} is held outside torch's allocator, by other processes but for the CUDA context."
+    else:
+        cause, remedy = "size", EXIT_CODES["76"][2].partition(", or ")[2]
+        why = "What was asked for was not there, not even in pieces: a step takes more than the GPU has."
+    parts = {name.removesuffix("_bytes"): size for name, size in oom.items()}
+    text = f"Out of GPU memory, by {cause}: {_cuda_sizes(oom)} {why} Next: {remedy}."
+    return Diagnosis(text, f"out of GPU memory: {cause}", None, None, parts, remedy=remedy)
 
 
 def _holding(tally: Tally) -> list[str]:

@@ -51,7 +51,7 @@ class Learner:
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
         self.parts = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._batches = 0  # of the running epoch, for release_every
+        self._batches = 0  # of the running epoch or evaluation, for release_every and empty_cache_every
 
     @property
     def batches_per_step(self) -> int:
@@ -63,6 +63,10 @@ class Learner:
         self._batches = 0
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate(epoch)
+
+    def begin_evaluation(self) -> None:
+        self.model.eval()
+        self._batches = 0
 
     def loss_is_finite(self) -> bool:
         return bool(torch.isfinite(self.loss_sum))
@@ -76,7 +80,7 @@ class Learner:
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
-        """The class of each seed with the highest score, int64 [batch_size] on the CPU; in evaluation mode."""
+        """The class of each seed with the highest score, int64 [batch_size] on the CPU; after `begin_evaluation`."""
         return self.call(self.model, batch, self.device).argmax(dim=-1).cpu()
 
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
@@ -96,7 +100,7 @@ class Learner:
                 self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum = loss_sum + loss.detach()
             del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
-            self._after_batch()
+            self.after_batch()
         if not own:  # the order ends before this rank's turn, but the others wait for its gradients
             self.scaler.scale(self._zero_loss()).backward()  # type: ignore[no-untyped-call]
         self.scaler.step(self.optimizer)
@@ -115,7 +119,8 @@ class Learner:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
 
-    def _after_batch(self) -> None:
+    def after_batch(self) -> None:
+        """Give memory back where its turn has come: the batch itself is gone."""
         config, self._batches = self.config, self._batches + 1
         self.log.cuda()
         if config.release_every and self._batches % config.release_every == 0:

@@ -204,7 +204,7 @@ class Trainer:
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
         score = evaluator(self.config.dataset)  # before the phase, as its imports are none of the data's memory
-        self.learner.model.eval()
+        self.learner.begin_evaluation()
         num_seeds, ranks = self.num_seeds[split], self.ranks
         size = self.config.eval_batch_size or self.config.batch_size
         predicted = torch.zeros(num_seeds, dtype=torch.int64)
@@ -218,6 +218,7 @@ class Trainer:
                         batch = next(batches)
                     predicted[batch.input_id] = self.learner.predict(batch)
                     del batch
+                    self.learner.after_batch()
             assert next(batches, None) is None, "the loader has more batches than its share"
         ranks.sum(predicted)  # each place was filled by one rank
         accuracy = torch.zeros((), dtype=torch.float64)

@@ -22,7 +22,7 @@ from ogbnlib.forecast.cures import cuda_cures
 from ogbnlib.memory import cuda
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.runs.diagnosis import explain_exit_code
+from ogbnlib.runs.diagnosis import explain_cuda_message, explain_exit_code
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.child import main
@@ -248,7 +248,7 @@ def test_emptying_the_cache_says_what_it_gave_back_and_how_long_it_took(gpu: Fak
 def test_the_cache_is_emptied_every_k_batches(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     monkeypatch.setattr(cuda, "empty_cache", lambda mark, batch: seen.append(batch))
-    train(tiny_config(epochs=1, empty_cache_every=3))
+    train(tiny_config(epochs=1, empty_cache_every=3, eval_splits=(), train_eval="never"))
     assert seen == [3, 6]  # 8 batches
     train(tiny_config(epochs=1))
     assert seen == [3, 6]
@@ -260,6 +260,7 @@ def test_the_cache_is_emptied_every_k_batches(tiny_config: Config, monkeypatch: 
 def test_the_sizes_in_torchs_message_are_read() -> None:
     assert oom_sizes(MESSAGE) == {
         "requested_bytes": int(1.5 * GB),
+        "total_bytes": int(79.15 * GB),
         "free_bytes": int(0.25 * GB),  # what the cap leaves, not the card
         "allowed_bytes": 4 * GB,
         "allocated_bytes": 2 * GB,
@@ -268,6 +269,45 @@ def test_the_sizes_in_torchs_message_are_read() -> None:
     }
     assert oom_sizes("CUDA out of memory. Tried to allocate 512 bytes.") == {"requested_bytes": 512}
     assert oom_sizes("CUDA error: out of memory") == {}
+    assert oom_sizes(OLD.format(requested="20.00 MiB", allocated=3, free=12, reserved=4)) == {
+        "requested_bytes": 20 * MB,
+        "total_bytes": 16 * GB,
+        "free_bytes": 12 * GB,
+        "allocated_bytes": 3 * GB,
+        "reserved_bytes": 4 * GB,
+        "unallocated_bytes": GB,
+    }
+
+
+# As torch 1.x has it.
+OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate {requested} (GPU 0; 16.00 GiB total capacity; {allocated}.00 "
+    "GiB already allocated; {free}.00 GiB free; {reserved}.00 GiB reserved in total by PyTorch)"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "words"),
+    [
+        (MESSAGE, "fragmentation", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        (OLD.format(requested="3.00 GiB", allocated=13, free=1, reserved=14), "size", "batch_size with accumulate"),
+        (OLD.format(requested="2.00 GiB", allocated=1, free=1, reserved=1), "others", "nvidia-smi"),
+        (
+            OLD.format(requested="1.00 GiB", allocated=3, free=0, reserved=4).replace(" ", "\n"),
+            "fragmentation",
+            "1.00 GB",
+        ),
+    ],
+)
+def test_a_pasted_message_is_read_as_pieces_size_or_others(message: str, cause: str, words: str) -> None:
+    found = explain_cuda_message(message)
+    assert found.cause.startswith(f"out of GPU memory: {cause}")
+    assert words in found.text
+
+
+def test_a_text_without_a_failed_allocation_is_refused() -> None:
+    with pytest.raises(InputError, match="--text: expected torch's message"):
+        explain_cuda_message("Killed")
 
 
 @pytest.fixture

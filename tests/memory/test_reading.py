@@ -15,7 +15,7 @@ from conftest import MB, python_child
 
 from ogbnlib.memory import reading as memory
 from ogbnlib.memory.cgroup import Cgroup, effective_limit, find_cgroup
-from ogbnlib.memory.reading import Reading, process_tree, read_memory, read_pss, release_memory
+from ogbnlib.memory.reading import Reading, memory_now, process_tree, read_memory, read_pss, release_memory
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = (
@@ -254,3 +254,23 @@ def test_what_is_still_counted_of_a_tree_that_was_killed_is_not_held() -> None:
     alive = Reading(num_processes=1, rss_anon_bytes=10, cgroup_anon_bytes=9, cgroup_shmem_bytes=0)
     assert alive.held_bytes == 9
     assert dataclasses.replace(alive, rss_anon_bytes=None, cgroup_anon_bytes=3).held_bytes is None
+
+
+def test_memory_now_is_a_line_of_what_is_held_of_which_limit_children_included() -> None:
+    def held() -> float:
+        number, unit = memory_now().split()[:2]
+        return float(number) * {"MB": 1, "GB": 1024}[unit]
+
+    before = held()
+    with python_child(f"block = b'x' * (500 << 20); {READY}"):
+        assert 480 < held() - before < 560
+    limit, source = effective_limit()
+    assert f" held of {memory.format_bytes(limit)} ({source}): " in memory_now()
+    assert "GPU" not in memory_now()
+    assert "\n" not in memory_now()
+
+
+def test_memory_now_has_the_gpu_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = {"allocated_bytes": 2 * 2**30, "reserved_bytes": 3 * 2**30, "free_bytes": 5 * 2**30}
+    monkeypatch.setattr(memory, "cuda_reading", lambda: gpu)
+    assert memory_now().endswith("; GPU: 2.00 GB allocated, 3.00 GB reserved, 5.00 GB free")

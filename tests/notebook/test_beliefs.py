@@ -12,7 +12,7 @@ from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.planner import plan
-from ogbnlib.notebook import beliefs
+from ogbnlib.notebook import beliefs, claims
 from ogbnlib.notebook.beliefs import Belief, ledger
 from ogbnlib.notebook.tables import compare_steps
 from ogbnlib.runs.folder import METRIC_COLUMNS, Run
@@ -249,14 +249,65 @@ def cases(make: Make) -> dict[str, list[tuple[Belief, str]]]:
     }
 
 
-def test_every_verdict_follows_from_what_the_runs_measured(make: Make) -> None:
+def numbers(make: Make) -> dict[str, list[tuple[Belief, str]]]:
+    """Each claim, and how each of its verdicts begins."""
+    c, n = claims, "does not hold"
+    nodes = pd.DataFrame({"arithmetic": [1280, 169984], "counted": [1200, 160000]})
+    fits, tight = (plan(TrainConfig.create(dataset="ogbn-papers100M"), limit) for limit in ("512 GB", "8 GB"))
+    # ogbn-arxiv has 1,166,243 edges: 15 GB at full size are 11.6 MB of its own, 20 GB 15.5.
+    stock = [make(f"n{mb}", parts={"edge_index (COO)": mb}, loading="lazy") for mb in (11.6, 17.8)]
+    built = [make(f"n{mb}b", phases=build(mb, 2 * mb), loading="lazy") for mb in (5.0, 17.8)]
+    took = [make(f"n{s}s", metrics=epochs(time_s=[s], eval_time_s=[0.0])) for s in (1.0, 2.0, 20.0)]
+    losses = [3.0, 2.0, 1.0]
+    falling = [
+        make("n1l", metrics={"loss": losses, "valid": [0.1, 0.2, 0.3]}),
+        make("n2l", metrics={"loss": losses, "valid": [0.1, 0.3, 0.2]}),
+        make("n3l", metrics={"loss": losses[:1], "valid": [0.1]}),
+    ]
+    return {
+        "a_batch_is_the_product_of_its_fan_outs": [
+            (c.a_batch_is_the_product_of_its_fan_outs(nodes), "holds"),
+            (c.a_batch_is_the_product_of_its_fan_outs(nodes.assign(counted=[1200, 60000])), n),
+        ],
+        "the_train_split_is_all_nodes": [
+            (c.the_train_split_is_all_nodes(), n),
+        ],
+        "the_edge_list_takes_15_gb": list(zip(map(c.the_edge_list_takes_15_gb, stock), ("holds", n), strict=True)),
+        "loaders_take_20_gb": list(zip(map(c.loaders_take_20_gb, built), ("holds", n), strict=True)),
+        "smaller_settings_fit": [
+            (c.smaller_settings_fit({"a": fits, "b": tight}), "holds"),
+            (c.smaller_settings_fit({"b": tight}), n),
+        ],
+        "twice_the_memory_is_enough": [
+            (c.twice_the_memory_is_enough(fits), "holds"),
+            (c.twice_the_memory_is_enough(tight), n),
+        ],
+        "skipping_train_evaluation_saves_a_third": [
+            (c.skipping_train_evaluation_saves_a_third(took[1], took[0]), "holds"),
+            (c.skipping_train_evaluation_saves_a_third(took[0], took[0]), n),
+        ],
+        "the_loss_is_enough": list(zip(map(c.the_loss_is_enough, falling), ("holds", n, "not measured"), strict=True)),
+        "more_threads_are_faster": [
+            (c.more_threads_are_faster(took[1], took[0]), "holds"),
+            (c.more_threads_are_faster(took[0], took[0]), n),
+        ],
+        "a_cpu_is_far_slower": [
+            (c.a_cpu_is_far_slower(took[2], took[0]), "holds"),
+            (c.a_cpu_is_far_slower(took[1], took[0]), n),
+            (c.a_cpu_is_far_slower(took[1], None), "not measured"),
+        ],
+    }
+
+
+@pytest.mark.parametrize(("module", "cases"), [(beliefs, cases), (claims, numbers)], ids=["beliefs", "claims"])
+def test_every_verdict_follows_from_what_the_runs_measured(module: Any, cases: Any, make: Make) -> None:
     judged = cases(make)
     for name, rows in judged.items():
         for belief, verdict in rows:
             assert belief.verdict.startswith(verdict), (name, belief)
             assert belief.measured
-    own = {name: value for name, value in vars(beliefs).items() if hasattr(value, "__wrapped__")}
-    public = [name for name, value in own.items() if value.__module__ == beliefs.__name__]
+    own = {name: value for name, value in vars(module).items() if hasattr(value, "__wrapped__")}
+    public = [name for name, value in own.items() if value.__module__ == module.__name__]
     assert set(judged) == set(public) - {"converging_needs_the_data_in_memory"}  # below, with a store
 
 
@@ -289,3 +340,16 @@ def test_steps_are_compared_by_their_high_water_mark_or_by_the_gpus(make: Make) 
     table = compare_steps({"plain": plain, "half": make("half", phases=STEP[:1], metrics=epochs(time_s=[2.0]))})
     assert list(table.loc["half"]) == [100, 2, 1, 2]
     assert compare_steps({"gpu": make("gpu", metrics=ONE_S, events=on_a_gpu(1.0))}).loc["gpu", "step MB"] == 512
+
+
+def test_sampled_nodes_are_counted_in_real_batches_beside_the_arithmetic(tmp_path: Path) -> None:
+    config = TrainConfig.create(dataset=prepare_dataset("", tmp_path, 0.0005))
+    settings = {
+        "[3, 2]": {"batch_size": 128, "num_neighbors": [3, 2]},
+        "[15, 10]": {"batch_size": 1024, "num_neighbors": [15, 10]},
+    }
+    counts = claims.sampled_nodes(config, settings)
+    assert list(counts["arithmetic"]) == [1280, 169_984]
+    assert 128 <= counts.loc["[3, 2]", "counted"] < 1280
+    assert counts.loc["[15, 10]", "counted"] < 55_530  # as many as there are
+    assert (counts["ogbn-papers100M"] <= counts["arithmetic"]).all()

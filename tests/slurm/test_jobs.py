@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -91,6 +93,29 @@ def test_a_first_submission_trains_with_the_resources_named_to_sbatch(
     assert "Epoch 001 | Loss: " in output(site, job_id)
     found = diagnose(job_id)
     assert (found["cause"], found["state"], found["run_dir"]) == ("finished", "COMPLETED", str(run))
+
+
+def test_the_commands_of_the_page_on_papers100m_are_taken_by_a_cluster(
+    slurm: Cluster, site: Path, tiny_dir: Path
+) -> None:
+    settings = f"dataset: {tiny_dir}\nnum_neighbors: [2, 1]\nepochs: 3000\ndevice: cpu\n"
+    (site / "slurm" / "small.yaml").write_text(settings)
+    page = (ROOT / "docs" / "papers100M.md").read_text()
+    submit, *_ = re.findall(r"^sbatch .*small\.yaml$", page, re.MULTILINE)
+    (watch,) = (block for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) if "squeue" in block)
+    job_id = slurm.sbatch(*shlex.split(submit.replace("--mem=8G", "--mem=1500"))[1:], cwd=site)
+    folder = site / "runs" / f"train-{job_id}"
+    wait_until(lambda: (folder / "progress.json").is_file(), "a first batch")
+    env = slurm.env | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for line in watch.replace("JOBID", job_id).splitlines():
+        done = subprocess.run(
+            ["bash", "-c", line.replace("--follow ", "")], cwd=site, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        assert job_id in done.stdout or "At work" in done.stdout or "poch" in done.stdout, f"{line}\n{done.stdout}"
+    assert TrainConfig.load(folder / "config.json").num_neighbors == (2, 1)
+    slurm.call("scancel", job_id)
+    slurm.wait(job_id)
 
 
 def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_and_remedy(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import http.server
 import io
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from ogb_layout import meta_dict
 from torch_geometric.data import Data
 from torch_geometric.sampler.utils import to_csc
 from torch_geometric.utils import to_undirected
+from web import Remote
 
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
@@ -91,41 +90,6 @@ def read_x(dataset: Any) -> np.ndarray:
 
 def read_y(dataset: Any) -> np.ndarray:
     return np.concatenate(list(dataset.label_chunks()))
-
-
-class Remote:
-    """A web server with one file, which it may break off; `asked` has the range of each request."""
-
-    def __init__(self, content: bytes) -> None:
-        self.stop_after: int | None = None
-        self.asked: list[str | None] = []
-        remote = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                wanted = self.headers["Range"]
-                remote.asked.append(wanted)
-                begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
-                self.send_response(206 if wanted else 200)
-                self.send_header("Content-Length", str(len(content) - begin))
-                self.end_headers()
-                self.wfile.write(content[begin : remote.stop_after])
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/arxiv.zip"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    def __enter__(self) -> Remote:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 def read_edges(dataset: Any, chunk_edges: int = 7) -> np.ndarray:

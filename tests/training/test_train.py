@@ -345,12 +345,24 @@ def test_the_callers_thread_count_is_left_as_it_was(tiny_config: Config) -> None
     assert torch.get_num_threads() == before
 
 
-def test_memory_is_released_every_k_batches_when_asked(tiny_config: Config, tmp_path: Path) -> None:
+def test_memory_is_released_every_k_batches_of_training_and_evaluation_when_asked(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     from ogbnlib.runs.folder import Run
 
-    train(tiny_config(epochs=1, release_every=3, loading="shared"), tmp_path / "run")
-    after = [e["after"] for e in Run(tmp_path / "run").events if e["event"] == "release"]
-    assert [word for word in after if word.startswith("batch")] == ["batch 3", "batch 6"]
+    config = tiny_config(epochs=1, release_every=3, loading="shared", eval_splits=("valid",), eval_batch_size=2)
+    train(config, tmp_path / "run")
+    after: dict[str, list[str]] = {}
+    inside: list[str] = []
+    for event in Run(tmp_path / "run").events:
+        if event["event"] == "begin":
+            inside.append(event["phase"])
+        elif event["event"] == "end":
+            inside.pop()
+        elif event["event"] == "release" and event["after"].startswith("batch"):
+            after.setdefault(inside[-1], []).append(event["after"])
+    assert after["train epoch"] == ["batch 3", "batch 6"]
+    assert after["eval valid"][:2] == ["batch 3", "batch 6"]
 
 
 # Evaluation -----------------------------------------------------------------------------------------------------------

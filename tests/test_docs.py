@@ -1,0 +1,136 @@
+"""Promises of the pages beside README: every command is there and does what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from web import Remote
+
+from ogbnlib.__main__ import app
+from ogbnlib.config import TrainConfig, parse_assignments, read_parameters
+from ogbnlib.forecast.planner import FITS, ladder, plan
+from ogbnlib.runs.diagnosis import explain_code, explain_cuda_message
+from ogbnlib.sources.synth import synthesize
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "papers100M.md"
+SCALE = float(os.environ.get("OGBNLIB_PAGE_SCALE", "0.002"))  # 0.01 takes two minutes
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What OGB's server has, at the scale of these tests."""
+    folder = tmp_path_factory.mktemp("remote")
+    synthesize(folder / "papers100M-bin", scale=SCALE, progress=False)
+    return Path(shutil.make_archive(str(folder / "papers100M-bin"), "zip", folder, "papers100M-bin")).read_bytes()
+
+
+def test_papers100m_is_downloaded_converted_trained_and_read_as_the_page_says(archive: bytes, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
+    with Remote(archive) as server:
+        env = os.environ | {"http_proxy": server.url.rpartition("/")[0], "no_proxy": "", "PYTHONPATH": str(ROOT)}
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        said = ""
+        for block in blocks(PAGE, "bash"):
+            done = subprocess.run(
+                ["bash", "-e", "-c", block], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            said += done.stdout.decode()
+            assert done.returncode == 0, f"{block}\n{said[-3000:]}"
+    assert len(server.asked) == 1
+    assert "data/papers100M: sound" in said
+    assert "under 7.00 GB: FITS" in said
+    assert "papers100M: Finished without an error" in said
+    epochs = TrainConfig.load(tmp_path / "runs" / "papers100M" / "config.json").epochs
+    assert (tmp_path / "runs" / "papers100M" / "metrics.csv").read_text().count("\n") == 1 + epochs
+    assert (tmp_path / "classes.npy").stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_the_settings_beside_the_job_scripts_fit_their_limit_at_full_size(name: str) -> None:
+    given = read_parameters(ROOT / "slurm" / f"{name}.yaml")
+    limit = given.pop("memory_limit")
+    at_full = {"dataset": "ogbn-papers100M", "undirected": True, "feature_dtype": "float16"}
+    assert plan(TrainConfig.create({**given, **at_full}), limit).verdict == FITS
+
+
+def test_what_the_page_expects_is_what_plan_forecasts() -> None:
+    rungs = ladder(undirected=True, spool="30 GB")
+    told = re.findall(r"^\| (\d+ GB) \| [^|]* \| ([\d.]+) GB \| (\d+) min", PAGE.read_text(), re.MULTILINE)
+    assert [allocation for allocation, *_ in told] == ["128 GB", "64 GB", "16 GB", "4 GB"]
+    for allocation, gigabytes, minutes in told:
+        row = rungs.loc[allocation]
+        assert float(gigabytes) == pytest.approx(row["peak GB"], rel=0.25)
+        assert float(minutes) == pytest.approx(row["epoch min"], rel=0.25)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Every `python -m ogbnlib ...` of a page, in a block or in a line, without comments."""
+    text = re.sub(r"\\\n", " ", page.read_text())
+    found = re.findall(r"python -m ogbnlib ([a-z][^\n`]*)", text)
+    return [shlex.split(command, comments=True) for command in found if " ..." not in command]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_every_command_that_a_page_names_is_there_with_its_options(page: Path) -> None:
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert len(commands(page)) > 5
+    for name, *arguments in commands(page):
+        arguments = arguments[: next((i for i, word in enumerate(arguments) if word in ("&&", "|", ">")), None)]
+        given = known[name].make_context(name, arguments).params if arguments else {}
+        TrainConfig.create({"dataset": "somewhere"} | parse_assignments(given.get("set_") or []))
+
+
+def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    asked = re.findall(r"^## ([\d:]+).*?--exit-code ([\d:]+)", page, re.MULTILINE | re.DOTALL)
+    assert [code for _, code in asked] == ["137", "141", "1", "0:125", "0:53"]
+    for heading, code in asked:
+        assert heading == code
+        assert "no fixed meaning" not in explain_code(code).text
+    (message,) = re.findall(r'--text "(.*)"', page)
+    assert explain_cuda_message(message).cause == "out of GPU memory: fragmentation"
+
+
+def sections(page: Path) -> list[dict[str, list[str]]]:
+    """What a translation has in common with its original, section by section: commands, code, figures."""
+    found = []
+    for text in re.split(r"^## ", page.read_text(), flags=re.MULTILINE):
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        lines = [line for language, block in fenced if language for line in block.splitlines()]
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        found.append(
+            {
+                "blocks": [language for language, _ in fenced],
+                "commands": [re.sub(r"\s+# .*", "", line).rstrip() for line in lines],
+                "code": sorted(re.findall(r"`([^`]+)`", prose)),
+                "figures": sorted(re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"`[^`]+`", "", prose))),
+            }
+        )
+    return found
+
+
+def test_the_chinese_readme_has_the_same_commands_and_figures() -> None:
+    english, chinese = ROOT / "README.md", ROOT / "README.zh-CN.md"
+    assert "](README.zh-CN.md)" in english.read_text().splitlines()[0]
+    assert "](README.md)" in chinese.read_text().splitlines()[0]
+    ours, theirs = sections(english), sections(chinese)
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        for kind in one:
+            assert other[kind] == one[kind], kind
