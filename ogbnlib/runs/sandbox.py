@@ -24,7 +24,7 @@ from typing import Any
 from ..config import MODELS, TrainConfig, check_config
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
-from ..forecast.sizes import RUNTIME_BYTES, GraphSize
+from ..forecast.sizes import RUNTIME_BYTES, GraphSize, raw_bytes, size_of
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
@@ -321,18 +321,25 @@ def measure_runtime_bytes() -> int:
 
 
 def scaled_limit(
-    memory_limit: str | int, scale: float, allocation: str = "128 GB", runtime_bytes: int | None = None
+    memory_limit: str | int,
+    dataset: str,
+    allocation: str = "128 GB",
+    runtime_bytes: int | None = None,
+    full: str = "ogbn-papers100M",
 ) -> int:
-    """The limit, in bytes, under which a data set of `scale` meets what the full one meets under `allocation`.
+    """The limit, in bytes, under which a data set meets what `full`, a larger one, meets under `allocation`.
 
-    "auto" is `allocation` times `scale`, plus the interpreter's own memory, which does not shrink with the data:
-    `runtime_bytes`, measured where it is not given. Anything else is taken as it is.
+    "auto" is the share of `allocation` that its edge list and features are of the full one's, plus the interpreter's
+    own memory, which does not shrink with the data: `runtime_bytes`, measured where it is not given. Anything else is
+    taken as it is.
+
+    Raises:
+        InputError: for a bad size, or a data set that is not there.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
-    if runtime_bytes is None:
-        runtime_bytes = measure_runtime_bytes()
-    return int(parse_bytes(allocation, "allocation") * scale) + runtime_bytes
+    share = parse_bytes(allocation, "allocation") * raw_bytes(size_of(dataset)) // raw_bytes(size_of(full))
+    return share + (measure_runtime_bytes() if runtime_bytes is None else runtime_bytes)
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
