@@ -52,7 +52,8 @@ class Count:
     def __str__(self) -> str:
         if self.unit == "bytes":
             what = f"{self.what} " if self.what else ""
-            words = [f"{what}{format_bytes(self.done)} of {format_bytes(self.total)}", f"{format_bytes(self.per_s)}/s"]
+            words = [f"{what}{format_bytes(self.done)} of {format_bytes(self.total)}"]
+            words += [f"{format_bytes(self.per_s)}/s"] if self.per_s else []
         else:
             words = [f"{self.done:,.0f}/{self.total:,.0f}", f"{self.per_s:.1f} it/s"]
         words += [f"loss {self.loss:.2f}"] if self.loss is not None else []
@@ -89,11 +90,15 @@ class Live:
         how: "bar" for a person: one line, twice a second, which is gone in the end. "lines" for a log: one for each
             kind of step that takes a second, and every 30 s. "none": nothing. "auto" finds out who reads.
         every_step: Without it a log has the first step's line, and then those of every 30 s.
+        apart: A log's lines go to standard error, as the output between them is another command's; not in a notebook,
+            which shows that as a mistake.
     """
 
-    def __init__(self, text: Callable[[], tuple[str, str]], how: str = "auto", *, every_step: bool = True):
+    def __init__(
+        self, text: Callable[[], tuple[str, str]], how: str = "auto", *, every_step: bool = True, apart: bool = False
+    ):
         self.how = how if how != "auto" else "bar" if is_interactive() else "lines"
-        self._text, self._every_step = text, every_step
+        self._text, self._every_step, self._apart = text, every_step, apart
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._width, self._at_margin = 0, True  # of the line that is to be seen; whether a new one can begin
@@ -102,7 +107,8 @@ class Live:
 
     def __enter__(self) -> Live:
         # A terminal's line must not get into a file to which the output goes; a notebook has no terminal.
-        self._stream = sys.stderr if self.how == "bar" and sys.stderr.isatty() else sys.stdout
+        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not _in_notebook()
+        self._stream = sys.stderr if to_stderr else sys.stdout
         if self.how != "none":
             self._show()
             self._thread = threading.Thread(target=self._go_on, name="progress", daemon=True)
@@ -179,10 +185,13 @@ def counted(what: str, total: int, progress: bool | Callable[[Count], object]) -
         yield done
 
 
+def _in_notebook() -> bool:
+    return hasattr(sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None, "kernel")
+
+
 def check_notebook() -> None:
     """Refuse to draw where there is no cell to draw in."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if not hasattr(shell, "kernel"):
+    if not _in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
 
 

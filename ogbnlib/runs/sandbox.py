@@ -30,11 +30,11 @@ from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE, Presses, handled
-from ..progress import check_notebook, doing, drawn
+from ..progress import Live, check_notebook, doing, drawn
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .diagnosis import resumption
-from .folder import CONFIG_VARIABLE, Run, own_run_dir
+from .folder import CONFIG_VARIABLE, Run, own_run_dir, standing
 from .supervise import MALLOC, Outcome, supervise
 
 
@@ -80,7 +80,8 @@ def watch(
     with contextlib.closing(limit), own_run_dir(None, folder, resume=False) as (before, _):
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
         more = {"limits_refused": refused, "notes": notes}
-        return _carry_out(attempt, argv, limit, more, echo=echo, stdin=subprocess.DEVNULL if os.isatty(0) else None)
+        how: dict[str, Any] = {"echo": echo, "how": "auto", "stdin": subprocess.DEVNULL if os.isatty(0) else None}
+        return _carry_out(attempt, argv, limit, more, **how)
 
 
 def _watch_process(pid: int, folder: Path) -> Run:
@@ -98,8 +99,9 @@ def _watch_process(pid: int, folder: Path) -> Run:
         kills = cgroup.oom_kills() if cgroup else None
         attempt.recorder.start(pid)
         try:
-            while _goes_on(process):
-                time.sleep(0.1)
+            with Live(lambda: standing(folder, attempt.recorder.tally, None), apart=True):
+                while _goes_on(process):
+                    time.sleep(0.1)
         except KeyboardInterrupt:
             interrupted = True
         attempt.recorder.stop()
