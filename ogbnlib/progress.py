@@ -52,10 +52,10 @@ class Count:
     def __str__(self) -> str:
         if self.unit == "bytes":
             what = f"{self.what} " if self.what else ""
-            words = [f"{what}{format_bytes(self.done)} of {format_bytes(self.total)}"]
-            words += [f"{format_bytes(self.per_s)}/s"] if self.per_s else []
+            words = [f"{what}{format_bytes(self.done)} of {format_bytes(self.total)}", f"{format_bytes(self.per_s)}/s"]
         else:
             words = [f"{self.done:,.0f}/{self.total:,.0f}", f"{self.per_s:.1f} it/s"]
+        words = words if self.per_s else words[:1]  # no speed yet
         words += [f"loss {self.loss:.2f}"] if self.loss is not None else []
         words += [f"{seconds(self.left_s)} left"] if self.left_s is not None else []
         words += [f"run {seconds(self.run_left_s)}"] if self.run_left_s is not None else []
