@@ -17,6 +17,7 @@ from .errors import GB, InputError, format_bytes, is_interactive
 
 LINE_EVERY_S = 30.0
 _BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
+_SPEED_AFTER_S = 0.5  # before that it is none: what was cached, divided by next to nothing
 _CELLS = 10  # of the bar that shows how full the memory is
 
 
@@ -43,7 +44,8 @@ class Count:
 
     def add(self, number: float) -> None:
         self.done += number
-        self.per_s = self.done / max(time.time() - self.began_s, 1e-3)
+        took_s = time.time() - self.began_s
+        self.per_s = self.done / took_s if took_s > _SPEED_AFTER_S else 0.0
 
     @property
     def left_s(self) -> float | None:
@@ -167,13 +169,15 @@ def doing(what: str, how: str = "auto") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counted(what: str, total: int, progress: bool | Callable[[Count], object]) -> Iterator[Callable[[int], None]]:
-    """Work on bytes; yields what is to be told how many are done.
+def counted(
+    what: str, total: int, progress: bool | Callable[[Count], object], unit: str = "bytes"
+) -> Iterator[Callable[[int], None]]:
+    """Work on bytes, or so many of something else; yields what is to be told how many are done.
 
     Args:
         progress: Whether to show it; a function is told of each change instead.
     """
-    count = Count(total)
+    count = Count(total, unit)
     shown = Live(lambda: (what, str(count)), "auto" if progress is True else "none")
 
     def done(number: int) -> None:
