@@ -33,7 +33,7 @@ _NAMES = {
     "training.train": "train",
     "inference": "predict_nodes",
     "notebook.plots": "epoch_times plot_accuracy plot_cuda plot_forecast plot_knobs plot_peaks plot_runs plot_timeline",
-    "notebook.engine": "check_parameters",
+    "notebook.engine": "begin_notebook",
     "notebook.magics": "load_ipython_extension",
     "notebook.tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs"
     " phase_seconds released",

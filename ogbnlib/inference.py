@@ -92,16 +92,17 @@ def _exact(
 
 
 def _by_model(
-    config: TrainConfig, weights: dict[str, Any], run_dir: Path, store: Store, batches: Any
+    config: TrainConfig, weights: dict[str, Any], run_dir: Path, store: Store, batches: Any, progress: Progress
 ) -> Iterator[Array]:
     """Scores of the seeds of batches, in their order."""
     model = make_model(config, store.num_features, store.num_classes, run_dir)
     model.load_state_dict(weights)
     device, call = resolve_device(config.device), Call.of(model, config.precision)
     model.to(device).eval()
-    with torch.no_grad():
+    with torch.no_grad(), counted("predicting", len(batches), progress, "batches") as done:
         for batch in batches:
             yield call(model, batch, device).cpu().numpy()
+            done(1)
 
 
 def _of_hops(store: Store, ids: Array | None, graph: Store, batch_size: int) -> HopLoader:
@@ -172,11 +173,11 @@ def predict_nodes(
         if whole:
             made = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
             batches: Any = _of_hops(made, ids, store, size)
-            chunks = _by_model(config, weights, Path(run_dir), made, batches)
+            chunks = _by_model(config, weights, Path(run_dir), made, batches, progress)
         elif sampled:
             how: dict[str, Any] = {"num_neighbors": config.fan_out(training=False), "batch_size": size}
             batches = loader(store, ids, **how, memory_limit=memory_limit, shuffle=False, seed=config.seed)
-            chunks = _by_model(config, weights, home(run_dir), store, batches)
+            chunks = _by_model(config, weights, home(run_dir), store, batches, progress)
         else:
             order = None if ids is None or (np.diff(ids) > 0).all() else np.argsort(np.argsort(ids))
             work = hidden(target, "work")

@@ -17,6 +17,7 @@ from .errors import GB, InputError, format_bytes, is_interactive
 
 LINE_EVERY_S = 30.0
 _BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
+_SPEED_AFTER_S = 0.5  # before that it is none: what was cached, divided by next to nothing
 _CELLS = 10  # of the bar that shows how full the memory is
 
 
@@ -43,7 +44,8 @@ class Count:
 
     def add(self, number: float) -> None:
         self.done += number
-        self.per_s = self.done / max(time.time() - self.began_s, 1e-3)
+        took_s = time.time() - self.began_s
+        self.per_s = self.done / took_s if took_s > _SPEED_AFTER_S else 0.0
 
     @property
     def left_s(self) -> float | None:
@@ -55,6 +57,7 @@ class Count:
             words = [f"{what}{format_bytes(self.done)} of {format_bytes(self.total)}", f"{format_bytes(self.per_s)}/s"]
         else:
             words = [f"{self.done:,.0f}/{self.total:,.0f}", f"{self.per_s:.1f} it/s"]
+        words = words if self.per_s else words[:1]  # no speed yet
         words += [f"loss {self.loss:.2f}"] if self.loss is not None else []
         words += [f"{seconds(self.left_s)} left"] if self.left_s is not None else []
         words += [f"run {seconds(self.run_left_s)}"] if self.run_left_s is not None else []
@@ -89,11 +92,15 @@ class Live:
         how: "bar" for a person: one line, twice a second, which is gone in the end. "lines" for a log: one for each
             kind of step that takes a second, and every 30 s. "none": nothing. "auto" finds out who reads.
         every_step: Without it a log has the first step's line, and then those of every 30 s.
+        apart: A log's lines go to standard error, as the output between them is another command's; not in a notebook,
+            which shows that as a mistake.
     """
 
-    def __init__(self, text: Callable[[], tuple[str, str]], how: str = "auto", *, every_step: bool = True):
+    def __init__(
+        self, text: Callable[[], tuple[str, str]], how: str = "auto", *, every_step: bool = True, apart: bool = False
+    ):
         self.how = how if how != "auto" else "bar" if is_interactive() else "lines"
-        self._text, self._every_step = text, every_step
+        self._text, self._every_step, self._apart = text, every_step, apart
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._width, self._at_margin = 0, True  # of the line that is to be seen; whether a new one can begin
@@ -102,7 +109,8 @@ class Live:
 
     def __enter__(self) -> Live:
         # A terminal's line must not get into a file to which the output goes; a notebook has no terminal.
-        self._stream = sys.stderr if self.how == "bar" and sys.stderr.isatty() else sys.stdout
+        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not _in_notebook()
+        self._stream = sys.stderr if to_stderr else sys.stdout
         if self.how != "none":
             self._show()
             self._thread = threading.Thread(target=self._go_on, name="progress", daemon=True)
@@ -161,13 +169,15 @@ def doing(what: str, how: str = "auto") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counted(what: str, total: int, progress: bool | Callable[[Count], object]) -> Iterator[Callable[[int], None]]:
-    """Work on bytes; yields what is to be told how many are done.
+def counted(
+    what: str, total: int, progress: bool | Callable[[Count], object], unit: str = "bytes"
+) -> Iterator[Callable[[int], None]]:
+    """Work on bytes, or so many of something else; yields what is to be told how many are done.
 
     Args:
         progress: Whether to show it; a function is told of each change instead.
     """
-    count = Count(total)
+    count = Count(total, unit)
     shown = Live(lambda: (what, str(count)), "auto" if progress is True else "none")
 
     def done(number: int) -> None:
@@ -179,10 +189,13 @@ def counted(what: str, total: int, progress: bool | Callable[[Count], object]) -
         yield done
 
 
+def _in_notebook() -> bool:
+    return hasattr(sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None, "kernel")
+
+
 def check_notebook() -> None:
     """Refuse to draw where there is no cell to draw in."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if not hasattr(shell, "kernel"):
+    if not _in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
 
 

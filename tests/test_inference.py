@@ -128,6 +128,13 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
     predict_nodes(tmp_path / "dropped", tmp_path / "labelled.npy", **QUIET)
 
 
+def test_sampled_predictions_say_how_far_they_are(trained: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    predict_nodes(trained, tmp_path / "out.npy", sampled=True, say=len, progress=lambda count: told.append(str(count)))
+    batches = -(-210 // 16)  # of the labelled nodes
+    assert [line.partition(",")[0] for line in told] == [f"{i + 1}/{batches}" for i in range(batches)]
+
+
 def test_the_command_writes_the_file(trained: Path, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "ogbnlib", "predict", str(trained), "--out", str(tmp_path / "out.npy"), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)

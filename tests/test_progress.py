@@ -53,6 +53,9 @@ def test_a_line_says_all_that_one_waits_for() -> None:
     )
     assert details(None, 3 * GB) == "3.00 GB"
     assert details(None, 9 * GB, 4 * GB).endswith("[##########]")
+    soon = Count(28 * GB)
+    soon.add(GB)  # from the page cache
+    assert str(soon) == "1.00 GB of 28.00 GB"
     assert str(Count(28 * GB, done=14 * GB, per_s=GB)) == "14.00 GB of 28.00 GB, 1.00 GB/s, 14 s left"
 
 

@@ -108,6 +108,11 @@ def label_itemsize(num_classes: int) -> int:
     return 2 if num_classes <= 32767 else 8
 
 
+def raw_bytes(size: GraphSize) -> int:
+    """What every script loads before it trains: the edge list as int64 [2, E] and the features as float32."""
+    return 16 * size.num_edges + 4 * size.num_nodes * size.num_features
+
+
 def stock_csc_bytes(size: GraphSize, edges: int) -> int:
     """What a stock `NeighborLoader` keeps: colptr, row and perm, all int64 (`torch_geometric.loader.utils.to_csc`)."""
     return 8 * (size.num_nodes + 1) + 16 * edges

@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import itertools
 import json
+import os
 import sys
 import typing
 from pathlib import Path
@@ -122,6 +123,24 @@ def _how_to_pass(name: str, annotation: str | None, value: object, default: obje
             if meant is not None and takes(annotation, meant) and _alike(meant, default):
                 return f"; pass it as -y '{name}: {json.dumps(meant)}'"
     return ""
+
+
+def begin_notebook() -> None:
+    """What a notebook does first: check its parameters, go to the one working folder, name versions and machine.
+
+    Where a notebook lies in one of the checkout's folders, relative paths such as `data` and `runs` are seen from the
+    checkout, as papermill and the command line see them; JupyterLab starts a kernel in the notebook's own folder.
+
+    Raises:
+        ParameterError: as `check_parameters`.
+    """
+    from ..runs.doctor import machine
+
+    check_parameters()
+    if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
+        os.chdir("..")
+        print(f"working in {Path.cwd()}")
+    print(machine())
 
 
 def check_parameters() -> None:

@@ -98,7 +98,9 @@ class Magics:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as name:
             folder = Path(name)
             self._hand_over(folder, cell, given, wanted)
-            done = watch([sys.executable, "-m", __name__, name], limit, run_dir=folder / "run", limit_by=limit_by)
+            done = watch(
+                [sys.executable, "-m", __name__, name], limit, run_dir=folder / "memory_limit", limit_by=limit_by
+            )
             told = folder / _ERROR
             failed = json.loads(told.read_text()) if told.exists() else None
             if failed:

@@ -260,7 +260,8 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str], 
         shift = 0.12 * (policies.index(policy) - len(policies) / 2)
         dead = [i + shift for i, run in points if run.exit_code != 0]
         style = {"color": line.get_color(), "markersize": 11, "markeredgecolor": "white"}
-        ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **style)
+        if dead:  # nothing drawn, but not clipped, takes up room down to the figure's corner
+            ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **style)
     ax.set_xticks(range(len(limits)), limits)
     ax.set(ylim=(0, 1.15 * highest or 1), xlabel="memory limit at full size (cross: killed)")
     ax.set_ylabel("seconds per epoch")

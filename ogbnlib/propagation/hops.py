@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors, format_bytes, parse_bytes
+from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes
 from ..files import StrPath, check_new, check_space, hidden, home, locked, new_folder
 from ..graph.bits import NodeSet
 from ..graph.checks import index_dtype
@@ -38,6 +38,9 @@ from .sweep import THREADS
 
 Norm = Literal["row", "sym", "none"]
 Nodes = Literal["labelled", "all"]
+_COMPILING_BYTES = (
+    80 * MB
+)  # beyond `fixed_bytes`, where no kernel is in the cache yet: a peak of 717 MB for 643 planned
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
@@ -128,6 +131,7 @@ def propagate(
     target, dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or store.feature_dtype)
     check_new(target)
     work, left = hidden(target, "blocks"), left_bytes(memory_limit) - fixed_bytes(store.size, hops, THREADS)
+    left -= min(_COMPILING_BYTES, left // 2)
     with contextlib.closing(Propagation(store, hops, norm, self_loops, _kept(store, nodes), dtype)) as made:
         # At the least: how many nodes a hop has to make is known once the graph has been read.
         plan_hops(store.size, hops, norm, left_bytes=left, itemsize=dtype.itemsize, kept=0, reached=[0] * hops)

@@ -47,6 +47,11 @@ class _Room(types.ModuleType):
         return table.sort_values("when", kind="stable").dropna(axis="columns", how="all")
 
 
+def _shown(command: list[str]) -> str | None:
+    """A command without where its interpreter lies."""
+    return " ".join([os.path.basename(command[0]), *command[1:]]) if command else None
+
+
 def _row(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the table says of one run, and its config as JSON has it, empty where it has none."""
     import pandas as pd
@@ -67,7 +72,7 @@ def _row(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
             "ended": run.state,
             "peak GB": round(run.held_peak_bytes / GB, 3),
             "run s": round(sum(earlier) + (run.result or {"duration_s": run.tally.duration_s})["duration_s"], 1),
-            "command": " ".join(starts[-1].get("command", [])) or None if starts else None,
+            "command": _shown(starts[-1].get("command", [])) if starts else None,
         }
         if len(metrics := run.metrics):
             row["epochs"] = len(metrics)

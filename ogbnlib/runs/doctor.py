@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -46,6 +48,23 @@ def _packages() -> Check:
     if wrong:
         return Check("packages", False, "; ".join(wrong), mend)
     return Check("packages", True, ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN))
+
+
+def machine() -> str:
+    """What a figure was measured on, in two lines: versions, and the machine. Imports torch only beside a GPU."""
+    from .. import __version__
+
+    versions = [f"{_PACKAGE} {__version__}", *(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN[:2])]
+    gpu = "no GPU"
+    if Path("/proc/driver/nvidia").exists():
+        import torch
+
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else gpu
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    kind = re.search(r"^model name\s*: (.+)$", info, re.MULTILINE)
+    where = [platform.system(), kind[1] if kind else platform.machine(), f"{len(os.sched_getaffinity(0))} cores"]
+    where += [f"{format_bytes(effective_limit()[0])} of memory", gpu]
+    return f"{', '.join(versions)}, Python {platform.python_version()}\n{', '.join(where)}"
 
 
 def _limits() -> list[Check]:

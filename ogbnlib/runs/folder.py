@@ -356,8 +356,12 @@ def _counted(run_dir: Path, tally: Tally) -> Count | None:
 
 def standing(run_dir: Path, tally: Tally, limit_bytes: int | None) -> tuple[str, str]:
     """Where a run at work stands, for `Live`: its name and phase; counts and what it holds."""
-    phase = tally.phase.label if tally.phase else "starting"
-    return f"{run_dir.name}: {phase}", details(_counted(run_dir, tally), tally.held_bytes, limit_bytes)
+    more = details(_counted(run_dir, tally), tally.held_bytes, limit_bytes)
+    if tally.phase:
+        return f"{run_dir.name}: {tally.phase.label}", more
+    if tally.events.get("start", {}).keys() & {"command", "watched_pid"}:  # which may never name a phase
+        return f"{run_dir.name}: at work", ", ".join([seconds(tally.duration_s), *([more] if more else [])])
+    return f"{run_dir.name}: starting", more
 
 
 # Its owner ------------------------------------------------------------------------------------------------------------

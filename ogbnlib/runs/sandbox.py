@@ -24,17 +24,17 @@ from typing import Any
 from ..config import MODELS, TrainConfig, check_config
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
-from ..forecast.sizes import RUNTIME_BYTES, GraphSize
+from ..forecast.sizes import RUNTIME_BYTES, GraphSize, raw_bytes, size_of
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE, Presses, handled
-from ..progress import check_notebook, doing, drawn
+from ..progress import Live, check_notebook, doing, drawn
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .diagnosis import resumption
-from .folder import CONFIG_VARIABLE, Run, own_run_dir
+from .folder import CONFIG_VARIABLE, Run, own_run_dir, standing
 from .supervise import MALLOC, Outcome, supervise
 
 
@@ -80,7 +80,8 @@ def watch(
     with contextlib.closing(limit), own_run_dir(None, folder, resume=False) as (before, _):
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
         more = {"limits_refused": refused, "notes": notes}
-        return _carry_out(attempt, argv, limit, more, echo=echo, stdin=subprocess.DEVNULL if os.isatty(0) else None)
+        how: dict[str, Any] = {"echo": echo, "how": "auto", "stdin": subprocess.DEVNULL if os.isatty(0) else None}
+        return _carry_out(attempt, argv, limit, more, **how)
 
 
 def _watch_process(pid: int, folder: Path) -> Run:
@@ -98,8 +99,9 @@ def _watch_process(pid: int, folder: Path) -> Run:
         kills = cgroup.oom_kills() if cgroup else None
         attempt.recorder.start(pid)
         try:
-            while _goes_on(process):
-                time.sleep(0.1)
+            with Live(lambda: standing(folder, attempt.recorder.tally, None), apart=True):
+                while _goes_on(process):
+                    time.sleep(0.1)
         except KeyboardInterrupt:
             interrupted = True
         attempt.recorder.stop()
@@ -321,18 +323,25 @@ def measure_runtime_bytes() -> int:
 
 
 def scaled_limit(
-    memory_limit: str | int, scale: float, allocation: str = "128 GB", runtime_bytes: int | None = None
+    memory_limit: str | int,
+    dataset: str,
+    allocation: str = "128 GB",
+    runtime_bytes: int | None = None,
+    full: str = "ogbn-papers100M",
 ) -> int:
-    """The limit, in bytes, under which a data set of `scale` meets what the full one meets under `allocation`.
+    """The limit, in bytes, under which a data set meets what `full`, a larger one, meets under `allocation`.
 
-    "auto" is `allocation` times `scale`, plus the interpreter's own memory, which does not shrink with the data:
-    `runtime_bytes`, measured where it is not given. Anything else is taken as it is.
+    "auto" is the share of `allocation` that its edge list and features are of the full one's, plus the interpreter's
+    own memory, which does not shrink with the data: `runtime_bytes`, measured where it is not given. Anything else is
+    taken as it is.
+
+    Raises:
+        InputError: for a bad size, or a data set that is not there.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
-    if runtime_bytes is None:
-        runtime_bytes = measure_runtime_bytes()
-    return int(parse_bytes(allocation, "allocation") * scale) + runtime_bytes
+    share = parse_bytes(allocation, "allocation") * raw_bytes(size_of(dataset)) // raw_bytes(size_of(full))
+    return share + (measure_runtime_bytes() if runtime_bytes is None else runtime_bytes)
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import select
@@ -154,7 +155,8 @@ def supervise(
                 on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
                 on_unwritable=unwritable,
             )
-            with Live(lambda: standing(run_dir, recorder.tally, limit.limit_bytes), how, every_step=echo) as live:
+            text = functools.partial(standing, run_dir, recorder.tally, limit.limit_bytes)
+            with Live(text, how, every_step=echo, apart=not holds_back) as live:
                 stopping = _Stopping(process.pid, presses, live.write if how != "none" else sys.stderr.write)
                 tail = _relay(process, run_dir / OUTPUT, live.write if echo else None, unwritable, stopping)
         finally:

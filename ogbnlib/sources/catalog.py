@@ -354,8 +354,10 @@ def prepare_dataset(
                 print(f"{path}: generating it, once")
                 synthesize_store(path, scale, seed, undirected=bool(undirected))
         store = open_store(path)
+    here = Path.cwd()
+    shown = store.path.relative_to(here) if store.path.is_relative_to(here) else store.path
     print(
-        f"{store.path}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
+        f"{shown}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
         f"{format_bytes(store.nbytes)}"
     )
     return str(store.path)

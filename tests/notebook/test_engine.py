@@ -24,10 +24,11 @@ from papermill.cli import papermill as command_line
 from papermill.engines import papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
+import ogbnlib
 from ogbnlib.errors import InputError
 from ogbnlib.memory.cgroup import Cgroup
 from ogbnlib.memory.limits import Limit
-from ogbnlib.notebook.engine import Engine, check_given
+from ogbnlib.notebook.engine import Engine, begin_notebook, check_given
 from ogbnlib.notebook.kernel import KernelWatch, NotebookEnded
 
 ROOT = Path(__file__).parents[2]
@@ -504,8 +505,26 @@ def test_the_engine_can_be_imported_before_papermill_and_does_not_import_it(envi
     [({"epoch": 64}, "did you mean 'epochs'"), ({"fanout": "3 2"}, "-y 'fanout: [3, 2]'")],
 )
 def test_a_notebook_checks_what_papermills_own_engine_lets_through(tmp_path: Path, given: Any, said: str) -> None:
-    path = write_book(tmp_path, "from ogbnlib import check_parameters\n\ncheck_parameters()", "print('went on')")
+    path = write_book(tmp_path, "from ogbnlib import begin_notebook\n\nbegin_notebook()", "print('went on')")
     papermill.execute_notebook(path, tmp_path / "fine.ipynb", parameters={"epochs": 64})
     with pytest.raises(PapermillExecutionError, match=re.escape(said)):
         papermill.execute_notebook(path, tmp_path / "out.ipynb", parameters=given)
     assert statuses(tmp_path / "out.ipynb")[-1] == "pending"
+
+
+def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "00_quickstart.ipynb").touch()
+    (tmp_path / "mine").mkdir()
+    for start in (tmp_path / "notebooks", tmp_path / "mine"):  # as JupyterLab starts a kernel
+        monkeypatch.chdir(start)
+        begin_notebook()
+        assert Path.cwd() == tmp_path
+        assert capsys.readouterr().out.startswith(f"working in {tmp_path}\nogbnlib {ogbnlib.__version__}, torch ")
+    begin_notebook()  # as papermill does, or the cell again
+    assert Path.cwd() == tmp_path
+    said = capsys.readouterr().out
+    assert "working in" not in said
+    assert re.search(r"torch 2\.\d+.*, Python 3\.\d+\.\d+\n.*, \d+ cores, .* GB of memory, ", said)

@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.errors import GB, InputError
 from ogbnlib.notebook.plots import (
+    epoch_times,
     plot_accuracy,
     plot_cuda,
     plot_forecast,
@@ -297,3 +298,15 @@ def test_nothing_is_drawn_for_the_wait_between_two_attempts(tmp_path: Path) -> N
     corners = ax.collections[0].get_paths()[0].vertices[:, 0]
     assert not [x for x in corners if 1.0 < x < 2900.0]
     assert len(ax.collections[0].get_paths()) == 2
+
+
+def test_epoch_times_fill_their_picture(killed: Path, finished: Path) -> None:
+    metrics = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,1.5,,0.5,0.5,2.0,0.5\n"
+    (finished / "metrics.csv").write_text(metrics)
+    ax = epoch_times({("eager", "8 GB"): killed, ("store", "8 GB"): finished}, ["8 GB"])
+    assert [list(line.get_ydata()) for line in ax.lines if line.get_marker() == "o"] == [[], [2.0]]
+    (cross,) = [line for line in ax.lines if line.get_marker() == "X"]
+    assert list(cross.get_ydata()) == [0]
+    box, tight = ax.get_window_extent(), ax.get_tightbbox()
+    assert box.x0 - tight.x0 < 80
+    assert box.y0 - tight.y0 < 60

@@ -30,9 +30,9 @@ from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.recorder import _Rows
 from ogbnlib.runs.diagnosis import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded, own_run_dir
-from ogbnlib.runs.sandbox import run, watch
+from ogbnlib.runs.sandbox import run, scaled_limit, watch
 from ogbnlib.runs.supervise import _Log, supervise
-from ogbnlib.sources.synth import synthesize
+from ogbnlib.sources.synth import synthesize, synthesize_store
 
 Config = Callable[..., TrainConfig]
 FILES = {
@@ -245,6 +245,30 @@ def test_bad_input_is_named_and_nothing_is_written(
     with pytest.raises(InputError, match=re.escape(named.replace("{tmp}", str(tmp_path)))):
         run(tiny_config(**here(changes)), **{"run_dir": tmp_path / "run", "echo": False, **here(arguments)})
     assert (sorted(tmp_path.rglob("*")), tree(tmp_path)) == before
+
+
+@pytest.mark.parametrize("loading", ["eager", "lazy", "shared", "store"])
+def test_a_direction_that_a_store_does_not_have_gets_one_answer_before_anything_is_written(
+    loading: str, tiny_store: Path, tmp_path: Path
+) -> None:
+    config = TrainConfig.create(dataset=str(tiny_store), undirected=True, loading=loading)
+    with pytest.raises(InputError) as refused:
+        run(config, run_dir=tmp_path / "run")
+    said = f"undirected: {tiny_store} was made with undirected=False, asked for was True; "
+    assert str(refused.value) == said + "leave it out, or name the data that the store was made from"
+    assert not tree(tmp_path)
+
+
+def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(synth_dir: Path, tmp_path: Path) -> None:
+    """Edges of 16 bytes and features of 4: whatever a notebook's `scale`, and at full size the whole."""
+    assert scaled_limit("auto", "ogbn-papers100M", "128 GB", 7) == 128 * 2**30 + 7
+    assert scaled_limit("auto", str(synth_dir), "128 GB", 0) == pytest.approx(0.128 * 2**30, rel=0.02)
+    half = synthesize_store(tmp_path / "half.store", scale=0.0005, progress=False)
+    assert scaled_limit("auto", str(half.path), "64 GB", 0) == pytest.approx(0.032 * 2**30, rel=0.02)
+    assert scaled_limit("auto", str(half.path), "64 GB", 0, full=str(synth_dir)) == pytest.approx(32 * 2**30, rel=0.02)
+    assert scaled_limit("2 GB", "none", "64 GB") == 2**31
+    with pytest.raises(InputError, match="nothing-here"):
+        scaled_limit("auto", "nothing-here")
 
 
 def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, tmp_path: Path) -> None:

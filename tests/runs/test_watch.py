@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,17 @@ def test_watch_passes_arguments_output_input_and_exit_code_on(cli: Cli, tmp_path
     assert "ended with exit code 7" in done.stderr
     assert "run" in done.stderr.splitlines()[-1]
     assert Run.open(tmp_path / "run").exit_code == 7
+
+
+def test_a_watched_command_says_that_it_is_at_work_and_its_output_stays_its_own(
+    cli: Cli, script: Callable[[str], str]
+) -> None:
+    work = "import time, ogbnlib\nprint('mine')\ntime.sleep(1.5)\nwith ogbnlib.phase('load'):\n    time.sleep(1.5)"
+    done = cli("watch", "--memory-limit", "1 GB", "--", sys.executable, script(work))
+    assert done.stdout == "mine\n"
+    first, *_, loading, _, _ = done.stderr.splitlines()
+    assert re.fullmatch(r"my_train: (starting|at work: \d s(, 0.\d\d of 1.00 GB \[[#.]{10}\])?)", first)
+    assert re.fullmatch(r"my_train: load: 0.\d\d of 1.00 GB \[[#.]{10}\]", loading)
 
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])

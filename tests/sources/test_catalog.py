@@ -338,10 +338,15 @@ def test_who_waits_for_another_conversion_can_be_stopped(raw: Path) -> None:
 # Notebooks ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_generated_data_set_is_made_once_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = prepare_dataset("", tmp_path / "data", 1e-4, 3)
+def test_a_generated_data_set_is_made_once_for_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = prepare_dataset("", "data", 1e-4, 3)
     assert path == str(tmp_path / "data" / "synthetic-0.0001-seed3.store")
-    assert "generating it, once" in capsys.readouterr().out
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "data/synthetic-0.0001-seed3.store: generating it, once"
+    assert last.startswith("data/synthetic-0.0001-seed3.store: 11,106 nodes, ")
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     assert prepare_dataset("", tmp_path / "data", 1e-4, 3) == prepare_dataset(path, tmp_path, 0.5) == path
     assert "generating" not in capsys.readouterr().out

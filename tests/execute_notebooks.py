@@ -1,0 +1,57 @@
+"""Execute the notebooks at their default parameters and write them back with their outputs, as they are committed.
+
+    python tests/execute_notebooks.py           # those whose code changed since they were executed last
+    python tests/execute_notebooks.py 03 05     # these
+
+All work in one empty folder that is deleted in the end, where generated data serve all of them and runs only their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+import papermill
+
+from ogbnlib.files import write_atomically
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+
+
+def code_hash(book: nbformat.NotebookNode) -> str:
+    """Of the code cells: prose may change without another execution."""
+    code = "\0".join(cell.source for cell in book.cells if cell.cell_type == "code")
+    return hashlib.sha256(code.encode()).hexdigest()
+
+
+def is_stale(book: nbformat.NotebookNode) -> bool:
+    """Whether the outputs are not those of this code."""
+    return book.metadata.get("ogbnlib", {}).get("code_sha256") != code_hash(book)
+
+
+def execute(path: Path, folder: Path) -> None:
+    """Execute a notebook in `folder` and write it back, unless a cell fails."""
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    book, begin = nbformat.read(path, as_version=4), time.monotonic()
+    how = {"engine_name": "ogbnlib", "kernel_name": "python3", "cwd": folder, "progress_bar": False}
+    done = papermill.execute_notebook(path, folder / "out.ipynb", **how)
+    for cell, executed in zip(book.cells, done.cells, strict=True):
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
+    book.metadata["ogbnlib"] = {"code_sha256": code_hash(book), "seconds": round(time.monotonic() - begin)}
+    write_atomically(path, lambda file: file.write(nbformat.writes(book).encode() + b"\n"))
+    print(f"{path.name}: {book.metadata.ogbnlib.seconds} s, {path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    asked = tuple(sys.argv[1:])
+    chosen = [path for path in NOTEBOOKS if path.name.startswith(asked or ("",))]
+    with tempfile.TemporaryDirectory() as scratch:
+        for each in chosen:
+            if asked or is_stale(nbformat.read(each, as_version=4)):
+                execute(each, Path(scratch))
