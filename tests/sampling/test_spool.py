@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import signal
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import python_child
 from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
@@ -308,6 +310,45 @@ def test_a_signal_in_the_middle_of_a_pass_stops_the_run_and_it_goes_on_bit_for_b
         train(config, tmp_path / "run")
     assert time.monotonic() - begun < 20
     monkeypatch.undo()
+    resumed = train(config, tmp_path / "run", resume=True)
+    assert [row["loss"] for row in resumed.history] == [row["loss"] for row in straight.history]
+    expected = straight.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
+
+
+KILLED = """
+import json, sys, time
+from pathlib import Path
+import ogbnlib.training.train as module
+from ogbnlib.config import TrainConfig
+from ogbnlib.graph.disk import DiskArray
+read = DiskArray._read
+def slow(self, begin, end):
+    time.sleep(0.01)  # else a pass over a small graph is over at once
+    return read(self, begin, end)
+DiskArray._read = slow
+run = Path(sys.argv[2])
+print("ready", flush=True)
+module.train(TrainConfig.create(json.loads(sys.argv[1])), run, resume=run.exists())
+"""
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_weights_and_nothing_is_left(
+    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path
+) -> None:
+    kills, epochs = (20, 6) if os.environ.get("OGBNLIB_LONG") else (2, 2)
+    random = np.random.default_rng(0)
+    asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    config = tiny_config(**asked, epochs=epochs, checkpoint_every_s=0.5, spool="5 MB", spool_dir=str(scratch))
+    straight = train(config)
+    for _ in range(kills):
+        with python_child(KILLED, json.dumps(config.model_dump(mode="json")), str(tmp_path / "run")) as child:
+            time.sleep(float(random.uniform(0.5, 3)))
+            assert child.poll() is None
+            child.kill()
+        assert not list(scratch.iterdir())
     resumed = train(config, tmp_path / "run", resume=True)
     assert [row["loss"] for row in resumed.history] == [row["loss"] for row in straight.history]
     expected = straight.model.state_dict()
