@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import typer
 from web import Remote
@@ -62,6 +63,9 @@ def test_papers100m_is_downloaded_converted_trained_and_read_as_the_page_says(ar
 @pytest.mark.parametrize("name", ["small", "large"])
 def test_the_settings_beside_the_job_scripts_fit_their_limit_at_full_size(name: str) -> None:
     given = read_parameters(ROOT / "slurm" / f"{name}.yaml")
+    book = nbformat.read(ROOT / "notebooks" / "07_full_training.ipynb", as_version=4)
+    (cell,) = (cell.source for cell in book.cells if "parameters" in cell.metadata.get("tags", []))
+    assert set(given) <= {line.partition(":")[0] for line in cell.splitlines()}  # papermill -f gives them to it
     limit = given.pop("memory_limit")
     at_full = {"dataset": "ogbn-papers100M", "undirected": True, "feature_dtype": "float16"}
     assert plan(TrainConfig.create({**given, **at_full}), limit).verdict == FITS

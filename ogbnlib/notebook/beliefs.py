@@ -125,6 +125,11 @@ def only_a_run_can_tell(forecasts: pd.DataFrame) -> Judged:
 @judged("lazy loaders alone bring it under the limit", of_killed=True)
 def lazy_loaders_are_enough(limited: Run, advice: Advice | None = None) -> Judged:
     """`limited`: lazy loaders under the limit; `advice`: the planner's, for the full data set. Holds if both fit."""
+    return fits_and_finishes(limited, advice)
+
+
+def fits_and_finishes(limited: Run, advice: Advice | None) -> Judged:
+    """Whether a run under a limit finished, and the forecast at full size, where there is one, fits its own."""
     measured = ends({f"under {format_bytes(limited.result['memory_limit_bytes'])}": limited})
     if advice is None:
         return measured, limited.exit_code == 0
@@ -255,6 +260,11 @@ def accumulation_is_free(plain: Run, accumulated: Run) -> Judged:
 @judged("empty_cache each batch helps")
 def emptying_the_cache_helps(plain: Run, emptied: Run) -> Judged:
     """`emptied` has `empty_cache_every=1`. Holds where 5 % less is reserved and no more than 5 % more time taken."""
+    return less_is_reserved(plain, emptied)
+
+
+def less_is_reserved(plain: Run, emptied: Run) -> Judged:
+    """Of a GPU's memory: 5 % less, for no more than 5 % more time."""
     table = compare_cuda({"plain": plain, "emptied": emptied})[["reserved GB", "epoch s"]]
     reserved, time = table.loc["emptied"] / table.loc["plain"]
     if reserved != reserved:

@@ -18,6 +18,7 @@ from ..forecast.planner import FITS, Advice
 from ..forecast.sizes import size_of, trained_edges
 from ..runs.folder import Run
 from ..sources.catalog import open_dataset
+from .beliefs import fits_and_finishes, less_is_reserved
 from .ledger import NOT_MEASURED, Judged, judged
 from .tables import loader_costs
 
@@ -97,11 +98,16 @@ def smaller_settings_fit(plans: Mapping[str, Advice]) -> Judged:
     return f"{measured}; under {', '.join(limits)}", any(advice.verdict == FITS for advice in plans.values())
 
 
-@judged("twice the memory is enough")
-def twice_the_memory_is_enough(advice: Advice) -> Judged:
-    """A forecast at full size under that limit."""
-    peak, limit = format_bytes(advice.forecast.peak_bytes), format_bytes(advice.limit_bytes)
-    return f"{peak} predicted, under {limit}: {advice.verdict}", advice.verdict == FITS
+@judged("twice the memory is enough", of_killed=True)
+def twice_the_memory_is_enough(limited: Run, advice: Advice) -> Judged:
+    """A run under the scaled limit, and the forecast at full size. Holds if both fit."""
+    return fits_and_finishes(limited, advice)
+
+
+@judged("empty_cache every 10 batches helps")
+def emptying_every_ten_batches_helps(plain: Run, emptied: Run) -> Judged:
+    """`emptied` has `empty_cache_every=10`. Holds as `beliefs.emptying_the_cache_helps` does."""
+    return less_is_reserved(plain, emptied)
 
 
 # Time -----------------------------------------------------------------------------------------------------------------

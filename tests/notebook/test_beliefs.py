@@ -258,6 +258,8 @@ def numbers(make: Make) -> dict[str, list[tuple[Belief, str]]]:
     stock = [make(f"n{mb}", parts={"edge_index (COO)": mb}, loading="lazy") for mb in (11.6, 17.8)]
     built = [make(f"n{mb}b", phases=build(mb, 2 * mb), loading="lazy") for mb in (5.0, 17.8)]
     took = [make(f"n{s}s", metrics=epochs(time_s=[s], eval_time_s=[0.0])) for s in (1.0, 2.0, 20.0)]
+    killed, alive = make("killed", exit_code=137, limit=600), make("alive", 400, limit=600)
+    cards = [make(f"card{gb}", metrics=ONE_S, events=on_a_gpu(gb)) for gb in (1.0, 0.5)]
     losses = [3.0, 2.0, 1.0]
     falling = [
         make("n1l", metrics={"loss": losses, "valid": [0.1, 0.2, 0.3]}),
@@ -279,8 +281,14 @@ def numbers(make: Make) -> dict[str, list[tuple[Belief, str]]]:
             (c.smaller_settings_fit({"b": tight}), n),
         ],
         "twice_the_memory_is_enough": [
-            (c.twice_the_memory_is_enough(fits), "holds"),
-            (c.twice_the_memory_is_enough(tight), n),
+            (c.twice_the_memory_is_enough(alive, fits), "holds"),
+            (c.twice_the_memory_is_enough(alive, tight), n),
+            (c.twice_the_memory_is_enough(killed, fits), n),
+        ],
+        "emptying_every_ten_batches_helps": [
+            (c.emptying_every_ten_batches_helps(*cards), "holds"),
+            (c.emptying_every_ten_batches_helps(cards[0], cards[0]), n),
+            (c.emptying_every_ten_batches_helps(took[0], took[0]), "not measured"),
         ],
         "skipping_train_evaluation_saves_a_third": [
             (c.skipping_train_evaluation_saves_a_third(took[1], took[0]), "holds"),
