@@ -22,7 +22,7 @@ from ogbnlib.runs.diagnosis import explain_code, explain_cuda_message
 from ogbnlib.sources.synth import synthesize
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "papers100M.md"
+PAGE = ROOT / "notebooks" / "papers100M.md"
 SCALE = float(os.environ.get("OGBNLIB_PAGE_SCALE", "0.002"))  # 0.01 takes two minutes
 
 
@@ -89,7 +89,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+    "page", [ROOT / "README.md", *sorted((ROOT / "notebooks").glob("*.md"))], ids=lambda page: page.stem
 )
 def test_every_command_that_a_page_names_is_there_with_its_options(page: Path) -> None:
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ def test_every_command_that_a_page_names_is_there_with_its_options(page: Path) -
 
 
 def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "notebooks" / "troubleshooting.md").read_text()
     asked = re.findall(r"^## ([\d:]+).*?--exit-code ([\d:]+)", page, re.MULTILINE | re.DOTALL)
     assert [code for _, code in asked] == ["137", "141", "1", "0:125", "0:53"]
     for heading, code in asked:
