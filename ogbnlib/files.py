@@ -141,10 +141,10 @@ def new_folder(path: StrPath) -> Iterator[Path]:
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """What killed processes left half built in `folder`: each `.NAME.part` of `new_folder` that nobody works in."""
-    found = []
-    for part in sorted(path for path in folder.glob(".*.part") if path.is_dir()):
-        lock = part.with_suffix(".lock")
+    """The `.NAME.part`, or a propagation's `.NAME.blocks`, that killed processes left in `folder`: nobody is at it."""
+    found, locks = [], {".part": ".lock", ".blocks": ".hops.lock"}
+    for part in sorted(path for path in folder.glob(".*.*") if path.suffix in locks and path.is_dir()):
+        lock = part.with_suffix(locks[part.suffix])
         with contextlib.suppress(Timeout, PermissionError), contextlib.ExitStack() as stack:  # at work; another user's
             if lock.exists():
                 stack.enter_context(FileLock(lock, timeout=0))

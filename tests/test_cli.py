@@ -222,13 +222,14 @@ def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
         assert bool(check["mend"]) != check["ok"]
 
 
-def test_doctor_names_what_a_killed_conversion_left(tmp_path: Path) -> None:
-    (tmp_path / "data" / ".a store.part").mkdir(parents=True)
-    (tmp_path / "data" / ".a store.part" / "x.npy").write_bytes(bytes(3 * MB))
+@pytest.mark.parametrize("kind", ["part", "blocks"])
+def test_doctor_names_what_a_killed_conversion_or_propagation_left(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "data" / f".a store.{kind}").mkdir(parents=True)
+    (tmp_path / "data" / f".a store.{kind}" / "x.npy").write_bytes(bytes(3 * MB))
     done = cli("doctor", cwd=tmp_path)
     assert done.returncode == 1
     assert "FAIL leftovers      3 MB of killed processes" in done.stdout
-    assert f"mend: rm -r '{tmp_path}/data/.a store.part'" in done.stdout
+    assert f"mend: rm -r '{tmp_path}/data/.a store.{kind}'" in done.stdout
 
 
 def test_every_command_explains_itself() -> None:

@@ -38,9 +38,8 @@ from .sweep import THREADS
 
 Norm = Literal["row", "sym", "none"]
 Nodes = Literal["labelled", "all"]
-_COMPILING_BYTES = (
-    80 * MB
-)  # beyond `fixed_bytes`, where no kernel is in the cache yet: a peak of 717 MB for 643 planned
+# Beyond `fixed_bytes`, where no kernel is in the cache yet: a peak of 717 MB for 643 planned.
+_COMPILING_BYTES = 80 * MB
 
 
 def left_bytes(memory_limit: str | int | None) -> int:

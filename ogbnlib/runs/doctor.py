@@ -108,7 +108,8 @@ def _datasets(root: Path) -> Check:
 
 
 def _leftovers(root: Path) -> Check:
-    """What killed conversions left: the next one to the same place clears its own, nobody the others'."""
+    """What killed conversions and propagations left: the next one to the same place clears its own, or goes on from
+    it; nobody the others'."""
     here = Path.cwd()
     folders = {folder.resolve() for folder in (root, here, *here.iterdir()) if os.access(folder, os.R_OK | os.X_OK)}
     found = [path for folder in sorted(folders) if folder.is_dir() for path in abandoned(folder)]
