@@ -1,7 +1,9 @@
-"""Every notebook runs through papermill at smoke scale, as a user would run it, and is committed clean."""
+"""Every notebook runs through papermill at smoke scale, as a user would run it, and is committed as it was executed."""
 
 import ast
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from execute_notebooks import code_hash, is_stale
 
 from ogbnlib.errors import MB
 from ogbnlib.runs.folder import Run
@@ -69,11 +72,37 @@ def test_a_notebook_runs_headless_and_draws_its_timeline(path: Path, executed) -
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_committed_without_outputs_and_with_one_parameters_cell(path: Path) -> None:
+def test_a_notebook_is_committed_as_it_was_executed_last(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    assert not is_stale(book), "its outputs are of other code: run python tests/execute_notebooks.py"
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    first, *_ = outputs = [output for cell in code for output in cell.outputs]
+    assert re.match(r"ogbnlib \d\S*, torch \S+, .*\n.* cores, .* of memory, ", first.text)
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not re.search(r"(?<![\w.])/(home|root|tmp|work|Users)/|warning", json.dumps(outputs), re.IGNORECASE)
+    pictures = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    assert pictures
+    assert max(map(len, pictures)) < 200_000
+    assert path.stat().st_size < 1_000_000
+
+
+def test_outputs_are_stale_once_the_code_changed_and_not_for_prose() -> None:
+    cells = [nbformat.v4.new_markdown_cell("# Why"), nbformat.v4.new_code_cell("1"), nbformat.v4.new_code_cell("2")]
+    book = nbformat.v4.new_notebook(cells=cells)
+    assert is_stale(book)
+    book.metadata["ogbnlib"] = {"code_sha256": code_hash(book)}
+    book.cells[0].source = "# How"
+    assert not is_stale(book)
+    book.cells[1].source = "1  # more"
+    assert is_stale(book)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_one_parameters_cell(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     code = [cell for cell in book.cells if cell.cell_type == "code"]
-    assert not any(cell.outputs or cell.execution_count for cell in code)
     tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
     assert len(tagged) == 1
     for line in tagged[0].source.splitlines():
