@@ -171,13 +171,17 @@ class LayerWise:
             for first, out, degrees in slices:
                 for begin in range(0, len(out), held.step):
                     part, at = out[begin : begin + held.step], first + begin
-                    nodes = np.arange(at, at + len(part))
-                    inside = np.ones(len(part), bool) if wanted is None else wanted.contains(nodes)
-                    part[~inside] = 0  # what is not wanted was not computed
+                    inside: Any = slice(None) if wanted is None else wanted.contains(np.arange(at, at + len(part)))
+                    if wanted is not None:
+                        part[~inside] = 0  # what is not wanted was not computed
                     if loops:
                         part *= np.sqrt(degrees[begin : begin + len(part)], dtype=np.float32)[:, None]
                     part = part @ matrix if before else part
                     if layer.own is not None:
-                        part = part + held.rows(at, at + len(part)) @ layer.own[:, columns]
-                    part = part + layer.bias[columns]
-                    yield part[inside] if last else np.maximum(part, 0) * inside[:, None]
+                        part += held.rows(at, at + len(part)) @ layer.own[:, columns]
+                    part += layer.bias[columns]
+                    if not last:
+                        np.maximum(part, 0, out=part)
+                        if wanted is not None:
+                            part[~inside] = 0
+                    yield part[inside] if last else part
