@@ -71,7 +71,7 @@ def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         size += os.pwrite(file, TORN.encode(), size)
-    first = re.search(rb'(?:^{"time_s": |\n)([\d.]+),', os.pread(file, 1000, 0))
+    first = re.search(rb'(?:^{"time_s": |\n)(\d+(?:\.\d+)?),', os.pread(file, 1000, 0))
     return file, size, float(first[1]) if first else None
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import format_bytes
 from ..files import file_system
+from ..graph.npz import CHUNK_BYTES
 
 # The batches that wait for the model under loading=store: so many, or as many as fit.
 QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
@@ -78,7 +79,7 @@ class Spooling:
     sampled_batches: int  # in one pass over the graph
     reel_batches: int  # on disk at once without their features
     picked_batches: int  # whose features one pass picks
-    working_bytes: int  # of memory, for either pass
+    working_bytes: int  # of memory, for either pass, as much as it needs
     disk_bytes: int  # at most at once, while one part is used and the next is prepared
 
     @property
@@ -312,6 +313,10 @@ def spooled_windows(
     if not choices:
         return None
     moved, _, parts, reel, picked, disk = min(choices)
+    sampling = window_fixed_bytes(num_nodes) + min(reel, sampled) * sampled_batch_bytes(batch)
+    picking = picked * index + min(2 * WINDOW_BYTES, picked * rows)
+    buffers = 4 * min(CHUNK_BYTES, left // 64)  # of a pass's threads
+    working = min(working, max(sampling, picking) + reel * kept + buffers)
     spooling = Spooling(sampled, reel, picked, working, disk)
     again = 1 if training or parts == 1 else passes
     drawn = num_batches * (structure + rows)

@@ -295,7 +295,7 @@ def test_the_command_takes_a_run_or_a_job_and_not_both(says: Says) -> None:
     for arguments in ([], ["runs/a", "--job", "2"]):
         done = call(*arguments)
         assert done.returncode == 2
-        assert done.stderr.startswith("error: diagnose: expected either the folder of a run or --job JOBID")
+        assert done.stderr.startswith("error: diagnose: expected one of RUN_DIR, --job, --exit-code, --text, got ")
 
 
 def test_a_diagnosis_prints_as_its_text() -> None:
