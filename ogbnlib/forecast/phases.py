@@ -237,7 +237,7 @@ def _from_store(config: TrainConfig, size: GraphSize, run: Ledger, limit: int | 
         read("train", train, windows, config.epochs, 0)
     if windows.prepared_ahead:
         run.held["next window to train on"] = train.window_bytes(windows)
-        if windows.spooling is not None:
+        if windows.spooling is not None and windows.spooling.picked_batches < train.num_batches * config.epochs:
             run.held["next pass for the spool"] = windows.spooling.working_bytes
     for split in between:
         one = evaluations[split]

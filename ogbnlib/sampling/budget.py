@@ -314,7 +314,7 @@ def spooled_windows(
         return None
     moved, _, parts, reel, picked, disk = min(choices)
     sampling = window_fixed_bytes(num_nodes) + min(reel, sampled) * sampled_batch_bytes(batch)
-    picking = picked * index + min(2 * WINDOW_BYTES, picked * rows)
+    picking = picked * index + min(working // 4, 2 * WINDOW_BYTES, picked * rows)
     buffers = 4 * min(CHUNK_BYTES, left // 64)  # of a pass's threads
     working = min(working, max(sampling, picking) + reel * kept + buffers)
     spooling = Spooling(sampled, reel, picked, working, disk)
