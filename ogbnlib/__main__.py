@@ -175,36 +175,6 @@ def verify(
     raise typer.Exit(1 if problems else 0)
 
 
-_SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
-
-
-def _whole_run_s(forecast: Any) -> float:
-    """Seconds of a run on the machine of `Forecast.epoch_s`: loading or propagating, epochs and evaluations.
-
-    A seed costs an evaluation what it costs the training, at the most. From disk each split is read in a pass of its
-    own, once where there is a spool to keep it, else every time.
-    """
-    from .forecast.sizes import store_bytes, trained_edges
-    from .sampling.budget import DISK_BYTES_PER_S, sweep_s
-
-    config, size, windows = forecast.config, forecast.size, forecast.windows
-    files = store_bytes(config, size)
-    in_passes = windows is not None and windows.window_batches is not None
-    loading_s = 0.0 if in_passes else sum(files.values()) / DISK_BYTES_PER_S
-    if config.loading == "propagated":
-        loading_s = 60 * forecast.propagation.minutes if forecast.propagation else 0.0
-    seconds = loading_s + config.epochs * forecast.epoch_s
-    builds = 1 if config.loading in ("eager", "lazy") else 0
-    for split, seeds in size.num_seeds.items():
-        count = config.num_evaluations(split)
-        seconds += count * forecast.epoch_s * seeds / max(1, size.num_seeds["train"])
-        if in_passes:
-            seconds += (min(1, count) if windows.spooling else count) * sweep_s(files, len(config.num_neighbors))
-        elif builds and split != "train":
-            builds += count if config.loading == "lazy" else 1
-    return seconds + builds * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
-
-
 @app.command()
 def plan(
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
@@ -233,7 +203,7 @@ def plan(
         table = planner.ladder(**values)
         return _print({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
     advice = planner.plan(planned, memory_limit)
-    took_s = _whole_run_s(advice.forecast)
+    took_s = advice.forecast.run_s
     evaluations = sum(map(planned.num_evaluations, ("train", "valid", "test")))
     whole = f"{planned.epochs} epochs, {evaluations} evaluations and loading: about {took_s / 3600:.2f} h on 2 cores"
     _print({**advice.to_dict(), "run_s": round(took_s, 1)}, f"{advice}\n{whole}, without a GPU", as_json)

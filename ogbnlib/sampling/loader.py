@@ -236,7 +236,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         return batch
 
     def _batch(self, positions: Tensor, features: Tensor, rows: Tensor, **others: Any) -> Data:
-        """A batch as PyG's loader makes it, in half the time: [3, 2] x 128 took it 0.2 ms beside a step of 1.2.
+        """A batch as PyG's loader makes it, in two thirds of the time: 0.14 ms for [3, 2] x 128 where that takes 0.20.
 
         `index_select` takes 0.04 ms for 1,270 rows of 128 in float16 where `features[rows]` takes 0.3.
         """
