@@ -323,8 +323,9 @@ class TrainConfig(_Parameters):
     def splits_to_evaluate(self, epoch: int) -> list[str]:
         """The splits whose accuracy is wanted after `epoch`: every `eval_every` epochs and after the last."""
         final = epoch == self.epochs
-        splits: list[str] = [*self.eval_splits] if final or epoch % self.eval_every == 0 else []
-        if (self.train_eval == "every_epoch" and splits) or (self.train_eval == "final" and final):
+        due = final or epoch % self.eval_every == 0
+        splits: list[str] = [*self.eval_splits] if due else []
+        if (self.train_eval == "every_epoch" and due) or (self.train_eval == "final" and final):
             splits.insert(0, "train")
         return splits
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,11 +29,13 @@ from .propagation.plan import fixed_bytes
 from .propagation.policy import HopLoader
 from .propagation.sweep import THREADS
 from .sampling.loading import loader, node_ids
+from .sampling.policies import STREAM
 from .sources.catalog import check_hops, open_for
 from .sources.convert import Progress
 from .training.checkpoint import read_model
 from .training.own import Call, make_model
 
+Rows: TypeAlias = tuple[Array, Array]  # the places of some rows in the file, int64, and their scores
 _STEP_BYTES = 256 * 2**20  # rows of a layer on their way, and the products' own memory
 
 
@@ -91,18 +94,74 @@ def _exact(
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _placed(chunks: Iterator[Array], order: Array | None) -> Iterator[Rows]:
+    """Chunks of consecutive rows with their places in the file, which `order` has for all of them."""
+    begin = 0
+    for values in chunks:
+        places = np.arange(begin, begin + len(values))
+        yield places if order is None else order[places], values
+        begin += len(values)
+
+
 def _by_model(
-    config: TrainConfig, weights: dict[str, Any], run_dir: Path, store: Store, batches: Any, progress: Progress
-) -> Iterator[Array]:
-    """Scores of the seeds of batches, in their order."""
+    config: TrainConfig, weights: dict[str, Any], run_dir: Path, store: Store, batches: Iterable[Any], total: int,
+    progress: Progress,
+) -> Iterator[Rows]:  # fmt: skip
+    """Scores of the seeds of `total` batches; a seed's row has the place that the batch's `input_id` names."""
     model = make_model(config, store.num_features, store.num_classes, run_dir)
     model.load_state_dict(weights)
     device, call = resolve_device(config.device), Call.of(model, config.precision)
     model.to(device).eval()
-    with torch.no_grad(), counted("predicting", len(batches), progress, "batches") as done:
+    with torch.no_grad(), counted("predicting", total, progress, "batches") as done:
         for batch in batches:
-            yield call(model, batch, device).cpu().numpy()
+            if config.feature_dtype == "float16" and not config.on_disk:
+                batch.x = batch.x.half()  # as the run rounded them in memory
+            yield batch.input_id.numpy(), call(model, batch, device).cpu().numpy()
             done(1)
+
+
+def _by_split(store: Store, ids: Array | None, size: int) -> list[tuple[int, Array, Array]]:
+    """The batches that evaluations predict these nodes in: of each split, and of the nodes in none.
+
+    An evaluation draws the neighbors of each split with another seed. Where fan-outs differ by hop, or with gcn, a
+    score also depends on the other seeds of its batch, so each batch of a split is predicted whole.
+
+    Returns:
+        For each split what its evaluations add to the seed, int64 nodes of whole batches of `size`, and the place of
+        each node among `ids`, -1 for a node that is not wanted.
+    """
+    others = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
+    order = None if ids is None else np.argsort(ids)
+    parts = []
+    for split, nodes in store.splits.items():
+        places = np.asarray(nodes)
+        if ids is not None and order is not None:
+            at = np.minimum(np.searchsorted(ids, nodes, sorter=order), len(ids) - 1)
+            places = np.where(ids[order[at]] == nodes, order[at], -1)
+        others[places[places >= 0]] = False
+        batch = np.arange(len(nodes)) // size
+        whole = np.isin(batch, batch[places >= 0])
+        parts.append((STREAM[split], nodes[whole], places[whole]))
+    rest = np.flatnonzero(others)
+    parts.append((0, rest if ids is None else ids[rest], rest))
+    return [part for part in parts if len(part[1])]
+
+
+def _sampled(
+    store: Store,
+    config: TrainConfig,
+    parts: list[tuple[int, Array, Array]],
+    size: int,
+    memory_limit: str | int | None,
+) -> Iterator[Any]:
+    """Batches of the nodes of `_by_split`; `input_id` is each seed's place, -1 for one that is not wanted."""
+    for stream, nodes, places in parts:
+        how: dict[str, Any] = {"num_neighbors": config.fan_out(training=False), "batch_size": size}
+        batches = loader(store, nodes, **how, memory_limit=memory_limit, shuffle=False, seed=config.seed + stream)
+        with contextlib.closing(batches):
+            for batch in batches:
+                batch.input_id = torch.from_numpy(places)[batch.input_id]
+                yield batch
 
 
 def _of_hops(store: Store, ids: Array | None, graph: Store, batch_size: int) -> HopLoader:
@@ -141,8 +200,9 @@ def predict_nodes(
     Args:
         run_dir: whose weights are taken: of best.pt where there is one, else of checkpoint.pt.
         nodes: "labelled" (of any split), "all", a .npy file of ids, or ids.
-        sampled: neighbors as in the run's evaluations. Without it all neighbors count, for sage and gcn layer by layer
-            over the whole graph. Models of propagated features have no neighbors to sample.
+        sampled: neighbors as in the run's evaluations, so that accuracies of a split are those of metrics.csv. Without
+            it all neighbors count, for sage and gcn layer by layer over the whole graph. Models of propagated features
+            have no neighbors to sample.
         memory_limit: as for `propagate`.
 
     Raises:
@@ -169,48 +229,43 @@ def predict_nodes(
             check_hops(store, len(config.num_neighbors), norm, "labelled" if what == "labelled" else "all")
     say(f"{path}: predicting with its weights")
     with locked(hidden(target, "lock"), f"{target}: it is being written"):
-        order = None
         if whole:
             made = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
-            batches: Any = _of_hops(made, ids, store, size)
-            chunks = _by_model(config, weights, Path(run_dir), made, batches, progress)
+            batches = _of_hops(made, ids, store, size)
+            chunks = _by_model(config, weights, home(run_dir), made, batches, len(batches), progress)
         elif sampled:
-            how: dict[str, Any] = {"num_neighbors": config.fan_out(training=False), "batch_size": size}
-            batches = loader(store, ids, **how, memory_limit=memory_limit, shuffle=False, seed=config.seed)
-            chunks = _by_model(config, weights, home(run_dir), store, batches, progress)
+            parts = _by_split(store, ids, size)
+            total = sum(-(-len(nodes) // size) for _, nodes, _ in parts)
+            drawn = _sampled(store, config, parts, size, memory_limit)
+            chunks = _by_model(config, weights, home(run_dir), store, drawn, total, progress)
         else:
-            order = None if ids is None or (np.diff(ids) > 0).all() else np.argsort(np.argsort(ids))
-            work = hidden(target, "work")
-            chunks = _exact(store, _layers(config, weights), ids, work, memory_limit, progress)
+            work, order = hidden(target, "work"), None if ids is None else np.argsort(ids)
+            chunks = _placed(_exact(store, _layers(config, weights), ids, work, memory_limit, progress), order)
         count = store.num_nodes if ids is None else len(ids)
-        _write(target, chunks, count, store.num_classes, scores, order, {beside: ids} if what == "labelled" else {})
+        _write(target, chunks, count, store.num_classes, scores, {beside: ids} if what == "labelled" else {})
     return target
 
 
 def _write(
-    path: Path,
-    chunks: Iterator[Array],
-    count: int,
-    num_classes: int,
-    scores: bool,
-    order: Array | None,
-    beside: Mapping[Path, Any],
+    path: Path, chunks: Iterator[Rows], count: int, num_classes: int, scores: bool, beside: Mapping[Path, Any]
 ) -> None:
     dtype = np.dtype(np.float32 if scores else label_dtype(num_classes))
     shape = (count, num_classes) if scores else (count,)
 
-    def reduced() -> Iterator[Array]:
-        for values in chunks:
-            if not np.isfinite(values).all():
-                raise InputError(f"{path}: scores are not finite; `python -m ogbnlib verify` says whether features are")
-            yield values if scores else values.argmax(1).astype(dtype)
-
     def write(file: Any) -> None:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        parts = reduced() if order is None else iter([np.concatenate([*reduced()])[order]])
-        for values in parts:
-            file.write(np.ascontiguousarray(values).data)
+        begin, row_bytes = file.tell(), dtype.itemsize * math.prod(shape[1:])
+        for places, values in chunks:
+            if not np.isfinite(values).all():
+                raise InputError(f"{path}: scores are not finite; `python -m ogbnlib verify` says whether features are")
+            rows = values if scores else values.argmax(1).astype(dtype)
+            order = np.argsort(places, kind="stable")
+            order = order[places[order] >= 0]
+            for run in np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1):  # consecutive rows at once
+                if len(run):
+                    file.seek(begin + int(places[run[0]]) * row_bytes)
+                    file.write(np.ascontiguousarray(rows[run]).data)
         for other, ids in beside.items():  # now that nothing can go wrong any more
             write_atomically(other, functools.partial(np.save, arr=ids))
 

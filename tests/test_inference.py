@@ -86,6 +86,28 @@ def test_sampled_predictions_with_all_neighbors_are_the_exact_ones(
     np.testing.assert_allclose(exact, sampled, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"model": "gcn", "eval_batch_size": 7}, {"feature_dtype": "float16", "loading": "eager"}, {"keep": "best"}],
+    ids=str,
+)
+def test_sampled_predictions_have_the_accuracies_of_the_evaluations(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    config = tiny_config(**{"num_neighbors": [3, 1], "seed": 5, "train_eval": "every_epoch", "epochs": 3, **changes})
+    history = train(config, tmp_path / "run").history
+    kept = max(history, key=lambda row: row["valid"] or 0.0) if config.keep == "best" else history[-1]
+    labelled = predict_nodes(tmp_path / "run", tmp_path / "some.npy", sampled=True, **QUIET)
+    everything = predict_nodes(tmp_path / "run", tmp_path / "all.npy", nodes="all", sampled=True, **QUIET)
+    ids, store = np.load(tmp_path / "some-nodes.npy"), open_store(tiny_store)
+    assert np.array_equal(np.load(labelled), np.load(everything)[ids])
+    for split, nodes in store.splits.items():
+        some = np.random.default_rng(0).permutation(nodes)[:30]
+        few = predict_nodes(tmp_path / "run", tmp_path / f"{split}.npy", nodes=some, sampled=True, **QUIET)
+        assert np.array_equal(np.load(few), np.load(everything)[some])
+        assert float((np.load(everything)[nodes] == store.y[nodes]).mean()) == kept[split]
+
+
 def test_a_model_of_propagated_features_predicts_from_them(
     tiny_config: Config, tiny_store: Path, tmp_path: Path
 ) -> None:
@@ -131,7 +153,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
 def test_sampled_predictions_say_how_far_they_are(trained: Path, tmp_path: Path) -> None:
     told: list[str] = []
     predict_nodes(trained, tmp_path / "out.npy", sampled=True, say=len, progress=lambda count: told.append(str(count)))
-    batches = -(-210 // 16)  # of the labelled nodes
+    batches = sum(-(-seeds // 16) for seeds in (120, 40, 50))  # of each split, as in its evaluations
     assert [line.partition(",")[0] for line in told] == [f"{i + 1}/{batches}" for i in range(batches)]
 
 

@@ -46,7 +46,7 @@ from .sampler import CSCSampler
 from .window import compile_lookahead
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
-_STREAM = {"train": 0, "valid": 1, "test": 2}
+STREAM = {"train": 0, "valid": 1, "test": 2}
 
 Reserve = Callable[[BatchShape], tuple[int, int]]
 
@@ -108,7 +108,7 @@ class Loaders:
         }
 
     def _sampler(self, split: str, colptr: Any, row: Any, training: bool) -> CSCSampler:
-        fan_out, seed = self.config.fan_out(training), self.config.seed + _STREAM[split]
+        fan_out, seed = self.config.fan_out(training), self.config.seed + STREAM[split]
         return CSCSampler(
             colptr, row, fan_out, seed=seed, fixed=not training, node_id=self._node_id, where=self._where
         )  # fmt: skip
@@ -309,7 +309,7 @@ class StoreLoaders(DiskLoaders):
 
     def _companions(self) -> dict[str, StoreLoader]:
         """The loaders of all evaluations to come, if a third of the room on disk holds what they draw."""
-        wanted = [split for split in _STREAM if self._room and self.config.num_evaluations(split)]
+        wanted = [split for split in STREAM if self._room and self.config.num_evaluations(split)]
         made = {split: self._made(split, False, self._room // 3, always=True) for split in wanted}
         if all(one.windows.spooling for one in made.values()) and sum(map(_on_disk, made.values())) <= self._room // 3:
             return made

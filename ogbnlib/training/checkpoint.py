@@ -291,8 +291,7 @@ class Keeper:
             text = f"a step has {self.learner.batches_per_step} batches from here on, {state.batches_per_step} before"
             notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
         self._saved = replace(state) if state.batches_per_step else None
-        if self.ranks.first:
-            self.learner.loss_sum.fill_(state.loss_sum)
+        self.learner.loss_sum.fill_(state.loss_sum / self.ranks.num_ranks)
         return state, notes
 
     def take_over(self, state: State) -> None:

@@ -59,7 +59,7 @@ class Progress:
     def _phase(self) -> str:
         return (self._log.open[-1:] or ["starting"])[0]
 
-    def keep(self, count: Count, info: Callable[[], Mapping[str, float]] = dict) -> None:
+    def keep(self, count: Count, info: Callable[[], Mapping[str, float | None]] = dict) -> None:
         """Take a count of what the phase that goes on has done, with what is `info` of it when it is to be seen."""
         if (now := time.monotonic()) - self._kept_s < _KEPT_EVERY_S and count is self._count:
             return
@@ -78,7 +78,7 @@ class Progress:
         self.keep(self._read)
 
     def over(
-        self, batches: Iterable[Data], total: int, info: Callable[[], Mapping[str, float]] = dict
+        self, batches: Iterable[Data], total: int, info: Callable[[], Mapping[str, float | None]] = dict
     ) -> Generator[Data, None, None]:
         """The batches, none of them held here while the next is made: `enumerate` holds one."""
         count = Count(total, "batches")
@@ -191,15 +191,20 @@ class Trainer:
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
-    def _left(self) -> dict[str, float]:
-        """The loss of the running epoch so far, and how long the run goes on."""
+    def _left(self) -> dict[str, float | None]:
+        """The loss of the running epoch so far, and how long the run goes on; None before there is a step to tell by."""
         state, rows = self.state, self.state.history
-        loss = float(self.learner.loss_sum) * self.ranks.num_ranks / max(state.position, 1)
-        begun_s, begun = self._first or (state.time_s, state.position)  # what came before was waiting, for a window say
-        epochs_left = self.config.epochs - state.epoch - state.position / self.num_seeds["train"]
-        epoch_s = (state.time_s - begun_s) * self.num_seeds["train"] / max(state.position - begun, 1)
-        evaluated = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
-        return {"loss": loss, "run_left_s": epochs_left * epoch_s + (self.config.epochs - state.epoch) * evaluated}
+        left: dict[str, float | None] = {"loss": None, "run_left_s": None}
+        if state.position:
+            left["loss"] = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
+        # The time until the end of the first step here was spent on waiting, for a window say.
+        if self._first is not None and state.position > self._first[1]:
+            begun_s, begun = self._first
+            epochs_left = self.config.epochs - state.epoch - state.position / self.num_seeds["train"]
+            epoch_s = (state.time_s - begun_s) * self.num_seeds["train"] / (state.position - begun)
+            evaluated = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
+            left["run_left_s"] = epochs_left * epoch_s + (self.config.epochs - state.epoch) * evaluated
+        return left
 
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
