@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 
 MB, GB = 2**20, 2**30  # the units of every text, table and plot
@@ -24,6 +25,26 @@ def shortened(error: BaseException, lines: list[str] | None = None) -> BaseExcep
     shown = lines or [f"{type(error).__name__}: {error}"]
     error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # as IPython asks for it
     return error
+
+
+@contextlib.contextmanager
+def no_exit() -> Iterator[None]:
+    """Inside, or in a function that it decorates, a call of sys.exit by the user's code becomes an `InputError`.
+
+    Else sys.exit(0) in a model's forward would end the process as if its work were done.
+    """
+    try:
+        yield
+    except SystemExit as stop:
+        place = traceback.extract_tb(stop.__traceback__)[-1]
+        raise InputError(
+            f"{place.filename}, line {place.lineno}: expected code that goes on, found sys.exit({stop.code!r}), which "
+            "ends the process before its work is done; raise an error there instead"
+        ) from None
+
+
+class RankHung(RuntimeError):
+    """Another process of several that train together has shown no sign of life for minutes."""
 
 
 class Diverged(ArithmeticError):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from .config import TrainConfig
-from .errors import InputError, clear_errors
+from .errors import InputError, clear_errors, no_exit
 from .files import StrPath, check_new, hidden, home, locked, write_atomically
 from .graph.bits import NodeSet
 from .graph.checks import label_dtype
@@ -108,7 +108,7 @@ def _by_model(
     progress: Progress,
 ) -> Iterator[Rows]:  # fmt: skip
     """Scores of the seeds of `total` batches; a seed's row has the place that the batch's `input_id` names."""
-    model = make_model(config, store.num_features, store.num_classes, run_dir)
+    model = make_model(config, store.num_features, store.num_classes, run_dir, store=store)
     model.load_state_dict(weights)
     device, call = resolve_device(config.device), Call.of(model, config.precision)
     model.to(device).eval()
@@ -180,6 +180,7 @@ def _of_hops(store: Store, ids: Array | None, graph: Store, batch_size: int) -> 
 
 
 @clear_errors()
+@no_exit()
 def predict_nodes(
     run_dir: StrPath,
     out: StrPath,

@@ -15,7 +15,7 @@ from ..files import write_json
 from ..forecast.audit import audit
 from ..forecast.sizes import GraphSize
 from ..memory.recorder import RUNS_VARIABLE, Recorder
-from .diagnosis import explain
+from .diagnosis import UNFINISHED, explain
 from .folder import METRICS, RESULT, Run
 
 
@@ -45,6 +45,8 @@ class Attempt:
                 `kernel_peak_bytes`, all absent for a run in this process; and whatever else belongs into the result.
         """
         tally = self.recorder.tally
+        if exit_code == 0 and self.config is not None and "finished" not in tally.events:
+            exit_code = UNFINISHED  # code of the user's model ended the trainer, os._exit(0) say
         kernel_peak = evidence.pop("kernel_peak_bytes", None)
         result: dict[str, Any] = {
             "exit_code": exit_code,

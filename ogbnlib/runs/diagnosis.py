@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import MB, Diverged, InputError, format_bytes
+from ..errors import MB, Diverged, InputError, RankHung, format_bytes
 from ..forecast.cures import cuda_cures
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, SNAPSHOT, oom_sizes
@@ -27,6 +27,7 @@ from ..memory.workers import WorkerDied
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
+UNFINISHED = 78
 _CONTEXT_BYTES = 2**30  # what CUDA itself takes of a GPU is less: 0.3 to 0.6 GB
 # Exit codes: 128 + N is death by signal N as shells and this library report it; "0:125" and "0:53" are Slurm's
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
@@ -48,8 +49,14 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
     ),
     "77": (
         "diverged",
-        "diverged: the loss or a weight was no longer finite; none such is in a checkpoint",
+        "diverged: the loss, a weight or a score was no longer finite; no such weight is in a checkpoint",
         "go on with a smaller lr (--resume --set lr=...)",
+    ),
+    "78": (
+        "not finished",
+        "ended before the training was finished, without an error: code of the model or of a module that it imports "
+        "ended a process of it (os._exit), or hung",
+        "let that code raise an error instead, and go on with resume=True (--resume)",
     ),
     "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
     "135": (
@@ -116,7 +123,7 @@ def exit_code_of(error: BaseException) -> int:
         return OUT_OF_CUDA_MEMORY
     if isinstance(error, WorkerDied):
         return error.exit_code
-    codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, KeyboardInterrupt: 130}
+    codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, RankHung: UNFINISHED, KeyboardInterrupt: 130}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
@@ -128,7 +135,7 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> tuple[str, str, str
     """
     key = str(code)
     known = _FOREIGN.get(key) if foreign else None
-    if known is None and not (foreign and key.isdigit() and STOPPED <= int(key) <= DIVERGED):
+    if known is None and not (foreign and key.isdigit() and STOPPED <= int(key) <= UNFINISHED):
         known = EXIT_CODES.get(key)
     if known is not None:
         return known

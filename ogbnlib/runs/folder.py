@@ -41,6 +41,7 @@ MODEL = "model.py"  # the code of a model of the user's own
 CONFIG_VARIABLE = (
     "OGBNLIB_CONFIG"  # tells a child the config of a run to resume, whose config.json is still the old one
 )
+TRIED = 80  # exit code of a process that has tried out a model of the user's own and found it sound
 METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
 # Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with, but
 # `accumulate`, which keeps a step's size where the number of ranks is another.
@@ -309,6 +310,13 @@ class Run:
     def peak_bytes(self) -> int:
         """The most memory at once: the cgroup's own counter, page cache included, else the largest sample."""
         return int(self.result.get("peak_bytes") or self.held_peak_bytes)
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The limit of the last attempt in a child process; None where it had none."""
+        starts = [event for event in self._events_or_none if event["event"] == "start"]
+        limits = [event["memory_limit_bytes"] for event in starts if "memory_limit_bytes" in event]
+        return limits[-1] if limits else None
 
     @property
     def held_peak_bytes(self) -> int:

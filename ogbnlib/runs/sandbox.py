@@ -34,7 +34,7 @@ from ..progress import Live, check_notebook, doing, drawn
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .diagnosis import resumption
-from .folder import CONFIG_VARIABLE, Run, own_run_dir, standing
+from .folder import CONFIG_VARIABLE, TRIED, Run, own_run_dir, standing
 from .supervise import MALLOC, Outcome, supervise
 
 
@@ -142,7 +142,8 @@ def run(
     Args:
         config: What to train; None for what the run to resume was trained with, so that
             `run(run_dir="runs/a", resume=True)` goes on after any interruption.
-        memory_limit: "2 GB" or bytes; None records without a limit. Where less can be had here, that is the limit.
+        memory_limit: "2 GB" or bytes; None records without a limit, or resumes under the one that the run had. Where
+            less can be had here, that is the limit.
         run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
             called `name`, or by data set and policy.
         resume: Go on from the run's last checkpoint. A run of this very config that has finished is returned as it is.
@@ -159,7 +160,7 @@ def run(
         check_config(config)
     if live:
         check_notebook()
-    limit_bytes, notes = _attainable(memory_limit, say=echo)
+    limit_bytes, notes = _attainable(memory_limit, say=echo, before=home(run_dir) if resume and run_dir else None)
     if config is None:
         if run_dir is None or not resume:
             raise InputError("config: expected one, or the folder of a run with resume=True to go on with its own")
@@ -206,24 +207,38 @@ def _try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> No
     argv += [] if run_dir is None else [str(run_dir)]
     with tempfile.TemporaryDirectory() as tmp:
         env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": tmp}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        # Files, not pipes: what the model has started may hold a pipe open for ever.
+        with open(os.path.join(tmp, "stderr"), "w+", errors="replace") as file:
+            code = subprocess.run(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file
+            ).returncode
+            file.seek(0)
+            said = file.read()
+    if code != TRIED:
+        lines = [line for line in said.splitlines() if line.strip()] if code > 0 else []
+        lines = lines or [f"its code ended the process with exit code {code}, where it was expected to return"]
         told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         raise InputError(told[-1] if told else f"{config.model}: trying it out failed: {lines[-1]}")
 
 
-def _attainable(memory_limit: str | int | None, *, say: bool) -> tuple[int | None, list[str]]:
-    """The limit in bytes, or the lower one that holds here anyway, and what is to be noted of that."""
-    if memory_limit is None:
-        return None, []
-    wanted, (available, source) = parse_bytes(memory_limit), effective_limit()
-    if wanted <= available:
-        return wanted, []
-    note = f"memory_limit: {format_bytes(wanted)} is above {source}: the limit is {format_bytes(available)}"
+def _attainable(
+    memory_limit: str | int | None, *, say: bool, before: Path | None = None
+) -> tuple[int | None, list[str]]:
+    """The limit in bytes, or the lower one that holds here anyway, and what is to be noted of that.
+
+    Args:
+        before: The folder of a run that is resumed, whose limit goes on where none is given.
+    """
+    notes = []
+    if memory_limit is None and before is not None and (memory_limit := Run(before).memory_limit_bytes):
+        notes.append(f"memory_limit: {format_bytes(memory_limit)} as before; give another one to change it")
+    wanted, (available, source) = None if memory_limit is None else parse_bytes(memory_limit), effective_limit()
+    if wanted is not None and wanted > available:
+        notes.append(f"memory_limit: {format_bytes(wanted)} is above {source}: the limit is {format_bytes(available)}")
+        wanted = available
     if say:
-        print(note, flush=True)
-    return available, [note]
+        print(*notes, sep="\n", end="\n" if notes else "", flush=True)
+    return wanted, notes
 
 
 @contextlib.contextmanager

@@ -310,6 +310,7 @@ class StoreLoaders(DiskLoaders):
     def _companions(self) -> dict[str, StoreLoader]:
         """The loaders of all evaluations to come, if a third of the room on disk holds what they draw."""
         wanted = [split for split in STREAM if self._room and self.config.num_evaluations(split)]
+        wanted = [split for split in wanted if len(self._arguments(split, False)["sampler"])]  # has this rank a batch?
         made = {split: self._made(split, False, self._room // 3, always=True) for split in wanted}
         if all(one.windows.spooling for one in made.values()) and sum(map(_on_disk, made.values())) <= self._room // 3:
             return made

@@ -255,8 +255,9 @@ class Keeper:
         self._damaged = False
 
     def save(self, state: State) -> None:
-        """Write checkpoint.pt, atomically."""
+        """Write checkpoint.pt, atomically; all ranks then have the buffers that are in it, and evaluate with these."""
         self.check_finite(state)
+        self.ranks.share(self.learner.model.buffers())
         state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
         if self.run_dir is not None and self.ranks.first:
             with self.log.phase("checkpoint"):
@@ -307,7 +308,7 @@ class Keeper:
         if self.ranks.highest(int(not self.learner.is_finite()))[0]:
             raise self.diverged(state)
 
-    def diverged(self, state: State) -> Diverged:
+    def diverged(self, state: State, what: str = "the loss or a weight is no longer finite") -> Diverged:
         """The end of a run that is no longer finite at `state`: where, and what to go on from."""
         config, saved = self.config, self._saved
         lr, epoch = config.learning_rate(state.epoch + 1), state.epoch + 1
@@ -320,7 +321,7 @@ class Keeper:
             kept = f"{CHECKPOINT} is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
             again = f"{kept}; {again}, and where that diverges at once, move it away to go on from {PREVIOUS}"
         return Diverged(
-            f"diverged: the loss or a weight is no longer finite in epoch {epoch}, {seeds}, with lr={lr:g} and "
+            f"diverged: {what} in epoch {epoch}, {seeds}, with lr={lr:g} and "
             f"precision={config.precision}; {again}; where that is no help, `python -m ogbnlib verify` looks for "
             "features that are not finite"
         )

@@ -26,14 +26,14 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
 
     Errors of other kinds than a user's mistake, the disk's, a stop, a full GPU or a worker's have a traceback.
     """
-    from ..errors import clear_errors
+    from ..errors import clear_errors, no_exit
     from ..memory.signals import Stopped, ignore
     from ..memory.workers import WorkerDied
     from ..runs.diagnosis import exit_code_of
     from .distributed import launched
 
     try:
-        with clear_errors():
+        with clear_errors(), no_exit():
             work()
     except Exception as error:
         code = exit_code_of(error)
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
         config = TrainConfig.create(json.loads(given)) if given else Run(folder).config
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
-        with lock, join(config.device) as ranks, clear_errors(folder):
+        with lock, join(config.device, stop) as ranks, clear_errors(folder):
             how = os.environ.get("OGBNLIB_PROGRESS", "auto")
             train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
 
@@ -88,16 +88,19 @@ def main(arguments: list[str]) -> int:
 
 
 def try_model(num_features: str, num_classes: str, run_dir: str | None = None) -> int:
-    """Make the model of the config that the environment has, and call it; returns the exit code."""
+    """Make the model of the config that the environment has, and call it.
+
+    Returns the exit code: `TRIED` where it is sound, as a model that ends the process may end it with 0.
+    """
     from ..config import TrainConfig
-    from ..runs.folder import CONFIG_VARIABLE
+    from ..runs.folder import CONFIG_VARIABLE, TRIED
     from .own import make_model
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
         make_model(config, int(num_features), int(num_classes), None if run_dir is None else Path(run_dir))
 
-    return exit_code(work)
+    return exit_code(work) or TRIED
 
 
 def _pass_on() -> None:
@@ -124,6 +127,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     """
     from ..memory.recorder import EventLog
     from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent
+    from ..runs.diagnosis import UNFINISHED
 
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # before torch starts threads; the ranks take over
     threading.Thread(target=_pass_on, name="signals", daemon=True).start()
@@ -144,6 +148,11 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
         rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
         failure = early[rank]
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        if set(codes.values()) == {143}:  # each of them lost the connection to a rank that did not fail
+            print("error: a rank ended with exit code 0 in the middle of the training", file=sys.stderr, flush=True)
+            return UNFINISHED
+        if code == UNFINISHED:  # it was ended for another one, which it has named
+            return code
         log = EventLog(arguments[0])
         log.mark("rank ended", rank=rank, pid=failure.pid, exit_code=code)
         log.close()
@@ -157,12 +166,10 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    if given[0] == "--try":
-        sys.exit(try_model(*given[1:]))
     if "--ranks" in given:
         at = given.index("--ranks")
         sys.exit(launch(given[at + 1], given[:at] + given[at + 2 :]))
-    code = main(given)
+    code = try_model(*given[1:]) if given[0] == "--try" else main(given)
     from .distributed import end
 
     end(code)

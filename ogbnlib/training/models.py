@@ -14,6 +14,7 @@ import os
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,7 +24,9 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.utils import spmm
 
 from ..config import TrainConfig
+from ..graph.store import Store
 
+_PIECE_NODES = 2**20  # whose offsets are in memory at a time, 8 MB
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # oneDNN and ATen each keep their last 1024 products, compiled for one shape of matrices, and sampled batches hardly
 # ever repeat a shape: under bf16 on the CPU that held 600 MB that nothing used again. Read at the first product.
@@ -234,6 +237,16 @@ class HopModel(nn.Module):
         own, other = self.attention
         scores = (heads[:, :1] * own).sum(-1, keepdim=True) + (heads * other).sum(-1, keepdim=True)
         return (F.leaky_relu(scores, 0.2).softmax(1) * heads).sum(1).flatten(1)
+
+
+def degree_histogram(store: Store) -> Tensor:
+    """How many nodes have 0, 1, 2, ... neighbors, int64 [largest degree + 1]: what PyG's PNA is given as `deg`."""
+    counts = np.zeros(1, np.int64)
+    for begin in range(0, store.num_nodes, _PIECE_NODES):
+        found = np.bincount(np.diff(store.colptr[begin : begin + _PIECE_NODES + 1]))
+        counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
+        counts[: len(found)] += found
+    return torch.from_numpy(counts)
 
 
 def parameter_bytes(model: nn.Module) -> int:

@@ -23,17 +23,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.nn import PNA
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from ..config import HOP_MODELS, MODELS, TrainConfig
-from ..errors import InputError, unknown_name
+from ..errors import InputError, no_exit, unknown_name
 from ..files import home, write_atomically
+from ..graph.store import Store
 from ..runs.folder import MODEL
-from .models import DTYPES, GNN, HopModel
+from .models import DTYPES, GNN, HopModel, degree_histogram
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _SEEDS = 4  # of the random batch
 
 
+@no_exit()
 def make_model(
     config: TrainConfig,
     num_features: int,
@@ -41,12 +45,14 @@ def make_model(
     run_dir: Path | None = None,
     given: nn.Module | None = None,
     note: Callable[[str], object] = lambda text: None,
+    store: Store | None = None,
 ) -> nn.Module:
     """The model of a config, with weights drawn by its seed; `given` is one that the user has made.
 
     Args:
         run_dir: has the code to run; None takes it from where the config says.
         note: told how a model of the user's own is made.
+        store: whose nodes' degrees a model such as PNA is given; without one it is made to be tried out alone.
 
     Raises:
         InputError: where a model of the user's own can't be had, made or called; it is tried on random nodes.
@@ -59,7 +65,7 @@ def make_model(
         made = HopModel if config.model in HOP_MODELS else GNN
         return made(config, num_features, num_classes)
     else:
-        given = _instance(made_by, config, num_features, num_classes, note)
+        given = _instance(made_by, config, num_features, num_classes, note, store)
     _try_out(given, config, num_features, num_classes)
     return given
 
@@ -167,8 +173,9 @@ def _said(error: BaseException, code: Path | None) -> str:
 
 
 def _instance(
-    made_by: type[nn.Module], config: TrainConfig, num_features: int, num_classes: int, note: Callable[[str], object]
-) -> nn.Module:
+    made_by: type[nn.Module], config: TrainConfig, num_features: int, num_classes: int, note: Callable[[str], object],
+    store: Store | None,
+) -> nn.Module:  # fmt: skip
     parameters = inspect.signature(made_by).parameters
     offered = {name: getattr(config, name) for name in ("hidden_channels", "dropout", "heads")}
     offered |= {"in_channels": num_features, "num_features": num_features}
@@ -180,10 +187,13 @@ def _instance(
             raise InputError(f"model_args: {unknown_name(name, named, f'argument of {config.model}')}")
     arguments = {name: value for name, value in offered.items() if name in named} | config.model_args
     for name, parameter in parameters.items():
-        if _is_required(parameter) and name not in arguments:
+        if _is_required(parameter) and name not in (*arguments, "deg"):
             raise InputError(f"model_args: {config.model} needs {name!r}, which nobody gives; add it")
     _check_unused(config, arguments, "which takes none")
     given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    if issubclass(made_by, PNA) or ("deg" in named and _is_required(parameters["deg"])):  # PNA: among its **kwargs
+        histogram = torch.tensor([0, 1]) if store is None else degree_histogram(store)
+        arguments = {"deg": histogram, **arguments}
     try:
         model = made_by(**arguments)
     except Exception as error:
@@ -233,7 +243,8 @@ class Call:
         parameters = inspect.signature(model.forward).parameters
         named = [name for name, parameter in parameters.items() if parameter.kind in _NAMED]
         needed = [name for name, parameter in parameters.items() if _is_required(parameter)]
-        counts = ("num_sampled_nodes", "num_sampled_edges")
+        joins = isinstance(model, BasicGNN) and hasattr(model, "jk")  # the outputs of its layers, for all nodes
+        counts = () if joins else ("num_sampled_nodes", "num_sampled_edges")
         given = {name: count for count in counts for name in (count, f"{count}_per_hop") if name in named}
         if len(needed) == 1 and "edge_index" not in named:
             given = {needed[0]: "x" if needed == ["x"] else "batch"}
@@ -264,18 +275,18 @@ class Call:
         return scores.float()
 
 
-def random_batch(num_seeds: int, num_hops: int, num_features: int, edges: bool = True) -> Data:
-    """A batch in which each node has one neighbor at the next hop, or none without `edges`; nobody's numbers drawn."""
-    draw, step = torch.Generator().manual_seed(0), num_seeds if edges else 0
-    target = torch.arange(step * num_hops)
+def random_batch(num_seeds: int, num_hops: int, num_features: int) -> Data:
+    """A batch in which each node has one neighbor at the next hop; nobody's numbers drawn."""
+    draw = torch.Generator().manual_seed(0)
+    target = torch.arange(num_seeds * num_hops)
     num_nodes = num_seeds + len(target)
     return Data(
         x=torch.randn(num_nodes, num_features, generator=draw),
         edge_index=torch.stack([target + num_seeds, target]),
         n_id=torch.arange(num_nodes),
         batch_size=num_seeds,
-        num_sampled_nodes=[num_seeds] + [step] * num_hops,
-        num_sampled_edges=[step] * num_hops,
+        num_sampled_nodes=[num_seeds] * (1 + num_hops),
+        num_sampled_edges=[num_seeds] * num_hops,
     )
 
 

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 from ..config import MODELS, TrainConfig, check_config
-from ..errors import InputError, clear_errors
+from ..errors import InputError, clear_errors, no_exit
 from ..files import home
 from ..forecast.passes import step_reserve_bytes
 from ..graph.store import Store
@@ -72,7 +73,7 @@ def warm_up() -> None:
     labels = torch.zeros(128, dtype=torch.int64)
     batch = Data(torch.randn(1280, 128), edges, y=labels, **hops, batch_size=128, input_id=torch.arange(128))
     cpu, log = torch.device("cpu"), EventLog(None)
-    Learner(config, GNN(config, 128, 172), 128, cpu, Ranks(), log).step(iter([batch]), 0, 0, 128)
+    Learner(config, GNN(config, 128, 172), cpu, Ranks(), log).step(iter([batch]), 0, 0, 128)
     score(labels, labels)
 
 
@@ -109,7 +110,7 @@ def train(
         config = config.replace(model=f"{type(model).__module__}:{type(model).__qualname__}")
     cuda.prepare_allocator(config)
     stop, folder = StopRequest(), None if run_dir is None else home(run_dir)
-    with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
+    with handled(stop), join(config.device, stop) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             size = check_inputs(config)
             if folder is None and config.keep == "best":
@@ -150,6 +151,7 @@ def _learner(
     ranks: Ranks,
     say: Callable[[str], None],
     given: nn.Module | None,
+    store: Store,
 ) -> Learner:
     """What learns; the code of a model of the user's own is kept first, as every rank runs the copy."""
     with ranks.together():
@@ -157,12 +159,18 @@ def _learner(
             for text in keep_code(config, run_dir):
                 say(text)
     with ranks.together():
-        model = make_model(config, loaders.num_features, loaders.num_classes, run_dir, given, say)
+        model = make_model(config, loaders.num_features, loaders.num_classes, run_dir, given, say, store)
+    unsaved = sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys())
+    if unsaved and run_dir is not None:
+        say(
+            f"the model's buffers {', '.join(unsaved)} are in no checkpoint (persistent=False): a resumed run, and "
+            "predict, begin with them as its __init__ makes them"
+        )
     device = resolve_device(config.device)
     for text in cuda.begin(config, device.type):
         say(text)
     log.part("model, gradients, Adam", 4 * parameter_bytes(model))
-    return Learner(config, model, loaders.num_features, device, ranks, log)
+    return Learner(config, model, device, ranks, log)
 
 
 @contextlib.contextmanager
@@ -180,6 +188,7 @@ def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
         attempt.end(code)
 
 
+@no_exit()
 def train_prepared(
     config: TrainConfig,
     run_dir: Path | None,
@@ -223,6 +232,7 @@ def train_prepared(
         def waiting(reading: tuple[str, int, int] | None) -> bool:
             if reading is not None:
                 progress.reading(*reading)
+            ranks.beat(reading or time.monotonic())
             return ranks.num_ranks == 1 and bool(stop.number)  # several stop together, at the end of a step
 
         loaders.waiting = waiting
@@ -233,7 +243,7 @@ def train_prepared(
                 "eval_num_neighbors=-1, or any one number, ends the first"
             )
         with contextlib.closing(loaders), workers_ended():
-            learner = _learner(config, loaders, run_dir, log, ranks, say, model)
+            learner = _learner(config, loaders, run_dir, log, ranks, say, model, store)
             num_seeds = len(loaders.splits["train"])
             keeper = Keeper(run_dir, config, fingerprint(store, config), num_seeds, learner, log)
             trainer = Trainer(config, loaders, learner, keeper, log, progress, stop)
@@ -242,7 +252,9 @@ def train_prepared(
                     trainer.restore()
                 if ranks.first:
                     trainer.take_over()
+            ranks.expect_beats(store.nbytes)
             trainer.run()
+            log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
     except torch.OutOfMemoryError as error:
         cuda.record_oom(error, config, run_dir, log.mark)

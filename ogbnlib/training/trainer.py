@@ -192,7 +192,7 @@ class Trainer:
             assert next(batches, None) is None, "the loader has more batches than its share"
 
     def _left(self) -> dict[str, float | None]:
-        """The loss of the running epoch so far, and how long the run goes on; None before there is a step to tell by."""
+        """The loss of the running epoch so far, and how long the run goes on; None before a step tells."""
         state, rows = self.state, self.state.history
         left: dict[str, float | None] = {"loss": None, "run_left_s": None}
         if state.position:
@@ -226,6 +226,9 @@ class Trainer:
                     self.learner.after_batch()
             assert next(batches, None) is None, "the loader has more batches than its share"
         ranks.sum(predicted)  # each place was filled by one rank
+        if undefined := int((predicted < 0).sum()):
+            what = f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
+            raise self.keeper.diverged(self.state, what)
         accuracy = torch.zeros((), dtype=torch.float64)
         if ranks.first:
             accuracy.fill_(score(self.loaders.labels(split), predicted))

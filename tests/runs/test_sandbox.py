@@ -23,7 +23,7 @@ import torch
 from conftest import MB, is_alive, tree, wait_until
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
+from ogbnlib.errors import GB, InputError
 from ogbnlib.files import next_run_dir
 from ogbnlib.memory.limits import KINDS, make_limit
 from ogbnlib.memory.reading import process_tree
@@ -189,6 +189,18 @@ def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_c
     assert tree(tmp_path) == before
     assert (again.result, again.diagnosis) == (first.result, first.diagnosis)
     assert list(run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).metrics["epoch"]) == [1, 2]
+
+
+def test_a_resumed_run_has_the_limit_that_it_had_unless_another_is_given(tiny_config: Config, tmp_path: Path) -> None:
+    run(tiny_config(epochs=1), "3 GB", run_dir=tmp_path / "run", echo=False)
+    again = run(tiny_config(epochs=2), run_dir=tmp_path / "run", resume=True, echo=False)
+    assert again.result["memory_limit_bytes"] == 3 * GB
+    assert again.result["notes"] == ["memory_limit: 3.00 GB as before; give another one to change it"]
+    command = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(tmp_path / "run"), "--resume"]
+    for limit, expected in ((["--memory-limit", "4 GB"], 4 * GB), ([], 4 * GB)):
+        epochs = len(Run(tmp_path / "run").metrics) + 1
+        subprocess.run([*command, *limit, "--set", f"epochs={epochs}"], check=True, stdout=subprocess.DEVNULL)
+        assert Run(tmp_path / "run").result["memory_limit_bytes"] == expected
 
 
 def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -26,14 +27,16 @@ from ogbnlib.errors import clear_errors
 from ogbnlib.files import Stream, file_system
 from ogbnlib.graph.disk import DiskArray, Interrupted
 from ogbnlib.graph.store import Store, open_store
+from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling import budget
 from ogbnlib.sampling.budget import Spooling, Windows, spool_bytes
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader
-from ogbnlib.sampling.policies import set_epoch
+from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.train import train
 
 WINDOWS = Windows(3, True, 0, 2**20)
@@ -280,6 +283,23 @@ def test_a_run_scores_the_same_with_and_without(
     if room == "1 GB":
         assert (read["valid"], read["test"]) == (0, 0)  # with the first pass of training
         assert 1 <= sum("features_s" in window for window in windows) < 4  # of four epochs and eleven evaluations
+
+
+@pytest.mark.parametrize("batch_size", [64, 2000])
+def test_a_rank_may_have_no_batch_of_an_evaluation_or_none_at_all(
+    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, batch_size: int
+) -> None:
+    asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": batch_size}
+    config = tiny_config(**asked, epochs=4, spool="1 GB", spool_dir=str(tmp_path), eval_batch_size=130)
+    loaders = make_loaders(open_for(config, say=len), config, EventLog(None), rank=1, num_ranks=2)
+    with contextlib.closing(loaders):
+        trained = loaders.train_loader()
+        set_epoch(trained, 1)
+        seeds = {"train": sum(batch.batch_size for batch in trained)}
+        assert trained.windows.spooling is not None
+        for split in ("valid", "test"):
+            seeds[split] = sum(batch.batch_size for batch in loaders.eval_batches(split))
+    assert seeds == {"train": 9 * 64 if batch_size == 64 else 0, "valid": 0, "test": 214 - 130}
 
 
 @pytest.mark.parametrize("after", [0, 30])

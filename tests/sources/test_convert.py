@@ -517,12 +517,13 @@ def test_a_file_that_is_replaced_meanwhile_ends_it(raw: Path, tmp_path: Path, fi
         (np.nan, "float16", "2 NaN or Inf, the first in row 7"),
         (-np.inf, "float32", "2 NaN or Inf, the first in row 7"),
         (70_000, "float16", "2 values beyond 65504.* the first in row 7; use feature_dtype='float32'"),
+        (1e300, "float32", "2 values beyond 3.40282e.38, the largest float32, the first in row 7; scale or clip them"),
     ],
 )
 def test_features_that_cannot_be_held_are_counted(
     raw: Path, tmp_path: Path, graph: dict[str, Any], value: float, dtype: Any, match: str
 ) -> None:
-    x = graph["x"].copy()
+    x = graph["x"].astype(np.float64)
     x[90, 0] = x[7, 3] = value
     rewrite(raw / "raw" / "data.npz", node_feat=x)
     with pytest.raises(InputError, match=f"node_feat: .*{match}"):

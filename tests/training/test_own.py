@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import left_in, wait_until
@@ -21,12 +22,14 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
+from ogbnlib.errors import Diverged, InputError
 from ogbnlib.forecast.planner import plan
-from ogbnlib.graph.store import GraphSize
+from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.inference import predict_nodes
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run, is_locked
 from ogbnlib.runs.sandbox import run
+from ogbnlib.training import models
 from ogbnlib.training.own import Call, make_model, random_batch
 from ogbnlib.training.step import Learner
 from ogbnlib.training.train import train
@@ -235,6 +238,47 @@ def test_pygs_own_models_are_called_with_the_counts_of_each_hop(name: str) -> No
     assert call.arguments["num_sampled_edges_per_hop"] == "num_sampled_edges"
 
 
+DEGREES = """
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, in_channels, out_channels, deg):
+        super().__init__(in_channels, out_channels)
+        self.register_buffer("deg", deg)
+
+    def forward(self, x):
+        return super().forward(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ("torch_geometric.nn:GraphSAGE", {"jk": "cat"}),
+        ("torch_geometric.nn:GCN", {"jk": "lstm"}),
+        ("torch_geometric.nn:PNA", {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}),
+        ("degrees.py:Net", {}),
+    ],
+)
+def test_models_that_need_all_nodes_or_the_degrees_are_trained_and_predict(
+    own: Config, here: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch, model: str, args: dict[str, Any]
+) -> None:
+    (here / "degrees.py").write_text(DEGREES)
+    monkeypatch.setattr(models, "_PIECE_NODES", 70)
+    config = own(model=model, model_args=args, dropout=0.0, epochs=1, num_neighbors=[3, 2])
+    result = train(config, "run")
+    store = open_store(tiny_store)
+    expected = torch.from_numpy(np.bincount(np.diff(store.colptr)))
+    if "PNA" in model:
+        average = float((expected * torch.arange(len(expected))).sum() / expected.sum())
+        assert float(result.model.state_dict()["convs.0.aggr_module.avg_deg_lin"]) == pytest.approx(average)
+    elif "degrees" in model:
+        assert torch.equal(result.model.state_dict()["deg"], expected)
+    nodes = store.splits["test"]
+    path = predict_nodes("run", "out.npy", nodes=nodes, sampled=True, progress=False, say=len)
+    assert float((np.load(path) == store.y[nodes]).mean()) == result.history[-1]["test"]
+
+
 def test_a_forward_may_take_the_whole_batch_or_features_alone() -> None:
     class Whole(nn.Linear):
         def forward(self, data: Data) -> Tensor:  # type: ignore[override]
@@ -275,10 +319,142 @@ def test_bfloat16_goes_around_its_forward() -> None:
     assert (seen, scores.dtype) == ([torch.bfloat16], torch.float32)
 
 
-def test_two_ranks_of_a_child_train_it_with_batch_norm_to_the_end(own: Config, here: Path) -> None:
+def test_two_ranks_evaluate_the_batch_norm_that_they_save(own: Config, here: Path, tiny_store: Path) -> None:
     (here / "my_model.py").write_text(RESIDUAL.replace("torch.nn.LayerNorm if", "torch.nn.BatchNorm1d if"))
-    ended = run(own(epochs=1, batch_size=24), run_dir="run", num_ranks=2, echo=False)  # 5 batches: one rank has none
+    config = own(
+        epochs=2, batch_size=24, eval_batch_size=16, lr=0.1, train_eval="final"
+    )  # 5 batches: one rank has none
+    ended = run(config, run_dir="run", num_ranks=2, echo=False)
     assert ended.exit_code == 0, ended.diagnosis
+    store, last = open_store(tiny_store), ended.metrics.iloc[-1]
+    found = np.load(predict_nodes("run", "out.npy", nodes="all", sampled=True, progress=False, say=len))
+    for split, nodes in store.splits.items():
+        assert float((found[nodes] == store.y[nodes]).mean()) == last[split]
+    # One that accumulates two batches sees, in the first rank's place, twice as many: its own average is another one.
+    assert int(weights(here / "run")["norms.0.num_batches_tracked"]) == 2 * 3
+
+
+HANGS = """
+import os, signal, time
+import ogbnlib.training.distributed as distributed
+distributed._PATIENCE_S, distributed._STOPPING_S = {patience}
+
+{code}
+        Net.calls = getattr(Net, "calls", 0) + 1
+        if Net.calls == 4 and os.environ.get("RANK") == "1":
+            {then}
+            time.sleep(1000)
+        return self.last(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("patience", "then"), [((3.0, 600.0), "pass"), ((600.0, 3.0), "os.kill(os.getppid(), signal.SIGUSR1)")], ids=str
+)
+def test_a_rank_that_hangs_is_noticed_and_named(own: Config, here: Path, patience: Any, then: str) -> None:
+    code = RESIDUAL.replace("        return self.last(x)\n", "")
+    (here / "my_model.py").write_text(HANGS.format(patience=patience, then=then, code=code))
+    ended = run(own(), run_dir="run", num_ranks=2, echo=False)
+    assert ended.exit_code == 78, ended.diagnosis
+    said = r"rank 1 \(process \d+ on .*\) has shown no sign of life for \d+ s while rank 0 waited"
+    assert re.search(said, ended.result["last_output"])
+    assert "first to end" not in ended.diagnosis.text
+
+
+BUFFERS = """
+import torch
+
+class Net(torch.nn.Linear):
+    def __init__(self, in_channels, out_channels):
+        super().__init__(in_channels, out_channels)
+        self.register_buffer("average", torch.zeros(4), persistent=False)
+
+    def forward(self, x):
+        if not self.training and {undefined}:
+            return super().forward(x) * float("nan")
+        return super().forward(x)
+"""
+
+
+def test_buffers_that_no_checkpoint_has_are_said(own: Config, here: Path) -> None:
+    (here / "my_model.py").write_text(BUFFERS.format(undefined="len(x) > 1000"))
+    train(own(dropout=0.0, epochs=1), "run")
+    assert "buffers average are in no checkpoint (persistent=False): a resumed run" in notes(here / "run")
+
+
+def test_scores_that_are_nan_are_no_class(own: Config, here: Path) -> None:
+    (here / "my_model.py").write_text(BUFFERS.format(undefined="Net.training_began"))
+    code = (
+        (here / "my_model.py")
+        .read_text()
+        .replace("if not self", "Net.training_began |= self.training\n        if not self")
+    )
+    (here / "my_model.py").write_text(
+        code.replace("    def __init__", "    training_began = False\n\n    def __init__")
+    )
+    with pytest.raises(Diverged, match=r"scores of 40 of 40 valid nodes are NaN in epoch 1.* verify"):
+        train(own(dropout=0.0), "run")
+    assert Run("run").exit_code == 77
+    assert len(Run("run").metrics) == 0
+
+
+# One that ends the process --------------------------------------------------------------------------------------------
+
+ENDS = """
+    def forward(self, x, edge_index):
+        Net.calls = getattr(Net, "calls", 0) + 1
+        if Net.calls >= {first}:
+            {how}
+        return self.scores(x, edge_index)
+"""
+
+
+def model_that_ends(how: str, first: int) -> str:
+    ends = ENDS.format(how=how, first=first)
+    return f"import os, sys\n{RESIDUAL.replace('def forward', 'def scores')}{ends}"
+
+
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_whose_model_ends_the_process_has_not_finished(own: Config, here: Path, how: str, ranks: int) -> None:
+    (here / "my_model.py").write_text(model_that_ends(how, 4))
+    ended = run(own(), run_dir="run", num_ranks=ranks, echo=False)
+    assert not ended.is_finished
+    if how == "sys.exit(0)":
+        assert ended.exit_code == 2
+        assert re.search(r"my_model\.py|model\.py, line 29: .*found sys.exit\(0\)", ended.result["last_output"])
+    else:
+        assert ended.exit_code == 78, ended.diagnosis
+        assert "ended before the training was finished" in ended.diagnosis.text
+        (here / "run" / "model.py").write_text(RESIDUAL)
+        assert run(run_dir="run", resume=True, echo=False).is_finished
+
+
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, here: Path, how: str) -> None:
+    (here / "my_model.py").write_text(model_that_ends(how, 1))
+    before = left_in(here)
+    words = r"line 29: .*found sys.exit\(0\)" if "sys" in how else "its code ended the process with exit code"
+    with pytest.raises(InputError, match=words):
+        run(own(), run_dir="run", echo=False)
+    assert left_in(here) == before
+
+
+def test_a_model_that_calls_sys_exit_does_not_end_a_training_in_this_process(own: Config, here: Path) -> None:
+    (here / "my_model.py").write_text(model_that_ends("sys.exit(0)", 4))
+    with pytest.raises(InputError, match=r"model\.py, line 29: expected code that goes on, found sys.exit\(0\)"):
+        train(own(), "run")
+    assert Run("run").exit_code == 2
+
+
+def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_ending(own: Config, here: Path) -> None:
+    starts = """
+        threading.Thread(target=time.sleep, args=(10_000,)).start()
+        subprocess.Popen(["sleep", "300"])
+"""
+    code = RESIDUAL.replace("        super().__init__()\n", f"        super().__init__(){starts}", 1)
+    (here / "my_model.py").write_text(f"import subprocess, threading, time\n{code}")
+    assert run(own(epochs=1), run_dir="run", echo=False).is_finished
 
 
 # A wrong one ----------------------------------------------------------------------------------------------------------

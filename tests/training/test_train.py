@@ -209,6 +209,28 @@ def test_exactly_the_splits_that_were_asked_for_are_evaluated(
     assert [{name for name in ("train", "valid", "test") if row[name] is not None} for row in history] == expected
 
 
+def test_the_train_split_alone_is_evaluated_in_every_epoch(tiny_config: Config) -> None:
+    result = train(tiny_config(train_eval="every_epoch", eval_splits=(), epochs=3, eval_every=2))
+    assert [row["train"] is not None for row in result.history] == [False, True, True]
+
+
+def test_no_loss_and_no_time_are_shown_before_there_is_a_step(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[dict[str, Any]] = []
+    keep = Progress.keep
+
+    def noted(self: Progress, count: Any, info: Any = dict) -> None:
+        keep(self, count, info)
+        if info is not dict:
+            shown.append(info())
+
+    monkeypatch.setattr(Progress, "keep", noted)
+    train(tiny_config(accumulate=3, epochs=1))
+    assert [one["loss"] is None for one in shown] == [True] * 3 + [False] * 5  # 8 batches, 3 to a step
+    assert [one["run_left_s"] is None for one in shown] == [True] * 6 + [False] * 2
+
+
 def test_no_epochs_train_nothing(tiny_config: Config, tmp_path: Path) -> None:
     assert train(tiny_config(epochs=0), tmp_path / "run").history == []
 
