@@ -52,7 +52,8 @@ class _Pulse:
     """
 
     def __init__(self, rank: int, num_ranks: int, stop: StopRequest):
-        self._store, self._rank, self._num_ranks, self._stop = _store(), rank, num_ranks, stop
+        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._rank, self._num_ranks, self._stop = rank, num_ranks, stop
         self._store.set(f"ogbnlib/process/{rank}", f"process {os.getpid()} on {socket.gethostname()}")
         self.patience_s: float | None = None
         self._beaten_s, self._sign = 0.0, object()
@@ -77,10 +78,9 @@ class _Pulse:
             if self.patience_s is not None and now_s - looked_s >= _BEAT_S:
                 looked_s = now_s
                 self.beat(now_s)
-                self._look(seen, now_s)
+                self._look(seen, now_s, min(self.patience_s, _STOPPING_S) if self._stop.number else self.patience_s)
 
-    def _look(self, seen: dict[int, tuple[int, float]], now_s: float) -> None:
-        patience_s = min(self.patience_s or 0.0, _STOPPING_S) if self._stop.number else self.patience_s or 0.0
+    def _look(self, seen: dict[int, tuple[int, float]], now_s: float, patience_s: float) -> None:
         for rank in range(self._num_ranks):
             count = self._store.add(f"ogbnlib/beats/{rank}", 0)
             before, since_s = seen.setdefault(rank, (count, now_s))
@@ -93,10 +93,6 @@ class _Pulse:
                     f"{self._rank} waited for it: it hangs, perhaps in the model's own code; go on from the last "
                     "checkpoint (--resume), and where it hangs again look at it with `py-spy dump --pid`"
                 )
-
-
-def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ class Call:
         named = [name for name, parameter in parameters.items() if parameter.kind in _NAMED]
         needed = [name for name, parameter in parameters.items() if _is_required(parameter)]
         joins = isinstance(model, BasicGNN) and hasattr(model, "jk")  # the outputs of its layers, for all nodes
-        counts = () if joins else ("num_sampled_nodes", "num_sampled_edges")
+        counts = [] if joins else ["num_sampled_nodes", "num_sampled_edges"]
         given = {name: count for count in counts for name in (count, f"{count}_per_hop") if name in named}
         if len(needed) == 1 and "edge_index" not in named:
             given = {needed[0]: "x" if needed == ["x"] else "batch"}
@@ -313,3 +313,20 @@ def _try_out(model: nn.Module, config: TrainConfig, num_features: int, num_class
         raise InputError(f"{wanted}, found {list(scores.shape)}")
     if not scores.is_floating_point() or not scores.requires_grad:
         raise InputError(f"{wanted} with a gradient, found {scores.dtype} without one; return them before argmax")
+    if unknown := _weights_behind(scores) - set(model.parameters()):
+        shapes = ", ".join(sorted(str(list(weight.shape)) for weight in unknown))
+        raise InputError(
+            f"{name}: expected its forward to use its own parameters alone, found others of shapes {shapes}, which are "
+            "neither trained nor saved; keep layers in torch.nn.ModuleList, not in a list"
+        )
+
+
+def _weights_behind(scores: Tensor) -> set[nn.Parameter]:
+    """The parameters that a backward pass from these scores comes to."""
+    found, seen, ahead = set(), set(), [scores.grad_fn]
+    while ahead:
+        if (step := ahead.pop()) is not None and step not in seen:
+            seen.add(step)
+            ahead += [behind for behind, _ in step.next_functions]
+            found.add(getattr(step, "variable", None))
+    return {weight for weight in found if isinstance(weight, nn.Parameter)}

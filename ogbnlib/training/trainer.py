@@ -259,6 +259,8 @@ class Trainer:
         if self.state.epoch < config.epochs:
             none = f"no better valid accuracy in {config.early_stopping} evaluations"
             note(f"{none}: epoch {self.state.epoch} was the last", self.log, self.progress)
+        if self.state.epoch and not self.learner.optimizer.state:  # fp16 leaves out a step whose gradient is not finite
+            raise self.keeper.diverged(self.state, "no step was ever taken, as no gradient was finite,")
         self.ranks.note_memory(self.log)
 
     def _is_over(self, *more: float | None) -> bool:

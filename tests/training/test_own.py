@@ -521,6 +521,11 @@ WRONG: dict[str, tuple[str | None, dict[str, Any], str]] = {
         {},
         "expected a model with parameters to train, found none",
     ),
+    "layers in a list": (
+        model_with("return self.lin(x) + self.more[0](x)", f"{INIT}        self.more = [nn.Linear(in_channels, 5)]\n"),
+        {},
+        r"found others of shapes \[5, 6\], \[5\], which are neither trained nor saved; .*ModuleList",
+    ),
 }
 
 

@@ -227,8 +227,8 @@ def test_no_loss_and_no_time_are_shown_before_there_is_a_step(
 
     monkeypatch.setattr(Progress, "keep", noted)
     train(tiny_config(accumulate=3, epochs=1))
-    assert [one["loss"] is None for one in shown] == [True] * 3 + [False] * 5  # 8 batches, 3 to a step
-    assert [one["run_left_s"] is None for one in shown] == [True] * 6 + [False] * 2
+    assert [one["loss"] is None for one in shown] == [True] * 2 + [False] * 6  # 8 batches, 3 to a step
+    assert [one["run_left_s"] is None for one in shown] == [True] * 5 + [False] * 3  # after the second step
 
 
 def test_no_epochs_train_nothing(tiny_config: Config, tmp_path: Path) -> None:
