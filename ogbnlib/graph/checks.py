@@ -127,9 +127,5 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
     if large[0]:
         raise InputError(
             f"{where}: found {large[0]} values beyond {most:g}, the largest {dtype}, the first in row {large[1]}; "
-            + (
-                "use feature_dtype='float32'"
-                if dtype.itemsize < 4
-                else "scale or clip them: nothing wider is trained on"
-            )
+            + ("use feature_dtype='float32'" if dtype == np.float16 else "scale the features down")
         )

@@ -330,7 +330,7 @@ def test_two_ranks_evaluate_the_batch_norm_that_they_save(own: Config, here: Pat
     found = np.load(predict_nodes("run", "out.npy", nodes="all", sampled=True, progress=False, say=len))
     for split, nodes in store.splits.items():
         assert float((found[nodes] == store.y[nodes]).mean()) == last[split]
-    # One that accumulates two batches sees, in the first rank's place, twice as many: its own average is another one.
+    # The first rank has three of the five batches, the last without another one beside it.
     assert int(weights(here / "run")["norms.0.num_batches_tracked"]) == 2 * 3
 
 
