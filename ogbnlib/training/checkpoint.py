@@ -255,9 +255,9 @@ class Keeper:
         self._damaged = False
 
     def save(self, state: State) -> None:
-        """Write checkpoint.pt, atomically; all ranks then have the buffers that are in it, and evaluate with these."""
+        """Write checkpoint.pt, atomically; all ranks then have the model that is in it, and evaluate that."""
         self.check_finite(state)
-        self.ranks.share(self.learner.model.buffers())
+        self.learner.share_model()
         state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
         if self.run_dir is not None and self.ranks.first:
             with self.log.phase("checkpoint"):

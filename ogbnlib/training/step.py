@@ -41,7 +41,7 @@ class Learner:
     ):
         self.config, self.device, self.ranks, self.log = config, device, ranks, log
         self.model, self.call = model.to(device), Call.of(model, config.precision)
-        ranks.share([*self.model.parameters(), *self.model.buffers()])  # which its own code may have drawn
+        self.share_model()  # as a user's model may have drawn its weights from anywhere
         # One kernel for all: a step of 0.11 ms for six small parameters takes 0.04 ms, one of 0.55 ms for nine 0.19 ms.
         values = list(self.model.parameters())
         fused = all(value.is_floating_point() for value in values)
@@ -55,6 +55,10 @@ class Learner:
     def batches_per_step(self) -> int:
         """Over all ranks."""
         return self.config.accumulate * self.ranks.num_ranks
+
+    def share_model(self) -> None:
+        """Give all ranks the first one's weights and buffers."""
+        self.ranks.share([*self.model.parameters(), *self.model.buffers()])
 
     def begin_epoch(self, epoch: int) -> None:
         self.model.train()

@@ -242,6 +242,7 @@ def train_prepared(
                 "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
                 "eval_num_neighbors=-1, or any one number, ends the first"
             )
+        ranks.expect_beats(store.nbytes)
         with contextlib.closing(loaders), workers_ended():
             learner = _learner(config, loaders, run_dir, log, ranks, say, model, store)
             num_seeds = len(loaders.splits["train"])
@@ -252,7 +253,6 @@ def train_prepared(
                     trainer.restore()
                 if ranks.first:
                     trainer.take_over()
-            ranks.expect_beats(store.nbytes)
             trainer.run()
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
