@@ -36,7 +36,8 @@ def no_exit() -> Iterator[None]:
     try:
         yield
     except SystemExit as stop:
-        place = traceback.extract_tb(stop.__traceback__)[-1]
+        frames = traceback.extract_tb(stop.__traceback__)
+        place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]  # which has exit and quit
         raise InputError(
             f"{place.filename}, line {place.lineno}: expected code that goes on, found sys.exit({stop.code!r}), which "
             "ends the process before its work is done; raise an error there instead"

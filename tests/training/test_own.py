@@ -440,8 +440,9 @@ def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, here: Pat
     assert left_in(here) == before
 
 
-def test_a_model_that_calls_sys_exit_does_not_end_a_training_in_this_process(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(model_that_ends("sys.exit(0)", 4))
+@pytest.mark.parametrize("how", ["sys.exit(0)", "exit(0)"])
+def test_a_model_that_exits_does_not_end_a_training_in_this_process(own: Config, here: Path, how: str) -> None:
+    (here / "my_model.py").write_text(model_that_ends(how, 4))
     with pytest.raises(InputError, match=r"model\.py, line 29: expected code that goes on, found sys.exit\(0\)"):
         train(own(), "run")
     assert Run("run").exit_code == 2
