@@ -131,8 +131,8 @@ class Store(GraphSize):
         return _from_above("sampling.loading", "StoreGraph")(self)
 
     def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
-        """A sampler over the mapped edges for PyG's `NodeLoader` and `LinkLoader`: `sampling.sampler.CSCSampler`."""
-        make = _from_above("sampling.sampler", "CSCSampler")
+        """Return a sampler over the mapped edges for PyG's node and link loaders: `sampling.loading.PassSampler`."""
+        make = _from_above("sampling.loading", "PassSampler")
         return make(self.colptr, self.row, num_neighbors, seed=seed, node_id=self.node_id)
 
     @property

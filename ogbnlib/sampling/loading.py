@@ -8,7 +8,10 @@ draw with pyg-lib or torch-sparse; `NodeLoader` and `LinkLoader` with `Store.sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.loader import LinkLoader, NodeLoader
 
 from ..config import TrainConfig
 from ..errors import InputError, parse_bytes
@@ -27,6 +31,7 @@ from ..memory.recorder import EventLog
 from .budget import BatchShape, queued_bytes, usable_bytes
 from .loader import StoreLoader
 from .policies import StoreLoaders
+from .sampler import CSCSampler
 
 _SHARE = 4  # of what is left, one part in four is spared for the model and its step
 
@@ -115,6 +120,68 @@ def node_ids(nodes: Any, num_nodes: int) -> Array:
     if len(np.unique(ids)) < len(ids):
         raise InputError(f"nodes: expected each once, got {len(ids) - len(np.unique(ids))} repeats")
     return ids.astype(np.int64)
+
+
+# PyG's own loaders ---------------------------------------------------------------------------------------------------
+
+
+class PassSampler(CSCSampler):
+    """A `CSCSampler` for PyG's own loaders, each pass of which is an epoch: neighbors and negatives are drawn anew.
+
+    They follow from `seed`, from the pass's number, and from which of the sampler's loaders it is (in the order in which
+    these begin): not from `torch.manual_seed`, the number of workers, or passes of other loaders.
+    `NodeLoader(stores, sampler)`, `LinkLoader(stores, sampler)`, `NeighborLoader(stores, fan_outs,
+    neighbor_sampler=sampler)` and `LinkNeighborLoader` take it, with `stores` a pair of `StoreFeatures` and
+    `StoreGraph`, or a `Data`; the fan-outs are the sampler's.
+    """
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._passes = weakref.WeakKeyDictionary[Any, list[int]]()  # by loader: its number, passes begun
+        self._loaders = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have each loader go on with its pass number `epoch`, 0 being the first: after an interruption, say."""
+        super().set_epoch(epoch)
+        for entry in self._passes.values():
+            entry[1] = 0
+
+    def begin_pass(self, loader: Any, name: str) -> None:
+        """Have the iterator that `loader`, whose attribute `name` this sampler is, makes next draw at a new epoch.
+
+        An iterator takes the loader's `collate_fn` along, also to its workers. Here it gets that of a copy of the
+        loader, whose sampler has the epoch of the pass. Workers that persist have a sampler already, and see its epoch.
+        """
+        if loader not in self._passes:
+            self._passes[loader] = [self._loaders, 0]
+            self._loaders += 1
+        number, begun = self._passes[loader]
+        self._passes[loader][1] += 1
+        epoch = int(self._epoch_value[0]) + begun + (number << 32)
+        if loader.persistent_workers and loader._iterator is not None:
+            getattr(loader.collate_fn.args[0], name).set_epoch(epoch)
+            return
+        one = copy.copy(loader)
+        vars(one)[name] = self.at_epoch(epoch)
+        loader.collate_fn = functools.partial(type(loader).collate_fn, one)
+
+
+def _with_passes(begin: Callable[[Any], Iterator[Any]], name: str) -> Callable[[Any], Iterator[Any]]:
+    """`begin`, the `__iter__` of a loader, which tells the loader's sampler that a pass begins."""
+
+    @functools.wraps(begin)
+    def iterate(loader: Any) -> Iterator[Any]:
+        sampler = getattr(loader, name)
+        if isinstance(sampler, PassSampler):
+            sampler.begin_pass(loader, name)
+        return begin(loader)
+
+    return iterate
+
+
+# Nothing in PyG's interface tells a sampler that a pass begins.
+NodeLoader.__iter__ = _with_passes(NodeLoader.__iter__, "node_sampler")
+LinkLoader.__iter__ = _with_passes(LinkLoader.__iter__, "link_sampler")
 
 
 # PyG's own interfaces ------------------------------------------------------------------------------------------------

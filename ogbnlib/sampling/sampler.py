@@ -253,6 +253,14 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """
         self._epoch_value[0] = epoch
 
+    def at_epoch(self, epoch: int) -> CSCSampler:
+        """Return a sampler over the same arrays with an epoch of its own."""
+        other = CSCSampler.__new__(CSCSampler)
+        vars(other).update(vars(self))
+        other._epoch = torch.tensor([epoch]).share_memory_()
+        other._epoch_value = other._epoch.numpy()
+        return other
+
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
 

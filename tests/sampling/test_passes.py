@@ -1,0 +1,119 @@
+"""Each pass over a loader is an epoch by itself: new neighbors and negatives, and the same ones for the same seed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import LinkLoader, LinkNeighborLoader, NeighborLoader, NodeLoader
+
+from ogbnlib import open_store
+from ogbnlib.graph.store import Store
+
+Draws = list[list[tuple[list[int], list[int]]]]
+
+
+@pytest.fixture
+def store(tiny_store: Path) -> Store:
+    return open_store(tiny_store)
+
+
+def both(store: Store) -> tuple[Any, Any]:
+    return store.feature_store(), store.graph_store()
+
+
+def nodes(store: Store, sampler: Any, **options: Any) -> Any:
+    return NodeLoader(both(store), sampler, input_nodes=torch.arange(100), batch_size=25, **options)
+
+
+def neighbors(store: Store, sampler: Any, **options: Any) -> Any:
+    seeds = {"input_nodes": torch.arange(100), "batch_size": 25}
+    return NeighborLoader(both(store), [9, 9], neighbor_sampler=sampler, **seeds, **options)
+
+
+def links(store: Store, sampler: Any, **options: Any) -> Any:
+    edges = (None, torch.arange(200).reshape(2, 100))
+    return LinkLoader(both(store), sampler, edges, neg_sampling="binary", batch_size=25, **options)
+
+
+def neighbor_links(store: Store, sampler: Any, **options: Any) -> Any:
+    edges = {"edge_label_index": (None, torch.arange(200).reshape(2, 100)), "neg_sampling": "triplet"}
+    return LinkNeighborLoader(both(store), [9, 9], neighbor_sampler=sampler, **edges, batch_size=25, **options)
+
+
+def draw(batch: Data) -> tuple[list[int], list[int]]:
+    return batch.n_id.tolist(), batch.edge_index.flatten().tolist()
+
+
+def passes(loader: Any, count: int) -> Draws:
+    return [[draw(batch) for batch in loader] for _ in range(count)]
+
+
+def all_differ(draws: Draws) -> bool:
+    """Whether each batch drew other neighbors in each pass."""
+    return all(len({str(one) for one in same}) == len(same) for same in zip(*draws, strict=True))
+
+
+@pytest.mark.parametrize("make", [nodes, neighbors, links, neighbor_links])
+def test_pygs_loaders_draw_anew_in_each_pass_and_the_seed_decides(store: Store, make: Callable[..., Any]) -> None:
+    torch.manual_seed(1)
+    loader = make(store, store.sampler([3, 2], seed=5))
+    assert len(loader) == 4
+    expected = passes(loader, 3)
+    assert all_differ(expected)
+    assert all_differ([passes(make(store, store.sampler([3, 2], seed=6)), 1)[0], expected[0]])
+    torch.manual_seed(2)
+    workers = {"num_workers": 2, "persistent_workers": True}
+    assert passes(make(store, store.sampler([3, 2], seed=5), **workers), 3) == expected
+
+
+@pytest.mark.parametrize(("start", "count"), [("fork", 2), ("spawn", 1)])
+def test_workers_that_end_with_a_pass_draw_anew_too(store: Store, start: str, count: int) -> None:
+    expected = passes(links(store, store.sampler([3, 2])), count)
+    workers = {"num_workers": 1, "multiprocessing_context": multiprocessing.get_context(start)}
+    assert passes(links(store, store.sampler([3, 2]), **workers), count) == expected
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str)
+def test_a_pass_that_is_broken_off_is_one(store: Store, workers: dict[str, Any]) -> None:
+    expected = passes(nodes(store, store.sampler([3, 2])), 3)
+    loader = nodes(store, store.sampler([3, 2]), **workers)
+    for batch in loader:
+        assert draw(batch) == expected[0][0]
+        break
+    assert passes(loader, 2) == expected[1:]
+
+
+def test_loaders_over_one_sampler_do_not_change_each_others_draws(store: Store) -> None:
+    alone = passes(nodes(store, store.sampler([3, 2])), 2)
+    sampler = store.sampler([3, 2])
+    train, other = nodes(store, sampler), nodes(store, sampler, num_workers=1)
+    together = [[(draw(a), draw(b)) for a, b in zip(train, other, strict=True)] for _ in range(2)]
+    assert [[a for a, _ in one] for one in together] == alone
+    assert all_differ([*alone, *([b for _, b in one] for one in together)])
+    assert all_differ([*alone, *(passes(nodes(store, sampler), 1)[0] for _ in range(2))])  # a loader for each epoch
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}], ids=str)
+def test_two_passes_of_one_loader_at_once_are_those_of_one_after_the_other(
+    store: Store, workers: dict[str, Any]
+) -> None:
+    expected = passes(nodes(store, store.sampler([3, 2])), 2)
+    loader = nodes(store, store.sampler([3, 2]), **workers)
+    pairs = [(draw(a), draw(b)) for a, b in zip(loader, loader, strict=True)]
+    assert [[a for a, _ in pairs], [b for _, b in pairs]] == expected
+
+
+def test_an_epoch_can_be_set_to_go_on_after_an_interruption(store: Store) -> None:
+    expected = passes(nodes(store, store.sampler([3, 2])), 4)
+    sampler = store.sampler([3, 2])
+    sampler.set_epoch(2)
+    loader = nodes(store, sampler)
+    assert passes(loader, 2) == expected[2:]
+    sampler.set_epoch(1)
+    assert passes(loader, 1) == expected[1:2]
