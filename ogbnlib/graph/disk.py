@@ -16,7 +16,9 @@ import numpy as np
 
 from ..errors import InputError
 from .bits import kernel
+from .checks import HEADER_BYTES
 from .npz import Array
+from .store import Store
 
 _BLOCK = 4096  # O_DIRECT reads whole blocks
 CHUNK_BYTES = 8 * 2**20
@@ -114,6 +116,15 @@ def _pieces(counts: Array, first: int, most: int) -> list[tuple[int, int]]:
     return pieces
 
 
+def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskArray:
+    """Open array `name` of a store for reads past the page cache; raises `InputError` as `Store.check_open`."""
+    info = store.files[name]
+    row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
+    array = DiskArray(store.file_path(name), HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes)
+    store.check_open(name, array.descriptor)
+    return array
+
+
 class Interrupted(Exception):
     """A pass was ended because nobody waits for it any more."""
 
@@ -157,6 +168,11 @@ class DiskArray:
             self.close()
             self._file, self.direct = os.open(path, os.O_RDONLY), False
         self._local = threading.local()
+
+    @property
+    def descriptor(self) -> int:
+        """The open file's; -1 once it is closed."""
+        return self._file
 
     def close(self) -> None:
         if self._file >= 0:
