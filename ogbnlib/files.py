@@ -40,6 +40,16 @@ def replaced(path: StrPath) -> InputError:
     )
 
 
+def check_same(path: StrPath, before: Stamp) -> None:
+    """Refuse a file whose size or mtime is not that of `before`, see `replaced`."""
+    try:
+        now = stamp(path)
+    except FileNotFoundError:
+        raise replaced(path) from None
+    if now[:2] != before[:2]:
+        raise replaced(path)
+
+
 def home(path: StrPath) -> Path:
     """A path as people write it: `~` is their home, also where no shell has seen it (a notebook, `--set`, JSON).
 

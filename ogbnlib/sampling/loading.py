@@ -135,7 +135,10 @@ def node_ids(nodes: Any, store: Store) -> Array:
             raise InputError(f"nodes: expected a split with nodes, got {nodes!r}, which has none in {store.path}")
         return store.splits[name]
     num_nodes = store.num_nodes
-    ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
+    try:
+        ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"nodes: expected node ids [n] in RAM, got {type(nodes).__name__} ({error})") from None
     if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
@@ -221,16 +224,20 @@ def _with_passes(begin: Callable[[Any], Iterator[Any]], name: str) -> Callable[[
 
 
 def _input_nodes(of_pyg: Callable[..., Any], data: Any, nodes: Any, input_id: Any = None) -> Any:
-    """Seeds of a loader over a store as `store.loader` takes them: PyG takes tensors only where others are pairs."""
-    if isinstance(data, tuple) and isinstance(data[0], StoreFeatures):
-        return None, torch.from_numpy(node_ids(nodes, data[0].store)), input_id
+    """Take seeds of a loader over a store as `store.loader` does, where they are no tensor of ids."""
+    ids = isinstance(nodes, Tensor) and nodes.dtype == torch.int64
+    if isinstance(data, tuple) and isinstance(data[0], StoreFeatures) and not ids:
+        found = torch.from_numpy(node_ids(nodes, data[0].store))
+        is_mask = nodes is not None and np.asarray(nodes).dtype.kind == "b"
+        nodes, input_id = found, found if is_mask and input_id is None else input_id  # PyG gives those of a mask so
     return of_pyg(data, nodes, input_id)
 
 
 def _input_edges(of_pyg: Callable[..., Any], data: Any, edges: Any) -> Any:
-    """Edges of a loader over a store as those over a `Data` are given: a tensor [2, n], or None for all."""
+    """Take edges of a loader over a store as over a `Data`: a tensor [2, n], alone or in a pair, or None for all."""
     if isinstance(data, tuple) and isinstance(data[0], StoreFeatures):
-        edges = (None, edges) if edges is None or isinstance(edges, Tensor) else edges
+        edges = edges[1] if isinstance(edges, tuple | list) and len(edges) == 2 and edges[0] is None else edges
+        edges = None, torch.from_numpy(data[0].store.read_edge_index()) if edges is None else edges
     return of_pyg(data, edges)
 
 

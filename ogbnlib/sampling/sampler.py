@@ -24,7 +24,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerIn
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
-from ..files import Stamp, replaced, stamp
+from ..files import Stamp, check_same
 from ..graph.bits import GAMMA, kernel
 from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
 
@@ -374,17 +374,16 @@ def _reference(given: Any) -> Any:
     base: Any = getattr(given, "base", None)
     if isinstance(given, np.memmap) and isinstance(base, mmap.mmap) and given.filename and given.mode != "c":
         before = getattr(given, "stamp", None)
-        if before is not None and stamp(given.filename)[:2] != before[:2]:
-            raise replaced(given.filename)
+        if before is not None:  # here too, as the error of a process that is just starting is lost
+            check_same(given.filename, before)
         parts = {"dtype": given.dtype.str, "offset": given.offset, "shape": given.shape}
         return {"file": str(given.filename), "before": before, **parts}
     return given
 
 
 def _mapped_again(file: str, before: Stamp | None, **parts: Any) -> Any:
-    with open(file, "rb") as stream:
-        if before is not None and stamp(stream.fileno())[:2] != before[:2]:
-            raise replaced(file)
-        array: Any = np.memmap(stream, mode="r", **parts)
+    array: Any = np.memmap(file, mode="r", **parts)
+    if before is not None:
+        check_same(file, before)
     array.stamp = before
     return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader, LinkNeighborLoader, NeighborLoader, NodeLoader
 
-from ogbnlib import open_store
+from ogbnlib import InputError, open_store
 from ogbnlib.graph.store import Store
+from ogbnlib.sampling.sampler import CSCSampler
 
 Draws = list[list[tuple[list[int], list[int]]]]
 
@@ -117,3 +119,94 @@ def test_an_epoch_can_be_set_to_go_on_after_an_interruption(store: Store) -> Non
     assert passes(loader, 2) == expected[2:]
     sampler.set_epoch(1)
     assert passes(loader, 1) == expected[1:2]
+
+
+# PyG's loaders over a store, used as over a Data ----------------------------------------------------------------------
+
+
+def test_input_nodes_and_edges_are_given_as_over_a_data(store: Store) -> None:
+    everything, valid = torch.arange(store.num_nodes), torch.from_numpy(store.splits["valid"])
+    mask = torch.zeros(store.num_nodes, dtype=torch.bool)
+    mask[valid] = True
+    given = {None: everything, "val": valid}
+    for make in (NodeLoader, functools.partial(NeighborLoader, num_neighbors=[2])):
+        name = "node_sampler" if make is NodeLoader else "neighbor_sampler"
+        for nodes, expected in (*given.items(), (mask, valid.sort().values), (valid.numpy(), valid), (valid, valid)):
+            loader = make(both(store), **{name: store.sampler([2])}, input_nodes=nodes, batch_size=128)
+            assert loader.dataset == range(len(expected))
+            batches = list(loader)
+            assert torch.equal(torch.cat([batch.n_id[: batch.batch_size] for batch in batches]), expected), nodes
+            places = expected if nodes is mask else torch.arange(len(expected))
+            assert torch.equal(torch.cat([batch.input_id for batch in batches]), places)
+    for nodes, sentence in (
+        (torch.tensor([1, 1]), "each seed once per batch"),
+        (torch.ones(9).bool(), "a mask of 300"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            list(NodeLoader(both(store), store.sampler([2]), input_nodes=nodes, batch_size=2))
+    with pytest.raises(InputError, match=r"nodes: expected node ids \[n\] in RAM, got tuple"):
+        NodeLoader(both(store), store.sampler([2]), input_nodes=(None, torch.tensor([1, 2])))
+    edges = torch.from_numpy(store.read_edge_index())
+    for label_index in (None, (None, None), edges, (None, edges)):
+        loader = LinkLoader(both(store), store.sampler([2]), label_index, batch_size=2000)
+        ends = torch.cat([batch.n_id[batch.edge_label_index] for batch in loader], dim=1)
+        assert torch.equal(ends, edges)
+
+
+def test_a_data_and_other_samplers_are_left_to_pyg(store: Store) -> None:
+    data = store.to_data()
+    for _ in range(2):
+        (batch,) = NodeLoader(data, CSCSampler(store.colptr, store.row, [-1]), batch_size=store.num_nodes)
+        assert torch.equal(batch.n_id, torch.arange(store.num_nodes))
+    (batch,) = LinkLoader(data, store.sampler([2]), data.edge_index[:, :3], batch_size=3)
+    assert torch.equal(batch.n_id[batch.edge_label_index], data.edge_index[:, :3])
+    filtered = NodeLoader(both(store), store.sampler([2]), filter_per_worker=False, num_workers=1, batch_size=100)
+    assert [draw(batch) for batch in filtered] == passes(NodeLoader(data, store.sampler([2]), batch_size=100), 1)[0]
+
+
+# The store's own loader -----------------------------------------------------------------------------------------------
+
+LIMITS = pytest.mark.parametrize("memory_limit", [None, "1 MB"], ids=["page cache", "windows"])
+WORKERS = {"num_workers": 2, "persistent_workers": True}
+
+
+def own(store: Store, memory_limit: str | None = None, **options: Any) -> Any:
+    return store.loader("train", num_neighbors=[4, 3], batch_size=16, memory_limit=memory_limit, **options)
+
+
+@LIMITS
+def test_two_passes_at_once_over_the_stores_own_loader(store: Store, memory_limit: str | None) -> None:
+    expected = passes(own(store), 3)
+    loader = own(store, memory_limit)
+    first, second = iter(loader), iter(loader)
+    found = [draw(next(first)), draw(next(second))]
+    assert found == [expected[0][0], expected[1][0]]
+    first.close()
+    assert [draw(batch) for batch in second] == expected[1][1:]
+    for batch in loader:
+        assert draw(batch) == expected[2][0]
+        break
+    loader.set_epoch(2)
+    assert passes(loader, 2) == expected[1:]
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_limit": "1 MB"}, WORKERS], ids=["page cache", "windows", "workers"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_last_batch_is_dropped_everywhere(store: Store, options: dict[str, Any], shuffle: bool) -> None:
+    whole, loader = own(store, shuffle=shuffle), own(store, drop_last=True, shuffle=shuffle, **options)
+    assert (len(whole), len(loader)) == (8, 7)
+    assert passes(loader, 2) == [one[:7] for one in passes(whole, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"pin": 1}, "pin: expected nodes, num_neighbors, batch_size, .*, drop_last; for what else torch's DataLoader"),
+        ({"sampler": None, "collate_fn": 1}, "sampler, collate_fn: expected nodes"),
+        ({"persistent_workers": True}, "persistent_workers: needs num_workers"),
+        ({"drop_last": True, "batch_size": 121}, "drop_last: expected at least a batch of 121 nodes, got 120"),
+    ],
+)
+def test_what_the_stores_own_loader_does_not_take(store: Store, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        store.loader("train", **options)
