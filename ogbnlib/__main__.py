@@ -99,7 +99,7 @@ def convert(
     features: Annotated[Path | None, typer.Option(help=f"A file of features {_ROLE}")] = None,
     labels: Annotated[Path | None, typer.Option(help=f"A file of labels {_ROLE}")] = None,
     train: Annotated[Path | None, typer.Option(help=f"Node ids or a mask {_ROLE}")] = None,
-    valid: Annotated[Path | None, typer.Option(help=f"Node ids or a mask {_ROLE}")] = None,
+    valid: Annotated[Path | None, typer.Option("--valid", "--val", help=f"Node ids or a mask {_ROLE}")] = None,
     test: Annotated[Path | None, typer.Option(help=f"Node ids or a mask {_ROLE}")] = None,
     nodes: Annotated[Path | None, typer.Option(help=f"The name of each row of the features, {_ROLE}")] = None,
     edge_columns: Annotated[str | None, typer.Option(help='Such as "citing,cited"; else source,target.')] = None,

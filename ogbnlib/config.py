@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from .errors import InputError, clear_errors, parse_bytes, unknown_name
+from .errors import InputError, clear_errors, parse_bytes, split_name, unknown_name
 from .files import home, write_json
 
 Loading = Literal["eager", "lazy", "shared", "store", "propagated"]
@@ -102,7 +102,7 @@ OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_s
 Lookahead = Annotated[Literal["auto", "off"] | Annotated[int, Field(gt=0)], BeforeValidator(_lookahead)]
 Integers = Annotated[tuple[Int, ...], BeforeValidator(_list)]
 FanOut = Annotated[tuple[Int, ...] | None, BeforeValidator(_list), BeforeValidator(_single), BeforeValidator(_none)]
-Splits = Annotated[tuple[Split, ...], BeforeValidator(_list)]
+Splits = Annotated[tuple[Annotated[Split, BeforeValidator(split_name)], ...], BeforeValidator(_list)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 

@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 MB, GB = 2**20, 2**30  # the units of every text, table and plot
 _BINARY = {"": 1, "K": 2**10, "M": MB, "G": GB, "T": 2**40}
@@ -134,6 +135,11 @@ def format_bytes(count: float | None) -> str:
     if abs(count) >= 2**20:
         return f"{count / 2**20:.0f} MB"
     return f"{count / 2**10:.0f} kB"
+
+
+def split_name(name: Any) -> Any:
+    """Return "valid" for "val", which PyG and many data sets call it; anything else as it is."""
+    return "valid" if isinstance(name, str) and name == "val" else name
 
 
 def unknown_name(name: str, known: Iterable[str], what: str) -> str:

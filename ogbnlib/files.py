@@ -22,6 +22,34 @@ from .errors import InputError, clear_errors, format_bytes
 StrPath = str | os.PathLike[str]
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp(file: StrPath | int) -> Stamp:
+    """Return size, mtime in ns and inode of a file, or of an open descriptor."""
+    found = os.stat(file)
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def replaced(path: StrPath) -> InputError:
+    """Return the error for a file that is not the one that this process began with."""
+    return InputError(
+        f"{path}: expected the file as it was when this process opened the data, found it replaced, changed or gone: "
+        "old and new values would mix; put the old data back to go on (--resume), or start a new run on the new data. "
+        "Write new data to a new folder"
+    )
+
+
+def check_same(path: StrPath, before: Stamp) -> None:
+    """Refuse a file whose size or mtime is not that of `before`, see `replaced`."""
+    try:
+        now = stamp(path)
+    except FileNotFoundError:
+        raise replaced(path) from None
+    if now[:2] != before[:2]:
+        raise replaced(path)
+
+
 def home(path: StrPath) -> Path:
     """A path as people write it: `~` is their home, also where no shell has seen it (a notebook, `--set`, JSON).
 

@@ -52,7 +52,7 @@ def _asked(nodes: str | Array, store: Store) -> tuple[Array | None, str]:
                 nodes = np.load(file, allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise InputError(f"{file}: expected an array of node ids, found something else ({error})") from None
-    return node_ids(nodes, store.num_nodes), "given"
+    return node_ids(nodes, store), "given"
 
 
 def _layers(config: TrainConfig, weights: dict[str, Any]) -> list[Layer]:

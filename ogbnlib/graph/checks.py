@@ -1,14 +1,22 @@
-"""What data must be, checked alike wherever they come in: finite features, whole labels, splits to be trained on."""
+"""What data must be, checked alike wherever they come in: finite features, whole labels, distinct ids in splits.
+
+And the format of a store's files: headers of arrays, and store.json.
+"""
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError
+from ..files import Stamp, abandoned, hidden, stamp
 from .npz import Array
 
 SPLITS = ("train", "valid", "test")
@@ -76,7 +84,7 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
 def split_problems(
     splits: Mapping[str, Array], num_nodes: int, labelled: Callable[[Array], Array]
 ) -> Iterator[tuple[str, str]]:
-    """(split, what is wrong with it) for all that keeps int64 ids of splits from being trained on.
+    """Yield (split, what is wrong with it) for int64 ids of splits; a split may be empty.
 
     Args:
         labelled: tells of node ids which have a label, bool [n].
@@ -84,9 +92,8 @@ def split_problems(
     taken: dict[str, Array] = {}
     for name, ids in splits.items():
         outside = ids[(ids < 0) | (ids >= num_nodes)]
-        if not ids.size or outside.size:
-            found = f"{outside.size} others such as {outside[0]}" if outside.size else "none"
-            yield name, f"expected node ids from 0 to {num_nodes - 1}, found {found}"
+        if outside.size:
+            yield name, f"expected node ids from 0 to {num_nodes - 1}, found {outside.size} others such as {outside[0]}"
             continue
         nodes, counts = np.unique(ids, return_counts=True)
         if len(nodes) < len(ids):
@@ -129,3 +136,94 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
             f"{where}: found {large[0]} values beyond {most:g}, the largest {dtype}, the first in row {large[1]}; "
             + ("use feature_dtype='float32'" if dtype == np.float16 else "scale the features down")
         )
+
+
+# The files of a store -------------------------------------------------------------------------------------------------
+
+FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
+HEADER_BYTES = 4096  # a feature row of 256 bytes then never lies on two pages
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One array of a store: little-endian dtype, shape, size of the whole file and CRC-32 of the data in it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    crc32: int
+
+
+def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
+    """The 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with spaces."""
+    text = repr({"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape})
+    magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+    return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
+
+
+def meta_crc32(meta: Mapping[str, Any]) -> int:
+    content = {key: value for key, value in meta.items() if key != "crc32"}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def expected_arrays(meta: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]]:
+    """The dtypes and shapes (None: any length) that the arrays of a store of these sizes may have."""
+    nodes, ids = meta["num_nodes"], (dtype_name(index_dtype(meta["num_nodes"])),)
+    return {
+        "colptr": (("<i8",), (nodes + 1,)),
+        "row": (ids, (meta["num_edges"],)),
+        "x": (("<f2", "<f4"), (nodes, meta["num_features"])),
+        "y": ((dtype_name(label_dtype(meta["num_classes"])),), (nodes,)),
+        **dict.fromkeys(SPLITS, (("<i8",), (None,))),
+        "node_id": (("<i4", "<i8"), (nodes,)),
+    }
+
+
+def dtype_name(dtype: DTypeLike) -> str:
+    return np.dtype(dtype).newbyteorder("<").str
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    file = path / META
+    if path.name.endswith(".part"):
+        raise InputError(f"{path}: expected a finished store, found the work of a conversion; convert again")
+    if not file.is_file():
+        hint = ""
+        if (path / "raw" / "data.npz").is_file():
+            hint = "; this is a raw data set: convert it first"
+        elif (part := hidden(path, "part")).is_dir():
+            left = part in abandoned(path.parent)
+            hint = (
+                f"; its conversion was interrupted ({part}): convert again" if left else "; it is being written: wait"
+            )
+        raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
+    text = file.read_bytes()
+    try:
+        meta = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{file}: expected JSON, found damage ({error}); convert again") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise InputError(f"{file}: expected format {FORMAT!r}, found another or none; this is not a store of ours")
+    if meta.get("version") != VERSION:
+        raise InputError(
+            f"{file}: expected version {VERSION}, found {meta.get('version')!r}; use a newer ogbnlib or convert again"
+        )
+    if meta.get("crc32") != meta_crc32(meta) or text != (json.dumps(meta, indent=2) + "\n").encode():
+        raise InputError(f"{file}: its checksum is not that of its content: damaged or edited; convert again")
+    return meta
+
+
+def check_file(file: Path, info: FileInfo) -> Stamp:
+    """Check size and header of one array's file against what store.json says; return its stamp."""
+    if not file.is_file():
+        raise InputError(f"{file}: expected this file of the store, found none; convert again")
+    with open(file, "rb") as stream:
+        stamped, header = stamp(stream.fileno()), stream.read(HEADER_BYTES)
+    if stamped[0] != info.bytes:
+        found = f"expected {info.bytes} bytes, found {stamped[0]}"
+        raise InputError(f"{file}: {found}; copy the store anew or convert again")
+    if header != npy_header(info.dtype, info.shape):
+        raise InputError(
+            f"{file}: expected the header of {info.dtype} {list(info.shape)}, found another; convert again"
+        )
+    return stamped

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..files import replaced
 from .bits import kernel
+from .checks import HEADER_BYTES
 from .npz import Array
+from .store import Store
 
 _BLOCK = 4096  # O_DIRECT reads whole blocks
 CHUNK_BYTES = 8 * 2**20
@@ -114,6 +117,18 @@ def _pieces(counts: Array, first: int, most: int) -> list[tuple[int, int]]:
     return pieces
 
 
+def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskArray:
+    """Open array `name` of a store for reads past the page cache; raises `InputError` as `Store.check_open`."""
+    info = store.files[name]
+    row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
+    try:
+        array = DiskArray(store.file_path(name), HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes)
+    except FileNotFoundError:
+        raise replaced(store.file_path(name)) from None
+    store.check_open(name, array.descriptor)
+    return array
+
+
 class Interrupted(Exception):
     """A pass was ended because nobody waits for it any more."""
 
@@ -143,13 +158,13 @@ class DiskArray:
         num_rows: int,
         chunk_bytes: int = CHUNK_BYTES,
     ):
-        self.chunk_bytes = chunk_bytes
+        self.chunk_bytes, self._file = chunk_bytes, -1
         self.path, self.offset, self.row_bytes, self.num_rows = Path(path), offset, row_bytes, num_rows
         self.num_bytes = self.path.stat().st_size
         self.bytes_read = 0
         self.abandoned = threading.Event()
         self.progress = 0, 0
-        self._file, self.direct = -1, True
+        self.direct = True
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
             os.preadv(self._file, [mmap.mmap(-1, _BLOCK)], 0)
@@ -157,6 +172,11 @@ class DiskArray:
             self.close()
             self._file, self.direct = os.open(path, os.O_RDONLY), False
         self._local = threading.local()
+
+    @property
+    def descriptor(self) -> int:
+        """The open file's; -1 once it is closed."""
+        return self._file
 
     def close(self) -> None:
         if self._file >= 0:

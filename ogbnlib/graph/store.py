@@ -17,7 +17,7 @@ Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 
 from __future__ import annotations
 
 import importlib
-import json
+import io
 import math
 import mmap
 import zlib
@@ -30,10 +30,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, clear_errors
-from ..files import StrPath, abandoned, hidden, home
+from ..errors import InputError, clear_errors, split_name
+from ..files import Stamp, StrPath, home, replaced, stamp
 from . import npz
-from .checks import SPLITS, finite, index_dtype, label_dtype
+from .checks import HEADER_BYTES, META, SPLITS, FileInfo, check_file, expected_arrays, finite, read_meta
 from .npz import Array
 
 
@@ -64,59 +64,59 @@ class GraphSize:
     hops: int | None = None
 
 
-FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
-HEADER_BYTES = 4096  # a feature row of 256 bytes then never lies on two pages
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """One array of a store: little-endian dtype, shape, size of the whole file and CRC-32 of the data in it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-    crc32: int
-
-
-def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
-    """The 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with spaces."""
-    text = repr({"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape})
-    magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
-    return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
-
-
-def _meta_crc32(meta: Mapping[str, Any]) -> int:
-    content = {key: value for key, value in meta.items() if key != "crc32"}
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
 def _from_above(module: str, name: str) -> Any:
     """A function of a higher room, found when it is called: users begin at a store, and imports go only down."""
     return getattr(importlib.import_module(f"ogbnlib.{module}"), name)
 
 
+class _Splits(dict[str, Array]):
+    """Ids by split, "valid" under "val" too."""
+
+    def __missing__(self, name: str) -> Array:
+        if name == split_name(name):
+            raise KeyError(name)
+        return self[split_name(name)]
+
+
 # Reading -------------------------------------------------------------------------------------------------------------
+
+
+def _mapped(name: str) -> cached_property[Array]:
+    return cached_property(lambda store: store._map(name))
+
+
+def _mapped_if_there(name: str) -> cached_property[Array | None]:
+    return cached_property(lambda store: store._map(name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Store(GraphSize):
     """An open store; `open_store` makes one. Pickled, it carries its path only, and is opened anew where it arrives.
 
-    `colptr`, `row`, `x`, `y` and `node_id` are read-only memory maps, made at first use (`node_id` None where there is
-    none); `splits` are int64 ids in RAM; what `read` and `read_edge_index` return is in RAM and the caller's.
+    `colptr`, `row`, `x`, `y`, `node_id` and `node_name` (the nodes' names in the original data, int64 or bytes) are
+    read-only memory maps, made at first use; the last two are None where a store has none. `splits` are int64 ids in
+    RAM; what `read` and `read_edge_index` return is in RAM and the caller's. A file that was replaced or written to
+    since `open_store` is refused with an `InputError` wherever it is opened.
     """
 
     path: Path
     origin: Mapping[str, Any] = field(repr=False, compare=False)
     files: Mapping[str, FileInfo] = field(repr=False, compare=False)
+    crc32: int = field(repr=False, compare=False)  # of store.json
+    stamps: Mapping[str, Stamp] = field(repr=False, compare=False)
 
-    def __reduce__(self) -> tuple[Callable[[StrPath], Store], tuple[Path]]:
-        return open_store, (self.path,)
+    def __reduce__(self) -> tuple[Callable[[StrPath, int], Store], tuple[Path, int]]:
+        self._check_described()  # here, as the error of a process that is just starting is lost
+        return _reopen, (self.path, self.crc32)
 
     @staticmethod
     def from_data(data: Any, path: StrPath, **options: Any) -> Store:
         """Write a PyG `Data` as a store: `sources.convert.from_data`, which says more."""
         return _from_above("sources.convert", "from_data")(data, path, **options)
+
+    def to_data(self) -> Any:
+        """Read all of it into a PyG `Data` in RAM: `sampling.loading.to_data`."""
+        return _from_above("sampling.loading", "to_data")(self)
 
     def loader(self, nodes: Any = "train", **options: Any) -> Any:
         """A PyG `NodeLoader` with the trainer's batches, for a loop of one's own: `sampling.loading.loader`."""
@@ -131,8 +131,8 @@ class Store(GraphSize):
         return _from_above("sampling.loading", "StoreGraph")(self)
 
     def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
-        """A sampler over the mapped edges for PyG's `NodeLoader` and `LinkLoader`: `sampling.sampler.CSCSampler`."""
-        make = _from_above("sampling.sampler", "CSCSampler")
+        """Return a sampler over the mapped edges for PyG's node and link loaders: `sampling.loading.PassSampler`."""
+        make = _from_above("sampling.loading", "PassSampler")
         return make(self.colptr, self.row, num_neighbors, seed=seed, node_id=self.node_id)
 
     @property
@@ -152,29 +152,48 @@ class Store(GraphSize):
     def file_path(self, name: str) -> Path:
         return self.path / f"{name}.npy"
 
-    def _map(self, name: str) -> Array:
+    def _check_described(self) -> None:
+        if not (self.path / META).is_file() or read_meta(self.path)["crc32"] != self.crc32:
+            raise replaced(self.path / META)
+
+    def check_open(self, name: str, descriptor: int) -> None:
+        """Refuse an open file of array `name` that is not the one that `open_store` saw."""
+        found, before = stamp(descriptor), self.stamps[name]
+        if found[:2] != before[:2]:
+            raise replaced(self.file_path(name))
+        if found != before:  # some network file systems renumber their inodes
+            self._check_described()
+
+    def check_maps(self) -> None:
+        """Refuse files that were written to in place, which changes what is mapped; a map outlives a new file."""
+        for name, before in self.stamps.items():
+            if (file := self.file_path(name)).is_file() and (found := stamp(file)) != before and found[2] == before[2]:
+                raise replaced(file)
+
+    def open_file(self, name: str) -> io.FileIO:
+        """Open the file of array `name` for reading, checked as in `check_open`."""
+        try:
+            file = io.FileIO(str(self.file_path(name)))
+        except FileNotFoundError:
+            raise replaced(self.file_path(name)) from None
+        try:
+            self.check_open(name, file.fileno())
+        except InputError:
+            file.close()
+            raise
+        return file
+
+    def _map(self, name: str) -> Any:
+        if name not in self.files:
+            return None
         info = self.files[name]
-        return np.memmap(self.file_path(name), info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
+        with self.open_file(name) as file:
+            array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
+        array.stamp = self.stamps[name]  # type: ignore[attr-defined]  # for another process that maps it by its path
+        return array
 
-    @cached_property
-    def colptr(self) -> Array:
-        return self._map("colptr")
-
-    @cached_property
-    def row(self) -> Array:
-        return self._map("row")
-
-    @cached_property
-    def x(self) -> Array:
-        return self._map("x")
-
-    @cached_property
-    def y(self) -> Array:
-        return self._map("y")
-
-    @cached_property
-    def node_id(self) -> Array | None:
-        return self._map("node_id") if "node_id" in self.files else None
+    colptr, row, x, y = _mapped("colptr"), _mapped("row"), _mapped("x"), _mapped("y")
+    node_id, node_name = _mapped_if_there("node_id"), _mapped_if_there("node_name")
 
     def damaged(self, name: str, found: str) -> InputError:
         """The sentence for an array that is not what was written; `found`: what was expected, and found instead."""
@@ -182,13 +201,8 @@ class Store(GraphSize):
         return InputError(f"{self.file_path(name)}: {found}: it was damaged, changed or swapped; {verify}")
 
     @cached_property
-    def node_name(self) -> Array | None:
-        """The nodes' names in the data that the store was made from, int64 or bytes, mapped; None where ids were."""
-        return self._map("node_name") if "node_name" in self.files else None
-
-    @cached_property
     def splits(self) -> dict[str, Array]:
-        return {name: self.read(name) for name in SPLITS}
+        return _Splits({name: self.read(name) for name in SPLITS})
 
     def advise_random(self) -> None:
         """Tell the kernel not to read ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
@@ -205,7 +219,7 @@ class Store(GraphSize):
         info, file = self.files[name], self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
         step, crc32 = max(1, npz.CHUNK_BYTES // max(1, row_bytes)), 0
-        with open(file, "rb", buffering=0) as stream:
+        with self.open_file(name) as stream:
             stream.seek(HEADER_BYTES)
             for begin in range(0, info.shape[0], step):
                 shape = (min(step, info.shape[0] - begin), *info.shape[1:])
@@ -252,67 +266,6 @@ class Store(GraphSize):
         return edge_index
 
 
-def _expected(meta: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]]:
-    """The dtypes and shapes (None: any length) that the arrays of a store of these sizes may have."""
-    nodes, ids = meta["num_nodes"], (_name(index_dtype(meta["num_nodes"])),)
-    return {
-        "colptr": (("<i8",), (nodes + 1,)),
-        "row": (ids, (meta["num_edges"],)),
-        "x": (("<f2", "<f4"), (nodes, meta["num_features"])),
-        "y": ((_name(label_dtype(meta["num_classes"])),), (nodes,)),
-        **dict.fromkeys(SPLITS, (("<i8",), (None,))),
-        "node_id": (("<i4", "<i8"), (nodes,)),
-    }
-
-
-def _name(dtype: DTypeLike) -> str:
-    return np.dtype(dtype).newbyteorder("<").str
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    file = path / META
-    if path.name.endswith(".part"):
-        raise InputError(f"{path}: expected a finished store, found the work of a conversion; convert again")
-    if not file.is_file():
-        hint = ""
-        if (path / "raw" / "data.npz").is_file():
-            hint = "; this is a raw data set: convert it first"
-        elif (part := hidden(path, "part")).is_dir():
-            left = part in abandoned(path.parent)
-            hint = (
-                f"; its conversion was interrupted ({part}): convert again" if left else "; it is being written: wait"
-            )
-        raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
-    text = file.read_bytes()
-    try:
-        meta = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{file}: expected JSON, found damage ({error}); convert again") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise InputError(f"{file}: expected format {FORMAT!r}, found another or none; this is not a store of ours")
-    if meta.get("version") != VERSION:
-        raise InputError(
-            f"{file}: expected version {VERSION}, found {meta.get('version')!r}; use a newer ogbnlib or convert again"
-        )
-    if meta.get("crc32") != _meta_crc32(meta) or text != (json.dumps(meta, indent=2) + "\n").encode():
-        raise InputError(f"{file}: its checksum is not that of its content: damaged or edited; convert again")
-    return meta
-
-
-def _check_file(file: Path, info: FileInfo) -> None:
-    """Size and header of one array's file against what store.json says."""
-    if not file.is_file():
-        raise InputError(f"{file}: expected this file of the store, found none; convert again")
-    if (found := file.stat().st_size) != info.bytes:
-        raise InputError(f"{file}: expected {info.bytes} bytes, found {found}; copy the store anew or convert again")
-    with open(file, "rb") as stream:
-        header = stream.read(HEADER_BYTES)
-    if header != npy_header(info.dtype, info.shape):
-        raise InputError(
-            f"{file}: expected the header of {info.dtype} {list(info.shape)}, found another; convert again"
-        )
-
-
 @clear_errors()
 def open_store(path: StrPath) -> Store:
     """Open a store without reading its arrays: every file's size, dtype and shape is checked, in milliseconds.
@@ -321,9 +274,9 @@ def open_store(path: StrPath) -> Store:
         InputError: naming the file that is missing, truncated, of another dtype or shape, or of a newer version.
     """
     path = home(path).absolute()
-    meta = _read_meta(path)
+    meta = read_meta(path)
     files = {name: FileInfo(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in meta["files"].items()}
-    expected = _expected(meta)
+    expected, stamps = expected_arrays(meta), {}
     for name in ("colptr", "row", "x", "y", *SPLITS):
         if name not in files:
             raise InputError(f"{path / META}: expected an entry for {name}, found none; convert again")
@@ -335,13 +288,22 @@ def open_store(path: StrPath) -> Store:
                 f"{path / META}: expected {name} as {' or '.join(dtypes)} {list(shape)}, "
                 f"found {info.dtype} {list(info.shape)}; convert again"
             )
-        _check_file(path / f"{name}.npy", info)
+        stamps[name] = check_file(path / f"{name}.npy", info)
     names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "keep_hops", "origin")
     return Store(
-        path=path, files=files, stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
+        path=path, files=files, crc32=meta["crc32"], stamps=stamps,
+        stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
         num_seeds={split: files[split].shape[0] for split in SPLITS}, hops=meta.get("hops"),
         **{name: meta[name] for name in names},
     )  # fmt: skip
+
+
+def _reopen(path: StrPath, crc32: int) -> Store:
+    """Open a store that another process has open, which has store.json of this checksum."""
+    store = open_store(path)
+    if store.crc32 != crc32:
+        raise replaced(store.path / META)
+    return store
 
 
 def is_store(path: StrPath) -> bool:

@@ -15,16 +15,27 @@ from numpy.typing import DTypeLike
 from ..errors import InputError
 from ..files import Stream, StrPath, write_json
 from ..progress import counted
-from .checks import SPLITS, split_problems
+from .checks import (
+    FORMAT,
+    HEADER_BYTES,
+    META,
+    SPLITS,
+    VERSION,
+    FileInfo,
+    dtype_name,
+    meta_crc32,
+    npy_header,
+    split_problems,
+)
 from .npz import Array
-from .store import FORMAT, HEADER_BYTES, META, VERSION, FileInfo, Store, _meta_crc32, _name, npy_header, open_store
+from .store import Store, open_store
 
 
 class ArrayWriter:
     """One `.npy` file written from chunks along the first axis; its length is known when it is finished."""
 
     def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
-        self.dtype, self.row_shape, self.length, self._crc32 = np.dtype(_name(dtype)), row_shape, 0, 0
+        self.dtype, self.row_shape, self.length, self._crc32 = np.dtype(dtype_name(dtype)), row_shape, 0, 0
         self._stream = stream
         self._stream.append(bytes(HEADER_BYTES))
 
@@ -84,7 +95,7 @@ class StoreWriter:
             **({} if hops is None else {"hops": hops}),
             "files": {name: {**vars(info), "shape": list(info.shape)} for name, info in sorted(self._files.items())},
         }
-        write_json(self.folder / META, {**meta, "crc32": _meta_crc32(meta)})
+        write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})
 
 
 # Verification -------------------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ def _accuracy(run: Run) -> tuple[float, int]:
     """Of the last evaluation on all evaluated nodes together, and their number."""
     seeds, last, splits = size_of(run.config.dataset).num_seeds, run.metrics.iloc[-1], run.config.eval_splits
     number = sum(seeds[split] for split in splits)
-    return float(sum(seeds[split] * last[split] for split in splits)) / number, number
+    return float(sum(seeds[split] * last[split] for split in splits if seeds[split])) / number, number
 
 
 def _standard_error(one: float, other: float, number: int) -> float:

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..errors import InputError
 from ..files import write_json
+from ..graph.checks import HEADER_BYTES
 from ..graph.disk import DiskArray
 from ..graph.npz import CHUNK_BYTES, Array
-from ..graph.store import HEADER_BYTES
 from ..graph.writer import ArrayWriter
 
 _PLAN, BLOCK = "plan.json", "block.json"

@@ -17,12 +17,13 @@ import numpy as np
 from ..files import write_json
 from ..graph.bits import NodeSet
 from ..graph.checks import finite
+from ..graph.disk import disk_array
 from ..graph.npz import CHUNK_BYTES, Array
 from ..graph.store import Store
 from ..graph.writer import ArrayWriter, StoreWriter
 from .blocks import BLOCK
 from .plan import HopPlan, plan_hops
-from .sweep import Edges, Rows, disk_array, in_order
+from .sweep import Edges, Rows, in_order
 
 Done = Callable[[int], object]
 Chunks = Generator[Array, None, None]

@@ -18,11 +18,12 @@ import numpy as np
 from ..errors import InputError, format_bytes
 from ..files import check_space
 from ..graph.bits import NodeSet
-from ..graph.disk import DiskArray
+from ..graph.checks import HEADER_BYTES
+from ..graph.disk import DiskArray, disk_array
 from ..graph.npz import CHUNK_BYTES, Array
-from ..graph.store import HEADER_BYTES, Store
+from ..graph.store import Store
 from ..graph.writer import StoreWriter
-from .sweep import Edges, Rows, disk_array, in_order
+from .sweep import Edges, Rows, in_order
 
 Done = Callable[[int], object]
 Chunks = Generator[Array, None, None]

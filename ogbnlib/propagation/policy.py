@@ -23,6 +23,10 @@ class HopLoader(DataLoader[int]):
         self._store, self._ids, self._labels = store, ids, labels
         super().__init__(range(len(ids)), collate_fn=self._batch, **arguments)  # type: ignore[arg-type]
 
+    def __iter__(self) -> Any:
+        self._store.check_maps()
+        return super().__iter__()
+
     def _batch(self, positions: list[int]) -> Data:
         at = torch.tensor(positions)
         ids = self._ids[at]

@@ -20,9 +20,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..graph.bits import NodeSet, has, kernel, put, rank
-from ..graph.disk import DiskArray
+from ..graph.disk import disk_array
 from ..graph.npz import Array
-from ..graph.store import HEADER_BYTES, Store
+from ..graph.store import Store
 
 SLICE_NODES, PIECE_EDGES = 2**16, 2**18
 # One more than cores: while one waits for the disk the others compute.
@@ -272,10 +272,3 @@ class Edges:
             for first, out, count in slices:
                 yield first, out, count
                 done(self.nbytes * len(out) // self.num_nodes)
-
-
-def disk_array(store: Store, name: str) -> DiskArray:
-    """An array of a store for reads past the page cache."""
-    info = store.files[name]
-    row_bytes = np.dtype(info.dtype).itemsize * int(np.prod(info.shape[1:]))
-    return DiskArray(store.file_path(name), HEADER_BYTES, row_bytes, info.shape[0])

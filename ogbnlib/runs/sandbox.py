@@ -374,4 +374,10 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
-    return locate_for(config)
+    size = locate_for(config)
+    if config.epochs and not size.num_seeds["train"]:
+        raise InputError(f"{config.dataset}: expected nodes in the train split to train on, found none")
+    needed = "early_stopping" if config.early_stopping else "keep=best" if config.keep == "best" else ""
+    if needed and not size.num_seeds["valid"]:
+        raise InputError(f"{needed}: expected nodes in the valid split, found none in {config.dataset}; leave it out")
+    return size

@@ -152,6 +152,7 @@ class EpochSampler(Sampler[int]):
         seed: with the epoch it decides the order; any integer of 64 bits.
         shuffle: False yields them in ascending order in every epoch.
         rank, num_ranks, batch_size: batches of this size are dealt out in turn, and those of `rank` are yielded.
+        drop_last: leave out the positions at the end that do not fill a batch.
     """
 
     def __init__(
@@ -163,9 +164,11 @@ class EpochSampler(Sampler[int]):
         rank: int = 0,
         num_ranks: int = 1,
         batch_size: int = 1,
+        drop_last: bool = False,
     ) -> None:
-        self.n, self.seed, self.shuffle = n, seed, shuffle
+        self.n, self.seed, self.shuffle = n - n % batch_size * drop_last, seed, shuffle
         self.rank, self.num_ranks, self.batch_size = rank, num_ranks, batch_size
+        self._dropped = n - self.n
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -193,7 +196,8 @@ class EpochSampler(Sampler[int]):
         if not self.shuffle:
             return torch.arange(self.n)
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
-        return torch.randperm(self.n, generator=torch.Generator().manual_seed(mixed & (2**63 - 1)))
+        generator = torch.Generator().manual_seed(mixed & (2**63 - 1))
+        return torch.randperm(self.n + self._dropped, generator=generator)[: self.n]
 
     def share(self, epoch: int, start: int = 0) -> Tensor:
         """This rank's positions of the order of `epoch` from `start` on, int64 in RAM."""
@@ -214,14 +218,15 @@ class GivenOrder(EpochSampler):
     It does so to predict, for `overfit_batches`, and to deal a loader out among processes.
     """
 
-    def __init__(self, given: Any, batch_size: int) -> None:
+    def __init__(self, given: Any, batch_size: int, drop_last: bool = False) -> None:
         self.given, self._drawn = given, (-1, torch.empty(0, dtype=torch.int64))
-        super().__init__(len(given), shuffle=not isinstance(given, SequentialSampler), batch_size=batch_size)
+        shuffle = not isinstance(given, SequentialSampler)
+        super().__init__(len(given), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)
 
     def order(self, epoch: int) -> Tensor:
         """Drawn once an epoch: windows ask for it one by one, and another sampler's may be new each time."""
         if self._drawn[0] != epoch:
             if hasattr(self.given, "set_epoch"):
                 self.given.set_epoch(epoch)
-            self._drawn = epoch, torch.tensor(list(self.given), dtype=torch.int64)
+            self._drawn = epoch, torch.tensor(list(self.given), dtype=torch.int64)[: self.n]
         return self._drawn[1]

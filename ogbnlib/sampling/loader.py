@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
-import math
+import functools
 import os
 import tempfile
 import threading
@@ -28,8 +29,8 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from ..graph.disk import CHUNK_BYTES, DiskArray, Interrupted
-from ..graph.store import HEADER_BYTES, Store
+from ..graph.disk import CHUNK_BYTES, DiskArray, Interrupted, disk_array
+from ..graph.store import Store
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
@@ -117,7 +118,7 @@ def fill_page_cache(store: Store) -> None:
     """
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for name in ("colptr", "row", "x"):
-        with open(store.file_path(name), "rb", buffering=0) as file:
+        with store.open_file(name) as file:
             while file.readinto(buffer):
                 pass
 
@@ -163,6 +164,20 @@ def fit_windows(
     )
 
 
+def begin_pass(loader: Any, name: str, sampler: CSCSampler, epoch: int) -> None:
+    """Have the iterator that a PyG loader makes next draw at `epoch`, whatever other passes over it do.
+
+    An iterator takes the loader's `collate_fn` along, to its workers too. Here it becomes that of a copy of the loader,
+    whose attribute `name` is a sampler at that epoch. Workers that persist have one already, and see its epoch change.
+    """
+    if loader.persistent_workers and loader._iterator is not None:
+        getattr(loader.collate_fn.args[0], name).set_epoch(epoch)
+        return
+    one = copy.copy(loader)
+    vars(one)[name] = sampler.at_epoch(epoch)
+    loader.collate_fn = functools.partial(type(loader).collate_fn, one)
+
+
 class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     """A `NodeLoader` whose features and graph stay on disk.
 
@@ -203,9 +218,10 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         self.spool_dir, self.companions = Path(tempfile.gettempdir()), list[StoreLoader]()
         batches = arguments.pop("batch_sampler", None)  # Lightning makes a loader anew from its attributes, to predict
         if batches is not None:
-            arguments |= {"sampler": batches.sampler, "batch_size": batches.batch_size}
+            arguments |= {"sampler": batches.sampler, "batch_size": batches.batch_size, "drop_last": batches.drop_last}
         if not isinstance(arguments["sampler"], EpochSampler):
-            arguments["sampler"] = GivenOrder(arguments["sampler"], arguments["batch_size"])
+            order = GivenOrder(arguments["sampler"], arguments["batch_size"], arguments.get("drop_last", False))
+            arguments["sampler"] = order
         self.on_window: Callable[..., None] = lambda **info: None
         self.on_pass: Callable[..., None] = lambda **info: None
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
@@ -216,6 +232,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         super().__init__(data, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
         self.waiting: Waiting = lambda reading: False
         self._abandoned = threading.Event()  # no batch is waited for any more
+        self._passes = 0  # over windows, that go on
         self._ahead: tuple[Place, Future[Window]] | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._spool: Spool | None = None
@@ -223,10 +240,8 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         if windows.window_batches is not None:
             # The three buffers of a pass may not outweigh a small window; below 256 KiB reading slows down.
             chunk = min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64 // 4096 * 4096))
-            for name, array in (("colptr", store.colptr), ("row", store.row), ("x", store.x)):
-                row_bytes = array.itemsize * math.prod(array.shape[1:])
-                place = store.file_path(name), HEADER_BYTES, row_bytes, len(array)
-                self._arrays[name] = DiskArray(*place, chunk)
+            for name in ("colptr", "row", "x"):
+                self._arrays[name] = disk_array(store, name, chunk)
                 self._arrays[name].abandoned = self._abandoned
 
     def _with_labels(self, batch: Data) -> Data:
@@ -244,11 +259,11 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         data = self._with_labels(data)
         return data.pin_memory() if self.pin_memory else data
 
-    def _mapped_batches(self) -> Iterator[Data]:
-        share = self.sampler.share(self.sampler.epoch, self.sampler.start)
+    def _mapped_batches(self, epoch: int, start: int) -> Iterator[Data]:
+        share, sampler = self.sampler.share(epoch, start), self.node_sampler.at_epoch(epoch)
         for positions in share.split(self.batch_size) if len(share) else ():
             seeds = NodeSamplerInput(input_id=positions, node=self.input_data.node[positions])
-            drawn = self.node_sampler.sample_from_nodes(seeds)
+            drawn = sampler.sample_from_nodes(seeds)
             yield self._batch(
                 positions,
                 self.data.x,
@@ -267,15 +282,30 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             self.next_epoch = epoch
 
     def __iter__(self) -> Iterator[Data]:
+        self.store.check_maps()
         if self.next_epoch is not None:
             self.set_epoch(self.next_epoch)
             self.next_epoch += int(self.sampler.shuffle)
+        now = self.sampler.epoch, self.sampler.start  # another pass may begin while this one goes on
         if self.windows.window_batches is not None:
-            self._abandoned.clear()
-            return prefetch(self._window_batches(), waiting=self._waiting, abandon=self._abandoned.set)
+            return self._window_pass(*now)
         if self.num_workers:
+            begin_pass(self, "node_sampler", self.node_sampler, now[0])
             return cast("Iterator[Data]", super().__iter__())
-        return prefetch(self._mapped_batches())
+        return prefetch(self._mapped_batches(*now))
+
+    def _window_pass(self, epoch: int, start: int) -> Iterator[Data]:
+        self._abandoned.clear()
+        self._passes += 1
+
+        def abandon() -> None:
+            if self._passes == 1:
+                self._abandoned.set()
+
+        try:
+            yield from prefetch(self._window_batches(epoch, start), waiting=self._waiting, abandon=abandon)
+        finally:
+            self._passes -= 1
 
     def _waiting(self) -> bool:
         for name, array in self._arrays.items():
@@ -307,6 +337,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         """The window that starts at `place`, read from the spool, or else from the store."""
         if (window := self._spooled(place)) is not None:
             return window
+        self.store.check_maps()
         begun, read_before = time.monotonic(), self._bytes_read()
         seeds, num_nodes = self.seeds(place), self.store.num_nodes
         sampled = sample_windows([seeds], self._arrays["colptr"], self._arrays["row"])
@@ -364,9 +395,8 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
                 del window
         return self._executor.submit(self._prepare, place).result()
 
-    def _window_batches(self) -> Iterator[Data]:
-        epoch, start = self.sampler.epoch, self.sampler.start
-        place: Place | None = (epoch, start, 0) if len(self.sampler) else None
+    def _window_batches(self, epoch: int, start: int) -> Iterator[Data]:
+        place: Place | None = (epoch, start, 0) if self.sampler.count(start) else None
         while place is not None and place[:2] == (epoch, start):
             window = self._prepared(place)
             place = self.after(place, window)

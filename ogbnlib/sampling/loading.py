@@ -8,25 +8,30 @@ draw with pyg-lib or torch-sparse; `NodeLoader` and `LinkLoader` with `Store.sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import EdgeAttr, FeatureStore, GraphStore, TensorAttr
+from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.loader import LinkLoader, NodeLoader, link_loader, node_loader
 
 from ..config import TrainConfig
-from ..errors import InputError, parse_bytes
+from ..errors import InputError, format_bytes, parse_bytes, split_name
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from .budget import BatchShape, queued_bytes, usable_bytes
-from .loader import StoreLoader
+from .loader import StoreLoader, available_bytes, begin_pass
 from .policies import StoreLoaders
+from .sampler import CSCSampler
 
 _SHARE = 4  # of what is left, one part in four is spared for the model and its step
 
@@ -34,8 +39,10 @@ _SHARE = 4  # of what is left, one part in four is spared for the model and its 
 class _OneLoader(StoreLoaders):
     """The policy of `loading="store"` for the loader of one split, or of ids that are given."""
 
-    def __init__(self, store: Store, config: TrainConfig, split: str, ids: Tensor, limit: int | None) -> None:
-        self._split, self._ids, self._limit = split, ids, limit
+    def __init__(
+        self, store: Store, config: TrainConfig, split: str, ids: Tensor, limit: int | None, drop_last: bool
+    ) -> None:
+        self._split, self._ids, self._limit, self.drop_last = split, ids, limit, drop_last
         super().__init__(store, config, EventLog(None), 0, 1, self._spared)
 
     def _load(self, store: Store) -> Any:
@@ -65,6 +72,9 @@ def loader(
     shuffle: bool | None = None,
     seed: int = 0,
     num_workers: int = 0,
+    persistent_workers: bool = False,
+    drop_last: bool = False,
+    **others: Any,
 ) -> StoreLoader:
     """A PyG `NodeLoader` over a store on disk, with the batches that the trainer gets for the same seed and epoch.
 
@@ -76,7 +86,8 @@ def loader(
     hop, `batch_size`, and `input_id`, the seeds' places in `nodes`.
 
     Args:
-        nodes: a split's name, or distinct node ids or a mask of all nodes, numpy or torch; None, as in PyG, for all.
+        nodes: a split's name ("val" is "valid"), or distinct node ids or a mask of all nodes, numpy or torch; None, as
+            in PyG, for all.
         num_neighbors: a fan-out per layer, the seeds' first; -1 for all.
         memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its cgroup's, or what the
             machine has left. A quarter of what is left is spared for the model; where the rest does not hold the
@@ -84,27 +95,50 @@ def loader(
         shuffle: by default for "train" alone.
         seed: order and neighbors follow from it, not from `torch.manual_seed`: repeat an experiment with another one.
         num_workers: processes that sample, where the store fits; windows have no use for them.
+        persistent_workers: whether these live on from one pass to the next.
+        drop_last: leave out the last batch of a pass where it is smaller than the others.
 
     Raises:
         InputError: naming the argument and what is wrong with it.
     """
+    if others:
+        known = [name for name in inspect.signature(loader).parameters if name not in ("store", "others")]
+        raise InputError(
+            f"{', '.join(others)}: expected {', '.join(known)}; for what else torch's DataLoader takes, use PyG's "
+            "NodeLoader with store.sampler"
+        )
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
-    values = {"num_neighbors": num_neighbors, "batch_size": batch_size, "seed": seed, "num_workers": num_workers}
+    values: dict[str, Any] = {"num_neighbors": num_neighbors, "batch_size": batch_size, "seed": seed}
+    values |= {"num_workers": num_workers, "persistent_workers": persistent_workers}
     config = TrainConfig.create({"dataset": store.path, "loading": "store", **values})
     limit = None if memory_limit is None else parse_bytes(memory_limit)
+    split, ids = "train", torch.from_numpy(node_ids(nodes, store))
     if isinstance(nodes, str):
-        if nodes not in SPLITS:
+        split = split_name(nodes)
+    if drop_last and len(ids) < config.batch_size:
+        raise InputError(f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}")
+    return _OneLoader(store, config, split, ids, limit, bool(drop_last)).loader(bool(shuffle))
+
+
+def node_ids(nodes: Any, store: Store) -> Array:
+    """Return int64 ids [n] for a split's name, distinct node ids, a mask of all nodes, or None for all of them.
+
+    Raises:
+        InputError: for anything else, and for a split without nodes.
+    """
+    if isinstance(nodes, str):
+        name = split_name(nodes)
+        if name not in SPLITS:
             raise InputError(f"nodes: expected one of {', '.join(SPLITS)}, or node ids, got {nodes!r}")
-        split, ids = nodes, torch.from_numpy(store.splits[nodes])
-    else:
-        split, ids = "train", torch.from_numpy(node_ids(nodes, store.num_nodes))
-    return _OneLoader(store, config, split, ids, limit).loader(bool(shuffle))
-
-
-def node_ids(nodes: Any, num_nodes: int) -> Array:
-    """Distinct node ids, a mask of all nodes or None for all of them as int64 ids; `InputError` for anything else."""
-    ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
+        if not len(store.splits[name]):
+            raise InputError(f"nodes: expected a split with nodes, got {nodes!r}, which has none in {store.path}")
+        return store.splits[name]
+    num_nodes = store.num_nodes
+    try:
+        ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"nodes: expected node ids [n] in RAM, got {type(nodes).__name__} ({error})") from None
     if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
@@ -115,6 +149,103 @@ def node_ids(nodes: Any, num_nodes: int) -> Array:
     if len(np.unique(ids)) < len(ids):
         raise InputError(f"nodes: expected each once, got {len(ids) - len(np.unique(ids))} repeats")
     return ids.astype(np.int64)
+
+
+def to_data(store: Store) -> Data:
+    """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
+
+    It has `x` float32 [N, F], `y` int64 [N] (-1 where there is no label), `edge_index` int64 [2, E], source above
+    destination, column by column, reverse edges included, and `train_mask`, `val_mask`, `test_mask` bool [N]. They take
+    4 * N * F + 16 * E + 11 * N bytes: 102 GB for ogbn-papers100M.
+
+    Raises:
+        InputError: where they take more than this process has left; for a checksum that is not that of store.json.
+    """
+    needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
+    if needed > (left := available_bytes()):
+        found = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(left)} are left"
+        raise InputError(f"{store.path}: {found}; use store.loader, which reads batch by batch")
+    masks = {}
+    for split, name in zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True):
+        masks[name] = torch.zeros(store.num_nodes, dtype=torch.bool)
+        masks[name][torch.from_numpy(store.splits[split])] = True
+    x, y = torch.from_numpy(store.read("x", np.float32)), torch.from_numpy(store.read("y", np.int64))
+    return Data(x=x, y=y, edge_index=torch.from_numpy(store.read_edge_index()), **masks)
+
+
+# PyG's own loaders ---------------------------------------------------------------------------------------------------
+
+
+class PassSampler(CSCSampler):
+    """A `CSCSampler` for PyG's own loaders: each pass is an epoch, with new neighbors and new negatives.
+
+    They follow from `seed`, from the number of the pass, and from the loader's place among those over this sampler, in
+    the order in which they begin. `torch.manual_seed`, workers and the passes of other loaders change nothing.
+
+    `NodeLoader(stores, sampler)`, `LinkLoader(stores, sampler)`, `NeighborLoader(stores, fan_outs,
+    neighbor_sampler=sampler)` and `LinkNeighborLoader` take it; `stores` is a pair of `StoreFeatures` and `StoreGraph`,
+    and the sampler's own fan-outs count.
+    """
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._passes = weakref.WeakKeyDictionary[Any, list[int]]()  # by loader: its number, passes begun
+        self._loaders = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have each loader go on with its pass number `epoch`, 0 being the first: after an interruption, say."""
+        super().set_epoch(epoch)
+        for entry in self._passes.values():
+            entry[1] = -1
+
+    def next_epoch(self, loader: Any) -> int:
+        """Return the epoch of the pass that `loader` begins."""
+        if loader not in self._passes:
+            self._passes[loader] = [self._loaders, -1]
+            self._loaders += 1
+        self._passes[loader][1] += 1
+        number, begun = self._passes[loader]
+        return int(self._epoch_value[0]) + begun + (number << 32)
+
+
+def _with_passes(begin: Callable[[Any], Iterator[Any]], name: str) -> Callable[[Any], Iterator[Any]]:
+    """`begin`, the `__iter__` of a loader, which tells the loader's sampler that a pass begins."""
+
+    @functools.wraps(begin)
+    def iterate(loader: Any) -> Iterator[Any]:
+        sampler, data = getattr(loader, name), loader.data
+        if isinstance(data, tuple) and isinstance(data[0], StoreFeatures):
+            data[0].store.check_maps()
+        if isinstance(sampler, PassSampler):
+            begin_pass(loader, name, sampler, sampler.next_epoch(loader))
+        return begin(loader)
+
+    return iterate
+
+
+def _input_nodes(of_pyg: Callable[..., Any], data: Any, nodes: Any, input_id: Any = None) -> Any:
+    """Take seeds of a loader over a store as `store.loader` does, where they are no tensor of ids."""
+    ids = isinstance(nodes, Tensor) and nodes.dtype == torch.int64
+    if isinstance(data, tuple) and isinstance(data[0], StoreFeatures) and not ids:
+        found = torch.from_numpy(node_ids(nodes, data[0].store))
+        is_mask = nodes is not None and np.asarray(nodes).dtype.kind == "b"
+        nodes, input_id = found, found if is_mask and input_id is None else input_id  # PyG gives those of a mask so
+    return of_pyg(data, nodes, input_id)
+
+
+def _input_edges(of_pyg: Callable[..., Any], data: Any, edges: Any) -> Any:
+    """Take edges of a loader over a store as over a `Data`: a tensor [2, n], alone or in a pair, or None for all."""
+    if isinstance(data, tuple) and isinstance(data[0], StoreFeatures):
+        edges = edges[1] if isinstance(edges, tuple | list) and len(edges) == 2 and edges[0] is None else edges
+        edges = None, torch.from_numpy(data[0].store.read_edge_index()) if edges is None else edges
+    return of_pyg(data, edges)
+
+
+# PyG has no other place for this: nothing tells a sampler that a pass begins, and a bare assert refuses other inputs.
+NodeLoader.__iter__ = _with_passes(NodeLoader.__iter__, "node_sampler")
+LinkLoader.__iter__ = _with_passes(LinkLoader.__iter__, "link_sampler")
+node_loader.get_input_nodes = functools.partial(_input_nodes, node_loader.get_input_nodes)
+link_loader.get_edge_label_index = functools.partial(_input_edges, link_loader.get_edge_label_index)
 
 
 # PyG's own interfaces ------------------------------------------------------------------------------------------------
@@ -128,7 +259,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
 
     def __init__(self, store: Store) -> None:
         super().__init__()
-        self._store = store
+        self.store = store
         store.advise_random()
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
@@ -137,19 +268,19 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
         if attr.attr_name not in ("x", "y"):
             return None
-        array = self._store.x if attr.attr_name == "x" else self._store.y
+        array = self.store.x if attr.attr_name == "x" else self.store.y
         index = attr.index
         index = index.numpy() if isinstance(index, Tensor) else slice(None) if index is None else index
         return torch.from_numpy(np.asarray(array[index]).astype(np.float32 if attr.attr_name == "x" else np.int64))
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
-        return self._store.files[attr.attr_name].shape
+        return self.store.files[attr.attr_name].shape
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise InputError(f"{self._store.path}: a store is read only; write a new one")
+        raise InputError(f"{self.store.path}: a store is read only; write a new one")
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
-        raise InputError(f"{self._store.path}: a store is read only; write a new one")
+        raise InputError(f"{self.store.path}: a store is read only; write a new one")
 
 
 class StoreGraph(GraphStore):  # type: ignore[misc]

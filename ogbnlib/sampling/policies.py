@@ -63,6 +63,7 @@ class Loaders:
 
     y: Tensor
     waiting: Waiting = staticmethod(lambda reading: False)
+    drop_last = False  # an incomplete last batch is trained on too
 
     def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int, reserve: Reserve):
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
@@ -93,10 +94,12 @@ class Loaders:
         config = self.config
         input_nodes = self.splits[split]
         batch_size = config.batch_size if shuffle else config.eval_batch_size or config.batch_size
-        share = {"rank": self.rank, "num_ranks": self.num_ranks, "batch_size": batch_size}
+        share: dict[str, Any] = {"rank": self.rank, "num_ranks": self.num_ranks, "batch_size": batch_size}
+        share["drop_last"] = self.drop_last
         return {
             "input_nodes": input_nodes,
             "batch_size": batch_size,
+            "drop_last": self.drop_last,
             "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed, **share),
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,

@@ -24,6 +24,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerIn
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
+from ..files import Stamp, check_same
 from ..graph.bits import GAMMA, kernel
 from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
 
@@ -227,10 +228,13 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(f"colptr: expected fewer than 2**32 nodes, found {nodes}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
         self._seed = np.uint64(self.seed & (2**64 - 1))
+        self._share_epoch()
+        self._draw(np.empty(0, np.int64), 0)  # compile here, once, and not in every forked worker
+
+    def _share_epoch(self) -> None:
         if not self._epoch.is_shared():
             self._epoch.share_memory_()
         self._epoch_value = self._epoch.numpy()
-        self._draw(np.empty(0, np.int64), 0)  # compile here, once, and not in every forked worker
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("num_neighbors", "seed", "fixed", "_where", "_epoch", "_expected")
@@ -238,7 +242,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._given = tuple(np.memmap(**g) if isinstance(g, dict) else g for g in state["_given"])
+        self._given = tuple(_mapped_again(**g) if isinstance(g, dict) else g for g in state["_given"])
         self._prepare()
 
     def _damaged(self, problem: str) -> InputError:
@@ -252,6 +256,15 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         The epoch lies in shared memory, so DataLoader workers that are already running see it too.
         """
         self._epoch_value[0] = epoch
+
+    def at_epoch(self, epoch: int) -> CSCSampler:
+        """Return a sampler over the same arrays with an epoch of its own."""
+        other = CSCSampler.__new__(CSCSampler)
+        other.__dict__.update(self.__dict__)
+        other._epoch = torch.zeros(1, dtype=torch.int64)
+        other._share_epoch()
+        other.set_epoch(epoch)
+        return other
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
@@ -360,6 +373,17 @@ def _reference(given: Any) -> Any:
     """How to map a whole file again, for a `np.memmap` that is not a slice (a slice's `offset` is not its own)."""
     base: Any = getattr(given, "base", None)
     if isinstance(given, np.memmap) and isinstance(base, mmap.mmap) and given.filename and given.mode != "c":
+        before = getattr(given, "stamp", None)
+        if before is not None:  # here too, as the error of a process that is just starting is lost
+            check_same(given.filename, before)
         parts = {"dtype": given.dtype.str, "offset": given.offset, "shape": given.shape}
-        return {"filename": str(given.filename), "mode": "r", **parts}
+        return {"file": str(given.filename), "before": before, **parts}
     return given
+
+
+def _mapped_again(file: str, before: Stamp | None, **parts: Any) -> Any:
+    array: Any = np.memmap(file, mode="r", **parts)
+    if before is not None:
+        check_same(file, before)
+    array.stamp = before
+    return array

@@ -31,7 +31,7 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Count, counted
-from .data import ArraySource, Source
+from .data import ArraySource, Source, mask_ids
 from .official import OFFICIAL_DIR, locate_official, open_official
 from .ogb import open_raw, stamps
 from .tables import find_files, is_tables, open_tables, origin_of_files
@@ -197,10 +197,11 @@ def open_source(name: StrPath) -> tuple[Source, dict[str, Any]]:
 def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any) -> Store:
     """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index`, `train_mask`, `val_mask`, `test_mask`.
 
-    Edges keep their order within a column. What else the `Data` holds is not kept, which is said on standard error.
+    Edges keep their order within a column. A message on standard error names what else the `Data` holds, such as
+    edge_attr, which a store does not keep, and features that are rounded.
 
     Args:
-        splits: node ids, or masks, of train, valid and test, instead of the masks.
+        splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for an empty one.
         options: num_classes and name; and those of `convert`.
 
     Raises:
@@ -211,23 +212,34 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
         raise InputError(
             "data: expected a Data of one kind of node and edge, got a HeteroData; see its to_homogeneous()"
         )
+    if not hasattr(data, "to_dict"):
+        raise InputError(f"data: expected a PyG Data such as dataset[0], got {type(data).__name__}")
     masks = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
     wanted = ["edge_index", "x", "y", *masks.values()]
     held = {str(name): value for name, value in data.to_dict().items() if value is not None}
     if missing := [name for name in wanted if name not in held]:
         hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if set(missing) & {*masks.values()} else ""
+        if "edge_index" in missing and "adj_t" in held:
+            hint = "; set data.edge_index, of the edges that adj_t was made from"
         raise InputError(f"data: expected {', '.join(wanted)}, found no {', '.join(missing)}{hint}")
     for mask in masks.values():
-        if held[mask].ndim != 1 or str(held[mask].dtype) != "torch.bool":
+        if (ids := mask_ids(held[mask], held["x"].shape[0])) is None:
             found = f"{held[mask].dtype} {list(held[mask].shape)}"
-            raise InputError(f"data.{mask}: expected booleans [N], got {found}; pass splits, of one of them where many")
+            columns = ", ".join(f"'{split}': data.{name}[:, 0]" for split, name in masks.items())
+            many = f"; pass one column of each, splits={{{columns}}}" if held[mask].ndim == 2 else ""
+            raise InputError(f"data.{mask}: expected booleans [N], got {found}{many}")
+        held[mask] = ids
     others = sorted(set(held) - {*wanted, "num_nodes", "train_mask", "val_mask", "test_mask"})
     if others:
         print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
+    if held.get("num_nodes", len(held["x"])) != len(held["x"]):
+        raise InputError(f"data.num_nodes: expected {len(held['x'])}, one a row of x, got {held['num_nodes']}")
     splits = {split: held[mask] for split, mask in masks.items()} if splits is None else splits
     named = {name: options.pop(name, None) for name in ("name", "num_classes")}
     name = named["name"] or Path(path).absolute().name
     source = ArraySource.from_arrays(name, held["edge_index"], held["x"], held["y"], splits, named["num_classes"])
+    if source.x.dtype.itemsize > source.feature_dtype.itemsize and not options.get("feature_dtype"):
+        print(f"{path}: x is {source.x.dtype}, and kept as {source.feature_dtype}", file=sys.stderr)
     return convert(source, path, **options)
 
 

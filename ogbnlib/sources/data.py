@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, split_name
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
 from ..graph.npz import Array
@@ -96,7 +96,11 @@ class ArraySource(Source):
             raise InputError(f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}")
         num_nodes = len(x)
         if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-            raise InputError(f"y: expected one label for each of the {num_nodes} rows of x, got shape {list(y.shape)}")
+            found = f"got shape {list(y.shape)}"
+            raise InputError(
+                f"y: expected one label for each of the {num_nodes} rows of x, {found}; a node has one class: pass "
+                "y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
+            )
         if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
             found = f"{edge_index.dtype} {list(edge_index.shape)}"
             raise InputError(f"edge_index: expected whole numbers [2, E], got {found}")
@@ -123,6 +127,8 @@ class ArraySource(Source):
 def _numpy(value: Any, name: str) -> Array:
     """An array or a torch tensor (on any device) as numpy, without a copy where there need be none."""
     try:
+        if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+            value = value.float()  # numpy has no bfloat16; float32 holds each of its values
         array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name}: expected a numpy array or a torch tensor numpy can hold; {error}") from None
@@ -131,16 +137,24 @@ def _numpy(value: Any, name: str) -> Array:
     return array
 
 
+def mask_ids(values: Any, num_nodes: int) -> Array | None:
+    """Return the node ids that a mask [N] of booleans, or of zeros and ones, holds; None for anything else."""
+    mask = _numpy(values, "mask")
+    if mask.shape != (num_nodes,) or (mask.dtype.kind != "b" and not np.isin(mask, (0, 1)).all()):
+        return None
+    return np.flatnonzero(mask)
+
+
 def _split_ids(splits: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
-    """int64 ids of the three splits, given as ids or as boolean masks over all nodes."""
-    if not isinstance(splits, Mapping) or sorted(splits) != sorted(SPLITS):
-        found = sorted(splits) if isinstance(splits, Mapping) else type(splits).__name__
-        raise InputError(f"splits: expected a dict with train, valid and test, got {found}")
-    found_ids = {}
+    """Return int64 ids of the three splits, which are ids, masks of booleans or, from three nodes on, of 0 and 1."""
+    names = sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
+    if names != sorted(SPLITS):
+        raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
+    splits, found_ids = {split_name(name): ids for name, ids in splits.items()}, {}
     for name in SPLITS:
         ids = _numpy(splits[name], f"splits[{name!r}]")
-        if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
-            ids = np.flatnonzero(ids)
+        if (ids.dtype.kind == "b" or num_nodes > 2) and (of_mask := mask_ids(ids, num_nodes)) is not None:
+            ids = of_mask
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise InputError(f"splits[{name!r}]: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
         found_ids[name] = ids.astype(np.int64)

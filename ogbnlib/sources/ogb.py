@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, clear_errors
-from ..files import StrPath, home, likeness, new_folder, write_json
+from ..files import Stamp, StrPath, home, likeness, new_folder, stamp, write_json
 from ..graph import npz
-from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes
+from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
-from ..graph.store import META, GraphSize
+from ..graph.store import GraphSize
 from .data import ArraySource, Source
 
 RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
@@ -30,15 +30,14 @@ _MAPPING = """Node i is row i of node_feat and node_label in raw/; label c is cl
 """
 
 
-Stamps = dict[str, tuple[int, int, int]]
+Stamps = dict[str, Stamp]
 
 
 def stamps(folder: Path) -> Stamps:
     """Size, mtime in ns and inode of each file that a data set in one of OGB's layouts is read from, by its path."""
     files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
     files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
-    stats = ((str(file.relative_to(folder)), file.stat()) for file in files)
-    return {name: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats}
+    return {str(file.relative_to(folder)): stamp(file) for file in files}
 
 
 def check_unchanged(folder: Path, before: Stamps) -> None:

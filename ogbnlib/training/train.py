@@ -218,6 +218,9 @@ def train_prepared(
         log.mark("dataset", path=str(store.path), **asdict(store.size))
         log.mark("note", ranks=ranks.num_ranks)
         say = functools.partial(note, log=log, progress=progress)
+        if empty := [split for split in config.eval_splits if not store.num_seeds[split]]:
+            say(f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated")
+            config = config.replace(eval_splits=[split for split in config.eval_splits if split not in empty])
         if ranks.num_ranks > 1 and not config.on_disk:
             text = f"each of the {ranks.num_ranks} ranks holds its own copy of the data; loading=store shares one"
             log.mark("note", text=text)

@@ -22,8 +22,8 @@ from ogbnlib import files
 from ogbnlib.errors import InputError
 from ogbnlib.files import new_folder
 from ogbnlib.graph import npz, store, writer
-from ogbnlib.graph.checks import index_dtype
-from ogbnlib.graph.store import HEADER_BYTES, META, SPLITS, Store, npy_header, open_store
+from ogbnlib.graph.checks import HEADER_BYTES, META, SPLITS, expected_arrays, index_dtype, meta_crc32, npy_header
+from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter, verify_store
 from ogbnlib.sources.convert import convert
 
@@ -67,7 +67,7 @@ def rewritten(path: Path, name: str, change: Callable[[np.ndarray], object]) -> 
 
 def change_meta(path: Path, meta: dict[str, Any]) -> None:
     meta.pop("crc32", None)
-    (path / META).write_text(json.dumps({**meta, "crc32": store._meta_crc32(meta)}, indent=2) + "\n")
+    (path / META).write_text(json.dumps({**meta, "crc32": meta_crc32(meta)}, indent=2) + "\n")
 
 
 def test_a_broken_column_is_found_wherever_the_chunks_are_cut(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +164,11 @@ def test_index_types_change_at_two_to_the_31() -> None:
     assert index_dtype(2**31 - 1) == np.int32
     assert index_dtype(2**31) == np.int64
     sizes = {"num_nodes": 111_059_956, "num_edges": 3_231_371_744, "num_features": 128, "num_classes": 172}
-    expected = store._expected(sizes)
+    expected = expected_arrays(sizes)
     assert expected["row"] == (("<i4",), (3_231_371_744,))
     assert expected["colptr"] == (("<i8",), (111_059_957,))
-    assert store._expected({**sizes, "num_nodes": 2**31})["row"][0] == ("<i8",)
-    assert store._expected({**sizes, "num_classes": 40_000})["y"][0] == ("<i8",)
+    assert expected_arrays({**sizes, "num_nodes": 2**31})["row"][0] == ("<i8",)
+    assert expected_arrays({**sizes, "num_classes": 40_000})["y"][0] == ("<i8",)
 
 
 def test_columns_beyond_two_to_the_31_edges_are_checked_where_they_are() -> None:

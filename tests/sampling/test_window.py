@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.errors import InputError
+from ogbnlib.graph.checks import HEADER_BYTES
 from ogbnlib.graph.disk import CHUNK_BYTES, DiskArray, Interrupted
-from ogbnlib.graph.store import HEADER_BYTES, Store
+from ogbnlib.graph.store import Store
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sampling.window import Seeds, Window, compile_lookahead, sample_windows
 from ogbnlib.sources.convert import convert

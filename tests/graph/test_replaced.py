@@ -1,0 +1,145 @@
+"""A store that is replaced or written to while it is in use is refused, never read on."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.loader import NodeLoader
+
+from ogbnlib import InputError, TrainConfig, open_store, train
+from ogbnlib.graph.disk import disk_array
+from ogbnlib.graph.store import Store
+from ogbnlib.training.trainer import Trainer
+
+SENTENCE = r"(npy|json): expected the file as it was when this process opened the data, found it replaced, changed or"
+
+
+def rename(new: Path, old: Path) -> None:
+    """As after `rm -r old; mv new old`."""
+    shutil.rmtree(old)
+    new.rename(old)
+
+
+def remove(new: Path, old: Path) -> None:
+    shutil.rmtree(old)
+
+
+def write_over(new: Path, old: Path) -> None:
+    """As `cp new/* old/` does: the same inodes with other content."""
+    shutil.copytree(new, old, dirs_exist_ok=True)
+
+
+def replace_arrays(new: Path, old: Path) -> None:
+    """Of the files those alone that are read late; as `rsync` does, with their times."""
+    for name in ("x", "row", "colptr", "y"):
+        shutil.copy2(new / f"{name}.npy", old / "beside")
+        (old / "beside").rename(old / f"{name}.npy")
+
+
+@pytest.fixture
+def old(tiny_store: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_store, tmp_path / "old"))
+
+
+@pytest.fixture
+def new(old: Path, tmp_path: Path) -> Path:
+    """The same graph with other features and labels; each file has the size of the old one's."""
+    data = open_store(old).to_data()
+    data.x, data.y = data.x.flip(0), torch.where(data.y >= 0, 3 - data.y, data.y)
+    splits = open_store(old).splits
+    return Store.from_data(data, tmp_path / "new", splits=splits, num_classes=4, name="tiny", progress=False).path
+
+
+def sampled_elsewhere(store: Store, sampler: Any) -> None:
+    pickle.loads(pickle.dumps(sampler))
+
+
+USES: dict[str, Callable[[Store, Any], object]] = {
+    "map": lambda store, sampler: store.y,
+    "read": lambda store, sampler: store.read("x"),
+    "splits": lambda store, sampler: store.splits,
+    "windows": lambda store, sampler: disk_array(store, "x"),
+    "loader": lambda store, sampler: store.loader("train", memory_limit="1 MB"),
+    "all of it": lambda store, sampler: store.to_data(),
+    "worker's sampler": sampled_elsewhere,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("change", [rename, remove, write_over, replace_arrays])
+def test_a_file_that_is_opened_is_the_one_that_was_there(
+    use: str, change: Callable[[Path, Path], None], old: Path, new: Path
+) -> None:
+    store = open_store(old)
+    sampler = store.sampler([2])
+    before = np.array(store.row)
+    change(new, old)
+    if use == "splits" and change is replace_arrays:
+        assert len(store.splits["train"]) == 120  # these files are as they were
+        return
+    with pytest.raises(InputError, match=SENTENCE):
+        USES[use](store, sampler)
+    if change in (rename, replace_arrays):  # a map outlives the name of its file
+        np.testing.assert_array_equal(store.row, before)
+
+
+def test_a_store_that_is_sent_to_a_worker_is_the_one_that_was_opened(old: Path, new: Path) -> None:
+    store = open_store(old)
+    sent = pickle.dumps(store)
+    rename(new, old)
+    for meet in (lambda: pickle.dumps(store), lambda: pickle.loads(sent)):
+        with pytest.raises(InputError, match=SENTENCE):
+            meet()
+    assert open_store(old).read("y").max() == 3
+
+
+@pytest.mark.parametrize("make", ["own", "windows", "PyG's"])
+def test_a_pass_over_files_that_were_written_to_is_refused(make: str, old: Path, new: Path) -> None:
+    store = open_store(old)
+    if make == "PyG's":
+        loader: Any = NodeLoader((store.feature_store(), store.graph_store()), store.sampler([2]), batch_size=64)
+    else:
+        loader = store.loader(None, batch_size=64, memory_limit="1 MB" if make == "windows" else None)
+    assert len(list(loader)) == 5
+    write_over(new, old)
+    with pytest.raises(InputError, match=SENTENCE):
+        list(loader)
+
+
+def test_a_copy_with_the_times_of_the_original_is_the_same_store(old: Path, tmp_path: Path) -> None:
+    store = open_store(old)
+    shutil.copytree(old, tmp_path / "copy")  # copies times too
+    rename(tmp_path / "copy", old)
+    assert store.x.shape == (300, 8)
+    assert len(store.splits["train"]) == 120
+
+
+@pytest.mark.parametrize("values", [{"lookahead": "300 kB"}, {"lookahead": "off"}], ids=["windows", "page cache"])
+def test_a_run_whose_store_is_replaced_ends_and_goes_on_with_the_old_one(
+    values: dict[str, Any], old: Path, new: Path, tiny_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: TrainConfig = tiny_config(dataset=str(old), loading="store", epochs=3, num_workers=0, **values)
+    kept = shutil.copytree(old, tmp_path / "kept")
+    plain = train(config).model.state_dict()
+    evaluate = Trainer.evaluate
+
+    def replacing(self: Trainer, split: str) -> float:
+        if self.state.position and self.state.epoch == 1 and new.exists():
+            write_over(new, old) if values["lookahead"] == "off" else rename(new, old)
+            shutil.rmtree(new, ignore_errors=True)
+        return evaluate(self, split)
+
+    monkeypatch.setattr(Trainer, "evaluate", replacing)
+    with pytest.raises(InputError, match=SENTENCE):
+        train(config, tmp_path / "run")
+    shutil.rmtree(old)
+    kept.rename(old)
+    resumed = train(config, tmp_path / "run", resume=True).model.state_dict()
+    assert all(torch.equal(resumed[name], plain[name]) for name in plain)
