@@ -216,7 +216,7 @@ def train(
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")] = None,
     config_file: ConfigFile = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; without it nothing is limited.')] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, or start.")] = False,
     limit_by: Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")] = "auto",
     ranks: Annotated[int, typer.Option(help="Processes that train together, under the one limit.")] = 1,
     as_json: Json = False,
@@ -230,10 +230,12 @@ def train(
 
     values, memory_limit = _given(config_file, set_, memory_limit)
     run_dir = home(run_dir)
-    if resume:
-        if not (run_dir / CONFIG).is_file():
-            raise InputError(f"{run_dir}: expected a run to resume ({CONFIG}), found none; start it without --resume")
+    if resume and (run_dir / CONFIG).is_file():
         values = {**Run(run_dir).config.model_dump(), **values}
+    elif resume and "dataset" not in values:
+        raise InputError(
+            f"{run_dir}: expected a run to resume ({CONFIG}), or --set dataset=... to start one, found none"
+        )
     config = TrainConfig.create(values)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if memory_limit is not None or ranks != 1:

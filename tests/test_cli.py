@@ -95,7 +95,7 @@ MISTAKES = [
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "num_neighbors=3;2"], "num_neighbors: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "undirected=maybe"], "undirected: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--memory-limit", "8"], "memory_limit: "),
-    (["train", "--run-dir", "run", "--set", "dataset=none", "--resume"], "run: expected a run to resume"),
+    (["train", "--run-dir", "run", "--set", "dataset=none", "--resume"], "none: "),
     (["train", "--run-dir", "run", "--resume"], "run: expected a run to resume"),
     (["diagnose", "--exit-code", "abc"], "--exit-code: expected 0 to 255"),
     (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),

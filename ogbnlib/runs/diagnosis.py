@@ -6,7 +6,9 @@ this library's own watchdog); without it the answer is "cause unknown" with the 
 
 from __future__ import annotations
 
+import contextlib
 import html
+import os
 import re
 import shlex
 import sys
@@ -400,11 +402,22 @@ def _unfinished(result: Mapping[str, Any], tally: Tally, where: str, at_work: bo
     return "no result", text, remedy
 
 
+def sbatch_resumption(run_dir: Path) -> str:
+    """The command that goes on with a run in a Slurm job, for the folder that it was submitted from."""
+    script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
+    with contextlib.suppress(ValueError):
+        run_dir = run_dir.resolve().relative_to(Path.cwd())
+    return f"sbatch slurm/{script}.sbatch --run-dir {shlex.quote(str(run_dir))} --resume"
+
+
 def resumption(run_dir: Path, result: Mapping[str, Any]) -> str:
-    """The call that goes on with a run, in a notebook and in a shell."""
+    """The call that goes on with a run, in a notebook and in a shell; in a Slurm job a shell submits another job."""
     limit = result.get("memory_limit_bytes")
     size = f"{limit / MB:.0f} MB" if limit else ""
     call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
+    if job := os.environ.get("SLURM_JOB_ID"):
+        command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job} (squeue --jobs={job})"
+        return f"{call}, or {command}" if "ipykernel" in sys.modules else command
     command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
     return f"{call}, or `{command}" + (f" --memory-limit '{size}'`" if limit else "`")
 
@@ -435,6 +448,8 @@ def explain(
     code = int(result["exit_code"])
     if code == 0:
         done = f"Finished without an error {after.replace('after', 'in')}{_limited(result)}{_at_most(result)}."
+        if kills := result.get("oom_kills"):
+            done += f" But the kernel's out-of-memory killer ended {kills} of its processes: what they made is missing."
         return Diagnosis(" ".join([done, *climbs]), "finished", 0, label, *told)
     if result.get("killed_by"):
         limit = (result.get("outer_limit") or {}).get("limit_bytes", result.get("memory_limit_bytes"))
@@ -446,6 +461,7 @@ def explain(
         if code == 135 and config is not None and not config.num_workers:
             remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
         if config is not None:
+            remedy = remedy.replace("resume=True (--resume)", "resume=True")
             remedy = remedy.replace("go on with resume=True", f"go on with {resumption(run_dir, result)}")
         if code == 137 and _limited(result):
             text.append("The limit's own evidence shows no out-of-memory kill.")

@@ -378,15 +378,12 @@ def standing(run_dir: Path, tally: Tally, limit_bytes: int | None) -> tuple[str,
 def _check_kind(run_dir: Path, *, resume: bool) -> None:
     """Refuse a folder that is none for this run, without reading anything in it."""
     existing = (run_dir / CONFIG).is_file()
-    if resume:
-        if not existing:
-            raise InputError(f"{run_dir}: expected a run to resume ({CONFIG}), found none; start it without resume")
-    elif run_dir.is_dir() and any(path.name != LOCK and not path.match(TORN_FILES) for path in run_dir.iterdir()):
-        what = "a run" if existing else "other files"
-        raise InputError(
-            f"{run_dir}: expected a new or empty folder, found {what} in it; resume it or name another one"
-        )
-    elif run_dir.exists() and not run_dir.is_dir():
+    if resume and existing:
+        return
+    if run_dir.is_dir() and any(path.name != LOCK and not path.match(TORN_FILES) for path in run_dir.iterdir()):
+        what, remedy = ("a run", "resume it or name") if existing else ("other files", "name")
+        raise InputError(f"{run_dir}: expected a new or empty folder, found {what} in it; {remedy} another one")
+    if run_dir.exists() and not run_dir.is_dir():
         raise InputError(f"{run_dir}: expected a folder for the run, found a file")
 
 
@@ -471,10 +468,11 @@ def own_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> I
 
     Yields the run as it was before, and the lock's descriptor. A new run's config.json is written here, a resumed one's
     by the trainer, once it has accepted data set and checkpoint. Without a config it is that of another command.
+    `resume` in a new or empty folder starts a new run, so that one command serves every attempt of a Slurm job.
 
     Raises:
-        InputError: when another process trains in the folder, when it holds another run, or when `resume` finds none
-            or one that the config does not continue; nothing but the lock's own file is written then.
+        InputError: when another process trains in the folder, when it holds another run or other files, or when
+            `resume` finds a run that the config does not continue; nothing but the lock's own file is written then.
     """
     _check_kind(run_dir, resume=resume)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -482,7 +480,8 @@ def own_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> I
     with clear_errors(run_dir), locked(run_dir) as lock:
         _check_kind(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
-        if resume and config is not None:
+        resumed = (run_dir / CONFIG).is_file()
+        if resumed and config is not None:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
             done = 0
             with contextlib.suppress(InputError):  # of a damaged metrics.csv; the checkpoint knows too
@@ -491,6 +490,6 @@ def own_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> I
                 raise InputError(f"epochs: the run is already at epoch {done}, got epochs={config.epochs}")
         for torn in run_dir.glob(TORN_FILES):
             torn.unlink(missing_ok=True)
-        if not resume and config is not None:
+        if config is not None and not resumed:
             config.save(run_dir / CONFIG)
         yield run, lock

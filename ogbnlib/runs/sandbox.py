@@ -146,7 +146,8 @@ def run(
             less can be had here, that is the limit.
         run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
             called `name`, or by data set and policy.
-        resume: Go on from the run's last checkpoint. A run of this very config that has finished is returned as it is.
+        resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A run of this very config
+            that has finished is returned as it is.
         limit_by: "auto", or one of `limits.KINDS`.
         echo: Relay the child's output; it is in `output.log` either way.
         live: In a notebook, draw its memory as it grows.

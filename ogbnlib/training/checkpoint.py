@@ -201,7 +201,7 @@ def load_checkpoint(
             raise InputError(
                 f"{'; '.join(damages)}; there is no other one: put a copy back, or begin anew in a new run_dir"
             )
-        return State(), [], False
+        return State(), [f"{run_dir}: no checkpoint to resume from; training starts from the beginning"], False
     notes = check_changes(content["config"], config, run_dir)
     _check_data(path, content["data"], data)
     for name, part in parts.items():

@@ -90,7 +90,7 @@ def train(
     Args:
         config: What to train.
         run_dir: Where config, timeline, events, metrics and checkpoints go; None keeps nothing on disk.
-        resume: Go on from the run's last checkpoint.
+        resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
         model: Your own in place of `config.model`, which then is the path of its class; a resumption needs one again.
             It is called as `own.Call` says, and trained itself.
 

@@ -175,6 +175,20 @@ def test_what_was_no_kill_is_not_called_one(tmp_path: Path, code: int) -> None:
     assert remedy.replace("resume=True", call) in found.text
 
 
+def test_inside_a_slurm_job_a_run_goes_on_in_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.chdir(tmp_path)
+    for name, script in (("train-7", "train"), ("train_ddp-7", "train_ddp")):
+        found = diagnose(write_run(tmp_path / "runs" / name, exit_code=75))
+        command = f"`sbatch slurm/{script}.sbatch --run-dir runs/{name} --resume`"
+        assert found.remedy == f"go on with {command}, unless Slurm requeued job 7 (squeue --jobs=7)"
+
+
+def test_a_child_killed_for_its_memory_in_a_command_that_ended_with_0_is_named(tmp_path: Path) -> None:
+    found = diagnose(write_run(tmp_path, exit_code=0, oom_kills=2))
+    assert "the kernel's out-of-memory killer ended 2 of its processes" in found.text
+
+
 def test_a_folder_without_a_timeline_is_still_diagnosed(tmp_path: Path) -> None:
     write_run(tmp_path, exit_code=1)
     (tmp_path / "timeline.csv").unlink()

@@ -52,6 +52,27 @@ def test_one_process_does_not_train_twice_in_a_folder(tiny_config: Config, tmp_p
         train(tiny_config(), tmp_path / "run", resume=True)
 
 
+@pytest.mark.parametrize("start", [train, run])
+def test_resuming_in_an_empty_or_missing_folder_starts_a_run_and_says_so(
+    tiny_config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str], start: Callable[..., object]
+) -> None:
+    config, folder = tiny_config(epochs=1).replace(progress="lines"), tmp_path / "run"
+    if start is train:
+        folder.mkdir()
+    start(config, run_dir=folder, resume=True)
+    assert f"{folder}: no checkpoint to resume from; training starts from the beginning" in capfd.readouterr().out
+    start(config.replace(epochs=2), run_dir=folder, resume=True)  # the same command goes on
+    assert "no checkpoint" not in capfd.readouterr().out
+    assert Run(folder).metrics["epoch"].tolist() == [1, 2]
+
+
+def test_resuming_in_a_folder_of_something_else_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match="expected a new or empty folder, found other files in it; name another one"):
+        train(tiny_config(), tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_a_folder_with_nothing_but_a_lock_is_as_good_as_new(tiny_config: Config, tmp_path: Path) -> None:
     with locked(tmp_path):
         pass
