@@ -170,7 +170,7 @@ def test_replace_validates_like_a_new_config() -> None:
         ({"train_eval": "every_epoch", "eval_every": 2}, [[], ["train", "valid", "test"], ["train", "valid", "test"]]),
         ({"train_eval": "never", "eval_every": 5, "eval_splits": "valid"}, [[], [], ["valid"]]),
         ({"train_eval": "final", "eval_splits": ""}, [[], [], ["train"]]),
-        ({"train_eval": "every_epoch", "eval_splits": ""}, [[], [], []]),
+        ({"train_eval": "every_epoch", "eval_splits": ""}, [["train"], ["train"], ["train"]]),
     ],
     ids=str,
 )
