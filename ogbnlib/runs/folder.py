@@ -313,10 +313,11 @@ class Run:
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """The limit of the last attempt in a child process; None where it had none."""
+        """The limit of the last attempt; None where it had none."""
+        if self.result:
+            return self.result.get("memory_limit_bytes")
         starts = [event for event in self._events_or_none if event["event"] == "start"]
-        limits = [event["memory_limit_bytes"] for event in starts if "memory_limit_bytes" in event]
-        return limits[-1] if limits else None
+        return starts[-1].get("memory_limit_bytes") if starts else None
 
     @property
     def held_peak_bytes(self) -> int:

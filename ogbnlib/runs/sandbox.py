@@ -161,7 +161,7 @@ def run(
         check_config(config)
     if live:
         check_notebook()
-    limit_bytes, notes = _attainable(memory_limit, say=echo, before=home(run_dir) if resume and run_dir else None)
+    limit_bytes, notes = _attainable(memory_limit, say=echo)
     if config is None:
         if run_dir is None or not resume:
             raise InputError("config: expected one, or the folder of a run with resume=True to go on with its own")
@@ -175,11 +175,16 @@ def run(
         with doing(f"trying out {config.model}", config.progress):
             _try_model(config, size, folder if resume else None)
     limit, refused = make_limit(limit_bytes, limit_by)
-    own = own_run_dir(config, folder, resume=resume)
-    with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock):
+    own, stack = own_run_dir(config, folder, resume=resume), contextlib.ExitStack()
+    with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock), stack:
         with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
             if before.is_finished and before.config == config:
                 return before
+        if resume and memory_limit is None and before.memory_limit_bytes:
+            limit_bytes, notes = _attainable(before.memory_limit_bytes, say=echo, as_before=True)
+            limit.close()
+            limit, refused = make_limit(limit_bytes, limit_by)
+            stack.callback(limit.close)
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
         options = [
             "--locked",
@@ -222,19 +227,18 @@ def _try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> No
         raise InputError(told[-1] if told else f"{config.model}: trying it out failed: {lines[-1]}")
 
 
-def _attainable(
-    memory_limit: str | int | None, *, say: bool, before: Path | None = None
-) -> tuple[int | None, list[str]]:
-    """The limit in bytes, or the lower one that holds here anyway, and what is to be noted of that.
+def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = False) -> tuple[int | None, list[str]]:
+    """The limit in bytes, or the lower one that holds here anyway, and what is to be noted of it.
 
     Args:
-        before: The folder of a run that is resumed, whose limit goes on where none is given.
+        as_before: It is that of a run which is resumed without another one.
     """
-    notes = []
-    if memory_limit is None and before is not None and (memory_limit := Run(before).memory_limit_bytes):
-        notes.append(f"memory_limit: {format_bytes(memory_limit)} as before; give another one to change it")
-    wanted, (available, source) = None if memory_limit is None else parse_bytes(memory_limit), effective_limit()
-    if wanted is not None and wanted > available:
+    if memory_limit is None:
+        return None, []
+    wanted, (available, source), notes = parse_bytes(memory_limit), effective_limit(), []
+    if as_before:
+        notes.append(f"memory_limit: {format_bytes(wanted)} as before; give another one to change it")
+    if wanted > available:
         notes.append(f"memory_limit: {format_bytes(wanted)} is above {source}: the limit is {format_bytes(available)}")
         wanted = available
     if say:
