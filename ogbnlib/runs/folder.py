@@ -102,6 +102,8 @@ class _Result(BaseModel):
     memory_limit_bytes: float | None = None
     peak_bytes: float | None = None
     sampled_peaks_bytes: dict[str, float] = {}
+    outer_limit: dict[str, Any] | None = None
+    growth: Growth | None = None
     diagnosis: Diagnosis | None = None
 
 
@@ -138,7 +140,7 @@ class Run:
             status, held = self.status, read.held_memory(self.timeline)
             peak, limit_bytes = format_bytes(self.held_peak_bytes), status["memory_limit_bytes"]
             within = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
-            rows = {"run": str(self.run_dir), "state": self.state, "phase": status["phase"] or "none"}
+            rows = {"run": str(self.run_dir), "state": self.state, "phase": self.diagnosis.phase or "none"}
             rows |= {"peak": f"{peak} held{within}", "time": seconds(status["duration_s"])}
             if len(evaluated := self.metrics.dropna(subset="valid").tail(1)):
                 last = evaluated.iloc[0]
@@ -240,8 +242,8 @@ class Run:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """What ended the last attempt; works after a SIGKILL of run or watcher."""
-        if "diagnosis" in self.result:
-            return Diagnosis(**self.result["diagnosis"])
+        if told := _Result.model_validate(self.result).diagnosis:
+            return told
         config = None  # of another command, or of another version
         with contextlib.suppress(InputError):
             config = self.config
@@ -292,9 +294,8 @@ class Run:
 
     @property
     def growth(self) -> Growth | None:
-        """Whether memory after each epoch levels off or climbs, see `tally.Growth`; None where no epoch was marked."""
-        told = self.result.get("growth")
-        return Growth(**told) if told else self.tally.growth
+        """Whether memory levels off or climbs, from epoch to epoch or over time, see `tally.Tally.growth`."""
+        return _Result.model_validate(self.result).growth or self.tally.growth
 
     @cached_property
     def phase_memory(self) -> pd.DataFrame:
