@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import os
 import re
 import threading
@@ -190,12 +191,16 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "part": {"name": str, "bytes": (int, float)},
     "cuda": {"allocated_bytes": (int, float)},
     "mark": {"name": str},
+    "cuda_oom": {"message": str},
     "rank ended": {"rank": int, "exit_code": int},
 }
 
 
+_NUMBERS = ("bytes", "_s", "_retries", "ooms")  # the ends of names whose values are numbers
+
+
 def parse_events(data: bytes) -> Iterator[dict[str, Any]]:
-    """The events in these lines; one that was torn by a kill, or damaged, is left out."""
+    """The events in these lines; one that was torn by a kill, or damaged, is left out. Unknown kinds and names stay."""
     for line in data.splitlines():
         try:
             event = json.loads(line)
@@ -203,7 +208,14 @@ def parse_events(data: bytes) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(event, dict) and isinstance(event.get("event"), str):
             needed = {"time_s": (int, float)} | _NEEDED.get(event["event"], {})
-            if all(isinstance(event.get(name), kind) for name, kind in needed.items()):
+            numbers = (value for name, value in event.items() if name.endswith(_NUMBERS) and value is not None)
+            words = event.get("command") or []
+            if (
+                all(isinstance(event.get(name), kind) for name, kind in needed.items())
+                and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+                and isinstance(words, list)
+                and all(isinstance(word, str) for word in words)
+            ):
                 yield event
 
 

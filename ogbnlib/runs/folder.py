@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes
@@ -94,15 +94,20 @@ def named(runs: Runs) -> dict[str, Run]:
     return {run.run_dir.name if unique else str(run.run_dir): run for run in opened}
 
 
+class _Outer(BaseModel):
+    limit_bytes: FiniteFloat | None
+    cgroup: str
+
+
 class _Result(BaseModel):
-    """What is relied on of a result.json."""
+    """What is relied on of a result.json; a newer one may have more."""
 
     exit_code: int | None = None
     duration_s: float = 0.0
-    memory_limit_bytes: float | None = None
-    peak_bytes: float | None = None
-    sampled_peaks_bytes: dict[str, float] = {}
-    outer_limit: dict[str, Any] | None = None
+    memory_limit_bytes: FiniteFloat | None = None
+    peak_bytes: FiniteFloat | None = None
+    sampled_peaks_bytes: dict[str, FiniteFloat] = {}
+    outer_limit: _Outer | None = None
     growth: Growth | None = None
     diagnosis: Diagnosis | None = None
 
