@@ -20,7 +20,9 @@ import typer
 from .config import TrainConfig, parse_assignments, read_parameters
 from .errors import InputError, clear_errors, format_bytes
 from .files import home
+from .progress import steady_output
 
+_ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands whose output is all that they do
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 ConfigFile = Annotated[
@@ -391,14 +393,28 @@ def _interruptible() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run the command line; a user's mistake, or what the disk refuses, is one sentence on stderr and exit code 2."""
-    try:
-        with clear_errors():
-            app(standalone_mode=True)
-    except InputError as error:
-        typer.echo(f"error: {error}", err=True)
-        return 2
-    return 0
+    """Run the command line; a user's mistake, or what the disk refuses, is one sentence on stderr and exit code 2.
+
+    Output that can't be written any more ends nothing; a command that has done nothing but answer ends with 2 then.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # one of the three was closed: no file of ours must get its number
+    os.close(descriptor)
+    code: Any = 0
+    with steady_output() as refusal:
+        try:
+            with clear_errors():
+                app(standalone_mode=True)
+        except InputError as error:
+            typer.echo(f"error: {error}", err=True)
+            code = 2
+        except SystemExit as end:
+            code = end.code
+        sys.stdout.flush()
+        if (refused := refusal()) and not isinstance(refused, BrokenPipeError):
+            typer.echo(f"error: standard output: {refused.strerror}; what comes after that is not shown", err=True)
+            code = code or (2 if sys.argv[1] in _ANSWERS else 0)
+    return int(code or 0)
 
 
 if __name__ == "__main__":

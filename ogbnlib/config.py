@@ -458,7 +458,8 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
         try:
             values = yaml.safe_load(text)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: expected YAML such as 'batch_size: 128', found {error}") from None
+            found = " ".join(str(error).split())  # YAML's own words are four lines
+            raise InputError(f"{file}: expected YAML such as 'batch_size: 128', found {found}") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {values!r:.60}")
     return values

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import json
 import re
+import select
 import shutil
 import sys
 import threading
@@ -12,8 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from .errors import GB, InputError, format_bytes, is_interactive
+from .errors import InputError, format_bytes, is_interactive
 
 LINE_EVERY_S = 30.0
 _BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
@@ -75,14 +79,66 @@ def read_count(path: Path) -> Count | None:
 
 
 def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
-    """`3,100/9,432, 61.7 it/s, loss 1.68, 90 s left, 1.20 of 4.00 GB [###.......]`."""
+    """`3,100/9,432, 61.7 it/s, loss 1.68, 90 s left, 1.20 GB of 4.00 GB [###.......]`."""
     words = [] if count is None else [str(count)]
     if held_bytes is not None and limit_bytes:
         full = min(_CELLS, round(_CELLS * held_bytes / limit_bytes))
-        words.append(f"{held_bytes / GB:.2f} of {limit_bytes / GB:.2f} GB [{full * '#':.<{_CELLS}}]")
+        words.append(f"{format_bytes(held_bytes)} of {format_bytes(limit_bytes)} [{full * '#':.<{_CELLS}}]")
     elif held_bytes is not None:
         words.append(format_bytes(held_bytes))
     return ", ".join(words)
+
+
+class _Steady(io.FileIO):
+    """A descriptor that drops what it can't write, from the first refusal on, and remembers why."""
+
+    refusal: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        while self.refusal is None:
+            try:
+                if (written := super().write(data)) is not None:
+                    return written
+                select.select([], [self], [])  # it does not block: somebody who shares it has set it so
+            except OSError as error:
+                self.refusal = error
+        return len(data)
+
+
+def _refusal(stream: Any) -> OSError | None:
+    return getattr(getattr(getattr(stream, "buffer", None), "raw", None), "refusal", None)
+
+
+def _steady(stream: Any, descriptor: int) -> Any:
+    """The stream over a `_Steady` descriptor; a notebook's, or a test's, as it is."""
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
+    if stream is not None and (type(stream) is not io.TextIOWrapper or type(raw) is not io.FileIO):
+        return stream
+    if stream is not None:
+        descriptor = stream.fileno()
+        with contextlib.suppress(OSError):
+            stream.flush()
+    # Names on a disk need not be text: a sentence with one must be written all the same.
+    written, encoding = io.BufferedWriter(_Steady(descriptor, "w", closefd=False)), getattr(stream, "encoding", None)
+    return io.TextIOWrapper(written, encoding, "backslashreplace", line_buffering=True)
+
+
+@contextlib.contextmanager
+def steady_output() -> Iterator[Callable[[], OSError | None]]:
+    """Inside, nothing ends because it can't be printed: a full quota, a closed terminal, `| head`.
+
+    Standard output and error drop all from their first refusal on. Yields what tells that of standard output, or None.
+    """
+    before, now = (sys.stdout, sys.stderr), (_steady(sys.stdout, 1), _steady(sys.stderr, 2))
+    sys.stdout, sys.stderr = now
+    try:
+        yield lambda: _refusal(now[0])
+    finally:
+        for stream in now:
+            with contextlib.suppress(ValueError):  # closed by whoever
+                stream.flush()
+        sys.stdout, sys.stderr = before
 
 
 class Live:
@@ -106,8 +162,11 @@ class Live:
         self._width, self._at_margin = 0, True  # of the line that is to be seen; whether a new one can begin
         self._kinds: set[str] = set()
         self._last_s = 0.0
+        self._steady = contextlib.ExitStack()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __enter__(self) -> Live:
+        self.refusal = self._steady.enter_context(steady_output())
         # A terminal's line must not get into a file to which the output goes; a notebook has no terminal.
         to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not _in_notebook()
         self._stream = sys.stderr if to_stderr else sys.stdout
@@ -123,14 +182,20 @@ class Live:
             self._thread.join()
         with self._lock:
             self._clear()
+        self._steady.close()
 
-    def write(self, text: str) -> None:
-        """Put other output where the line was; the line comes again below it."""
+    def write(self, output: bytes | str) -> None:
+        """Put other output where the line was, as it is; the line comes again below it."""
+        data = output.encode() if isinstance(output, str) else output
         with self._lock:
             self._clear()
-            sys.stdout.write(text)
+            if hasattr(sys.stdout, "buffer"):
+                sys.stdout.flush()
+                sys.stdout.buffer.write(data)
+            else:  # a notebook's
+                sys.stdout.write(self._decoder.decode(data))
             sys.stdout.flush()
-            self._at_margin, self._last_s = text.endswith("\n"), time.monotonic()
+            self._at_margin, self._last_s = data.endswith(b"\n"), time.monotonic()
 
     def _go_on(self) -> None:
         while not self._stop.wait(_BAR_EVERY_S if self.how == "bar" else 1.0):

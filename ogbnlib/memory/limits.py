@@ -28,7 +28,7 @@ from typing import Any
 
 from ..errors import InputError, format_bytes
 from .cgroup import Cgroup, find_cgroup, lineage
-from .reading import Reading, process_tree, read_pss, read_rss
+from .reading import Reading, process_tree, read_memory
 
 KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 
@@ -50,8 +50,8 @@ def kill_tree(pid: int) -> None:
 class Limit:
     """A limit around one process tree. `limit_bytes=None` records without limiting.
 
-    Use: `argv = limit.command(argv)`, start it, set `pid`, give each reading to `limit.check` and the exit
-    status to `limit.ended`, and `close()` when the tree is gone.
+    Use: `argv = limit.command(argv)`, start it, set `pid`, give each reading to `limit.check`, which may have it taken
+    anew, and the exit status to `limit.ended`, and `close()` when the tree is gone.
 
     Attributes:
         cgroup: The tree's own, and nobody else's.
@@ -73,8 +73,13 @@ class Limit:
     def command(self, argv: list[str]) -> list[str]:
         return argv
 
-    def check(self, reading: Reading) -> None:
-        """Look at one reading; ends the tree where a limit was passed or one of its members was killed."""
+    def check(self, reading: Reading) -> Reading | None:
+        """Look at one reading; ends the tree where a limit was passed or one of its members was killed.
+
+        Returns:
+            The reading to record, the deciding one; None of a tree that was ended before: what is left is no measure.
+        """
+        return None if self.killed_by else reading
 
     def longest_pause_s(self) -> float:
         """Seconds that may pass from one sample to the next."""
@@ -87,18 +92,23 @@ class Limit:
         """Tell an out-of-memory kill that no reading came upon: the tree ended too soon after it.
 
         Args:
-            status: Of the tree's first process.
+            status: Of the tree's first process. One that ends with 0 hides the kill of a child, which counts as well.
             by_sigkill: Whether a process of the tree is known to have died of SIGKILL. Where the counter counts others
                 too it proves nothing without that.
         """
-        if self.killed_by is None and status and self.oom_kills() and (by_sigkill or not self._counts_others):
+        if self.killed_by is None and self.oom_kills() and ((status and by_sigkill) or not self._counts_others):
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
-        """What it knows of the end, for result.json."""
-        kills = self.oom_kills() if self.killed_by == "kernel" or not self._counts_others else None
+        """What it knows of the end, for result.json.
+
+        `kills_around`: how many processes the kernel killed meanwhile in a cgroup that counts others than the tree too.
+        """
+        kills, around = self.oom_kills(), 0
+        if self._counts_others and self.killed_by != "kernel":
+            kills, around = None, kills or 0
         outer = self.outer and {"limit_bytes": self.outer.limit_bytes(), "cgroup": str(self.outer.path)}
-        return {"killed_by": self.killed_by, "oom_kills": kills, "outer_limit": outer}
+        return {"killed_by": self.killed_by, "oom_kills": kills, "kills_around": around, "outer_limit": outer}
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
         self._limits = [(group, group.ooms()) for group in cgroups if group.limit_bytes() is not None]
@@ -164,10 +174,12 @@ class CgroupLimit(Limit):
         # The shell moves itself in before it becomes the program, so that every byte is charged here. A preexec_fn
         # would do the same but is unsafe in a process with threads, which a Jupyter kernel is.
         assert self.cgroup is not None
-        return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.cgroup.path / "cgroup.procs"), *argv]
+        enter = 'echo $$ > "$1" && shift && exec "$@"'
+        return ["/bin/sh", "-c", enter, "watch", str(self.cgroup.path / "cgroup.procs"), *argv]
 
-    def check(self, reading: Reading) -> None:
+    def check(self, reading: Reading) -> Reading | None:
         self._follow(self.oom_kills())
+        return super().check(reading)
 
     def close(self) -> None:
         assert self.cgroup is not None
@@ -185,27 +197,6 @@ class CgroupLimit(Limit):
         print(f"warning: {self.cgroup.path} still holds processes and stays behind", file=sys.stderr)
 
 
-class JobCgroup(Limit):
-    """No limit of its own inside a Slurm job: the cgroup that Slurm made for the job is watched, not added to.
-
-    A cgroup below it would hide an out-of-memory kill from Slurm, which under v1 counts those in its own cgroup only,
-    and the job would not be OUT_OF_MEMORY. Reading the kill counter of the job's cgroup needs no rights. What else it
-    counts is the whole job's, other runs and a notebook's kernel included: the run's own memory is its processes'.
-    """
-
-    _counts_others = True
-
-    def __init__(self, job: Cgroup, mount: Path):
-        super().__init__(None)
-        self.job = job
-        self._kills_before = job.oom_kills() or 0
-        self._watch_limits(lineage(job, mount))
-
-    def oom_kills(self) -> int | None:
-        after = self.job.oom_kills()
-        return None if after is None else after - self._kills_before
-
-
 class SystemdLimit(Limit):
     """`systemd-run --user --scope`: a cgroup made by the user's own systemd."""
 
@@ -220,7 +211,7 @@ class SystemdLimit(Limit):
             limits = ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--", *argv]
 
-    def check(self, reading: Reading) -> None:
+    def check(self, reading: Reading) -> Reading | None:
         # The scope exists only once systemd-run has moved the process: look until its cgroup is not ours any more.
         if self.cgroup is None and self.pid is not None and (found := find_cgroup(self.pid)):
             own = find_cgroup()
@@ -232,6 +223,7 @@ class SystemdLimit(Limit):
         if self.cgroup is not None and (kills := self.cgroup.oom_kills()) is not None:
             self._seen_kills = kills  # the scope vanishes with its last process, so the count is kept as it is seen
             self._follow(kills)
+        return super().check(reading)
 
     def oom_kills(self) -> int | None:
         # The scope, and its counter, are gone with its last process; v2 counts a child's kills in its parent too, as it
@@ -243,7 +235,7 @@ class SystemdLimit(Limit):
 
 
 class Watchdog(Limit):
-    """SIGKILL from this process once the tree's anonymous + shared memory passes the limit.
+    """SIGKILL from this process once the tree's anonymous + shared memory passes the limit; none without a limit.
 
     The sum of RSS is compared first because it is cheap; as it counts pages that forked workers share once per worker,
     PSS decides, which the kernel walks page tables for. So PSS is read at most 5 % of the time, or once the sum has
@@ -251,41 +243,51 @@ class Watchdog(Limit):
     workers that end in between leave their pages to nobody.
 
     Between two samples (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time.
+
+    Args:
+        around: The cgroup that this process is in, a Slurm job's for one, and its mount. Reading its kill counter needs
+            no rights; it counts whoever else is in it too.
     """
 
     name = "watchdog"
+    _counts_others = True
     _next_s = 0.0
     _next_sum = 0
     _left_bytes = 2**60
+
+    def __init__(self, limit_bytes: int | None, around: tuple[Cgroup, Path] | None = None):
+        super().__init__(limit_bytes)
+        self.around = around[0] if around else None
+        self._kills_before = (self.around and self.around.oom_kills()) or 0
+        self._watch_limits(lineage(*around) if around else ())
+
+    def oom_kills(self) -> int | None:
+        after = self.around.oom_kills() if self.around else None
+        return None if after is None else after - self._kills_before
 
     def longest_pause_s(self) -> float:
         """No longer than it takes to fill what is left, at 20 GB/s, but 20 ms."""
         return min(super().longest_pause_s(), max(0.02, self._left_bytes / (20 * 2**30)))
 
-    def check(self, reading: Reading) -> None:
+    def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.pid is None:
-            return
+            return super().check(reading)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
         self._left_bytes = self.limit_bytes - summed
         begin_s = time.monotonic()
         if summed <= self.limit_bytes or (begin_s < self._next_s and summed < self._next_sum):
-            return
-        held = self._held_bytes()
-        if held <= self.limit_bytes:
-            self._next_s = begin_s + 20 * (time.monotonic() - begin_s)
-            self._next_sum = summed + (self.limit_bytes - held) // 2
-        elif self._held_bytes() > self.limit_bytes:
-            self.killed_by = "watchdog"
-            kill_tree(self.pid)
-
-    def _held_bytes(self) -> int:
-        """Anonymous + shared memory of the tree as it is now, each page once; RSS where the kernel gives no PSS."""
-        assert self.pid is not None
-        pids = process_tree(self.pid)
-        _, anon, _, shmem = read_pss(pids) if len(pids) > 1 else (None,) * 4
-        if anon is None or shmem is None:  # one process; or no Pss_Anon, before Linux 5.2
-            anon, _, shmem = read_rss(pids)
-        return (anon or 0) + (shmem or 0)
+            return reading
+        for _ in range(2):
+            reading = read_memory(self.pid)
+            if reading.held_bytes is None:  # several processes
+                reading = read_memory(self.pid, pss=True)
+            if (held := reading.held_bytes or 0) <= self.limit_bytes:
+                self._next_s = begin_s + 20 * (time.monotonic() - begin_s)
+                self._next_sum = summed + (self.limit_bytes - held) // 2
+                return reading
+        self.killed_by = "watchdog"
+        kill_tree(self.pid)
+        return reading
 
 
 def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
@@ -339,11 +341,13 @@ def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, 
         raise InputError(f"limit_by: expected auto or one of {', '.join(KINDS)}, got {limit_by!r}")
     refused: list[str] = []
     if limit_bytes is None and limit_by == "auto" and "SLURM_JOB_ID" in os.environ and (found := find_cgroup()):
-        return JobCgroup(*found), refused
+        # A cgroup below the job's would hide an out-of-memory kill from Slurm, which under v1 counts those in its own
+        # only, and the job would not be OUT_OF_MEMORY.
+        return Watchdog(None, found), refused
     for name in KINDS if limit_by == "auto" else (limit_by,):
         answer: Limit | str
         if name == "watchdog":
-            answer = Watchdog(limit_bytes)
+            answer = Watchdog(limit_bytes, find_cgroup())
         elif name == "systemd-run":
             answer = _try_systemd(limit_bytes)
         else:

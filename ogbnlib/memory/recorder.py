@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import os
 import re
 import threading
@@ -20,6 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ..errors import MB
 from .cgroup import Cgroup
 from .cuda import cuda_reading
 from .reading import Reading, own_memory, read_memory, reset_peak
@@ -188,12 +190,17 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "end": {"phase": str},
     "part": {"name": str, "bytes": (int, float)},
     "cuda": {"allocated_bytes": (int, float)},
+    "mark": {"name": str},
+    "cuda_oom": {"message": str},
     "rank ended": {"rank": int, "exit_code": int},
 }
 
 
+_NUMBERS = ("bytes", "_s", "_retries", "ooms")  # the ends of names whose values are numbers
+
+
 def parse_events(data: bytes) -> Iterator[dict[str, Any]]:
-    """The events in these lines; one that was torn by a kill, or damaged, is left out."""
+    """The events in these lines; one that was torn by a kill, or damaged, is left out. Unknown kinds and names stay."""
     for line in data.splitlines():
         try:
             event = json.loads(line)
@@ -201,7 +208,14 @@ def parse_events(data: bytes) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(event, dict) and isinstance(event.get("event"), str):
             needed = {"time_s": (int, float)} | _NEEDED.get(event["event"], {})
-            if all(isinstance(event.get(name), kind) for name, kind in needed.items()):
+            numbers = (value for name, value in event.items() if name.endswith(_NUMBERS) and value is not None)
+            words = event.get("command") or []
+            if (
+                all(isinstance(event.get(name), kind) for name, kind in needed.items())
+                and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+                and isinstance(words, list)
+                and all(isinstance(word, str) for word in words)
+            ):
                 yield event
 
 
@@ -265,15 +279,16 @@ class Recorder:
     Each reading goes to `timeline.csv`, thinned, and to the `tally`, as do the events that the run marks meanwhile.
     Both files are opened once, and what they hold of earlier attempts is not read.
 
-    PSS makes the kernel walk page tables, so it is read once a second at most, and never for more than about 5 % of
-    the time where nothing else tells what several processes hold together, 0.5 % where something does.
+    PSS makes the kernel walk page tables, so it is read once a second at most, and never for more than about 0.5 % of
+    the time. Where nothing else tells what several processes hold together it is read for 5 % of the time, and whenever
+    their sum of RSS has grown: a peak must not fall between two seconds.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)
         self.tally = Tally()
         self._rows = _Rows(Path(run_dir) / TIMELINE)
-        self._next_pss_s, self._needs_pss = 0.0, True
+        self._pss_allowed_s, self._pss_due_s, self._pss_sum = 0.0, 0.0, 0  # when, and the sum of RSS at the last one
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -287,6 +302,7 @@ class Recorder:
         interval_s: float = 0.05,
         longest_pause_s: Callable[[], float] = lambda: 0.25,
         on_sample: Callable[[Reading], None] = lambda reading: None,
+        check: Callable[[Reading], Reading | None] = lambda reading: reading,
         on_error: Callable[[], None] = lambda: None,
         on_unwritable: Callable[[OSError], None] = lambda error: None,
     ) -> Recorder:
@@ -297,25 +313,29 @@ class Recorder:
                 costs for more.
             longest_pause_s: Asked after each sample how many seconds may pass until the next.
             cgroup: Asked anew for each sample, as systemd makes a scope only after the child has begun.
-            on_sample: Sees each reading as it is taken (the watchdog limit hangs on it).
+            on_sample: Sees each reading as it is recorded.
+            check: Sees each reading before that and gives the one to record (`Limit.check`); None ends the recording.
             on_error: Called on an error in the thread, which ends it and is raised by `stop`.
             on_unwritable: Called once, where a sample can't be written, on a full disk say. Later ones are taken and
-                seen by `on_sample` as before.
+                seen by `check` as before.
         """
         self._on_unwritable = on_unwritable
         pace = _Pace(interval_s)
 
         def loop() -> None:
+            ended = False
             try:
                 while True:
                     begin, begin_cpu = time.monotonic(), time.thread_time()
-                    reading = self.sample(pid, cgroup())
+                    if (reading := self.sample(pid, cgroup(), check)) is None:
+                        return
                     on_sample(reading)
+                    if ended:
+                        return
                     pause_s = pace.next_s(time.thread_time() - begin_cpu, reading.held_bytes or 0)
                     pause_s = min(pause_s, longest_pause_s())
-                    if self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin))):
-                        if Path(f"/proc/{pid}").exists():
-                            on_sample(self.sample(pid, cgroup()))
+                    ended = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
+                    if ended and not Path(f"/proc/{pid}").exists():
                         return
             except BaseException as error:
                 self._error = error
@@ -336,19 +356,31 @@ class Recorder:
         if self._error is not None:
             raise self._error
 
-    def sample(self, pid: int, cgroup: Cgroup | None = None) -> Reading:
+    def sample(
+        self,
+        pid: int,
+        cgroup: Cgroup | None = None,
+        check: Callable[[Reading], Reading | None] = lambda reading: reading,
+    ) -> Reading | None:
+        """Take one reading and record what `check`, see `start`, makes of it."""
         begin = time.monotonic()
-        pss = begin >= self._next_pss_s
-        reading = read_memory(pid, cgroup=cgroup, pss=pss)
-        if pss:
-            self._next_pss_s = begin + max(1.0, (20 if self._needs_pss else 200) * (time.monotonic() - begin))
-        self._needs_pss = cgroup is None and (reading.num_processes or 1) > 1
+        reading = read_memory(pid, cgroup=cgroup, pss=begin >= self._pss_due_s)
+        summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
+        grown = summed > 1.02 * self._pss_sum + MB
+        if reading.held_bytes is None and grown and begin >= self._pss_allowed_s:
+            reading = read_memory(pid, cgroup=cgroup, pss=True)
+        if reading.pss_bytes is not None:
+            cost_s, several = time.monotonic() - begin, cgroup is None and (reading.num_processes or 1) > 1
+            self._pss_allowed_s, self._pss_sum = begin + (20 if several else 200) * cost_s, summed
+            self._pss_due_s = max(begin + 1.0, self._pss_allowed_s)
+        if (checked := check(reading)) is None:
+            return None
         try:
-            self.add(round(time.time(), 4), reading)  # as both files have it
+            self.add(round(time.time(), 4), checked)  # as both files have it
         except OSError as error:
             told, self._on_unwritable = self._on_unwritable, lambda error: None
             told(OSError(error.errno, error.strerror, str(self._rows.path)))
-        return reading
+        return checked
 
     def add(self, time_s: float, reading: Reading) -> None:
         """Take a reading, after the events that were marked before it."""

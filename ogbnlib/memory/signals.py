@@ -1,7 +1,8 @@
-"""SIGUSR1 and SIGTERM ask a run to stop at its next batch boundary, with a checkpoint.
+"""SIGUSR1, SIGTERM and SIGHUP ask a run to stop at its next batch boundary, with a checkpoint.
 
-Slurm sends them before a time limit (`--signal=USR1@300`), at preemption and on scancel; the kernel sends SIGTERM to a
-child whose parent died. A handler here only notes the number, or passes it on: nothing is written inside one.
+Slurm sends the first two before a time limit (`--signal=USR1@300`), at preemption and on scancel, a terminal that is
+closed the third; the kernel sends SIGTERM to a child whose parent died. A handler here only notes the number, or passes
+it on: nothing is written inside one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
+FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)  # to a command: whatever else would end its watcher alone
 PARENT_VARIABLE = "OGBNLIB_PARENT"  # the number of the process that is to be outlived by no child that it starts
 
 
@@ -67,17 +69,22 @@ class Forward:
 def handled(handler: Callable[[int, object], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
     """The stop signals, or others, go to `handler` inside, to whom they went before afterwards.
 
-    Without effect on other threads than the main one, where Python allows no handler.
+    Without effect on other threads than the main one, where Python allows no handler. SIGHUP stays ignored where it is,
+    as nohup has it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in _heeded(numbers)}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def _heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    return [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager
@@ -92,7 +99,7 @@ def held_back() -> Iterator[None]:
 
 def take_over(handler: Callable[[int, object], None]) -> None:
     """The stop signals go to `handler` for the rest of this process, those that were held back first."""
-    for number in STOP_SIGNALS:
+    for number in _heeded(STOP_SIGNALS):
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 

@@ -61,13 +61,14 @@ class Levels:
 
 @dataclass(frozen=True)
 class Growth:
-    """Whether what is held after each epoch levels off or climbs.
+    """Whether what is held after each epoch, or over the time of a command that marks none, levels off or climbs.
 
     Attributes:
         verdict: "climbs", "levels off", or "too few epochs" (below 5).
-        slope_bytes: An epoch, over the last two thirds of them: the first ones fill caches.
+        slope_bytes: An epoch or, without epochs, a minute; over the last two thirds: the first part fills caches.
         epochs: How many there were.
-        first_bytes, last_bytes: After the first and after the last of them.
+        first_bytes, last_bytes: After the first and after the last of them; without, at the ends of those two thirds.
+        over_s: How long those two thirds are, without epochs.
     """
 
     verdict: str
@@ -75,28 +76,50 @@ class Growth:
     epochs: int
     first_bytes: int
     last_bytes: int
+    over_s: float | None = None
 
     @classmethod
     def of(cls, levels: Levels) -> Growth:
-        """It climbs where three of four pairs of late epochs rise, by 8 MB and 1 % in all, and no slower in the end."""
+        """By the levels after each epoch."""
         sizes = levels.sizes or [0]
-        late = sizes[len(sizes) // 3 :]
-        rises = _rises(late)
-        slope = statistics.median(rises or [0.0])
-        rising = sum(rise > 0 for rise in rises) >= 0.75 * len(rises)
-        enough = slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0])
-        climbs = rising and enough and statistics.median(_rises(late[len(late) // 2 :]) or [0.0]) >= slope / 2
+        slope, climbs = _climb(sizes[len(sizes) // 3 :])
         verdict = "too few epochs" if levels.count < 5 else "climbs" if climbs else "levels off"
         return cls(verdict, slope / levels.stride, levels.count, sizes[0], sizes[-1])
+
+    @classmethod
+    def over_time(cls, floors: Sequence[int], step_s: float) -> Growth:
+        """By the least that was held in each of some equal times, which what a batch needs for a while is not in."""
+        late = floors[len(floors) // 3 :]
+        slope, climbs = _climb(late)
+        ends = late[0], late[-1], len(late) * step_s
+        return cls("climbs" if climbs else "levels off", slope * 60 / step_s, 0, *ends)
 
     @property
     def climbed_bytes(self) -> int:
         return self.last_bytes - self.first_bytes
 
     def __str__(self) -> str:
-        ends = f"{format_bytes(self.first_bytes)} after the first, {format_bytes(self.last_bytes)} after the last"
-        slope = f" by {self.slope_bytes / MB:.1f} MB an epoch" if self.verdict == "climbs" else ""
+        ends, slope = format_bytes(self.first_bytes), f" by {format_bytes(self.slope_bytes)}"
+        if self.over_s is not None:
+            text = f"For {self.over_s:.0f} s memory {self.verdict}{slope if self.verdict == 'climbs' else ''}"
+            text += f" a minute, from {ends} to {format_bytes(self.last_bytes)}"
+            return text + ": a leak, unless it is still reading its data."
+        slope = f"{slope} an epoch" if self.verdict == "climbs" else ""
+        ends += f" after the first, {format_bytes(self.last_bytes)} after the last"
         return f"Over {self.epochs} epochs memory {self.verdict}{slope}: {ends}."
+
+
+def _climb(late: Sequence[int]) -> tuple[float, bool]:
+    """The slope, and whether it is one: 85 % of all pairs rise, by 8 MB and 1 % in all, and hardly slower in the end.
+
+    A leak keeps its slope. What warms up, 1 - exp(-t) or log(t), has at most 0.6 of it in the second half.
+    """
+    rises, half = _rises(late), len(late) // 2
+    slope, first, second = (
+        statistics.median(part or [0.0]) for part in (rises, _rises(late[: half + 1]), _rises(late[half:]))
+    )
+    rising = sum(rise > 0 for rise in rises) >= 0.85 * len(rises)
+    return slope, rising and slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0]) and second >= 0.7 * first
 
 
 def _rises(sizes: Sequence[int]) -> list[float]:
@@ -126,6 +149,7 @@ class Tally:
         self.duration_s = 0.0
         self._began_s = began_s
         self._levels: dict[str, Levels] = {}  # by what names the epochs: a loop may have phases and marks in each
+        self._floors, self._floor_s = list[int](), 0.25  # the least held in each such time, of which there are 24
         self.num_processes: int | None = None  # at the last sample
         self._open: list[PhaseNow] = []
         self._failed: PhaseNow | None = None
@@ -150,10 +174,15 @@ class Tally:
 
     @property
     def growth(self) -> Growth | None:
-        """By the phases called "epoch" or "train epoch", or by what was marked as "epoch"; None without any."""
-        if not self._levels:
-            return None
-        return Growth.of(max(self._levels.values(), key=lambda levels: levels.count))
+        """By the phases called "epoch" or "train epoch", or by what was marked as "epoch".
+
+        Where there are not five of them, that of another command than the trainer over time, from 5 s on; else None.
+        """
+        levels = max(self._levels.values(), key=lambda levels: levels.count, default=Levels())
+        watched = self.events.get("start", {}).keys() & {"command", "watched_pid"}
+        if levels.count < 5 and watched and len(self._floors) * self._floor_s >= 5:
+            return Growth.over_time(self._floors, self._floor_s)
+        return Growth.of(levels) if self._levels else None
 
     def event(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
@@ -209,5 +238,14 @@ class Tally:
             name, size = self._open[-1].name if self._open else "", held[0] + held[1]
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
+            self._floor(size)
         for name, size in sizes.items():
             self.peaks[name] = max(self.peaks.get(name, 0), size)
+
+    def _floor(self, size: int) -> None:
+        while self.duration_s >= 24 * self._floor_s:
+            pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
+            self._floors, self._floor_s = [min(pair) for pair in pairs], 2 * self._floor_s
+        at = int(max(0.0, self.duration_s) / self._floor_s)
+        self._floors += [size] * (at + 1 - len(self._floors))
+        self._floors[at] = min(self._floors[at], size)

@@ -68,7 +68,7 @@ def catches(pid: int, signum: int) -> bool:
 class KernelWatch:
     """Beside a kernel: records its tree's memory every 0.1 s, and hands it the signals that papermill received.
 
-    SIGUSR1 would end a kernel that does not catch it, so it is kept until a run that catches it is going on. SIGTERM is
+    SIGUSR1 would end a kernel that does not catch it, so it is kept until a run that catches it is going on. Others are
     always handed on: a kernel that does not catch it ends, and its notebook says so while there is still time to write.
     """
 
@@ -92,7 +92,7 @@ class KernelWatch:
         self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
         for signum in sorted(self._pending):
             name = signal.Signals(signum).name
-            if signum == signal.SIGTERM or catches(self.process.pid, signum):
+            if signum != signal.SIGUSR1 or catches(self.process.pid, signum):
                 self._pending.discard(signum)
                 logger.warning(f"{name} received and handed to the kernel")
                 self.process.send_signal(signum)

@@ -67,7 +67,7 @@ def _row(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         row["when"] = pd.Timestamp(run.events[0]["time_s"], unit="s").round("s") if run.events else pd.NaT
         starts = [event for event in run.events if event["event"] == "start"]
-        earlier = [(event.get("previous") or {}).get("duration_s", 0.0) for event in starts]
+        earlier = [before.get("duration_s", 0.0) for e in starts if isinstance(before := e.get("previous"), dict)]
         row |= {
             "ended": run.state,
             "peak GB": round(run.held_peak_bytes / GB, 3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -42,7 +43,8 @@ class Attempt:
         Args:
             with_forecast: Put what was predicted for the config beside what was measured.
             evidence: What the limit knows: `memory_limit_bytes`, `limit_by`, `killed_by`, `oom_kills`, `outer_limit`,
-                `kernel_peak_bytes`, all absent for a run in this process; and whatever else belongs into the result.
+                `kills_around`, `kernel_peak_bytes`, all absent for a run in this process; and whatever else belongs
+                into the result.
         """
         tally = self.recorder.tally
         if exit_code == 0 and self.config is not None and "finished" not in tally.events:
@@ -69,7 +71,11 @@ class Attempt:
             result["forecast"] = {"size_from": "run" if marked else "files", **forecast}
         diagnosis = explain(self.run_dir, self.config, result, tally)
         result["diagnosis"] = diagnosis.to_dict()
-        write_json(self.run_dir / RESULT, result)
+        try:
+            write_json(self.run_dir / RESULT, result)
+        except InputError as error:  # its work is done all the same, and its exit code is what matters
+            gone = "" if self.run_dir.is_dir() else ", as the folder was deleted meanwhile"
+            print(f"error: {self.run_dir / RESULT}: expected to write it, could not{gone}: {error}", file=sys.stderr)
         known = {} if self.config is None else {"config": self.config}
         return Run(self.run_dir, result=result, diagnosis=diagnosis, tally=tally, **known)
 

@@ -11,6 +11,7 @@ import html
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import MB, Diverged, InputError, RankHung, format_bytes
+from ..errors import GB, MB, Diverged, InputError, RankHung, format_bytes
 from ..forecast.cures import cuda_cures
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, SNAPSHOT, oom_sizes
@@ -27,6 +28,7 @@ from ..memory.signals import Stopped
 from ..memory.tally import Tally
 from ..memory.workers import WorkerDied
 
+_COMPILING = ", and compiling kernels, once, 90 MB more"
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
 UNFINISHED = 78
@@ -39,8 +41,8 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
     "2": ("bad input", "refused its input, or could not read or write a file", "mend what the message names"),
     "75": (
         "stopped at a checkpoint",
-        "stopped at a batch boundary on SIGUSR1 or SIGTERM, as a time limit or preemption sends them; "
-        "its checkpoint is written",
+        "stopped at a batch boundary on SIGUSR1, SIGTERM or SIGHUP, as a time limit, preemption or a closed terminal "
+        "sends them; its checkpoint is written",
         "go on with resume=True (--resume)",
     ),
     "76": (
@@ -60,7 +62,10 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
         "ended a process of it (os._exit), or hung",
         "let that code raise an error instead, and go on with resume=True (--resume)",
     ),
-    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
+    "126": ("never started", "never started: its file can't be executed", "check its permissions and first line"),
+    "127": ("never started", "never started: it, or its interpreter, was not found", "check both names"),
+    "129": ("SIGHUP", "ended by SIGHUP: its terminal was closed", "go on with resume=True, in tmux or by sbatch"),
+    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, stop button or kernel restart)", "go on with resume=True"),
     "135": (
         "error",
         "ended by SIGBUS, which for DataLoader workers means a full /dev/shm, and for a mapped file one that shrank",
@@ -112,9 +117,7 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
 _FOREIGN = {
     "1": ("error", "ended with 1, which for Python is an exception", "read the end of output.log"),
     "2": ("error", "ended with 2, which most commands use for wrong arguments", "read the end of output.log"),
-    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "start it again"),
     "138": ("SIGUSR1", "ended by SIGUSR1, which it does not catch", "have nobody send it, or catch it"),
-    "143": ("SIGTERM", EXIT_CODES["143"][1], "start it again; in Slurm, sacct says which it was"),
 }
 
 
@@ -136,13 +139,15 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> tuple[str, str, str
         foreign: It is that of a command that is none of this package's.
     """
     key = str(code)
-    known = _FOREIGN.get(key) if foreign else None
-    if known is None and not (foreign and key.isdigit() and STOPPED <= int(key) <= UNFINISHED):
-        known = EXIT_CODES.get(key)
-    if known is not None:
-        return known
+    ours = foreign and key.isdigit() and STOPPED <= int(key) <= UNFINISHED
+    if known := (foreign and _FOREIGN.get(key)) or (None if ours else EXIT_CODES.get(key)):
+        word, meaning, remedy = known
+        return word, meaning, remedy.replace("go on with resume=True", "start it again") if foreign else remedy
     if key.isdigit() and 128 < int(key) < 128 + 65:
-        return "error", f"ended by signal {int(key) - 128}", "look up the signal with `kill -l`, and output.log's end"
+        number, name = int(key) - 128, ""
+        with contextlib.suppress(ValueError):
+            name = f" ({signal.Signals(number).name})"
+        return "error", f"ended by signal {number}{name}", "read the end of output.log, and what `man 7 signal` says"
     return "error", f"ended with exit code {key}, which has no fixed meaning", "read the end of output.log"
 
 
@@ -233,8 +238,11 @@ def _is_foreign(tally: Tally) -> bool:
 def _foreign_remedy(tally: Tally) -> str:
     """What to change in a script of which nothing is known but its phases and what it held."""
     name = tally.phase.name.lower() if tally.phase else ""
-    if (growth := tally.growth) and growth.verdict == "climbs" and 2 * growth.climbed_bytes > (tally.held_bytes or 0):
-        text = "find what each epoch keeps: a loss that is added up without .item(), outputs or batches in a list"
+    steps = any(word in name for word in ("train", "epoch", "eval", "test", "step", "batch"))
+    growth = tally.growth if tally.growth and tally.growth.verdict == "climbs" else None
+    leak = "what each epoch keeps: a loss that is added up without .item(), outputs or batches in a list"
+    if growth and growth.over_s is None and 2 * growth.climbed_bytes > (tally.held_bytes or 0):
+        text = f"find {leak}"
     elif sum("loader" in phase.lower() for phase in tally.phases) > 1:
         text = "build one loader at a time, as each of PyG's keeps a copy of the graph; or convert the graph once "
         text += "(`python -m ogbnlib convert`) and give all loaders its store, which stays on disk"
@@ -244,7 +252,9 @@ def _foreign_remedy(tally: Tally) -> str:
         text = (
             f"start fewer processes: {tally.num_processes} held it together; for DataLoader workers lower num_workers"
         )
-    elif any(word in name for word in ("train", "epoch", "eval", "test", "step", "batch")):
+    elif growth and (steps or name in ("", "cell")):
+        text = f"if it was not still reading its data, find {leak}"
+    elif steps:
         text = "make batches, fan-outs or the model smaller"
     elif name not in ("", "cell"):
         text = f"read or build less at once in '{name}', or map it (numpy.load(..., mmap_mode='r'))"
@@ -258,10 +268,11 @@ def _remedy(config: TrainConfig | None, tally: Tally, limit_bytes: int | None) -
     if _is_foreign(tally):
         return _foreign_remedy(tally)
     if config is None:
-        return "run with loading=shared, which keeps one CSC for all loaders"
+        return "raise memory_limit, or give the command its own --memory-limit below it (convert, propagate, predict)"
     name, parts = tally.phase.name if tally.phase else "", tally.parts
-    if name in ("", "open", "compile kernels") and (limit_bytes or 0) <= RUNTIME_BYTES:
-        return f"raise memory_limit: Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
+    if name in ("", "open", "compile kernels"):  # no data is loaded yet, so no parameter changes it
+        more = _COMPILING if name == "compile kernels" and (limit_bytes or 0) > RUNTIME_BYTES else ""
+        return f"raise memory_limit: Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data{more}"
     if config.loading in ("eager", "lazy"):
         coo = parts.get("edge_index (COO)", 0)
         kept = sum(size for part, size in parts.items() if part.endswith("CSC"))
@@ -288,7 +299,7 @@ def _remedy(config: TrainConfig | None, tally: Tally, limit_bytes: int | None) -
 
 def _out_of_cuda(run_dir: Path, config: TrainConfig | None, oom: dict[str, Any]) -> tuple[list[str], str | None]:
     """Sentences on a failed allocation, and the remedy where there is one to name."""
-    text = [_cuda_sizes(oom) or oom["message"]]
+    text = [_cuda_sizes(oom) or str(oom.get("message"))]
     if oom.get("alloc_retries"):
         text.append(f"{oom['alloc_retries']:.0f} allocations had needed a second try before.")
     if (run_dir / SNAPSHOT).is_file():
@@ -369,13 +380,19 @@ def _killer(result: Mapping[str, Any]) -> str:
     """Who killed a run, on what evidence and for which limit."""
     if result["killed_by"] == "watchdog":
         return f"Killed by this library's watchdog (exit code {result['exit_code']}){_limited(result)}"
-    text = "Killed by the kernel's out-of-memory killer"
+    text = "Killed by" if result.get("ended_with") is None else "A process of it was killed by"
+    text += " the kernel's out-of-memory killer"
     text += f" (exit code {result['exit_code']}, oom_kill counter {result.get('oom_kills')})"
     if outer := result.get("outer_limit"):
         own = _limited(result).replace("under a limit of", "its own limit of")
         text += f" for the limit of {format_bytes(outer['limit_bytes'])} of the cgroup {outer['cgroup']} around it"
         return text + (f", not for{own}" if own else "")
     return text + _limited(result)
+
+
+def _kills_around(result: Mapping[str, Any]) -> str:
+    text = " Meanwhile the kernel's out-of-memory killer struck {} times in its cgroup: perhaps a process of this run."
+    return text.format(kills) if (kills := result.get("kills_around")) else ""
 
 
 def _limited(result: Mapping[str, Any]) -> str:
@@ -388,9 +405,7 @@ def _unfinished(result: Mapping[str, Any], tally: Tally, where: str, at_work: bo
     after = f"after {result.get('duration_s', tally.duration_s):.1f} s"
     if pid := result.get("watched_pid"):
         text = f"Process {pid} ended {after} of being watched{_at_most(result)}; its exit code is its parent's to know."
-        if kills := result.get("oom_kills"):
-            text += f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup."
-        return "ended", text, "run it with `python -m ogbnlib watch -- COMMAND` to know more"
+        return "ended", text + _kills_around(result), "run it with `python -m ogbnlib watch -- COMMAND` to know more"
     if at_work:
         since = f" for {max(0.0, time.time() - tally.phase.began_s):.1f} s" if tally.phase else ""
         text = f"At work, {where}{since}; {after} it holds {format_bytes(tally.held_bytes)}"
@@ -413,7 +428,8 @@ def sbatch_resumption(run_dir: Path) -> str:
 def resumption(run_dir: Path, result: Mapping[str, Any]) -> str:
     """The call that goes on with a run, in a notebook and in a shell; in a Slurm job a shell submits another job."""
     limit = result.get("memory_limit_bytes")
-    size = f"{limit / MB:.0f} MB" if limit else ""
+    size = "" if not limit else f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
+    run_dir = run_dir.absolute()  # whoever reads it may be elsewhere
     call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
     if job := os.environ.get("SLURM_JOB_ID"):
         command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job} (squeue --jobs={job})"
@@ -432,7 +448,10 @@ def explain(
         at_work: Whether somebody holds the folder's lock.
     """
     label = tally.phase.label if tally.phase else None
-    where = f"in phase '{label}'" if label else "in no named phase" if _is_foreign(tally) else "before its first phase"
+    foreign, run_dir = _is_foreign(tally), run_dir.absolute()
+    starting = at_work and not label and not foreign
+    where = f"in phase '{label}'" if label else "in no named phase" if foreign else "before its first phase"
+    where, label = ("starting", "starting") if starting else (where, label)
     after = f"after {result.get('duration_s', tally.duration_s):.1f} s"
     told = dict(tally.parts), dict(tally.last)
     climbs = [str(growth)] if (growth := tally.growth) and growth.verdict == "climbs" else []
@@ -450,14 +469,17 @@ def explain(
         done = f"Finished without an error {after.replace('after', 'in')}{_limited(result)}{_at_most(result)}."
         if kills := result.get("oom_kills"):
             done += f" But the kernel's out-of-memory killer ended {kills} of its processes: what they made is missing."
+        done += _kills_around(result)
         return Diagnosis(" ".join([done, *climbs]), "finished", 0, label, *told)
     if result.get("killed_by"):
         limit = (result.get("outer_limit") or {}).get("limit_bytes", result.get("memory_limit_bytes"))
         cause, remedy = "out of memory", _remedy(config, tally, limit)
         text = [f"{_killer(result)} {after}, {where}."]
+        if (own := result.get("ended_with")) is not None:
+            text.append(f"Its first process then ended with exit code {own}.")
     else:
-        cause, meaning, remedy = meaning_of(code, foreign=_is_foreign(tally))
-        text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
+        cause, meaning, remedy = meaning_of(code, foreign=foreign)
+        text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}.{_kills_around(result)}"]
         if code == 135 and config is not None and not config.num_workers:
             remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
         if config is not None:
@@ -465,6 +487,9 @@ def explain(
             remedy = remedy.replace("go on with resume=True", f"go on with {resumption(run_dir, result)}")
         if code == 137 and _limited(result):
             text.append("The limit's own evidence shows no out-of-memory kill.")
+            remedy = (
+                "look for who sent it: the job's state in sacct, or dmesg where the whole machine had no memory left"
+            )
         if code == OUT_OF_CUDA_MEMORY and (oom := tally.events.get("cuda_oom")):
             more, cured = _out_of_cuda(run_dir, config, oom)
             text, remedy = text + more, cured or remedy

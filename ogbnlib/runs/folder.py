@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes
@@ -94,14 +94,21 @@ def named(runs: Runs) -> dict[str, Run]:
     return {run.run_dir.name if unique else str(run.run_dir): run for run in opened}
 
 
+class _Outer(BaseModel):
+    limit_bytes: FiniteFloat | None
+    cgroup: str
+
+
 class _Result(BaseModel):
-    """What is relied on of a result.json."""
+    """What is relied on of a result.json; a newer one may have more."""
 
     exit_code: int | None = None
     duration_s: float = 0.0
-    memory_limit_bytes: float | None = None
-    peak_bytes: float | None = None
-    sampled_peaks_bytes: dict[str, float] = {}
+    memory_limit_bytes: FiniteFloat | None = None
+    peak_bytes: FiniteFloat | None = None
+    sampled_peaks_bytes: dict[str, FiniteFloat] = {}
+    outer_limit: _Outer | None = None
+    growth: Growth | None = None
     diagnosis: Diagnosis | None = None
 
 
@@ -138,7 +145,7 @@ class Run:
             status, held = self.status, read.held_memory(self.timeline)
             peak, limit_bytes = format_bytes(self.held_peak_bytes), status["memory_limit_bytes"]
             within = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
-            rows = {"run": str(self.run_dir), "state": self.state, "phase": status["phase"] or "none"}
+            rows = {"run": str(self.run_dir), "state": self.state, "phase": self.diagnosis.phase or "none"}
             rows |= {"peak": f"{peak} held{within}", "time": seconds(status["duration_s"])}
             if len(evaluated := self.metrics.dropna(subset="valid").tail(1)):
                 last = evaluated.iloc[0]
@@ -240,8 +247,8 @@ class Run:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """What ended the last attempt; works after a SIGKILL of run or watcher."""
-        if "diagnosis" in self.result:
-            return Diagnosis(**self.result["diagnosis"])
+        if told := _Result.model_validate(self.result).diagnosis:
+            return told
         config = None  # of another command, or of another version
         with contextlib.suppress(InputError):
             config = self.config
@@ -292,9 +299,8 @@ class Run:
 
     @property
     def growth(self) -> Growth | None:
-        """Whether memory after each epoch levels off or climbs, see `tally.Growth`; None where no epoch was marked."""
-        told = self.result.get("growth")
-        return Growth(**told) if told else self.tally.growth
+        """Whether memory levels off or climbs, from epoch to epoch or over time, see `tally.Tally.growth`."""
+        return _Result.model_validate(self.result).growth or self.tally.growth
 
     @cached_property
     def phase_memory(self) -> pd.DataFrame:

@@ -107,7 +107,7 @@ def _watch_process(pid: int, folder: Path) -> Run:
         attempt.recorder.stop()
         after = cgroup.oom_kills() if cgroup else None
         struck = None if kills is None or after is None else after - kills
-        done = attempt.end(None, watched_pid=pid, oom_kills=struck, interrupted=interrupted)
+        done = attempt.end(None, watched_pid=pid, kills_around=struck, interrupted=interrupted)
     if interrupted:
         raise shortened(KeyboardInterrupt(f"{folder}: interrupted; the process goes on, unrecorded"))
     return done

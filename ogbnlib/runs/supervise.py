@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import functools
 import os
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +23,7 @@ from typing import Any
 
 from ..memory.limits import Limit, kill_tree
 from ..memory.recorder import Recorder
-from ..memory.signals import Forward, Presses, handled, held_back
+from ..memory.signals import FORWARDED, Forward, Presses, handled, held_back
 from ..memory.tally import Tally
 from ..progress import Live
 from .diagnosis import STOPPED
@@ -83,15 +87,18 @@ class _Stopping:
     and by SIGKILL after some seconds or on a second press.
     """
 
-    def __init__(self, pid: int, presses: Presses, say: Callable[[str], object]):
-        self._pid, self._presses, self._say, self._until_s = pid, presses, say, 0.0
+    def __init__(self, pid: int, presses: Presses, live: Live | None):
+        self._pid, self._presses, self._live, self._until_s = pid, presses, live, 0.0
 
     def __call__(self) -> None:
         if not self._presses.number:
             return
         if not self._until_s:
             self._until_s = time.monotonic() + STOP_S
-            self._say("stopping ...\n")
+            if self._live is None:
+                print("stopping ...", file=sys.stderr)
+            else:
+                self._live.write("stopping ...\n")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)
         elif self._presses.number > 1 or time.monotonic() > self._until_s:
@@ -113,8 +120,9 @@ def supervise(
 ) -> Outcome:
     """Run a command inside `limit`, recorded in `run_dir` until it ends, and end all that it leaves behind.
 
-    SIGUSR1 and SIGTERM to this process are passed on to the child meanwhile, if this is the main thread, and SIGINT
-    ends it in order, at once when it comes again.
+    Signals that would end this process are passed on to the child meanwhile, if this is the main thread, and SIGINT
+    ends it in order, at once when it comes again. A command that can't be executed ends with 126, or 127 where it or
+    its interpreter is not there, as in a shell.
 
     Args:
         recorder: One of `run_dir`, where it has one already.
@@ -126,7 +134,7 @@ def supervise(
         stdin: As `subprocess.Popen` takes it.
     """
     recorder, forward, presses = recorder or Recorder(run_dir), Forward(), Presses()
-    with handled(forward), handled(presses, [signal.SIGINT]):
+    with handled(forward, FORWARDED), handled(presses, [signal.SIGINT]):
         try:
             with held_back() if holds_back else contextlib.nullcontext():
                 process = subprocess.Popen(
@@ -138,10 +146,14 @@ def supervise(
                     start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
                 )
-        except BaseException:
+        except BaseException as error:
+            evidence = limit.evidence()
             limit.close()  # no process was started in it
             recorder.stop()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            code, said = 127 if error.errno == errno.ENOENT else 126, f"error: {argv[0]}: {error.strerror}"
+            return Outcome(code, said, recorder.tally, evidence, None)
         forward.begin(process.pid)
         unwritable = _Unwritable(process.pid, stops=holds_back)
         tail, status = "", -signal.SIGKILL
@@ -151,14 +163,15 @@ def supervise(
                 process.pid,
                 cgroup=lambda: limit.cgroup,
                 longest_pause_s=limit.longest_pause_s,
-                on_sample=limit.check,
+                check=limit.check,
                 on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
                 on_unwritable=unwritable,
             )
             text = functools.partial(standing, run_dir, recorder.tally, limit.limit_bytes)
             with Live(text, how, every_step=echo, apart=not holds_back) as live:
-                stopping = _Stopping(process.pid, presses, live.write if how != "none" else sys.stderr.write)
-                tail = _relay(process, run_dir / OUTPUT, live.write if echo else None, unwritable, stopping)
+                stopping = _Stopping(process.pid, presses, live if how != "none" else None)
+                show = functools.partial(_show, live, recorder) if echo else lambda data: False
+                tail = _relay(process, run_dir / OUTPUT, show, unwritable, stopping)
         finally:
             forward.end()
             unwritable.end()
@@ -170,6 +183,7 @@ def supervise(
                 evidence, peak = _close(process, limit, recorder, 0 if interrupted else status, tail)
     code = 130 if interrupted else 128 - status if status < 0 else status
     if evidence["killed_by"]:
+        evidence["ended_with"] = None if status < 0 else status
         code = 137  # a worker was picked by the killer, or its parent ended first: the tree died of the same cause
     return Outcome(code, tail, recorder.tally, evidence, peak, interrupted, unwritable.said)
 
@@ -215,32 +229,46 @@ def _close(
     return evidence, peak
 
 
+def _show(live: Live, recorder: Recorder, data: bytes) -> bool:
+    """Relay output; False, and noted in the run's folder, once nobody takes it any more."""
+    live.write(data)
+    if (refusal := live.refusal()) is None:
+        return True
+    with contextlib.suppress(OSError):
+        text = f"standard output: {refusal.strerror}; from here on the output is in {OUTPUT} alone"
+        recorder.log.mark("note", text=text)
+    return False
+
+
 def _relay(
     process: subprocess.Popen[bytes],
     log_path: Path,
-    write: Callable[[str], object] | None,
+    show: Callable[[bytes], bool],
     unwritable: _Unwritable,
     stopping: Callable[[], object],
 ) -> str:
-    """Copy the output to the log, and where it is to be seen, until the child ends; returns its last lines."""
+    """Copy the output to the log, and to `show` until that is False, until the child ends; returns its last lines."""
     assert process.stdout is not None
-    descriptor, tail, ended_s = process.stdout.fileno(), b"", 0.0
+    descriptor, tail, pause_s, ended_s, pending, shown = process.stdout.fileno(), b"", 0.2, 0.0, 0, True
     with _Log(log_path, unwritable) as log:
         while True:
-            readable, _, _ = select.select([descriptor], [], [], 0.2)
+            readable, _, _ = select.select([] if descriptor < 0 else [descriptor], [], [], pause_s)
             stopping()
-            if readable:
-                data = os.read(descriptor, 65536)
-                if not data:
-                    break
+            data = os.read(descriptor, 65536) if readable else b""
+            if data:
                 log.write(data)
-                tail = (tail + data)[-4000:]
-                if write is not None:
-                    write(data.decode(errors="replace"))
+                tail, pending = (tail + data)[-4000:], pending - len(data)
+                shown = shown and show(data)
+            elif readable:  # closed, which is nearly always the end; but a command may go on without
+                descriptor, pause_s = -1, 0.001
+            else:
+                pause_s = min(0.2, 2 * pause_s)
             # It is not waited for here: its number stays its own until then.
-            elif os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                # An orphaned worker may hold the pipe open for ever: half a second of silence is the end.
-                ended_s = ended_s or time.monotonic()
-                if time.monotonic() - ended_s > 0.5:
-                    break
+            if not ended_s and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                ended_s = time.monotonic()
+                if descriptor >= 0:
+                    (pending,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+            # An orphaned worker may hold the pipe open for ever: half a second of silence is the end, or of its words.
+            if ended_s and (descriptor < 0 or (time.monotonic() - ended_s > 0.5 and (not readable or pending <= 0))):
+                break
     return tail.decode(errors="replace")

@@ -89,6 +89,7 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     """
     import pandas as pd
 
+    needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
     rows = [
         {
             "phase": phase.label,
@@ -97,7 +98,7 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
             "transient_bytes": phase.info["peak_rss_bytes"] - phase.info["rss_bytes"],
         }
         for phase in phases
-        if phase.attempt == phases[-1].attempt and phase.end_s is not None and "end_held_bytes" in phase.info
+        if phase.attempt == phases[-1].attempt and phase.end_s is not None and all(map(phase.info.get, needed))
     ]
     return pd.DataFrame(rows, columns=["phase", "duration_s", "kept_bytes", "transient_bytes"])
 

@@ -165,11 +165,14 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    if "--ranks" in given:
-        at = given.index("--ranks")
-        sys.exit(launch(given[at + 1], given[:at] + given[at + 2 :]))
-    code = try_model(*given[1:]) if given[0] == "--try" else main(given)
-    from .distributed import end
+    from ..progress import steady_output
 
-    end(code)
+    given = sys.argv[1:]
+    with steady_output():
+        if "--ranks" in given:
+            at = given.index("--ranks")
+            sys.exit(launch(given[at + 1], given[:at] + given[at + 2 :]))
+        code = try_model(*given[1:]) if given[0] == "--try" else main(given)
+        from .distributed import end
+
+        end(code)

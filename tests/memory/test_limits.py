@@ -20,7 +20,7 @@ from conftest import MB, is_alive, python_child, tree, wait_until
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
 from ogbnlib.memory.cgroup import Cgroup, find_cgroup
-from ogbnlib.memory.limits import KINDS, JobCgroup, Limit, Watchdog, make_limit
+from ogbnlib.memory.limits import KINDS, Limit, Watchdog, make_limit
 from ogbnlib.memory.reading import Reading, read_pss
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.supervise import Outcome, supervise
@@ -94,7 +94,7 @@ def test_a_parent_that_ends_at_once_after_its_worker_was_killed_ends_in_137_too(
     for number in range(5):
         folder = tmp_path / str(number)
         folder.mkdir()
-        outcome = start(WORKER + "os.waitpid(pid, 0); os._exit(1)", folder, kernel_limit(80 * MB))
+        outcome = start(WORKER + f"os.waitpid(pid, 0); os._exit({number % 2})", folder, kernel_limit(80 * MB))
         assert (outcome.evidence["oom_kills"] or 0) >= 1
         assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "kernel")
 
@@ -131,66 +131,56 @@ def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Pa
     assert (outcome.exit_code, outcome.evidence["killed_by"]) == (0, None)
 
 
-def test_the_watchdog_goes_by_rss_where_the_kernel_gives_no_pss(monkeypatch: pytest.MonkeyPatch) -> None:
-    # smaps_rollup has Pss_Anon since Linux 5.2: without it a tree of several processes must not go unwatched.
-    killed: list[int] = []
-    monkeypatch.setattr(limits, "process_tree", lambda pid: [1, 2])
-    monkeypatch.setattr(limits, "read_pss", lambda pids: (None, None, None, None))
-    monkeypatch.setattr(limits, "read_rss", lambda pids: (2 * MB, 0, 0))
-    monkeypatch.setattr(limits, "kill_tree", killed.append)
-    watchdog, _ = make_limit(MB, "watchdog")
-    watchdog.pid = 42
-    watchdog.check(Reading(rss_anon_bytes=2 * MB, rss_shmem_bytes=0))
-    assert (watchdog.killed_by, killed) == ("watchdog", [42])
+class Looks:
+    """A watchdog with a limit of 1,000 MB whose looks at a tree of several processes are given, in MB held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *held_mb: int, cost_s: float = 0.0):
+        self.now_s, self.reads, self.killed, self._held_mb = 0.0, 0, list[int](), iter(held_mb)
+        self._cost_s = cost_s
+        monkeypatch.setattr(limits, "read_memory", self._read)
+        monkeypatch.setattr(limits, "kill_tree", self.killed.append)
+        monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.watchdog = Watchdog(1000 * MB)
+        self.watchdog.pid = 42
+
+    def _read(self, pid: int, pss: bool = False) -> Reading:
+        if not pss:
+            return Reading(2, rss_anon_bytes=3000 * MB, rss_shmem_bytes=0)
+        self.reads += 1
+        self.now_s += self._cost_s
+        return Reading(2, rss_anon_bytes=3000 * MB, pss_anon_bytes=next(self._held_mb) * MB, pss_shmem_bytes=0)
+
+    def check(self, summed_mb: int = 3000) -> int | None:
+        """MB held in the reading to record, which it gives for one whose sum of RSS is this."""
+        recorded = self.watchdog.check(Reading(2, rss_anon_bytes=summed_mb * MB, rss_shmem_bytes=0))
+        return recorded and (recorded.held_bytes or 0) // MB
 
 
-def test_the_watchdog_spares_a_tree_whose_workers_end_before_it_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Four forked workers sum up to five times the parent; by the second reading they have ended.
-    killed: list[int] = []
-    monkeypatch.setattr(limits, "process_tree", lambda pid: [pid])
-    monkeypatch.setattr(limits, "read_rss", lambda pids: (600 * MB, 0, 0))
-    monkeypatch.setattr(limits, "kill_tree", killed.append)
-    watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.pid = 42
-    watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
-    assert (watchdog.killed_by, killed) == (None, [])
-
-
-def test_the_watchdog_wants_two_readings_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    readings = iter([(None, 1200 * MB, 0, 0), (None, 900 * MB, 0, 0), (None, 1200 * MB, 0, 0), (None, 1200 * MB, 0, 0)])
-    monkeypatch.setattr(limits, "process_tree", lambda pid: [pid, pid + 1])
-    monkeypatch.setattr(limits, "read_pss", lambda pids: next(readings))
-    monkeypatch.setattr(limits, "kill_tree", killed.append)
-    watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.pid = 42
-    watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
-    assert (watchdog.killed_by, killed) == (None, [])
-    watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
-    assert (watchdog.killed_by, killed) == ("watchdog", [42])
-
-
-def test_the_watchdog_reads_pss_a_twentieth_of_the_time_or_when_the_sum_has_grown(
+def test_the_watchdog_kills_on_two_looks_above_the_limit_and_records_the_second_and_nothing_of_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, reads = [0.0], []
+    looks = Looks(monkeypatch, 1200, 900, 1200, 1300)
+    assert (looks.check(), looks.killed) == (900, [])  # as workers end in between
+    assert (looks.check(), looks.killed) == (1300, [42])
+    assert looks.watchdog.killed_by == "watchdog"
+    assert looks.check(2) is None
 
-    def slow(pids: list[int]) -> tuple[None, int, int, int]:
-        reads.append(clock[0])
-        clock[0] += 0.2  # as for 20 GB
-        return None, 800 * MB, 0, 0
 
-    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(limits, "process_tree", lambda pid: [pid, pid + 1])
-    monkeypatch.setattr(limits, "read_pss", slow)
-    watchdog, _ = make_limit(1000 * MB, "watchdog")
-    watchdog.pid = 42
+def test_the_watchdog_goes_by_rss_where_the_kernel_gives_no_pss(monkeypatch: pytest.MonkeyPatch) -> None:
+    # smaps_rollup has Pss_Anon since Linux 5.2: without it a tree of several processes must not go unwatched.
+    monkeypatch.setattr("ogbnlib.memory.reading._gives_pss", lambda: False)
+    looks = Looks(monkeypatch)
+    assert (looks.check(), looks.killed) == (3000, [42])
+
+
+def test_the_watchdog_looks_a_twentieth_of_the_time_or_when_the_sum_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch, *[800] * 9, cost_s=0.2)  # as for 20 GB
     for _ in range(200):  # ten seconds
-        watchdog.check(Reading(rss_anon_bytes=3000 * MB, rss_shmem_bytes=0))
-        clock[0] += 0.05
-    assert len(reads) <= 4
-    watchdog.check(Reading(rss_anon_bytes=3101 * MB, rss_shmem_bytes=0))
-    assert reads[-1] > 9
+        looks.check()
+        looks.now_s += 0.05
+    assert (before := looks.reads) <= 4
+    looks.check(3101)
+    assert looks.reads == before + 1
 
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
@@ -429,8 +419,8 @@ def test_a_slurm_job_without_a_limit_is_watched_in_its_own_cgroup(monkeypatch: p
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     limit, _ = make_limit(None)
     try:
-        assert isinstance(limit, JobCgroup)
-        assert (limit.job, limit.cgroup) == (found[0], None)
+        assert isinstance(limit, Watchdog)
+        assert (limit.around, limit.cgroup) == (found[0], None)
         assert limit.oom_kills() in (0, None)
         assert limit.command(["true"]) == ["true"]
     finally:
@@ -499,7 +489,7 @@ def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
     )
     assert neighbour == -9
     assert job.oom_kills() == 1
-    assert (code, evidence) == (exit_code, {"killed_by": None, "oom_kills": None, "outer_limit": None})
+    assert (code, evidence["killed_by"], evidence["oom_kills"], evidence["kills_around"]) == (exit_code, None, None, 1)
     assert peak is None
     assert 30 * MB < held < 80 * MB  # not the job's, which had 400 MB
 
@@ -511,7 +501,7 @@ def test_in_a_job_the_runs_own_kill_is_told_with_the_limit_that_was_met(
     code, evidence, _, _, _ = inside(job, 0, tmp_path, HOG, SLURM_JOB_ID="1")
     assert job.cgroup is not None
     outer = {"limit_bytes": 300 * MB, "cgroup": str(job.cgroup.path)}
-    assert (code, evidence) == (137, {"killed_by": "kernel", "oom_kills": 1, "outer_limit": outer})
+    assert (code, evidence) == (137, {"killed_by": "kernel", "oom_kills": 1, "kills_around": 0, "outer_limit": outer})
 
 
 def test_in_a_job_a_killed_worker_is_the_runs_own_though_its_trainer_ends_by_itself(

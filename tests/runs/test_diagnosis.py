@@ -12,7 +12,7 @@ from conftest import MB, tree, write_run
 from ogbnlib.errors import InputError
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.diagnosis import EXIT_CODES, ended, exit_code_of, explain_exit_code
-from ogbnlib.runs.folder import diagnose
+from ogbnlib.runs.folder import diagnose, locked
 
 CODES = [0, 1, 130, 135, 137, 139, 141, 143, 255, "0:125", "0:53"]
 
@@ -106,6 +106,46 @@ def test_the_remedy_fits_the_config_and_the_phase(
     events = [{"time_s": 100.0, "event": "start"}, {"time_s": 101.0, "event": "begin", "phase": phase}]
     run = write_run(tmp_path, events=events, config=config, killed_by="kernel", oom_kills=1, memory_limit_bytes=MB)
     assert remedy in diagnose(run).remedy
+
+
+@pytest.mark.parametrize(
+    ("result", "phase", "remedy", "not_said"),
+    [
+        (
+            {"killed_by": "kernel", "memory_limit_bytes": 400 * MB},
+            "compile kernels",
+            "kernels, once, 90 MB",
+            "loading=",
+        ),
+        ({"memory_limit_bytes": 400 * MB, "limit_by": "watchdog"}, "load", "look for who sent it", "memory_limit"),
+    ],
+    ids=["before any data", "a limit was there"],
+)
+def test_no_remedy_is_what_was_done_already_or_can_not_help(
+    tmp_path: Path, result: dict[str, Any], phase: str, remedy: str, not_said: str
+) -> None:
+    events = [{"time_s": 100.0, "event": "start"}, {"time_s": 101.0, "event": "begin", "phase": phase}]
+    found = diagnose(write_run(tmp_path, events=events, **result))
+    assert remedy in found.remedy
+    assert not_said not in found.remedy.partition(" alone ")[2 if "alone" in found.remedy else 0]
+
+
+def test_how_to_go_on_is_said_with_a_path_that_holds_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    remedy = diagnose(write_run(Path("runs/a"), exit_code=75, memory_limit_bytes=1536 * MB)).remedy
+    assert remedy.startswith(f'go on with run(run_dir="{tmp_path}/runs/a", memory_limit="1.5 GB", resume=True)')
+
+
+@pytest.mark.parametrize(("command", "words"), [(None, "starting for"), (["python"], "in no named phase;")])
+def test_a_run_before_its_first_phase_is_starting(tmp_path: Path, command: list[str] | None, words: str) -> None:
+    start = {"time_s": 100.0, "event": "start", **({"command": command} if command else {})}
+    run = write_run(tmp_path, exit_code=None, events=[start])
+    with locked(run):
+        found = diagnose(run)
+    assert found.text.startswith(f"At work, {words.removesuffix(' for')}")
+    assert found.labelled()["phase"] == ("none" if command else "starting")
 
 
 def test_a_phase_that_failed_is_where_it_ended(tmp_path: Path) -> None:

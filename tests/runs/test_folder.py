@@ -8,13 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import python_child, tree, wait_until, write_run
 
+from ogbnlib import runs
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
+from ogbnlib.memory.tally import Growth
 from ogbnlib.runs.folder import METRIC_COLUMNS, Run, diagnose, locked, own_run_dir
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
@@ -156,6 +159,43 @@ def test_a_damaged_file_of_a_run_is_named_or_read_and_never_a_traceback(
         return
     with pytest.raises(InputError, match=re.escape(f"{folder / name}: ")):
         everything(folder)
+
+
+KINDS: list[dict[str, Any]] = [
+    {"event": "start", "memory_limit_bytes": 100, "command": ["python", "x.py"], "previous": {"duration_s": 3.0}},
+    {"event": "begin", "phase": "train epoch", "epoch": 1, "held_bytes": 5, "rss_bytes": 6},
+    {"event": "part", "name": "features", "bytes": 5},
+    {"event": "cuda", "allocated_bytes": 5, "reserved_bytes": 6},
+    {"event": "cuda_oom", "message": "CUDA out of memory", "requested_bytes": 5, "alloc_retries": 2},
+    {"event": "mark", "name": "epoch", "held_bytes": 5, "info": {}},
+    {"event": "end", "phase": "train epoch", "held_bytes": 5, "peak_rss_bytes": 6},
+    {"event": "rank ended", "rank": 1, "exit_code": 9, "pid": 4},
+    {"event": "of a later version", "x": 1},
+]
+
+
+@pytest.mark.parametrize("value", [None, "x", {"a": 1}, 1e400, True], ids=str)
+def test_an_event_of_another_version_or_damaged_is_no_traceback(tmp_path: Path, value: object) -> None:
+    for event in KINDS:
+        for name in event:
+            events = [{"time_s": 100.0 + i, **one} for i, one in enumerate(KINDS)]
+            events[KINDS.index(event)][name] = value
+            run = write_run(tmp_path / f"{event['event']} {name}", exit_code=76, events=events)
+            everything(run)
+            assert len(Run(run).phase_memory) <= 1
+    assert len(runs(tmp_path)) == sum(map(len, KINDS))
+
+
+def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
+    growth = {"verdict": "climbs", "slope_bytes": 1.0, "epochs": 5, "first_bytes": 1, "last_bytes": 2, "new": 1}
+    told = {"text": "Killed.", "cause": "out of memory", "exit_code": 137, "phase": None, "new": 1}
+    found = Run.open(write_run(tmp_path, new=1, growth=growth, diagnosis=told, outer_limit=None))
+    assert (str(found.diagnosis), found.diagnosis.parts, found.growth) == (
+        "Killed.",
+        {},
+        Growth("climbs", 1.0, 5, 1, 2),
+    )
+    assert found.state == "out of memory, exit code 137"
 
 
 def test_a_metrics_file_without_one_of_its_lines_is_named(tmp_path: Path) -> None:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB, is_alive, python_child, wait_until
+from conftest import MB, is_alive, python_child, wait_until, write_run
 
 import ogbnlib
 from ogbnlib import marks
 from ogbnlib.errors import InputError
-from ogbnlib.memory.reading import process_tree
-from ogbnlib.memory.tally import Growth, Levels
+from ogbnlib.memory.reading import Reading, process_tree
+from ogbnlib.memory.tally import Growth, Levels, Tally
 from ogbnlib.runs.folder import Run, locked
 from ogbnlib.runs.sandbox import watch
 
@@ -73,8 +76,8 @@ def test_a_watched_command_says_that_it_is_at_work_and_its_output_stays_its_own(
     done = cli("watch", "--memory-limit", "1 GB", "--", sys.executable, script(work))
     assert done.stdout == "mine\n"
     first, *_, loading, _, _ = done.stderr.splitlines()
-    assert re.fullmatch(r"my_train: (starting|at work: \d s(, 0.\d\d of 1.00 GB \[[#.]{10}\])?)", first)
-    assert re.fullmatch(r"my_train: load: 0.\d\d of 1.00 GB \[[#.]{10}\]", loading)
+    assert re.fullmatch(r"my_train: (starting|at work: \d s(, \d+ MB of 1.00 GB \[[#.]{10}\])?)", first)
+    assert re.fullmatch(r"my_train: load: \d+ MB of 1.00 GB \[[#.]{10}\]", loading)
 
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
@@ -223,6 +226,181 @@ def test_a_run_whose_watcher_was_killed_is_not_said_to_be_at_work(tmp_path: Path
     assert "the watching process was itself killed" in Run.open(tmp_path / "run").diagnosis.text
 
 
+# Odd commands ---------------------------------------------------------------------------------------------------------
+
+
+def executable(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    path.chmod(0o755)
+    return str(path)
+
+
+ODD = {  # how a command ends, and what is said of it
+    "closes its outputs": ("exec >&- 2>&-; sleep 0.5; exit 6", 6, ""),
+    "leaves one that talks": ("(while :; do echo x; sleep 0.05; done) & exit 5", 5, "Its last words: x"),
+    "leaves a daemon": ("(setsid sleep 5 &); exit 4", 4, ""),
+    "unknown command": ("no_such_command", 127, "was not found"),
+    **{
+        f"signal {n}": (f"ulimit -c 0; kill -{n} $$", 128 + n, signal.Signals(n).name) for n in (1, 6, 8, 9, 10, 15, 31)
+    },
+}
+
+
+@pytest.mark.parametrize(("script", "code", "words"), ODD.values(), ids=ODD)
+def test_however_a_command_ends_its_code_and_a_sentence_are_recorded(
+    tmp_path: Path, script: str, code: int, words: str
+) -> None:
+    done = watch(["bash", "-c", script], run_dir=tmp_path / "ein Lauf ü 名", echo=False)
+    assert (done.exit_code, Run.open(done.run_dir).exit_code) == (code, code)
+    assert words in done.diagnosis.text
+
+
+@pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
+@pytest.mark.parametrize(
+    ("content", "arguments", "code"),
+    [(b"#!/none/python\n", [], 127), (b"\x7fELF garbage", [], 126), (b"#!/bin/sh\n", ["x" * 200_000], 126)],
+    ids=["no interpreter", "no program", "arguments too long"],
+)
+def test_a_command_that_can_not_be_executed_ends_as_in_a_shell(
+    tmp_path: Path, content: bytes, arguments: list[str], code: int, limit_by: str
+) -> None:
+    command = executable(tmp_path / "command", content)
+    done = watch([command, *arguments], run_dir=tmp_path / "run", limit_by=limit_by, echo=False)
+    assert (done.exit_code, done.state) == (code, f"never started, exit code {code}")
+    assert str(done.result["last_output"]).startswith(("error: ", "watch: "))
+
+
+@pytest.mark.parametrize("written", [bytes(range(256)) * 1000, "äöü€".encode() * 30_000, b"x" * 10_000_000])
+def test_output_of_any_kind_is_passed_on_byte_by_byte(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], written: bytes
+) -> None:
+    (tmp_path / "output").write_bytes(written)
+    done = watch(["cat", str(tmp_path / "output")], run_dir=tmp_path / "run")
+    assert capfdbinary.readouterr().out == written
+    assert (done.exit_code, (done.run_dir / "output.log").read_bytes()) == (0, written)
+
+
+@pytest.mark.parametrize("damage", ['rm -rf "$OGBNLIB_RUN_DIR"', 'mkdir "$OGBNLIB_RUN_DIR/result.json"'])
+def test_a_result_that_can_not_be_written_changes_no_exit_code(cli: Cli, damage: str) -> None:
+    done = cli("watch", "--run-dir", "run", "--", "sh", "-c", f"{damage}; exit 8")
+    assert done.returncode == 8
+    assert "run/result.json: expected to write it, could not" in done.stderr
+    assert "Exit code 8" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stop", [signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGTERM], ids=lambda s: s.name)
+def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(
+    tmp_path: Path, stop: signal.Signals
+) -> None:
+    argv = [sys.executable, "-m", "ogbnlib", "watch", "--run-dir", str(tmp_path / "run"), "--", "sleep", "60"]
+    for ignored in [False, True] if stop == signal.SIGHUP else [False]:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        watcher = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+        signal.signal(signal.SIGHUP, before)
+        (child,) = wait_until(lambda w=watcher: process_tree(w.pid)[1:], "the command")
+        wait_until(lambda: (tmp_path / "run" / "timeline.csv").exists(), "the first sample")
+        watcher.send_signal(stop)
+        if ignored:  # by nohup
+            time.sleep(0.5)
+            assert is_alive(child)
+            watcher.send_signal(signal.SIGTERM)
+        watcher.communicate(timeout=60)
+        code = 128 + (signal.SIGTERM if ignored else stop)
+        assert (watcher.returncode, Run.open(tmp_path / "run").exit_code) == (code, code)
+        assert not is_alive(child)
+
+
+# Output that nobody takes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [">/dev/full", ">/dev/full 2>/dev/full", "2>&1 | head -1", ">&- 2>&-"])
+def test_a_full_or_closed_output_ends_no_command_and_is_noted_once(tmp_path: Path, where: str) -> None:
+    command = "for i in 1 2 3; do echo $i; sleep 0.2; done; exit 3"
+    call = f"{sys.executable} -m ogbnlib watch --run-dir run -- sh -c '{command}'"
+    done = subprocess.run(
+        ["bash", "-c", f"{{ {call}; echo $? >code; }} {where}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    run = Run.open(tmp_path / "run")
+    assert ((tmp_path / "code").read_text(), run.exit_code) == ("3\n", 3)
+    assert (run.run_dir / "output.log").read_text() == "1\n2\n3\n"
+    assert "Traceback" not in done.stdout + done.stderr
+    noted = [event["text"] for event in run.events if event["event"] == "note"]
+    assert len(noted) == (">&-" not in where)  # of one that was closed at the start nobody expects anything
+    assert all(re.match("standard output: .*; from here on the output is in output.log alone", text) for text in noted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("plan", 2), ("status run", 2), ("diagnose run --json", 2), ("synth data --scale 0.0001", 0)],
+)
+def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(
+    tmp_path: Path, arguments: str, code: int
+) -> None:
+    write_run(tmp_path / "run", exit_code=0)
+    call = f"{sys.executable} -m ogbnlib {arguments}"
+    full = subprocess.run(["bash", "-c", f"{call} >/dev/full"], cwd=tmp_path, capture_output=True, text=True)
+    assert full.returncode == code
+    assert full.stderr == "error: standard output: No space left on device; what comes after that is not shown\n"
+    shutil.rmtree(tmp_path / "data", ignore_errors=True)
+    read = subprocess.run(["bash", "-c", f"{call} | true; exit $PIPESTATUS"], cwd=tmp_path, capture_output=True)
+    assert (read.returncode, read.stderr) == (0, b"")
+
+
+def test_a_training_goes_on_where_its_output_can_not_be_written(tiny_dir: Path, tmp_path: Path) -> None:
+    sets = f"--set dataset={tiny_dir} --set epochs=1 --set batch_size=64 --set device=cpu"
+    call = f"{sys.executable} -m ogbnlib train --run-dir run {sets}"
+    done = subprocess.run(["bash", "-c", f"{call} >/dev/full"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, Run.open(tmp_path / "run").is_finished) == (0, True)
+    assert done.stderr == "error: standard output: No space left on device; what comes after that is not shown\n"
+
+
+# Memory of several processes ------------------------------------------------------------------------------------------
+
+PARENT = """
+import subprocess, sys, time
+time.sleep(1.1)
+child = "x = bytearray(200 * 2**20); import time; time.sleep(0.5)"
+subprocess.run([sys.executable, "-c", child])
+time.sleep(0.3)
+"""
+
+
+def test_what_a_child_holds_for_half_a_second_counts_under_the_watchdog(tmp_path: Path) -> None:
+    done = watch(["-c", PARENT], "1 GB", limit_by="watchdog", runs_dir=tmp_path, echo=False)
+    assert 205 * MB < done.held_peak_bytes < 260 * MB
+    assert Run.open(done.run_dir).tally.held_peak_bytes > 205 * MB  # type: ignore[operator]
+
+
+def test_a_kill_of_several_processes_is_told_with_what_decided_it(tmp_path: Path) -> None:
+    code = PARENT.replace("bytearray(200 * 2**20)", "[bytearray(2**20) for _ in range(400)]")
+    done = watch(["-c", code], "150 MB", limit_by="watchdog", runs_dir=tmp_path, echo=False)
+    assert (done.exit_code, done.result["killed_by"]) == (137, "watchdog")
+    assert 150 * MB < sum(done.diagnosis.last_sample[part] for part in ("anon", "shmem")) == done.held_peak_bytes
+
+
+def test_a_killed_child_is_named_though_its_parent_ends_without_an_error(tmp_path: Path) -> None:
+    code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'x = bytes(300 * 2**20); x + x'])"
+    done = watch(["sh", "-c", f'{sys.executable} -c "{code}"; exit 0'], "150 MB", runs_dir=tmp_path, echo=False)
+    if done.result["limit_by"] == "watchdog":
+        pytest.skip("no memory cgroup can be made here")
+    assert (done.exit_code, done.diagnosis.cause) == (137, "out of memory")
+
+
+@pytest.mark.parametrize(("own", "code"), [(True, 137), (False, 0)], ids=["its own cgroup", "one with others"])
+def test_a_kill_that_an_exit_code_hides_is_said(tmp_path: Path, own: bool, code: int) -> None:
+    known = {"killed_by": "kernel", "oom_kills": 1, "ended_with": 0} if own else {"kills_around": 1}
+    found = Run.open(write_run(tmp_path, exit_code=code, events=[], **known)).diagnosis
+    text = "A process of it was killed by the kernel's out-of-memory killer" if own else "killer struck 1 times"
+    assert text in found.text
+    assert (found.cause, "ended with exit code 0" in found.text) == ("out of memory" if own else "finished", own)
+
+
 # phase and mark -------------------------------------------------------------------------------------------------------
 
 
@@ -320,10 +498,54 @@ def test_a_script_that_keeps_memory_each_epoch_is_told_its_slope(
     done = watch([sys.executable, script(code)], runs_dir=tmp_path)
     assert done.growth is not None
     assert (done.growth.verdict, round(done.growth.slope_bytes / MB)) == ("climbs", 10)
-    assert "memory climbs by 10.0 MB an epoch" in done.diagnosis.text
+    assert "memory climbs by 10 MB an epoch" in done.diagnosis.text
     assert Run.open(done.run_dir).growth == done.growth
     level = "import ogbnlib\nfor i in range(7):\n    x = bytearray(10 * 2**20)\n    ogbnlib.mark('epoch', loss=i)"
     flat = watch([sys.executable, script(level)], runs_dir=tmp_path)
     assert flat.growth is not None
     assert flat.growth.verdict == "levels off"
     assert "climbs" not in flat.diagnosis.text
+
+
+def over_time(shape: Callable[[float], float], seconds: float, **start: Any) -> Growth | None:
+    """What a run is said to do whose memory has this shape: MB by the part of its time, ten samples a second."""
+    tally, noise = Tally(), random.Random(0)
+    tally.event({"event": "start", "time_s": 0.0, **start})
+    for i in range(int(10 * seconds)):
+        held = shape(i / (10 * seconds)) + (i % 7) * 30 + noise.gauss(0, 5)  # a batch comes and goes
+        tally.sample(i / 10, Reading(1, rss_anon_bytes=int(held * MB), rss_shmem_bytes=0))
+    return tally.growth
+
+
+def test_a_leak_is_seen_without_marks_and_neither_a_warm_up_nor_noise_is_one() -> None:
+    def verdict(shape: Callable[[float], float], seconds: float = 60.0) -> str:
+        found = over_time(shape, seconds, command=["python"])
+        return found.verdict if found else ""
+
+    for seconds in (20.0, 60.0, 600.0):
+        assert verdict(lambda u: 300 + 400 * u, seconds) == "climbs"
+        assert verdict(lambda u: 1000 * min(1.0, u / 0.3) + 300 * max(0.0, u - 0.3), seconds) == "climbs"
+        assert verdict(lambda u: 300 + 20 * int(20 * u), seconds) == "climbs"  # at the end of each epoch
+        levels: list[Callable[[float], float]] = [
+            lambda u: 500,
+            lambda u: 1000 * min(1.0, u / 0.6),  # reads its data, then works on them
+            lambda u: 1000 * (1 - 2.7 ** -(u / 0.2)),
+            lambda u: 300 + 400 * (5 * u % 1),  # what each epoch gives back
+            lambda u: 300 + 400 * (u > 0.6),
+        ]
+        for shape in levels:
+            assert verdict(shape, seconds) == "levels off"
+    assert verdict(lambda u: 300 + 400 * u, 4) == ""
+    assert over_time(lambda u: 300 + 400 * u, 60) is None  # a trainer: it marks its epochs
+    leak = over_time(lambda u: 300 + 400 * u, 60, command=["python"])
+    assert re.match(
+        r"For 40 s memory climbs by 4\d\d MB a minute, from 4\d\d MB to \d\d\d MB: a leak, unless", str(leak)
+    )
+
+
+def test_a_script_without_marks_is_told_that_it_leaks_and_what_to_look_for(tmp_path: Path) -> None:
+    code = "import time\nkept = []\nwhile True:\n    kept.append(bytearray(2 * 2**20))\n    time.sleep(0.1)"
+    done = watch(["-c", code], "150 MB", runs_dir=tmp_path, echo=False)
+    assert " a minute, from " in done.diagnosis.text
+    assert "find what each epoch keeps" in done.diagnosis.remedy
+    assert Run.open(done.run_dir).growth == done.growth
