@@ -151,7 +151,7 @@ def fit_windows(
     return choose_windows(
         files,
         store.num_nodes,
-        store.num_features * store.x.itemsize,
+        store.num_features * store.feature_dtype.itemsize,
         batch,
         batches,
         available,
@@ -343,7 +343,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         sampled = sample_windows([seeds], self._arrays["colptr"], self._arrays["row"])
         between, window = time.monotonic(), Window.pack(seeds, sampled, 0, num_nodes)
         del sampled
-        window.features = np.empty((len(window.ids), self.store.num_features), self.store.x.dtype)
+        window.features = np.empty((len(window.ids), self.store.num_features), self.store.feature_dtype)
         self._arrays["x"].fetch(window.ids, window.features)
         self.on_window(
             epoch=place[0],
@@ -378,7 +378,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         """The windows on disk, which `windows.spooling` says there are."""
         if self._spool is None:
             assert self.windows.spooling is not None
-            row, companions = (self.store.num_features, self.store.x.dtype), [one.spool() for one in self.companions]
+            row, companions = (self.store.num_features, self.store.feature_dtype), [c.spool() for c in self.companions]
             self._spool = Spool(
                 self, self.windows.spooling, self._arrays, self.spool_dir, row, self.on_pass, companions
             )  # fmt: skip

@@ -576,7 +576,6 @@ def test_a_truncated_raw_file_is_one_clear_error(raw: Path, tmp_path: Path) -> N
         ("21\n5\n", "valid.csv.gz: expected no node of train, found 1"),
         ("21\n21\n", "valid.csv.gz: expected each node once"),
         ("21\n999\n-1\n", "valid.csv.gz: expected node ids from 0 to 199, found 2 others such as 999"),
-        ("", "valid.csv.gz: expected node ids from 0 to 199, found none"),
     ],
 )
 def test_splits_that_cannot_be_trained_on_are_refused(raw: Path, tmp_path: Path, ids: str, match: str) -> None:
