@@ -42,11 +42,7 @@ RUNNING = ("running", "is {state}{after}{limit}", "watch it with squeue -j {job}
 STATES = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), PENDING),
     **dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"), RUNNING),
-    "OUT_OF_MEMORY": (
-        "out of memory",
-        "had a process killed for passing its {memory}{after}",
-        "{more}",
-    ),
+    "OUT_OF_MEMORY": ("out of memory", "had a process killed for passing its {memory}{after}", "{more}"),
     "TIMEOUT": ("time limit", "reached its time limit{limit}", "{resume}, or ask for more --time"),
     "DEADLINE": ("time limit", "reached its --deadline{after}", "{resume}"),
     "PREEMPTED": ("preempted", "was preempted by another job{after}", "{resume}; with --requeue Slurm restarts it"),
@@ -206,17 +202,12 @@ class _Job:
         if run and (run.run_dir / CONFIG).is_file():
             resume = f"go on with `{sbatch_resumption(run.run_dir)}` and the same options of sbatch"
         less = (
-            run.diagnosis.remedy if run and run.diagnosis.cause == "out of memory" else "see `plan` for what takes less"
+            run.diagnosis.remedy if run and run.diagnosis.cause == "out of memory" else "see what takes less by `plan`"
         )
         reason, restarts = words.get("Reason", ""), words.get("Restarts", "0")
         return {
-            **{
-                "job": self.job_id,
-                "state": self.state,
-                "nodes": words.get("NodeList", ""),
-                "by": user and f" by {user}",
-            },
-            **{"after": time("after", "Elapsed"), "limit": time("of", "Timelimit"), "resume": resume},
+            **{"job": self.job_id, "state": self.state, "nodes": words.get("NodeList", ""), "resume": resume},
+            **{"after": time("after", "Elapsed"), "limit": time("of", "Timelimit"), "by": user and f" by {user}"},
             "memory": option if size == "0" else f"{option} of {size}",
             "more": f"ask for more with --mem, or: {less}; then {resume}",
             "restarts": f", after {restarts} restarts" if restarts != "0" else "",
@@ -241,7 +232,9 @@ class _Job:
         note = f", which sacct shows as {shown}:0" if shown.isdigit() and shown != code else ""
         sentence = meaning if ":" in code else f"{meaning}{facts['after']} (exit code {code}{note})"
         if cause == "stopped at a checkpoint":
+            why = "".join(re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)[-1:])
             sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue"
+            sentence += f": {why}" if why else ""
             remedy = f"{facts['resume']}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
         elif self.failed_rank and code != "0":
             rank, code = self.failed_rank
@@ -254,7 +247,7 @@ class _Job:
         elif code == "0":
             remedy = ""
         if "resume" in remedy and "sbatch" not in remedy:
-            remedy = facts["resume"]
+            remedy = facts["resume"] + (", with a smaller lr=..." if cause == "diverged" else "")
         if self.log_path and not (run and (run.run_dir / OUTPUT).is_file()):  # torchrun leaves none
             remedy = remedy.replace("output.log", str(self.log_path))
         return cause, sentence, remedy

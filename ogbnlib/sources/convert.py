@@ -170,9 +170,12 @@ def _workspace(source: Source, memory_limit: str | int | None, keep_hops: int | 
     data_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize + 16 * source.num_edges
     bits = source.num_nodes // 8 * (1 if keep_hops is None else 6)
     fixed = held + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + bits
-    if limit < fixed + _MIN_WORKSPACE:
+    if limit < (least := fixed + _MIN_WORKSPACE):
+        name = "memory_limit"
+        if memory_limit is None and "SLURM_JOB_ID" in os.environ:  # the job's, of which 5 % stay free
+            name, least, limit = "--mem", int(least / 0.95), effective_limit()[0]
         raise InputError(
-            f"memory_limit: expected at least {format_bytes(fixed + _MIN_WORKSPACE)} to convert {source.name} "
+            f"{name}: expected at least {format_bytes(least)} to convert {source.name} "
             f"({format_bytes(held)} are held by this process already), got {format_bytes(limit)}"
         )
     return limit - fixed

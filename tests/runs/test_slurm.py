@@ -221,6 +221,13 @@ SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, list[
         {"JobState": "FAILED", "ExitCode": "1:0"}, TORCHRUN.replace("-9", "1"), 1, "error",
         ["rank 1", "read the end of", "slurm-train-2.out"], ["output.log"],
     ),
+    "a run that diverged": (
+        {"JobState": "FAILED", "ExitCode": "77:0"}, "", 77, "diverged", ["a smaller lr"], ["--set"],
+    ),
+    "a job that is not requeued": (
+        {"JobState": "FAILED", "ExitCode": "75:0"}, "ogbnlib: not requeued, as every attempt would stop so early\n", 75,
+        "stopped at a checkpoint", ["into the queue: not requeued, as every attempt"], ["--set"],
+    ),
     "requeued": (
         {"JobState": "PENDING", "Reason": "BeginTime", "Restarts": "1"}, REQUEUED, 75, "pending",
         ["submit no second one"], ["--resume"],

@@ -128,7 +128,7 @@ def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_a
     assert (job["JobState"], job["ExitCode"]) == ("OUT_OF_MEMORY", "0:125"), output(site, job_id)
     said = output(site, job_id)
     assert "exit code 137" in said
-    assert f"python -m ogbnlib diagnose runs/train-{job_id}" in said
+    assert f"python -m ogbnlib diagnose --job {job_id}" in said
     found = diagnose(job_id)
     assert found["cause"] == "out of memory"
     assert "--mem of 640M" in str(found["text"])
@@ -262,7 +262,7 @@ def test_processes_on_two_nodes_meet_are_told_of_the_time_limit_and_requeued(slu
     slurm.call("scancel", "--batch", "--signal=USR1", job_id)
     (job,) = slurm.wait(job_id)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
-    arguments = f"train --run-dir runs/train_ddp-{job_id} --set dataset=d"
+    arguments = f"train --run-dir runs/train_ddp-{job_id} --resume --set dataset=d"
     said = sorted((folder / f"rank{rank}").read_text() for rank in (0, 1))
     assert said == [f"2 on {node}: {arguments}" for node in slurm.nodes]
 
@@ -385,8 +385,61 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
     wait_until(lambda: "ended by Slurm" in output(site, job_id), "the script's last word")
     found = diagnose(job_id)
     assert found["cause"] == "cancelled"
-    assert "--resume" in str(found["remedy"])
+    command = f"sbatch slurm/train.sbatch --run-dir runs/train-{job_id} --resume"
+    assert f"`{command}`" in str(found["remedy"])
     assert json.loads((run / "result.json").read_text())["exit_code"] == 75
+    _, *arguments = command.split()  # as it is said, with memory per CPU and three epochs more than there are already
+    again = slurm.sbatch("--mem-per-cpu=1500", *SMALL[1:], *arguments, f"epochs={len(Run(run).metrics) + 3}", cwd=site)
+    (job,) = slurm.wait(again)
+    assert job["JobState"] == "COMPLETED", output(site, again)
+    assert not (site / "runs" / f"train-{again}").exists()
+    assert "no checkpoint" not in output(site, again)
+    assert (diagnose(again)["cause"], diagnose(again)["run_dir"]) == ("finished", str(run))
+
+
+# The signal comes while python starts, and before anything has.
+EARLY = ["python() { [[ $1 == -c ]] || exec sleep 60; }", "kill -USR1 $$; python() { return 0; }"]
+
+
+@pytest.mark.parametrize("stand_in", EARLY, ids=["in python's start", "before it"])
+def test_a_signal_before_python_listens_sends_the_job_back_to_the_queue_once(
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]], stand_in: str
+) -> None:
+    """A lead of --signal not shorter than --time does so in every attempt: the second one says what is wrong."""
+    activate(site, stand_in)
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", "dataset=d", cwd=site)
+    if "kill" not in stand_in:
+        for restart in (0, 1):
+            log = site / f"slurm-train-{job_id}.out"
+            wait_until(lambda: log.exists() and log.read_text().count("the run is in") > restart, "the attempt")  # noqa: B023
+            slurm.call("scancel", "--batch", "--signal=USR1", job_id)
+    (job,) = slurm.wait(job_id)
+    said = output(site, job_id)
+    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "138:0", "1"), said
+    assert "not requeued, as every attempt would stop so early: give sbatch a --time well above the lead" in said
+    assert diagnose(job_id)["cause"] == "SIGUSR1"
+
+
+def test_ranks_find_their_environment_in_a_job_that_was_given_none(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
+    (site / ".venv" / "bin").mkdir(parents=True)
+    (site / "activate").rename(site / ".venv" / "bin" / "activate")
+    job_id = slurm.sbatch(
+        "--mem=2500", *SMALL[1:], "--export=NONE", "slurm/train_ddp.sbatch", f"dataset={tiny_dir}", *QUICK, cwd=site
+    )
+    (job,) = slurm.wait(job_id)
+    assert job["JobState"] == "COMPLETED", output(site, job_id)
+
+
+@pytest.mark.parametrize("arguments", [["--ranks"], ["dataset=d", "--run-dir"]])
+def test_an_option_without_its_value_is_named(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "activate").touch()
+    environment = {**os.environ, "SLURM_SUBMIT_DIR": str(ROOT), "OGBNLIB_ACTIVATE": str(tmp_path / "activate")}
+    environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    script = ["bash", str(ROOT / "slurm/train.sbatch"), *arguments]
+    done = subprocess.run(script, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"error: {arguments[-1]}: expected a value after it" in done.stderr
 
 
 def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(

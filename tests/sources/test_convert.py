@@ -395,6 +395,15 @@ def test_a_bad_parameter_is_named_and_nothing_is_written(
     assert nothing_left(tmp_path)
 
 
+def test_in_a_slurm_job_the_least_memory_is_named_as_the_option_of_sbatch(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "50")
+    with pytest.raises(InputError, match=r"--mem: expected at least .* to convert .* got 50 MB"):
+        convert(raw, tmp_path / "s", progress=False)
+
+
 def test_the_smallest_limit_that_is_asked_for_is_enough(raw: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at least") as error:
         convert(raw, tmp_path / "s", memory_limit="100 MB", progress=False)
