@@ -22,9 +22,11 @@ _CELLS = 10  # of the bar that shows how full the memory is
 
 
 def seconds(number: float) -> str:
-    """`47 s`, `12 min`, `3.4 h`."""
+    """`47 s`, `2 min 05 s`, `12 min`, `3.4 h`."""
     if number < 100:
         return f"{number:.0f} s"
+    if number < 600:  # of what is going on, minutes alone would stand still
+        return f"{number // 60:.0f} min {number % 60:02.0f} s"
     return f"{number / 60:.0f} min" if number < 6000 else f"{number / 3600:.1f} h"
 
 

@@ -128,8 +128,9 @@ def _how_to_pass(name: str, annotation: str | None, value: object, default: obje
 def begin_notebook() -> None:
     """What a notebook does first: check its parameters, go to the one working folder, name versions and machine.
 
-    Where a notebook lies in one of the checkout's folders, relative paths such as `data` and `runs` are seen from the
-    checkout, as papermill and the command line see them; JupyterLab starts a kernel in the notebook's own folder.
+    JupyterLab starts a kernel in the notebook's own folder: in a folder of the checkout, relative paths such as `data`
+    and `runs` are then seen from the checkout. Anywhere else they are seen from where papermill was started, as those
+    on its command line are, and the folder is named.
 
     Raises:
         ParameterError: as `check_parameters`.
@@ -137,10 +138,12 @@ def begin_notebook() -> None:
     from ..runs.doctor import machine
 
     check_parameters()
-    if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
-        os.chdir("..")
-        print(f"working in {Path.cwd()}")
     print(machine())
+    inside, root = (Path(up, "notebooks", "00_quickstart.ipynb").is_file() for up in ("..", "."))
+    if inside:
+        os.chdir("..")
+    if inside or not root:
+        print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
 
 
 def check_parameters() -> None:

@@ -31,6 +31,8 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
 UNFINISHED = 78
 _CONTEXT_BYTES = 2**30  # what CUDA itself takes of a GPU is less: 0.3 to 0.6 GB
+# JupyterLab sends it, too, when a kernel is restarted or shut down, before it asks for the end.
+_SIGINT = "SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button"
 # Exit codes: 128 + N is death by signal N as shells and this library report it; "0:125" and "0:53" are Slurm's
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
 EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
@@ -60,7 +62,7 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
         "ended a process of it (os._exit), or hung",
         "let that code raise an error instead, and go on with resume=True (--resume)",
     ),
-    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "go on with resume=True"),
+    "130": ("interrupted", f"interrupted ({_SIGINT})", "go on with resume=True"),
     "135": (
         "error",
         "ended by SIGBUS, which for DataLoader workers means a full /dev/shm, and for a mapped file one that shrank",
@@ -112,7 +114,7 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
 _FOREIGN = {
     "1": ("error", "ended with 1, which for Python is an exception", "read the end of output.log"),
     "2": ("error", "ended with 2, which most commands use for wrong arguments", "read the end of output.log"),
-    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or the notebook's stop button)", "start it again"),
+    "130": ("interrupted", f"interrupted ({_SIGINT})", "start it again"),
     "138": ("SIGUSR1", "ended by SIGUSR1, which it does not catch", "have nobody send it, or catch it"),
     "143": ("SIGTERM", EXIT_CODES["143"][1], "start it again; in Slurm, sacct says which it was"),
 }
@@ -182,10 +184,11 @@ _PARTS = {"anon": "anonymous", "shmem": "shared", "file": "file memory"}
 
 
 def labelled_html(rows: Mapping[str, str]) -> str:
-    """Labelled lines as a small table."""
+    """Labelled lines as a small table, broken between words."""
+    style = "text-align:left;vertical-align:top"
     cells = "".join(
-        f'<tr><th style="text-align:left;vertical-align:top">{html.escape(label)}</th>'
-        f'<td style="text-align:left">{html.escape(text)}</td></tr>'
+        f'<tr><th style="{style};white-space:nowrap">{html.escape(label)}</th>'
+        f'<td style="{style};max-width:60em;overflow-wrap:break-word">{html.escape(text)}</td></tr>'
         for label, text in rows.items()
     )
     return f"<table>{cells}</table>"
@@ -202,6 +205,7 @@ class Diagnosis:
     parts: dict[str, int] = field(default_factory=dict)
     last_sample: dict[str, int] = field(default_factory=dict)
     remedy: str = ""
+    why: str = ""  # the evidence: who killed it for which limit, or what its exit code means, and its last words
 
     def __str__(self) -> str:
         return self.text
@@ -213,12 +217,17 @@ class Diagnosis:
         return labelled_html(self.labelled())
 
     def labelled(self) -> dict[str, str]:
-        """The four lines that a notebook shows."""
-        code = "" if self.exit_code in (0, None) else f", exit code {self.exit_code}"
+        """The lines of the card that a notebook shows."""
+        if self.exit_code is None or self.exit_code == 0:
+            return {"state": self.text}
+        lines = {"ended": f"{self.cause}, exit code {self.exit_code}"}
+        if self.why:
+            killer = self.why.removeprefix("Killed by ")
+            lines["what happened" if killer == self.why else "killed by"] = killer
         held = [f"{format_bytes(size)} {_PARTS[part]}" for part, size in self.last_sample.items() if part in _PARTS]
         held += [f"{name} {format_bytes(size)}" for name, size in sorted(self.parts.items(), key=lambda item: -item[1])]
-        lines = {"cause": f"{self.cause}{code}", "phase": self.phase or "none", "held": ", ".join(held) or "unknown"}
-        return {**lines, "next": self.remedy or "nothing to mend"}
+        lines |= {"in phase": self.phase or "before the first", "memory in use": ", ".join(held) or "unknown"}
+        return {**lines, "next step": self.remedy or "nothing to fix"}
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -412,6 +421,7 @@ def sbatch_resumption(run_dir: Path) -> str:
 
 def resumption(run_dir: Path, result: Mapping[str, Any]) -> str:
     """The call that goes on with a run, in a notebook and in a shell; in a Slurm job a shell submits another job."""
+    run_dir = run_dir.absolute()  # the reader's working folder may be another one
     limit = result.get("memory_limit_bytes")
     size = f"{limit / MB:.0f} MB" if limit else ""
     call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
@@ -470,10 +480,11 @@ def explain(
             text, remedy = text + more, cured or remedy
         elif message := result.get("last_output"):
             text.append(f"Its last words: {message}")
+    why = " ".join(text)
     if code not in (2, STOPPED, DIVERGED):
         if first := tally.events.get("rank ended"):
             meaning, _ = explain_exit_code(first["exit_code"])
             text.append(f"Rank {first['rank']} was the first to end: {meaning}.")
         text += [*_holding(tally), *climbs]
     text.append(f"Next: {remedy}.")
-    return Diagnosis(" ".join(text), cause, code, label, *told, remedy)
+    return Diagnosis(" ".join(text), cause, code, label, *told, remedy, why)

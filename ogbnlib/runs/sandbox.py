@@ -319,7 +319,6 @@ def _shrunk(config: TrainConfig | None) -> str | None:
     return None
 
 
-@doing("measuring what Python and torch take whatever the data")
 def measure_runtime_bytes() -> int:
     """Anonymous + shared memory that a training process takes whatever its data: about 0.4 GB, see `train.warm_up`."""
     # It sleeps for longer than the longest pause between two samples, so that one falls into it.
@@ -327,9 +326,11 @@ def measure_runtime_bytes() -> int:
     held: list[int] = []
     # The first may compile the kernels, which takes some 90 MB more than loading them: then once more.
     while not held or (len(held) == 1 and held[0] > 1.15 * RUNTIME_BYTES):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as tmp:
+            (folder := Path(tmp) / "measuring Python and torch alone").mkdir()
             limit, _refused = make_limit(None)
-            outcome = supervise(argv, Path(folder), limit, env={**MALLOC, "TMPDIR": folder}, echo=False)
+            env = {**MALLOC, "TMPDIR": tmp, RUN_VARIABLE: str(folder)}
+            outcome = supervise(argv, folder, limit, env=env, echo=False, how="auto")
             if outcome.interrupted:
                 raise shortened(KeyboardInterrupt("interrupted"))
             if outcome.exit_code != 0:
