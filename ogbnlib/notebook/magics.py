@@ -269,6 +269,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
         def publish(
             self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **_: Any
         ) -> None:
+            data = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}  # which live there
             send("publish", data, metadata, transient=transient, update=update)
 
         def clear_output(self, wait: bool = False) -> None:

@@ -467,6 +467,8 @@ def explain(
         text = [f"{_killer(result)} {after}, {where}."]
     else:
         cause, meaning, remedy = meaning_of(code, foreign=_is_foreign(tally))
+        if code == 130 and (by := result.get("interrupted_by")):
+            meaning = f"interrupted by {by}"
         text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}."]
         if code == 135 and config is not None and not config.num_workers:
             remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"

@@ -10,11 +10,16 @@ import nbclient
 import nbformat
 import papermill
 import pytest
+from conftest import wait_until
+from jupyter_client.manager import KernelManager
 from nbformat import NotebookNode, v4
 from papermill.exceptions import PapermillExecutionError
 
+from ogbnlib import diagnose
+
 Execute = Callable[..., list[NotebookNode]]
 LOAD = "%load_ext ogbnlib"
+ALIVE = re.compile(r"memory_limit: (starting|.* of 1\.00 GB \[.*\]|at work: \d+ s.*)\n")  # signs of life
 FILL = "x = []\nwhile True:\n    x.append(bytearray(10**7))"
 
 
@@ -73,9 +78,8 @@ def test_a_limited_cell_takes_variables_prints_and_gives_results_back() -> None:
         "print('inside', a)\nc = math.floor(sum(a) + 0.5) + run.size\nclass Made: pass\nout = Made()\nc * 2",
         "print(c, type(out).__name__, 'left' if 'Made' in globals() else 'clean')",
     )
-    alive = re.compile(r"memory_limit: (starting|.* of 1\.00 GB \[.*\]|at work: \d+ s)\n")
-    assert alive.match(done["stdout"])
-    own = alive.sub("", done["stdout"])
+    assert ALIVE.match(done["stdout"])
+    own = ALIVE.sub("", done["stdout"])
     assert own.startswith("inside [1, 2]\nmemory_limit: Finished without an error in ")
     assert done["text/plain"] == "10"
     assert "of 1.00 GB (watchdog)" in done["stdout"]
@@ -144,39 +148,40 @@ pd.DataFrame({"a": [1]})
 def test_pictures_tables_and_prints_of_a_cell_appear_in_its_order(magic: str) -> None:
     book = make_book(LOAD, magic + SHOW)
     nbclient.NotebookClient(book, timeout=120).execute()
-    outs = [out for out in book.cells[1].outputs if out.get("text") != "\n"]
-    kinds = [out.get("text") or next(kind for kind in ("image/png", "text/html") if kind in out.data) for out in outs]
-    kinds = [re.sub(r"memory_limit: (starting|.*\d of \d.*|at work.*)\n", "", kind) for kind in kinds]
-    expected = ["first\n", "image/png", "second\n", "text/html", "third\n", "text/html", "image/png"]
-    assert [kind for kind in kinds if kind][:7] == expected
-    htmls = [out.data["text/html"] for out in outs if "text/html" in out.get("data", {})]
+    kinds, htmls = [""], list[str]()
+    for out in book.cells[1].outputs:
+        if out.output_type == "stream":
+            kinds[-1] += ALIVE.sub("", out.text)
+        else:
+            kinds += [next(kind for kind in ("image/png", "text/html") if kind in out.data), ""]
+            htmls += [out.data[kinds[-2]]] if kinds[-2] == "text/html" else []
+    order = ["first\n", "image/png", "second\n", "text/html", "third\n", "text/html", "image/png", "image/png"]
+    assert [kind for kind in kinds if kind and not kind.startswith("memory")] == order
+    assert kinds[-3].startswith("memory")
     assert (htmls[0], "dataframe" in htmls[1]) == ("<b>y</b>", True)
-    assert [kind for kind in kinds if kind][7].startswith("memory")
-    assert kinds[-1] == "image/png"
+
+
+PLAIN: list[tuple[str, str]] = [
+    ("import asyncio\nawait asyncio.sleep(0.01)\n7", "7"),
+    ("%%time\nx = 1\nprint('in')", "in\nCPU times"),
+    ("!echo shell", "shell"),
+    ("%alias_magic t time", "Created `%t`"),
+    ("import warnings\nwarnings.warn('careful')", "UserWarning: careful"),
+    ("from tqdm import tqdm\nfor i in tqdm(range(3), 'bar'): pass", "bar: 100%"),
+    ("print('x' * 2**20)", "x" * 2**20 + "\n"),
+    ("%%memory\nprint('inner')", "inner\nmemory: "),
+]
 
 
 @pytest.mark.parametrize("magic", ["%%memory", "%%memory_limit 1GB"])
-@pytest.mark.parametrize(
-    ("cell", "kind", "expected"),
-    [
-        ("import asyncio\nawait asyncio.sleep(0.01)\n7", "text/plain", "7"),
-        ("%%time\nx = 1\nprint('in')", "stdout", "in\nCPU times"),
-        ("!echo shell\n%pwd", "stdout", "shell"),
-        ("%matplotlib inline\n%alias_magic t time", "stdout", "Created `%t`"),
-        ("import warnings\nwarnings.warn('careful')", "both", "UserWarning: careful"),
-        ("import sys\nfrom tqdm import tqdm\nfor i in tqdm(range(3), 'bar'): pass", "both", "bar: 100%"),
-        ("print('x' * 2**20)", "stdout", "x" * 2**20 + "\n"),
-        ("%%memory\nprint('inner')", "stdout", "inner\nmemory: "),
-    ],
-    ids=["await", "cell magic", "shell", "line magic", "warning", "bar", "1 MB", "nested"],
-)
-def test_a_cell_does_what_a_plain_one_does(magic: str, cell: str, kind: str, expected: str) -> None:
-    (done,) = execute(f"{magic}\n{cell}")
-    assert "error" not in done
-    text = done["stdout"] + done["stderr"] if kind == "both" else done[kind]
-    assert expected in re.sub(r"memory_limit: (starting|.*\d of \d.*|at work.*)\n", "", text)
-    assert "memory" in done["stdout"]
-    assert "image/png" in done
+def test_a_cell_does_what_a_plain_one_does(magic: str) -> None:
+    cells = execute(*(f"{magic}\n{cell}" for cell, _ in PLAIN))
+    for (cell, expected), done in zip(PLAIN, cells, strict=True):
+        assert "error" not in done, cell
+        text = done["stdout"] + done["stderr"] + done["text/plain"]
+        assert expected in ALIVE.sub("", text), cell
+        assert "memory" in done["stdout"]
+        assert "image/png" in done
 
 
 def test_a_failing_cell_shows_its_own_traceback_and_its_memory() -> None:
@@ -199,3 +204,28 @@ def test_nothing_of_a_cell_is_left_in_the_temporary_folder(tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     execute("%%memory\n1", "%%memory_limit 1GB\n1", "%%memory_limit 1GB\n1/0")
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ogbnlib-cell")]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("restart_kernel", "a restart or shutdown"), ("interrupt_kernel", "Ctrl-C")]
+)
+def test_a_restart_of_the_kernel_is_not_called_a_press_of_stop(tmp_path: Path, how: str, words: str) -> None:
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=tmp_path)
+    client = manager.client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(60)
+        client.execute("from ogbnlib import watch\nwatch(['-c', 'input()'], name='a')")  # which has no keyboard
+        wait_until((tmp_path / "runs" / "a" / "result.json").exists, "the end of a command that reads")
+        client.execute("watch(['-c', 'import time; time.sleep(600)'], name='b')")
+        wait_until((tmp_path / "runs" / "b" / "timeline.csv").exists, "a command at work")
+        getattr(manager, how)()
+        wait_until((tmp_path / "runs" / "b" / "result.json").exists, "its end")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert "EOFError" in diagnose(tmp_path / "runs" / "a").text
+    assert f"Exit code 130: interrupted {'by' if 'restart' in how else '(SIGINT:'} {words}" in (
+        diagnose(tmp_path / "runs" / "b").text
+    )
