@@ -97,6 +97,8 @@ def clear_errors(path: object = None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
+        if not stop.args:
+            stop.args = ("interrupted" if path is None else f"{path}: interrupted",)
         if not hasattr(stop, "_render_traceback_"):
             shortened(stop)
         raise

@@ -128,9 +128,8 @@ def _how_to_pass(name: str, annotation: str | None, value: object, default: obje
 def begin_notebook() -> None:
     """What a notebook does first: check its parameters, go to the one working folder, name versions and machine.
 
-    JupyterLab starts a kernel in the notebook's own folder: in a folder of the checkout, relative paths such as `data`
-    and `runs` are then seen from the checkout. Anywhere else they are seen from where papermill was started, as those
-    on its command line are, and the folder is named.
+    In a folder of the checkout, where JupyterLab starts a kernel, relative paths such as `data` and `runs` are seen
+    from the checkout; elsewhere from where papermill was started, as those on its command line, and that is named.
 
     Raises:
         ParameterError: as `check_parameters`.
@@ -139,11 +138,11 @@ def begin_notebook() -> None:
 
     check_parameters()
     print(machine())
-    inside, root = (Path(up, "notebooks", "00_quickstart.ipynb").is_file() for up in ("..", "."))
-    if inside:
+    if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")
-    if inside or not root:
-        print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
+    elif Path("notebooks", "00_quickstart.ipynb").is_file():
+        return
+    print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
 
 
 def check_parameters() -> None:

@@ -77,7 +77,7 @@ class Magics:
         Processes that it starts count, each page once. Inside, `with ogbnlib.phase("load"):` names moments.
         """
         if line.strip():
-            raise shortened(InputError(f"%%memory: expected nothing behind it, got {line.strip()!r}"))
+            raise InputError(f"%%memory: expected nothing behind it, got {line.strip()!r}")
         if cell is not None:
             self._shell.run_cell(f"%%memory\n{cell}")
             return
@@ -125,8 +125,6 @@ class Magics:
         try:
             given, wanted = (_names(" ".join(names)) for names in (asked.given, asked.wanted))
             self._limited(cell, " ".join(asked.limit).strip("'\""), asked.limit_by.strip("'\""), given, wanted)
-        except InputError as error:
-            raise shortened(error) from None
         except KeyboardInterrupt:
             raise shortened(KeyboardInterrupt("the limited cell was interrupted; its process has ended")) from None
 
