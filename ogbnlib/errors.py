@@ -20,6 +20,10 @@ _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 class InputError(ValueError):
     """A mistake in what the user gave: names the file or parameter, what was expected, what was found, what to do."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it, instead of the frames between the cell and the check."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
     """The same error, which IPython shows in these lines, by default one, without the frames it came through."""
@@ -84,13 +88,20 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # whatever 
 def clear_errors(path: object = None) -> Iterator[None]:
     """Inside, or in a function that it decorates, what the disk refuses becomes an `InputError`: path, cause, remedy.
 
-    An `OSError` that names no file and is none of the disk's, such as a lost connection, remains what it is.
+    An `OSError` that names no file and is none of the disk's, such as a lost connection, remains what it is. An
+    interruption is one line in a notebook.
 
     Args:
         path: what a call works on that does not say so itself, as write(2) and fsync(2).
     """
     try:
         yield
+    except KeyboardInterrupt as stop:
+        if not stop.args:
+            stop.args = ("interrupted" if path is None else f"{path}: interrupted",)
+        if not hasattr(stop, "_render_traceback_"):
+            shortened(stop)
+        raise
     except OSError as error:
         named = isinstance(error.filename, str | bytes | os.PathLike)
         where = os.fsdecode(error.filename) if named else path

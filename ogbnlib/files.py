@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import InputError, clear_errors, format_bytes
+from .errors import InputError, clear_errors, format_bytes, shortened
 
 StrPath = str | os.PathLike[str]
 
@@ -64,6 +65,21 @@ def home(path: StrPath) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise InputError(f"{path}: expected a folder, found a user's home (~) that is not known here") from None
+
+
+def whereabouts(path: StrPath) -> str:
+    """The end of a sentence on a path that is not there: where it was looked for, and what there is instead."""
+    path, here = Path(os.path.abspath(home(path))), Path.cwd()
+    text = f"; the working folder is {here}"
+    if path.is_relative_to(here):
+        wanted = path.relative_to(here)
+        if found := next((str(up / wanted) for up in here.parents if (up / wanted).exists()), None):
+            return f"{text}, and there is {found}"
+    around = next(folder for folder in path.parents if folder.is_dir())
+    if names := sorted(entry.name for entry in around.iterdir() if not entry.name.startswith(".")):
+        close = difflib.get_close_matches(path.name, names, 3, 0.5) or names
+        text += f", and {around} has {', '.join(close[:5])}" + (", ..." if len(close) > 5 else "")
+    return text
 
 
 class _Output(io.FileIO):
@@ -163,6 +179,8 @@ def new_folder(path: StrPath) -> Iterator[Path]:
                 _sync(beside)
                 check_new(path)
                 os.replace(beside, path)
+            except KeyboardInterrupt:
+                raise shortened(KeyboardInterrupt(f"{path}: interrupted before it was whole; start it again")) from None
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
             _sync(path.parent)

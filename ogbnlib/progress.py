@@ -26,9 +26,11 @@ _CELLS = 10  # of the bar that shows how full the memory is
 
 
 def seconds(number: float) -> str:
-    """`47 s`, `12 min`, `3.4 h`."""
+    """`47 s`, `2 min 05 s`, `12 min`, `3.4 h`."""
     if number < 100:
         return f"{number:.0f} s"
+    if number < 600:  # of what is going on, minutes alone would stand still
+        return f"{number // 60:.0f} min {number % 60:02.0f} s"
     return f"{number / 60:.0f} min" if number < 6000 else f"{number / 3600:.1f} h"
 
 
@@ -168,7 +170,7 @@ class Live:
     def __enter__(self) -> Live:
         self.refusal = self._steady.enter_context(steady_output())
         # A terminal's line must not get into a file to which the output goes; a notebook has no terminal.
-        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not _in_notebook()
+        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
         self._stream = sys.stderr if to_stderr else sys.stdout
         if self.how != "none":
             self._show()
@@ -254,13 +256,22 @@ def counted(
         yield done
 
 
-def _in_notebook() -> bool:
-    return hasattr(sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None, "kernel")
+def _shell() -> object:
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
+def in_notebook() -> bool:
+    return hasattr(_shell(), "kernel")
+
+
+def is_kernel_ending() -> bool:
+    """Whether this is a notebook's kernel that has been asked to end; JupyterLab interrupts it first."""
+    return in_notebook() and bool(getattr(_shell(), "exit_now", False))
 
 
 def check_notebook() -> None:
     """Refuse to draw where there is no cell to draw in."""
-    if not _in_notebook():
+    if not in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
 
 

@@ -52,6 +52,7 @@ if __name__ == "__main__":
     asked = tuple(sys.argv[1:])
     chosen = [path for path in NOTEBOOKS if path.name.startswith(asked or ("",))]
     with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(NOTEBOOKS[0].parent, Path(scratch, "notebooks"))  # as in the repository's own folder
         for each in chosen:
             if asked or is_stale(nbformat.read(each, as_version=4)):
                 execute(each, Path(scratch))

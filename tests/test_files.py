@@ -16,11 +16,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import left_in, python_child
+from conftest import left_in, python_child, tree
 
-from ogbnlib import files
+from ogbnlib import TrainConfig, convert, files, open_dataset, run, runs
 from ogbnlib.errors import InputError, clear_errors
 from ogbnlib.files import abandoned, home, locked, new_folder, warn_if_remote, write_atomically, write_json
+from ogbnlib.runs.folder import Run
 
 
 def refuse(number: int) -> Callable[..., Any]:
@@ -189,3 +190,32 @@ def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
         assert repr(str(path)) in str(caught.value)
     with pytest.raises(InputError, match="~nobody-of-this-name"):
         home("~nobody-of-this-name/data")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [("data/mine", "and there is {0}/data/mine"), ("minf", "and {0}/notebooks has mine"), ("../dat", "{0} has data")],
+)
+def test_a_path_that_is_not_there_is_told_with_the_working_folder_and_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, words: str
+) -> None:
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    (tmp_path / "notebooks" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    for look in (open_dataset, Run.open, runs, lambda path: run(TrainConfig.create(dataset=path), "1 GB")):
+        with pytest.raises(InputError, match=f"; the working folder is {tmp_path}/notebooks, ") as caught:
+            look(wanted)
+        assert words.format(tmp_path) in str(caught.value)
+        assert caught.value._render_traceback_() == [f"InputError: {caught.value}"]  # one line in a notebook
+    assert tree(tmp_path) == {}
+
+
+def test_an_interrupted_conversion_says_so_in_one_line_and_leaves_nothing(tmp_path: Path, tiny_dir: Path) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        convert(tiny_dir, tmp_path / "a.store", check=stop)
+    (line,) = caught.value._render_traceback_()  # type: ignore[attr-defined]
+    assert line == f"KeyboardInterrupt: {tmp_path}/a.store: interrupted before it was whole; start it again"
+    assert tree(tmp_path) == {}

@@ -49,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_says_all_that_one_waits_for() -> None:
     count = Count(9432, "batches", done=3100, per_s=61.7, loss=1.684, run_left_s=1230)
     assert details(count, int(1.2 * GB), 4 * GB) == (
-        "3,100/9,432, 61.7 it/s, loss 1.68, 2 min left, run 20 min, 1.20 GB of 4.00 GB [###.......]"
+        "3,100/9,432, 61.7 it/s, loss 1.68, 1 min 43 s left, run 20 min, 1.20 GB of 4.00 GB [###.......]"
     )
     assert details(None, 3 * GB) == "3.00 GB"
     assert details(None, 9 * GB, 4 * GB).endswith("[##########]")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError
-from ..files import Stamp, abandoned, hidden, stamp
+from ..files import Stamp, abandoned, hidden, stamp, whereabouts
 from .npz import Array
 
 SPLITS = ("train", "valid", "test")
@@ -196,6 +196,7 @@ def read_meta(path: Path) -> dict[str, Any]:
             hint = (
                 f"; its conversion was interrupted ({part}): convert again" if left else "; it is being written: wait"
             )
+        hint = hint or ("" if path.exists() else whereabouts(path))
         raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
     text = file.read_bytes()
     try:

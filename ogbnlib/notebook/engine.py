@@ -128,8 +128,8 @@ def _how_to_pass(name: str, annotation: str | None, value: object, default: obje
 def begin_notebook() -> None:
     """What a notebook does first: check its parameters, go to the one working folder, name versions and machine.
 
-    Where a notebook lies in one of the checkout's folders, relative paths such as `data` and `runs` are seen from the
-    checkout, as papermill and the command line see them; JupyterLab starts a kernel in the notebook's own folder.
+    In a folder of the checkout, where JupyterLab starts a kernel, relative paths such as `data` and `runs` are seen
+    from the checkout; elsewhere from where papermill was started, as those on its command line, and that is named.
 
     Raises:
         ParameterError: as `check_parameters`.
@@ -137,10 +137,12 @@ def begin_notebook() -> None:
     from ..runs.doctor import machine
 
     check_parameters()
+    print(machine())
     if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")
-        print(f"working in {Path.cwd()}")
-    print(machine())
+    elif Path("notebooks", "00_quickstart.ipynb").is_file():
+        return
+    print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
 
 
 def check_parameters() -> None:

@@ -6,8 +6,11 @@ the cell, for this user alone (mode 700), and goes with it.
 
 from __future__ import annotations
 
-import ast
+import base64
+import contextlib
+import dataclasses
 import io
+import itertools
 import json
 import os
 import pickle
@@ -15,8 +18,8 @@ import re
 import sys
 import tempfile
 import time
-import traceback
 import types
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,14 @@ from .. import marks
 from ..errors import InputError, clear_errors, format_bytes, shortened
 
 _JOB, _ERROR = "job.json", "error.json"
+# Where in the child's output a picture belongs: a line with its number, of a kind that terminals do not show.
+_SHOWN = re.compile("\x1b_ogbnlib (\\d+)\n")
+_SHOWN_IN_PART = re.compile("\x1b(_[a-z]*( \\d*)?)?\\Z")
+_PRINTED = "the end of output.log", "what it printed above"  # the folder goes with the cell
+_HINTS: dict[type, str] = {
+    NameError: "a limited cell knows no variable of the notebook but those of --in",
+    EOFError: "a limited cell has no keyboard: ask in another one, and hand the answer over with --in",
+}
 
 
 class CellFailed(RuntimeError):
@@ -34,45 +45,72 @@ class CellFailed(RuntimeError):
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext ogbnlib` calls."""
-    magics = Magics(shell)
-    shell.register_magic_function(magics.memory, "cell", "memory")
-    shell.register_magic_function(magics.memory_limit, "cell", "memory_limit")
+    if _as_line not in shell.input_transformers_cleanup:  # else it is %reload_ext
+        magics = Magics(shell)
+        shell.register_magic_function(magics.memory, "line_cell", "memory")
+        shell.register_magic_function(magics.memory_limit, "cell", "memory_limit")
+        shell.input_transformers_cleanup.append(_as_line)
+        shell.events.register("post_run_cell", magics.end_memory)
+
+
+def _as_line(lines: list[str]) -> list[str]:
+    """`%%memory` becomes a line of its cell, which the shell then runs as any other: `await`, `_` and tracebacks."""
+    if not lines[1:] or lines[0].split()[:1] != ["%%memory"]:
+        return lines
+    from IPython.core.inputtransformer2 import cell_magic
+
+    return [lines[0].replace("%%", "%", 1), *cell_magic(lines[1:])]
 
 
 class Magics:
-    """Cell magics of one shell."""
+    """Magics of one shell."""
 
     def __init__(self, shell: Any):
         self._shell = shell
+        self._recording = contextlib.ExitStack()
+        self._result: Any = None  # of the cell that is recorded
 
-    def memory(self, line: str, cell: str) -> None:
+    def memory(self, line: str, cell: str | None = None) -> None:
         """%%memory
 
         Run the cell as ever, and show its memory over time, sampled every 20 ms: peak, and what it left behind.
         Processes that it starts count, each page once. Inside, `with ogbnlib.phase("load"):` names moments.
         """
+        if line.strip():
+            raise InputError(f"%%memory: expected nothing behind it, got {line.strip()!r}")
+        if cell is not None:
+            self._shell.run_cell(f"%%memory\n{cell}")
+            return
+        self._recording.close()
+        self._result = self._shell.displayhook.exec_result
+        self._recording.enter_context(self._recorded())
+
+    def end_memory(self, result: Any) -> None:
+        """What the shell calls at the end of each cell, of those inside another one too."""
+        if result is None or self._result in (None, result):
+            self._recording.close()
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
         from ..memory.reading import own_memory
         from ..memory.recorder import Recorder
         from ..runs.folder import Run
 
-        if line.strip():
-            raise shortened(InputError(f"%%memory: expected nothing behind it, got {line.strip()!r}"))
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as folder:
             recorder, begin_s, before = Recorder(folder), time.monotonic(), own_memory()[0]
             recorder.log.mark("start")
             recorder.start(os.getpid(), interval_s=0.02)
             try:
                 with marks.attached(folder), marks.phase("cell"):
-                    error = self._run(cell)
+                    yield
                 took_s, left = time.monotonic() - begin_s, own_memory()[0] - before
             finally:
                 recorder.stop()
             peak = max(recorder.tally.held_peak_bytes or 0, before)
             text = f"{took_s:.1f} s, peak {format_bytes(peak)}, {format_bytes(peak - before)} above the start; "
             text += f"{format_bytes(left)} left behind" if left >= 0 else f"{format_bytes(-left)} given back"
-            self._show(Run(folder), f"memory: {text}")
-        if error is not None:
-            raise error
+            print(f"memory: {text}", flush=True)
+            self._draw(Run(folder), "memory")
 
     def memory_limit(self, line: str, cell: str) -> None:
         """%%memory_limit 4GB [--in a,b] [--out c] [--limit-by watchdog]
@@ -80,32 +118,38 @@ class Magics:
         Run the cell in a child process under a memory limit. The kernel survives whatever happens to it.
 
         The child knows the variables named with --in, and nothing else of the notebook; those named with --out come
-        back. Both are copied, through cloudpickle and a temporary file. The cell is plain Python, without % and !; what
-        it prints appears as it comes, and its last expression is printed. A kill is shown with its cause; the cell
-        fails with it only where it owed something to --out.
+        back. Both are copied, through cloudpickle and a temporary file. What the cell prints and shows appears as it
+        comes. A kill is shown with its cause; the cell fails with it only where it owed something to --out.
         """
         asked = _arguments(line)
         try:
             given, wanted = (_names(" ".join(names)) for names in (asked.given, asked.wanted))
             self._limited(cell, " ".join(asked.limit).strip("'\""), asked.limit_by.strip("'\""), given, wanted)
-        except (InputError, KeyboardInterrupt) as error:
-            raise shortened(error) from None
+        except KeyboardInterrupt:
+            raise shortened(KeyboardInterrupt("the limited cell was interrupted; its process has ended")) from None
 
     @clear_errors()
     def _limited(self, cell: str, limit: str, limit_by: str, given: list[str], wanted: list[str]) -> None:
+        from IPython.display import display
+
         from ..runs.sandbox import watch
 
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as name:
             folder = Path(name)
             self._hand_over(folder, cell, given, wanted)
-            done = watch(
-                [sys.executable, "-m", __name__, name], limit, run_dir=folder / "memory_limit", limit_by=limit_by
-            )
+            argv = [sys.executable, "-m", __name__, name]
+            with contextlib.redirect_stdout(_Shown(folder, sys.stdout, self._shell.display_pub)) as shown:
+                done = watch(argv, limit, run_dir=folder / "memory_limit", limit_by=limit_by)
+                shown.write("\n" * bool(shown.part))
             told = folder / _ERROR
             failed = json.loads(told.read_text()) if told.exists() else None
             if failed:
                 raise shortened(CellFailed(failed["error"]), failed["lines"])
-            self._show(done, f"memory_limit: {done.diagnosis}")
+            if done.exit_code == 0:
+                print(f"memory_limit: {done.diagnosis}", flush=True)
+            else:
+                display(dataclasses.replace(done.diagnosis, remedy=done.diagnosis.remedy.replace(*_PRINTED)))
+            self._draw(done, f"memory_limit: {done.state}")
             if done.exit_code == 0:
                 self._shell.user_ns.update({name: _load(folder, name, "--out") for name in wanted})
             elif wanted:
@@ -118,39 +162,45 @@ class Magics:
                 raise InputError(f"--in {name}: expected a variable of the notebook, found none of this name")
             _dump(folder, name, self._shell.user_ns[name], "--in")
         job = {"cell": cell, "in": given, "out": wanted, "path": [path or os.getcwd() for path in sys.path]}
+        job |= {"number": self._shell.execution_count - 1, "colors": self._shell.colors}
         (folder / _JOB).write_text(json.dumps(job))
 
-    def _run(self, cell: str) -> BaseException | None:
-        """Run a cell in the shell; the error that it raised, which shows itself as the shell would have shown it."""
-        told: list[list[str]] = []
-        shell = self._shell
-        shell._showtraceback = lambda kind, value, lines: told.append(lines)
-        shell.show_usage_error = lambda error: None
-        try:
-            result = shell.run_cell(cell, store_history=False)
-        finally:
-            del shell._showtraceback, shell.show_usage_error
-        error: BaseException | None = result.error_before_exec or result.error_in_exec
-        if isinstance(error, SyntaxError):  # IPython has a way of its own to show one, and does not ask it
-            error = CellFailed(f"{type(error).__name__}: {error}")
-        return shortened(error, told[-1]) if error is not None and told else error
-
-    def _show(self, run: Any, text: str) -> None:
-        """The sentence, and in a notebook the picture."""
-        print(text, flush=True)
+    def _draw(self, run: Any, title: str) -> None:
+        """The run's picture, in a notebook."""
         if not hasattr(self._shell, "kernel") or not len(run.samples):
             return
-        import matplotlib.pyplot as plt
         from IPython.display import Image, display
+        from matplotlib.figure import Figure
 
         from .plots import plot_timeline
 
-        figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
-        plot_timeline(run, ax, title=text.split(":")[0] if run.exit_code is None else f"memory_limit: {run.state}")
+        figure = Figure(figsize=(9, 3.4), layout="constrained")  # not pyplot's, whose figures are the cell's own
+        plot_timeline(run, figure.subplots(), title=title)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=90)
-        plt.close(figure)
         display(Image(picture.getvalue()))
+
+
+class _Shown(io.TextIOBase):
+    """The child's output on its way to the notebook, each picture in its place."""
+
+    def __init__(self, folder: Path, stream: Any, publisher: Any):
+        self._folder, self._stream, self._publisher, self.part = folder, stream, publisher, ""
+
+    def write(self, text: str) -> int:
+        text, self.part = self.part + text, ""
+        if cut := _SHOWN_IN_PART.search(text):
+            text, self.part = text[: cut.start()], cut[0]
+        for i, piece in enumerate(_SHOWN.split(text)):
+            if i % 2:
+                shown = json.loads((self._folder / f"shown-{piece}").read_text())
+                getattr(self._publisher, shown["call"])(*shown["args"], **shown["how"])
+            elif piece:
+                self._stream.write(piece)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 def _arguments(line: str) -> Any:
@@ -199,52 +249,95 @@ def _load(folder: Path, name: str, option: str) -> Any:
             ) from None
 
 
-def _execute(cell: str, namespace: dict[str, Any]) -> None:
-    """Run a cell, and print its last expression as a prompt would."""
-    tree = ast.parse(cell, "<cell>")
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), namespace)
-    if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)
-        if value is not None:
-            print(repr(value))
+def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
+    """A shell for the child's cell: what it shows goes to the kernel's notebook, an error's lines to `error_lines`."""
+    from IPython.core.displayhook import DisplayHook
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    def send(call: str, *args: Any, **how: Any) -> None:
+        number = next(numbers)
+        text = json.dumps({"call": call, "args": args, "how": how}, default=_as_text)
+        (folder / f"shown-{number}").write_text(text)
+        sys.stdout.flush()
+        os.write(1, f"\x1b_ogbnlib {number}\n".encode())  # not to sys.stdout, which the cell may have redirected
+
+    class Publisher(DisplayPublisher):  # type: ignore[misc]
+        def publish(
+            self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **_: Any
+        ) -> None:
+            data = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}  # which live there
+            send("publish", data, metadata, transient=transient, update=update)
+
+        def clear_output(self, wait: bool = False) -> None:
+            send("clear_output", wait)
+
+    class Hook(DisplayHook):  # type: ignore[misc]
+        def write_output_prompt(self) -> None:
+            pass
+
+        def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
+            send("publish", format_dict, md_dict)
+
+    class Shell(InteractiveShell):  # type: ignore[misc]
+        display_pub_class, displayhook_class = Publisher, Hook
+        error_lines: tuple[str, ...] = ()
+
+        def enable_gui(self, gui: Any = None) -> None:
+            pass
+
+        def ask_exit(self) -> None:
+            pass
+
+        def show_usage_error(self, exc: Any) -> None:
+            pass
+
+        def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+            self.error_lines = tuple(stb)
+
+    numbers = itertools.count()
+    module = types.ModuleType("__main__")  # in which workers and pickles find what the cell defines
+    config = Config({"HistoryManager": {"enabled": False}})
+    shell = Shell.instance(config=config, user_module=module, colors=job["colors"])
+    shell.execution_count = job["number"]
+    load_ipython_extension(shell)
+    return shell
 
 
-def _explain(error: BaseException, cell: str) -> dict[str, Any]:
-    """An error in the cell's own lines."""
-    source = cell.splitlines()
-    found = traceback.TracebackException.from_exception(error)
-    numbers = [frame.lineno or 1 for frame in found.stack if frame.filename == "<cell>"]
-    lines = [f"line {number}: {source[number - 1].strip()}" for number in numbers]
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, NameError) and error.name:
-        said += f"; where it is a variable of the notebook, hand it over with --in {error.name}"
-    if isinstance(error, SyntaxError):
-        said += "; a limited cell is plain Python, without % and ! lines"
-    return {"error": said, "lines": [*lines, said]}
+def _as_text(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def main(folder: Path) -> int:
     """The child: take over, run the cell, hand back."""
     job = json.loads((folder / _JOB).read_text())
     sys.path[:] = job["path"]
-    os.environ["MPLBACKEND"] = "agg"  # the kernel's own shows pictures in a notebook, which this process has not
-    module = sys.modules["__main__"] = types.ModuleType("__main__")  # of which workers and pickles find the cell's
-    namespace = vars(module)
+    os.environ.setdefault("MPLBACKEND", "agg")  # where no notebook shows pictures
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the kernel's own input never says a word, nor that it won't
+    shell = _make_shell(folder, job)
     try:
-        with marks.phase(f"take over {', '.join(job['in'])}" if job["in"] else "start"):
-            namespace |= {name: _load(folder, name, "--in") for name in job["in"]}
+        for name in job["in"]:
+            with marks.phase(f"take over {name}"):
+                shell.user_ns[name] = _load(folder, name, "--in")
         with marks.phase("cell"):
-            _execute(job["cell"], namespace)
-        with marks.phase(f"hand back {', '.join(job['out'])}"):
-            for name in job["out"]:
-                if name not in namespace:
-                    raise InputError(f"--out {name}: expected a variable of the cell, found none of this name")
-                _dump(folder, name, namespace[name], "--out")
-    except Exception as error:
-        (folder / _ERROR).write_text(json.dumps(_explain(error, job["cell"])))
-        return 1
+            done = shell.run_cell(job["cell"])
+        if error := done.error_before_exec or done.error_in_exec:
+            return _fail(folder, f"{type(error).__name__}: {error}", shell.error_lines, _HINTS.get(type(error)))
+        for name in job["out"]:
+            if name not in shell.user_ns:
+                raise InputError(f"--out {name}: expected a variable of the cell, found none of this name")
+            with marks.phase(f"hand back {name}"):
+                _dump(folder, name, shell.user_ns[name], "--out")
+    except InputError as error:
+        return _fail(folder, f"InputError: {error}")
     return 0
+
+
+def _fail(folder: Path, error: str, lines: Sequence[str] = (), hint: str | None = None) -> int:
+    lines = [*(lines or [error]), *([hint] if hint else [])]
+    (folder / _ERROR).write_text(json.dumps({"error": error, "lines": lines}))
+    return 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from ..errors import GB, InputError
+from ..errors import GB, MB, InputError
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..runs.folder import CONFIG, Run, RunLike, Runs, named
 from ..runs.timeline import Phase, held_memory
@@ -44,6 +44,7 @@ _SHADES = {  # by what a phase's name begins with; a legend leaves out names tha
 _OTHER = "_other", "#ececec"
 LIMIT, KILLED = "#c0392b", "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
+_ROOM = 1.7  # of an axis' height: room above the highest sample and the limit for the phases' names
 _WAIT_S = 5.0  # without a sample: between two attempts of a run nothing is held
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False}
@@ -64,24 +65,29 @@ def _mark(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, floa
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
+def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
+    """A figure's one unit: in bytes, by name, and what writes a number of them; GB where the largest size has one."""
+    return (GB, "GB", "{:.2f} GB".format) if largest_bytes >= GB else (MB, "MB", "{:.0f} MB".format)
+
+
 # Memory over time -----------------------------------------------------------------------------------------------------
 
 
 def _held(run: Run) -> tuple[Array, Array]:
-    """Times of the samples, and what was held at them in GB, one row each of PARTS."""
+    """Times of the samples, and what was held at them in bytes, one row each of PARTS."""
     held = held_memory(run.timeline)
     return held["time_s"].to_numpy(), _stacks(held, PARTS)
 
 
 def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> Array:
-    stacks: Array = table[[*layers]].fillna(0).to_numpy().T / GB
+    stacks: Array = table[[*layers]].fillna(0).to_numpy().T
     return stacks
 
 
 def _top_bytes(run: Run) -> float:
-    """Room for the highest sample and the limit, and above them for the phases' names."""
-    highest = float(_held(run)[1].sum(axis=0).max(initial=0)) * GB
-    return 1.7 * max(highest, float(run.result.get("memory_limit_bytes") or 0), 2**20)
+    """The upper end of an axis for the highest sample, the limit, and above them the phases' names."""
+    highest = float(_held(run)[1].sum(axis=0).max(initial=0))
+    return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), 2**20)
 
 
 def _draw_layers(
@@ -149,14 +155,17 @@ def plot_timeline(
     """
     run, ax = Run.open(run), _axes(ax)
     time_s, stacks = _held(run)
+    top_bytes = top_bytes or _top_bytes(run)
+    unit, name, text = _unit(top_bytes / _ROOM)
+    stacks = stacks / unit
     waits = np.flatnonzero(np.diff(time_s) > _WAIT_S) + 1
     drawn = np.insert(time_s, waits, time_s[waits]), np.insert(stacks, waits, np.nan, axis=1)
     end_s = _draw_layers(ax, run, *drawn, PARTS, title)
-    limit = (run.result.get("memory_limit_bytes") or 0) / GB
+    limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
         where = {"xycoords": ("axes fraction", "data"), "bbox": None}
-        _mark(ax, f"limit {limit:.2f} GB", (0.0, limit), (4, 3), color=LIMIT, **where)
+        _mark(ax, f"limit {text(limit)}", (0.0, limit), (4, 3), color=LIMIT, **where)
     held = stacks[0] + stacks[1]
     if run.exit_code == 137 and len(held):
         # The last sample falls before the last allocation: what the kernel stopped was the climb to the limit.
@@ -172,8 +181,8 @@ def plot_timeline(
         ax.plot(time_s[at], held[at], "o", color="black", markersize=4, zorder=6)
         late = time_s[at] > 0.75 * end_s
         side = {"ha": "right" if late else "center", "va": "bottom"}
-        _mark(ax, f"peak {held[at]:.2f} GB", (time_s[at], held[at]), (-6 if late else 0, 8), **side)
-    ax.set(ylim=(0, (top_bytes or _top_bytes(run)) / GB), ylabel="memory in GB")
+        _mark(ax, f"peak {text(held[at])}", (time_s[at], held[at]), (-6 if late else 0, 8), **side)
+    ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
     if legend:
         ax.legend(ncol=4, **_BELOW)
     return ax
@@ -194,8 +203,10 @@ def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None)
         raise InputError(f"{run.run_dir}: expected a run on a GPU, found no GPU memory in its events")
     ax = _axes(ax)
     time_s, stacks = table["time_s"].to_numpy(), _stacks(table, CUDA_LAYERS)
+    unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
+    stacks = stacks / unit
     _draw_layers(ax, run, time_s, stacks, CUDA_LAYERS, title)
-    largest = table["cuda_largest_free_bytes"] / GB
+    largest = table["cuda_largest_free_bytes"] / unit
     if largest.notna().any():
         base = stacks[0] + np.minimum(largest.to_numpy(), stacks[1])
         ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
@@ -205,7 +216,7 @@ def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None)
         ax.plot(where, np.zeros(len(where)), "^", color="black", clip_on=False, zorder=5, label="allocation retried")
     if run.exit_code == OUT_OF_CUDA_MEMORY:
         ax.plot(time_s[-1], stacks[0][-1] + stacks[1][-1], "X", zorder=7, label="allocation failed", **_CROSS)
-    ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel="GPU memory in GB")
+    ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
     ax.legend(ncol=3, **_BELOW)
     return ax
 
@@ -299,14 +310,15 @@ def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None =
         float(peak) if isinstance(peak, int | float) else Run.open(peak).held_peak_bytes for peak in peaks.values()
     ]
     colours = [KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS["anon"][1] for size in sizes]
-    bars = ax.barh(list(peaks), [size / GB for size in sizes], color=colours)
-    ax.bar_label(bars, fmt="%.2f GB", padding=3, fontsize=9)
+    unit, name, text = _unit(max([*sizes, limit_bytes or 0]))
+    bars = ax.barh(list(peaks), [size / unit for size in sizes], color=colours)
+    ax.bar_label(bars, [text(size / unit) for size in sizes], padding=3, fontsize=9)
     ax.invert_yaxis()
     if limit_bytes:
-        ax.axvline(limit_bytes / GB, color=LIMIT, linestyle="--")
+        ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--")
         style = {"ha": "center", "color": LIMIT, "xycoords": ("data", "axes fraction")}
-        _mark(ax, f"limit {limit_bytes / GB:.2f} GB", (limit_bytes / GB, 1.0), (0, 3), **style)
-    ax.set(xlim=(0, 1.15 * max([*sizes, limit_bytes or 0]) / GB), xlabel="peak memory in GB")
+        _mark(ax, f"limit {text(limit_bytes / unit)}", (limit_bytes / unit, 1.0), (0, 3), **style)
+    ax.set(xlim=(0, 1.15 * max([*sizes, limit_bytes or 0]) / unit), xlabel=f"peak memory in {name}")
     return ax
 
 
@@ -332,13 +344,14 @@ def plot_forecast(run: RunLike, ax: Axes | None = None, *, title: str | None = N
             "only runs of `run` have one"
         )
     phases = pd.DataFrame.from_dict(forecast["phases"], orient="index")
-    parts = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0) / GB
+    parts, measured = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0), phases["measured"].astype(float)
+    unit, name, _ = _unit(max(parts.sum(axis=1).max(), measured.max()))
     largest = parts.max().nlargest(7).index
     drawn = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(ax, 9, 0.5 * len(phases) + 1.6)
     colours = [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"]
-    _draw_forecasts(ax, drawn, phases["measured"].astype(float) / GB, colours)
-    ax.set_xlabel("anonymous + shared memory, GB")
+    _draw_forecasts(ax, drawn / unit, measured / unit, colours)
+    ax.set_xlabel(f"anonymous + shared memory in {name}")
     ax.set_title(title or f"{run.run_dir.name}: predicted parts, measured peaks", fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
     return ax

@@ -31,7 +31,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
         if len(metrics := run.metrics):
             epoch_s, eval_s = metrics["time_s"].mean(), metrics["eval_time_s"].sum()
             rows[name] |= {"epoch s": round(epoch_s, 2), "eval s": round(eval_s, 2)}
-            rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1]
+            rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1].add_prefix("last ")
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
 
 

@@ -33,6 +33,8 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
 UNFINISHED = 78
 _CONTEXT_BYTES = 2**30  # what CUDA itself takes of a GPU is less: 0.3 to 0.6 GB
+# JupyterLab sends it, too, when a kernel is restarted or shut down, before it asks for the end.
+_SIGINT = "SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button"
 # Exit codes: 128 + N is death by signal N as shells and this library report it; "0:125" and "0:53" are Slurm's
 # EXIT:SIGNAL pairs (125 is its pseudo-signal for out of memory, 53 for a batch script that could not be started).
 EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
@@ -65,7 +67,7 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
     "126": ("never started", "never started: its file can't be executed", "check its permissions and first line"),
     "127": ("never started", "never started: it, or its interpreter, was not found", "check both names"),
     "129": ("SIGHUP", "ended by SIGHUP: its terminal was closed", "go on with resume=True, in tmux or by sbatch"),
-    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, stop button or kernel restart)", "go on with resume=True"),
+    "130": ("interrupted", f"interrupted ({_SIGINT})", "go on with resume=True"),
     "135": (
         "error",
         "ended by SIGBUS, which for DataLoader workers means a full /dev/shm, and for a mapped file one that shrank",
@@ -117,6 +119,7 @@ EXIT_CODES: dict[str, tuple[str, str, str]] = {  # (word, meaning, remedy)
 _FOREIGN = {
     "1": ("error", "ended with 1, which for Python is an exception", "read the end of output.log"),
     "2": ("error", "ended with 2, which most commands use for wrong arguments", "read the end of output.log"),
+    "130": ("interrupted", f"interrupted ({_SIGINT})", "start it again"),
     "138": ("SIGUSR1", "ended by SIGUSR1, which it does not catch", "have nobody send it, or catch it"),
 }
 
@@ -187,10 +190,11 @@ _PARTS = {"anon": "anonymous", "shmem": "shared", "file": "file memory"}
 
 
 def labelled_html(rows: Mapping[str, str]) -> str:
-    """Labelled lines as a small table."""
+    """Labelled lines as a small table, broken between words."""
+    style = "text-align:left;vertical-align:top"
     cells = "".join(
-        f'<tr><th style="text-align:left;vertical-align:top">{html.escape(label)}</th>'
-        f'<td style="text-align:left">{html.escape(text)}</td></tr>'
+        f'<tr><th style="{style};white-space:nowrap">{html.escape(label)}</th>'
+        f'<td style="{style};max-width:60em;overflow-wrap:break-word">{html.escape(text)}</td></tr>'
         for label, text in rows.items()
     )
     return f"<table>{cells}</table>"
@@ -207,6 +211,7 @@ class Diagnosis:
     parts: dict[str, int] = field(default_factory=dict)
     last_sample: dict[str, int] = field(default_factory=dict)
     remedy: str = ""
+    why: str = ""  # the evidence: who killed it for which limit, or what its exit code means, and its last words
 
     def __str__(self) -> str:
         return self.text
@@ -218,12 +223,17 @@ class Diagnosis:
         return labelled_html(self.labelled())
 
     def labelled(self) -> dict[str, str]:
-        """The four lines that a notebook shows."""
-        code = "" if self.exit_code in (0, None) else f", exit code {self.exit_code}"
+        """The lines of the card that a notebook shows."""
+        if self.exit_code is None or self.exit_code == 0:
+            return {"state": self.text}
+        lines = {"ended": f"{self.cause}, exit code {self.exit_code}"}
+        if self.why:
+            killer = self.why.removeprefix("Killed by ")
+            lines["what happened" if killer == self.why else "killed by"] = killer
         held = [f"{format_bytes(size)} {_PARTS[part]}" for part, size in self.last_sample.items() if part in _PARTS]
         held += [f"{name} {format_bytes(size)}" for name, size in sorted(self.parts.items(), key=lambda item: -item[1])]
-        lines = {"cause": f"{self.cause}{code}", "phase": self.phase or "none", "held": ", ".join(held) or "unknown"}
-        return {**lines, "next": self.remedy or "nothing to mend"}
+        lines |= {"in phase": self.phase or "before the first", "memory in use": ", ".join(held) or "unknown"}
+        return {**lines, "next step": self.remedy or "nothing to fix"}
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -427,9 +437,9 @@ def sbatch_resumption(run_dir: Path) -> str:
 
 def resumption(run_dir: Path, result: Mapping[str, Any]) -> str:
     """The call that goes on with a run, in a notebook and in a shell; in a Slurm job a shell submits another job."""
+    run_dir = run_dir.absolute()  # the reader's working folder may be another one
     limit = result.get("memory_limit_bytes")
     size = "" if not limit else f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
-    run_dir = run_dir.absolute()  # whoever reads it may be elsewhere
     call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
     if job := os.environ.get("SLURM_JOB_ID"):
         command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job} (squeue --jobs={job})"
@@ -479,6 +489,8 @@ def explain(
             text.append(f"Its first process then ended with exit code {own}.")
     else:
         cause, meaning, remedy = meaning_of(code, foreign=foreign)
+        if code == 130 and (by := result.get("interrupted_by")):
+            meaning = f"interrupted by {by}"
         text = [f"Exit code {code}: {meaning}. It ended{_limited(result)} {after}, {where}.{_kills_around(result)}"]
         if code == 135 and config is not None and not config.num_workers:
             remedy = "look at the data set's files (`python -m ogbnlib verify`) and at their disk"
@@ -495,10 +507,11 @@ def explain(
             text, remedy = text + more, cured or remedy
         elif message := result.get("last_output"):
             text.append(f"Its last words: {message}")
+    why = " ".join(text)
     if code not in (2, STOPPED, DIVERGED):
         if first := tally.events.get("rank ended"):
             meaning, _ = explain_exit_code(first["exit_code"])
             text.append(f"Rank {first['rank']} was the first to end: {meaning}.")
         text += [*_holding(tally), *climbs]
     text.append(f"Next: {remedy}.")
-    return Diagnosis(" ".join(text), cause, code, label, *told, remedy)
+    return Diagnosis(" ".join(text), cause, code, label, *told, remedy, why)

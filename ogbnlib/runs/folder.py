@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors, format_bytes
-from ..files import home, warn_if_remote
+from ..errors import InputError, clear_errors, format_bytes, shortened
+from ..files import home, warn_if_remote, whereabouts
 from ..memory.recorder import COLUMNS, EVENTS, TIMELINE, parse_events
 from ..memory.tally import Growth, Tally
 from ..progress import Count, Live, details, read_count, seconds
@@ -133,7 +133,8 @@ class Run:
         if isinstance(run_dir, Run):
             return run_dir
         if not any((home(run_dir) / name).is_file() for name in (CONFIG, EVENTS, TIMELINE)):
-            raise InputError(f"{run_dir}: expected the folder of a run ({CONFIG}, {EVENTS}), found neither in it")
+            found = "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts(run_dir)}"
+            raise InputError(f"{run_dir}: expected the folder of a run ({CONFIG}, {EVENTS}), found {found}")
         return cls(run_dir)
 
     def __repr__(self) -> str:
@@ -145,11 +146,13 @@ class Run:
             status, held = self.status, read.held_memory(self.timeline)
             peak, limit_bytes = format_bytes(self.held_peak_bytes), status["memory_limit_bytes"]
             within = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
-            rows = {"run": str(self.run_dir), "state": self.state, "phase": self.diagnosis.phase or "none"}
+            rows = {"run": str(self.run_dir), "state": self.state}
+            rows |= {"phase": status["phase"] or ("starting" if self.is_at_work else "before the first")}
             rows |= {"peak": f"{peak} held{within}", "time": seconds(status["duration_s"])}
-            if len(evaluated := self.metrics.dropna(subset="valid").tail(1)):
-                last = evaluated.iloc[0]
-                rows["accuracy"] = f"valid {last['valid']:.4f}, test {last['test']:.4f} after epoch {last['epoch']:.0f}"
+            if len(evaluated := self.metrics.dropna(subset="valid")):
+                for which, row in (("last", evaluated.iloc[-1]), ("best", evaluated.loc[evaluated["valid"].idxmax()])):
+                    accuracies = f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
+                    rows[f"{which} accuracy"] = accuracies
         except InputError as error:
             return labelled_html({"run": str(self.run_dir), "damaged": str(error)})
         return labelled_html(rows) + (read.sketch(held, limit_bytes) if len(held) else "")
@@ -291,10 +294,12 @@ class Run:
             now = Run(self.run_dir)
             return standing(self.run_dir, now.tally, now.status["memory_limit_bytes"])
 
-        if self.is_at_work:
-            with Live(text):
+        try:
+            with Live(text) if self.is_at_work else contextlib.nullcontext():
                 while Run(self.run_dir).is_at_work:
                     time.sleep(0.5)
+        except KeyboardInterrupt:
+            raise shortened(KeyboardInterrupt(f"{self.run_dir}: no longer followed; the run goes on")) from None
         return Run(self.run_dir)
 
     @property

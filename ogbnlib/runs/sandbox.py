@@ -30,7 +30,7 @@ from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE, Presses, handled
-from ..progress import Live, check_notebook, doing, drawn
+from ..progress import Live, check_notebook, doing, drawn, in_notebook, is_kernel_ending
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .diagnosis import resumption
@@ -51,8 +51,8 @@ def watch(
 ) -> Run:
     """Run any command in a child process, recorded and limited as `run` does it; inside, `ogbnlib.phase` names moments.
 
-    It has this process's environment and working directory, and its standard input unless that is a terminal; its two
-    outputs come back as one.
+    It has this process's environment and working directory, and its standard input unless that is a terminal or a
+    notebook's; its two outputs come back as one.
 
     Args:
         argv: The command and its arguments; what begins with an option is this Python's: `["-m", "ogbnlib", ...]`. Or
@@ -80,7 +80,11 @@ def watch(
     with contextlib.closing(limit), own_run_dir(None, folder, resume=False) as (before, _):
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
         more = {"limits_refused": refused, "notes": notes}
-        how: dict[str, Any] = {"echo": echo, "how": "auto", "stdin": subprocess.DEVNULL if os.isatty(0) else None}
+        how: dict[str, Any] = {
+            "echo": echo,
+            "how": "auto",
+            "stdin": subprocess.DEVNULL if os.isatty(0) or in_notebook() else None,
+        }
         return _carry_out(attempt, argv, limit, more, **how)
 
 
@@ -307,6 +311,7 @@ def _ended(attempt: Attempt, limit: Limit, outcome: Outcome, more: dict[str, Any
         memory_limit_bytes=limit.limit_bytes,
         limit_by=limit.name if limit.limit_bytes is not None else None,
         kernel_peak_bytes=outcome.peak_bytes,
+        interrupted_by="a restart or shutdown of the notebook's kernel" if is_kernel_ending() else None,
         last_output=outcome.unwritable or shrunk or (told[-1] if told and outcome.exit_code != 0 else None),
         **outcome.evidence,
         **more,
@@ -323,7 +328,6 @@ def _shrunk(config: TrainConfig | None) -> str | None:
     return None
 
 
-@doing("measuring what Python and torch take whatever the data")
 def measure_runtime_bytes() -> int:
     """Anonymous + shared memory that a training process takes whatever its data: about 0.4 GB, see `train.warm_up`."""
     # It sleeps for longer than the longest pause between two samples, so that one falls into it.
@@ -331,9 +335,11 @@ def measure_runtime_bytes() -> int:
     held: list[int] = []
     # The first may compile the kernels, which takes some 90 MB more than loading them: then once more.
     while not held or (len(held) == 1 and held[0] > 1.15 * RUNTIME_BYTES):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as tmp:
+            (folder := Path(tmp) / "measuring Python and torch alone").mkdir()
             limit, _refused = make_limit(None)
-            outcome = supervise(argv, Path(folder), limit, env={**MALLOC, "TMPDIR": folder}, echo=False)
+            env = {**MALLOC, "TMPDIR": tmp, RUN_VARIABLE: str(folder)}
+            outcome = supervise(argv, folder, limit, env=env, echo=False, how="auto")
             if outcome.interrupted:
                 raise shortened(KeyboardInterrupt("interrupted"))
             if outcome.exit_code != 0:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, clear_errors
-from ..files import Stamp, StrPath, home, likeness, new_folder, stamp, write_json
+from ..files import Stamp, StrPath, home, likeness, new_folder, stamp, whereabouts, write_json
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
@@ -162,7 +162,7 @@ def _hint(path: Path) -> str:
     """What to say of a folder without raw/data.npz."""
     if not path.is_dir():
         found = "a file" if path.exists() else "a link that leads nowhere" if path.is_symlink() else "no such folder"
-        return f"{path}: expected a data set folder, found {found}"
+        return f"{path}: expected a data set folder, found {found}{'' if path.exists() else whereabouts(path)}"
     if (path / META).is_file():
         return f"{path}: expected raw data, found a store, which needs no conversion; name it as the data set"
     if (path / "data.npz").is_file():

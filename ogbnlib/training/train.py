@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 
+from .. import marks
 from ..config import MODELS, TrainConfig, check_config
 from ..errors import InputError, clear_errors, no_exit
 from ..files import home
@@ -66,7 +67,8 @@ def warm_up() -> None:
     For measuring the memory that does not shrink with the data.
     """
     config = TrainConfig.create(dataset="none", num_neighbors=[3, 2], batch_size=128, device="cpu")
-    compile_kernels(list(config.num_neighbors))
+    with marks.phase("compile kernels, once on this machine"):
+        compile_kernels(list(config.num_neighbors))
     score = evaluator(config.dataset)
     edges = torch.stack([torch.arange(1152), torch.arange(512).repeat_interleave(3)[:1152]])
     hops = {"num_sampled_nodes": [128, 384, 768], "num_sampled_edges": [384, 768]}

@@ -522,9 +522,15 @@ def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machin
         monkeypatch.chdir(start)
         begin_notebook()
         assert Path.cwd() == tmp_path
-        assert capsys.readouterr().out.startswith(f"working in {tmp_path}\nogbnlib {ogbnlib.__version__}, torch ")
+        said = capsys.readouterr().out
+        assert said.startswith(f"ogbnlib {ogbnlib.__version__}, torch ")
+        assert said.endswith(f"working in {tmp_path}: relative paths such as data and runs lie there\n")
     begin_notebook()  # as papermill does, or the cell again
     assert Path.cwd() == tmp_path
     said = capsys.readouterr().out
     assert "working in" not in said
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere" / "deep")
+    begin_notebook()
+    assert f"working in {tmp_path}/elsewhere/deep: relative paths" in capsys.readouterr().out
     assert re.search(r"torch 2\.\d+.*, Python 3\.\d+\.\d+\n.*, \d+ cores, .* GB of memory, ", said)

@@ -10,11 +10,16 @@ import nbclient
 import nbformat
 import papermill
 import pytest
+from conftest import wait_until
+from jupyter_client.manager import KernelManager
 from nbformat import NotebookNode, v4
 from papermill.exceptions import PapermillExecutionError
 
+from ogbnlib import diagnose
+
 Execute = Callable[..., list[NotebookNode]]
 LOAD = "%load_ext ogbnlib"
+ALIVE = re.compile(r"memory_limit: (starting|.* of 1\.00 GB \[.*\]|at work: \d+ s.*)\n")  # signs of life
 FILL = "x = []\nwhile True:\n    x.append(bytearray(10**7))"
 
 
@@ -73,10 +78,10 @@ def test_a_limited_cell_takes_variables_prints_and_gives_results_back() -> None:
         "print('inside', a)\nc = math.floor(sum(a) + 0.5) + run.size\nclass Made: pass\nout = Made()\nc * 2",
         "print(c, type(out).__name__, 'left' if 'Made' in globals() else 'clean')",
     )
-    alive = re.compile(r"memory_limit: (starting|.* of 1\.00 GB \[.*\]|at work: \d+ s)\n")
-    assert alive.match(done["stdout"])
-    own = alive.sub("", done["stdout"])
-    assert own.startswith("inside [1, 2]\n10\nmemory_limit: Finished without an error in ")
+    assert ALIVE.match(done["stdout"])
+    own = ALIVE.sub("", done["stdout"])
+    assert own.startswith("inside [1, 2]\nmemory_limit: Finished without an error in ")
+    assert done["text/plain"] == "10"
     assert "of 1.00 GB (watchdog)" in done["stdout"]
     assert results["stdout"] == "5 Made clean\n"
 
@@ -88,8 +93,8 @@ def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path, limit_by:
     nbformat.write(book, tmp_path / "in.ipynb")
     done = papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
     cell, after = shown(done.cells[2]), shown(done.cells[3])
-    assert "Killed by " in cell["stdout"]
-    assert "in phase 'fill'" in cell["stdout"]
+    for words in ("out of memory", "killed by: ", "in phase: fill", "next step: "):
+        assert words in cell["text/plain"]
     assert "image/png" in cell
     assert after["text/plain"] == "1"
 
@@ -102,9 +107,13 @@ MISTAKES: list[tuple[str, str]] = [
     ("1GB --out nope\n1", "InputError: --out nope: expected a variable of the cell, found none"),
     ("1GB --out g\ng = (i for i in [])", "InputError: --out g: expected what cloudpickle can copy"),
     ("1GB --limit-by magic\n1", "InputError: limit_by: expected auto or one of"),
-    ("1GB\nprint(f)", "line 1: print(f)\nNameError: name 'f' is not defined; where it is a variable of the notebook"),
-    ("1GB\nx = 1\n%time x", "SyntaxError: invalid syntax (<cell>, line 2); a limited cell is plain Python"),
-    ("1GB\ndef g():\n    1 / 0\n\ng()", "line 4: g()\nline 2: 1 / 0\nZeroDivisionError: division by zero"),
+    ("1GB\nprint(f)", "NameError: name 'f' is not defined\na limited cell knows no variable of the notebook but"),
+    ("1GB\nx = 1\n%nosuch x", "UsageError: Line magic function `%nosuch` not found."),
+    ("1GB\nx = 1\nf(", "SyntaxError: incomplete input"),
+    ("1GB\ndef g():\n    1 / 0\n\ng()", "----> 2     1 / 0\n\nZeroDivisionError: division by zero"),
+    ("1GB\ninput('name? ')", "EOFError: EOF when reading a line\na limited cell has no keyboard"),
+    ("1GB\nraise KeyboardInterrupt", "----> 1 raise KeyboardInterrupt\n\nKeyboardInterrupt: "),
+    ("1GB\nimport sys\nsys.exit(3)", "SystemExit: 3"),
     (f"150MB --out x\n{FILL}", "CellFailed: --out x: not set, as the cell's process ended: out of memory"),
 ]
 
@@ -112,8 +121,76 @@ MISTAKES: list[tuple[str, str]] = [
 def test_mistakes_and_errors_of_a_limited_cell_are_shown_shortly_and_fail_it() -> None:
     cells = execute("f = (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES), "%%memory_limit\n1")
     for (text, expected), cell in zip(MISTAKES, cells[1:-1], strict=True):
-        assert cell["error"].startswith(expected), text
+        assert expected in cell["error"], text
+        assert "magics.py" not in cell["error"]
     assert "UsageError: the following arguments are required: limit" in cells[-1]["stderr"]
+
+
+SHOW = """
+import matplotlib.pyplot as plt
+import pandas as pd
+from IPython.display import HTML, clear_output, display
+print("gone")
+clear_output()
+print("first")
+plt.plot([1, 2])
+plt.show()
+print("second")
+handle = display(HTML("<b>x</b>"), display_id=True)
+print("third")
+handle.update(HTML("<b>y</b>"))
+plt.figure().gca()
+pd.DataFrame({"a": [1]})
+"""
+
+
+@pytest.mark.parametrize("magic", ["%%memory", "%%memory_limit 1GB"])
+def test_pictures_tables_and_prints_of_a_cell_appear_in_its_order(magic: str) -> None:
+    book = make_book(LOAD, magic + SHOW)
+    nbclient.NotebookClient(book, timeout=120).execute()
+    kinds, htmls = [""], list[str]()
+    for out in book.cells[1].outputs:
+        if out.output_type == "stream":
+            kinds[-1] += ALIVE.sub("", out.text)
+        else:
+            kinds += [next(kind for kind in ("image/png", "text/html") if kind in out.data), ""]
+            htmls += [out.data[kinds[-2]]] if kinds[-2] == "text/html" else []
+    order = ["first\n", "image/png", "second\n", "text/html", "third\n", "text/html", "image/png", "image/png"]
+    assert [kind for kind in kinds if kind and not kind.startswith("memory")] == order
+    assert kinds[-3].startswith("memory")
+    assert (htmls[0], "dataframe" in htmls[1]) == ("<b>y</b>", True)
+
+
+PLAIN: list[tuple[str, str]] = [
+    ("import asyncio\nawait asyncio.sleep(0.01)\n7", "7"),
+    ("%%time\nx = 1\nprint('in')", "in\nCPU times"),
+    ("!echo shell", "shell"),
+    ("%alias_magic t time", "Created `%t`"),
+    ("import warnings\nwarnings.warn('careful')", "UserWarning: careful"),
+    ("from tqdm import tqdm\nfor i in tqdm(range(3), 'bar'): pass", "bar: 100%"),
+    ("print('x' * 2**20)", "x" * 2**20 + "\n"),
+    ("%%memory\nprint('inner')", "inner\nmemory: "),
+]
+
+
+@pytest.mark.parametrize("magic", ["%%memory", "%%memory_limit 1GB"])
+def test_a_cell_does_what_a_plain_one_does(magic: str) -> None:
+    cells = execute(*(f"{magic}\n{cell}" for cell, _ in PLAIN))
+    for (cell, expected), done in zip(PLAIN, cells, strict=True):
+        assert "error" not in done, cell
+        text = done["stdout"] + done["stderr"] + done["text/plain"]
+        assert expected in ALIVE.sub("", text), cell
+        assert "memory" in done["stdout"]
+        assert "image/png" in done
+
+
+def test_a_failing_cell_shows_its_own_traceback_and_its_memory() -> None:
+    cells = execute(*(f"%%memory\n{cell}" for cell in ("def g():\n    1 / 0\n\ng()", "raise KeyboardInterrupt")))
+    for cell, line in zip(cells, ("----> 3     1 / 0\n", "----> 2 raise KeyboardInterrupt\n"), strict=True):
+        assert line in cell["error"]
+        assert "magics.py" not in cell["error"]
+        assert cell["stdout"].startswith("memory: ")
+        assert "image/png" in cell
 
 
 @pytest.mark.parametrize("magic", ["%%memory", "%%memory_limit 1GB"])
@@ -127,3 +204,28 @@ def test_nothing_of_a_cell_is_left_in_the_temporary_folder(tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     execute("%%memory\n1", "%%memory_limit 1GB\n1", "%%memory_limit 1GB\n1/0")
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ogbnlib-cell")]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("restart_kernel", "a restart or shutdown"), ("interrupt_kernel", "Ctrl-C")]
+)
+def test_a_restart_of_the_kernel_is_not_called_a_press_of_stop(tmp_path: Path, how: str, words: str) -> None:
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(cwd=tmp_path)
+    client = manager.client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(60)
+        client.execute("from ogbnlib import watch\nwatch(['-c', 'input()'], name='a')")  # which has no keyboard
+        wait_until((tmp_path / "runs" / "a" / "result.json").exists, "the end of a command that reads")
+        client.execute("watch(['-c', 'import time; time.sleep(600)'], name='b')")
+        wait_until((tmp_path / "runs" / "b" / "timeline.csv").exists, "a command at work")
+        getattr(manager, how)()
+        wait_until((tmp_path / "runs" / "b" / "result.json").exists, "its end")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert "EOFError" in diagnose(tmp_path / "runs" / "a").text
+    assert f"Exit code 130: interrupted {'by' if 'restart' in how else '(SIGINT:'} {words}" in (
+        diagnose(tmp_path / "runs" / "b").text
+    )

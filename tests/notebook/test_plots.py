@@ -70,9 +70,9 @@ def texts(ax: Axes) -> list[str]:
 def test_the_limit_is_a_line_at_its_height(killed: Path) -> None:
     ax = plot_timeline(killed)
     (line,) = lines(ax, "--")
-    assert list(line.get_ydata()) == [LIMIT / GB] * 2
-    assert "limit 0.25 GB" in texts(ax)
-    assert ax.get_ylim()[1] > LIMIT / GB
+    assert list(line.get_ydata()) == [256] * 2
+    assert "limit 256 MB" in texts(ax)
+    assert ax.get_ylim()[1] > 256
 
 
 def test_without_a_limit_there_is_no_line(finished: Path) -> None:
@@ -82,14 +82,14 @@ def test_without_a_limit_there_is_no_line(finished: Path) -> None:
 def test_a_kill_is_a_cross_at_the_last_sample_and_in_the_title(killed: Path) -> None:
     ax = plot_timeline(killed)
     (cross,) = crosses(ax)
-    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([4.5], [LIMIT / GB])
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([4.5], [256])
     assert "137" in ax.get_title()
 
 
 def test_a_finished_run_has_no_cross_but_its_peak(finished: Path) -> None:
     ax = plot_timeline(finished)
     assert not crosses(ax)
-    assert "peak 0.02 GB" in texts(ax)
+    assert "peak 23 MB" in texts(ax)
 
 
 def test_phases_are_shaded_from_their_begin_to_their_end_and_named(killed: Path) -> None:
@@ -110,7 +110,7 @@ def test_memory_is_stacked_by_kind_and_named(killed: Path) -> None:
     assert {name.split()[0] for name in names} == {"anonymous", "shared", "file", "killed", "loading", "building"}
     assert len(names) == 6
     anonymous = ax.collections[0].get_paths()[0].vertices[:, 1]
-    assert max(anonymous) == pytest.approx(210 * MB / GB)
+    assert max(anonymous) == 210
 
 
 def test_it_draws_where_it_is_told_and_as_it_is_told(finished: Path) -> None:
@@ -123,7 +123,7 @@ def test_runs_side_by_side_have_one_scale_that_holds_them_all(killed: Path, fini
     figure = plot_runs({"A": killed, "B": finished})
     first, second = figure.axes
     assert first.get_ylim() == second.get_ylim()
-    assert first.get_ylim()[1] > LIMIT / GB
+    assert first.get_ylim()[1] > LIMIT / MB
     assert first.get_title().startswith("A: ")
     assert second.get_title().startswith("B: ")
 
@@ -175,6 +175,16 @@ def test_peaks_are_bars_with_the_limit_and_those_that_reach_it_stand_out() -> No
     assert colours[0] != colours[1]
 
 
+@pytest.mark.parametrize(("size", "limit", "words"), [(400 * MB, 400 * MB, "400 MB"), (900 * MB, 2 * GB, "2.00 GB")])
+def test_a_picture_has_one_unit(tmp_path: Path, size: int, limit: int, words: str) -> None:
+    samples = [{"time_s": 100.5 + i, "rss_anon_bytes": size, "rss_shmem_bytes": 0} for i in range(4)]
+    run = write_run(tmp_path / "run", exit_code=0, samples=samples, memory_limit_bytes=limit)
+    for ax in (plot_timeline(run), *plot_runs([run]).axes, plot_peaks({"a": size}, limit)):
+        shown = [*texts(ax), ax.get_ylabel(), ax.get_xlabel()]
+        assert f"limit {words}" in shown
+        assert not [text for text in shown if ("MB" if "GB" in words else "GB") in text]
+
+
 # The forecast beside what was measured --------------------------------------------------------------------------------
 
 FORECAST = {
@@ -189,10 +199,10 @@ def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tm
     ax = plot_forecast(write_run(tmp_path / "run", exit_code=0, forecast=FORECAST))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["load", "train"]
     ends = [max(bar.get_x() + bar.get_width() for bar in ax.patches if round(bar.get_y() + 0.31) == i) for i in (0, 1)]  # type: ignore[attr-defined]
-    assert ends == pytest.approx([300 * MB / GB, 310 * MB / GB])
+    assert ends == pytest.approx([300, 310])
     (marks,) = ax.collections
     drawn = [path.vertices[0, 0] for path in marks.get_paths()]  # type: ignore[index]
-    assert drawn == pytest.approx([280 * MB / GB, float("nan")], nan_ok=True)
+    assert drawn == pytest.approx([280, float("nan")], nan_ok=True)
 
 
 def test_parts_beyond_the_seven_largest_are_drawn_as_one(tmp_path: Path) -> None:
@@ -200,7 +210,7 @@ def test_parts_beyond_the_seven_largest_are_drawn_as_one(tmp_path: Path) -> None
     phases = {"load": {"predicted": 55 * MB, "measured": 50 * MB, "parts": parts}}
     ax = plot_forecast(write_run(tmp_path / "run", exit_code=0, forecast={"phases": phases}))
     assert len(ax.patches) == 8
-    assert ax.patches[-1].get_width() == pytest.approx((1 + 2 + 3) * MB / GB)  # type: ignore[attr-defined]
+    assert ax.patches[-1].get_width() == 1 + 2 + 3  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("result", [{}, {"forecast": {"skipped": "the data is gone"}}], ids=["none", "skipped"])

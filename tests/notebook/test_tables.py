@@ -55,7 +55,9 @@ def test_a_forecast_starts_from_the_runtime_it_is_given(tmp_path: Path, tiny_dir
 METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,2.0,,0.6,0.5,1.0,0.1\n2,1.0,,0.4,0.3,1.0,0.1\n"
 
 
-def test_all_runs_below_a_folder_are_one_table_that_tables_and_pictures_take(tmp_path: Path) -> None:
+def test_all_runs_below_a_folder_are_one_table_that_tables_and_pictures_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(tmp_path / "a", config={"lr": 0.1}, killed_by="kernel", sampled_peaks_bytes={"held_bytes": 512 * MB})
     write_run(tmp_path / "deep" / "a", exit_code=0, config={"lr": 0.2})
     (tmp_path / "deep" / "a" / "metrics.csv").write_text(METRICS)
@@ -64,12 +66,28 @@ def test_all_runs_below_a_folder_are_one_table_that_tables_and_pictures_take(tmp
     watched = ogbnlib.watch(["-c", "pass"], runs_dir=tmp_path, name="watched")
     table = ogbnlib.runs(tmp_path)
     assert table.index[-1] == str(watched.run_dir)  # the youngest
+    monkeypatch.chdir(tmp_path)
+    assert ogbnlib.runs(tmp_path).index[-1] == ogbnlib.runs(".").index[-1] == "watched"
     rows = {str(Path(name).relative_to(tmp_path)): row for name, row in table.iterrows()}
     assert set(rows) == {"a", "deep/a", "b", "c", "watched"}
     assert (rows["a"]["ended"], rows["a"]["peak GB"]) == ("out of memory, exit code 137", 0.5)
-    assert (rows["deep/a"]["valid"], rows["deep/a"]["test"], rows["deep/a"]["epochs"]) == (0.6, 0.5, 2)
-    assert (rows["a"]["lr"], rows["deep/a"]["lr"]) == (0.1, 0.2)
-    assert "batch_size" not in table.columns  # in which they do not differ
+    columns = ["best valid", "test at best", "epochs"]
+    assert rows["deep/a"][columns].tolist() == [0.6, 0.5, 2]
+    assert compare_runs([tmp_path / "deep" / "a"])[["last valid", "last test"]].values.tolist() == [[0.4, 0.3]]
+    assert {rows[name]["settings"] for name in ("a", "deep/a")} == {
+        "lr=0.1",
+        "lr=0.2",
+    }  # what most runs have is not told
+    assert table.columns.tolist() == [
+        "when",
+        "ended",
+        "peak GB",
+        "run s",
+        *columns[2:],
+        *columns[:2],
+        "command",
+        "settings",
+    ]
     assert rows["b"]["ended"] == "no result"
     assert rows["c"]["ended"].startswith("damaged: ")
     assert rows["watched"]["command"] == f"{Path(sys.executable).name} -c pass"

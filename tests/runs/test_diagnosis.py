@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -279,11 +280,31 @@ def test_an_exception_and_its_exit_code_are_one_thing() -> None:
     assert [exit_code_of(error) for error in errors] == [2, 75, 130, 76, 1]
 
 
-def test_a_notebook_shows_four_labelled_lines(tmp_path: Path) -> None:
-    found = diagnose(write_run(tmp_path, exit_code=137, killed_by="kernel"))
-    assert [line.partition(": ")[0] for line in repr(found).splitlines()] == ["cause", "phase", "held", "next"]
-    lines = "cause: out of memory, exit code 137\nphase: build valid loader\nheld: 210 MB anonymous"
-    assert repr(found).startswith(lines)
+ENDED = ["ended", "what happened", "in phase", "memory in use", "next step"]
+
+
+@pytest.mark.parametrize(
+    ("result", "labels", "words"),
+    [
+        ({"exit_code": 137, "killed_by": "kernel"}, ["ended", "killed by", *ENDED[2:]], "the kernel's out-of-memory"),
+        ({"exit_code": 1, "last_output": "ValueError: mine"}, ENDED, "Its last words: ValueError: mine"),
+        ({"exit_code": 130}, ENDED, "restart"),
+        ({"exit_code": 0}, ["state"], "Finished without an error"),
+        ({"exit_code": None}, ["state"], "No result was written"),
+    ],
+)
+def test_a_notebook_shows_a_card(tmp_path: Path, result: dict[str, Any], labels: list[str], words: str) -> None:
+    found = diagnose(write_run(tmp_path, **result))
+    assert [line.partition(": ")[0] for line in repr(found).splitlines()] == labels
+    assert words in repr(found)
+    if len(labels) > 1:
+        assert "\nin phase: build valid loader\nmemory in use: 210 MB anonymous" in repr(found)
     shown = found._repr_html_()
-    assert shown.count("<tr>") == 4
-    assert found.remedy in shown
+    assert shown.count("<tr>") == len(labels)
+    assert html.escape(found.remedy) in shown
+
+
+def test_a_remedy_names_the_run_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "runs" / "a", exit_code=75)
+    monkeypatch.chdir(tmp_path)
+    assert f'run(run_dir="{tmp_path}/runs/a", resume=True)' in diagnose("runs/a").remedy

@@ -209,7 +209,16 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
     train(tiny_config(), tmp_path / "a<b")
     shown = Run(tmp_path / "a<b")._repr_html_()
     assert f"{tmp_path}/a&lt;b" in shown
-    for words in (">finished<", ">phase<", " held<", ">accuracy<", "after epoch 2", "<svg ", "<polygon "):
+    for words in (
+        ">finished<",
+        ">phase<",
+        " held<",
+        ">last accuracy<",
+        ">best accuracy<",
+        "after epoch 2",
+        "<svg ",
+        "<polygon ",
+    ):
         assert words in shown
     (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()
@@ -218,4 +227,15 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
 def test_a_card_without_a_timeline_or_an_evaluation_is_one_too(tmp_path: Path) -> None:
     shown = Run(write_run(tmp_path, exit_code=137))._repr_html_()
     assert "exit code 137" in shown
-    assert ">accuracy<" not in shown
+    assert " accuracy<" not in shown
+
+
+def test_one_who_stops_following_a_run_is_told_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    folder = write_run(tmp_path / "run", exit_code=None)
+    monkeypatch.setattr("ogbnlib.runs.folder.time.sleep", stop)
+    with locked(folder), pytest.raises(KeyboardInterrupt) as caught:
+        Run(folder).follow()
+    assert caught.value._render_traceback_() == [f"KeyboardInterrupt: {folder}: no longer followed; the run goes on"]  # type: ignore[attr-defined]
