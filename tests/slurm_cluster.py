@@ -49,7 +49,7 @@ SelectTypeParameters=CR_Core_Memory
 # The tests' jobs mostly wait for imports: more CPUs than there are let them share the machine.
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=2
+KillWait=30
 MinJobAge=600
 SwitchType=switch/none
 {nodes}
