@@ -413,7 +413,7 @@ def main() -> int:
         sys.stdout.flush()
         if (refused := refusal()) and not isinstance(refused, BrokenPipeError):
             typer.echo(f"error: standard output: {refused.strerror}; what comes after that is not shown", err=True)
-            code = code or (2 if sys.argv[1] in _ANSWERS else 0)
+            code = code or (2 if {*sys.argv[1:2]} & {*_ANSWERS} else 0)
     return int(code or 0)
 
 

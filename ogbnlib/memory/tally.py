@@ -99,14 +99,14 @@ class Growth:
         return self.last_bytes - self.first_bytes
 
     def __str__(self) -> str:
-        ends, slope = format_bytes(self.first_bytes), f" by {format_bytes(self.slope_bytes)}"
+        first, last, climbs = format_bytes(self.first_bytes), format_bytes(self.last_bytes), self.verdict == "climbs"
+        over, unit = f"Over {self.epochs} epochs", "an epoch"
+        ends = f": {first} after the first, {last} after the last"
         if self.over_s is not None:
-            text = f"For {self.over_s:.0f} s memory {self.verdict}{slope if self.verdict == 'climbs' else ''}"
-            text += f" a minute, from {ends} to {format_bytes(self.last_bytes)}"
-            return text + ": a leak, unless it is still reading its data."
-        slope = f"{slope} an epoch" if self.verdict == "climbs" else ""
-        ends += f" after the first, {format_bytes(self.last_bytes)} after the last"
-        return f"Over {self.epochs} epochs memory {self.verdict}{slope}: {ends}."
+            over, unit, ends = f"Over {self.over_s:.0f} s", "a minute", f", from {first} to {last}"
+            ends += ": a leak, unless it is still reading its data" if climbs else ""
+        slope = f" by {format_bytes(self.slope_bytes)} {unit}" if climbs else ""
+        return f"{over} memory {self.verdict}{slope}{ends}."
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:

@@ -539,7 +539,7 @@ def test_a_leak_is_seen_without_marks_and_neither_a_warm_up_nor_noise_is_one() -
     assert over_time(lambda u: 300 + 400 * u, 60) is None  # a trainer: it marks its epochs
     leak = over_time(lambda u: 300 + 400 * u, 60, command=["python"])
     assert re.match(
-        r"For 40 s memory climbs by 4\d\d MB a minute, from 4\d\d MB to \d\d\d MB: a leak, unless", str(leak)
+        r"Over 40 s memory climbs by 4\d\d MB a minute, from 4\d\d MB to \d\d\d MB: a leak, unless", str(leak)
     )
 
 
