@@ -259,7 +259,8 @@ class Trainer:
         if self.state.epoch < config.epochs:
             none = f"no better valid accuracy in {config.early_stopping} evaluations"
             note(f"{none}: epoch {self.state.epoch} was the last", self.log, self.progress)
-        if self.state.epoch and not self.learner.optimizer.state:  # fp16 leaves out a step whose gradient is not finite
+        # fp16 leaves out each step whose gradient is not finite; Adam has a state after the first that is not left out.
+        if self.state.epoch and self.learner.scaler.is_enabled() and not self.learner.optimizer.state:
             raise self.keeper.diverged(self.state, "no step was ever taken, as no gradient was finite,")
         self.ranks.note_memory(self.log)
 
