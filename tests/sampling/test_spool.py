@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import gc
 import json
 import os
 import signal
@@ -167,6 +168,7 @@ def test_companions_are_prepared_in_the_first_pass(make: Build) -> None:
 
 
 def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(make: Build, tmp_path: Path) -> None:
+    gc.collect()  # what other tests have left open
     loader, before = make(8), len(os.listdir("/proc/self/fd"))
     set_epoch(loader, 1)
     batches = iter(loader)
