@@ -98,14 +98,19 @@ def convert(
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
     edges: Annotated[Path | None, typer.Option(help=f"A file of edges {_ROLE}")] = None,
-    features: Annotated[Path | None, typer.Option(help=f"A file of features {_ROLE}")] = None,
+    features: Annotated[Path | None, typer.Option(help=f"A file of features {_ROLE} Or made: ones, degree.")] = None,
     labels: Annotated[Path | None, typer.Option(help=f"A file of labels {_ROLE}")] = None,
     train: Annotated[Path | None, typer.Option(help=f"Node ids or a mask {_ROLE}")] = None,
     valid: Annotated[Path | None, typer.Option("--valid", "--val", help=f"Node ids or a mask {_ROLE}")] = None,
     test: Annotated[Path | None, typer.Option(help=f"Node ids or a mask {_ROLE}")] = None,
+    splits: Annotated[Path | None, typer.Option(help="Columns node_id and split, instead of these three.")] = None,
     nodes: Annotated[Path | None, typer.Option(help=f"The name of each row of the features, {_ROLE}")] = None,
     edge_columns: Annotated[str | None, typer.Option(help='Such as "citing,cited"; else source,target.')] = None,
+    label_columns: Annotated[str | None, typer.Option(help='Such as "paper_id,topic"; else node_id,label.')] = None,
+    id_column: Annotated[str | None, typer.Option(help="Of node ids, in other files than edges; else node_id.")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Else the largest label plus one.")] = None,
     relabel: Annotated[bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")] = False,
+    data_dir: Annotated[Path, typer.Option(help="Where official data sets are looked for.")] = Path("dataset"),
     undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
     feature_dtype: Annotated[str | None, typer.Option(help="float16 halves the store; else as the data are.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; obeyed, page cache included.')] = None,
@@ -117,16 +122,23 @@ def convert(
     Files of one's own are named after what they hold, such as edges.csv.gz, or given one by one.
     """
     from .sources.convert import convert as make_store
-    from .sources.tables import ROLES, open_tables
+    from .sources.convert import open_source
+    from .sources.tables import ROLES
 
-    given: dict[str, Any] = dict(zip(ROLES, (edges, features, labels, train, valid, test, nodes), strict=True))
-    columns = None if edge_columns is None else edge_columns.split(",")
-    named = columns is not None or relabel or any(file is not None for file in given.values())
-    tables = open_tables(source, relabel=relabel, edge_columns=columns, **given) if named else None
+    files = (edges, features, labels, train, valid, test, splits, nodes)
+    options: dict[str, Any] = {
+        **dict(zip(ROLES, files, strict=True)),
+        "id_column": id_column,
+        "num_classes": num_classes,
+    }
+    options |= {"relabel": relabel or None}
+    for name, columns in (("edge_columns", edge_columns), ("label_columns", label_columns)):
+        options[name] = None if columns is None else columns.split(",")
+    opened, origin = open_source(source, data_dir, **{k: value for k, value in options.items() if value is not None})
     store = make_store(
-        tables or source,
+        opened,
         store_dir,
-        origin=None if tables is None else tables.origin,
+        origin=origin,
         undirected=undirected,
         feature_dtype=feature_dtype,  # type: ignore[arg-type]  # checked there
         memory_limit=memory_limit,

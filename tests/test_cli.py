@@ -252,7 +252,19 @@ def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(ti
     pairs = "".join(f"{a},{b},2.5\n" for a, b in names[arrays["edge_index"]].T)
     (tmp_path / "who.csv.gz").write_bytes(gzip.compress(("citing,cited,weight\n" + pairs).encode()))
     given = ["--edges", "who.csv.gz", "--features", "x.npy", "--labels", "y.npy", "--nodes", "authors.npy"]
-    done = cli("convert", ".", "store", *given, "--edge-columns", "citing,cited", "--relabel", "--json", cwd=tmp_path)
+    done = cli(
+        "convert",
+        ".",
+        "store",
+        *given,
+        "--edge-columns",
+        "citing,cited",
+        "--id-column",
+        "author",
+        "--relabel",
+        "--json",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["num_nodes"], facts["num_edges"]) == (len(names), arrays["edge_index"].shape[1])

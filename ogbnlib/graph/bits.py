@@ -1,6 +1,4 @@
-"""Sets of nodes as bits, with the rank of each (21 MB for papers100M), the mixing of 64 bits behind every draw, and the
-table from the names that nodes had elsewhere to their ids.
-"""
+"""Sets of nodes as bits, with the rank of each (21 MB for papers100M), and the mixing of 64 bits behind every draw."""
 
 from __future__ import annotations
 
@@ -139,79 +137,3 @@ class NodeSet:
     def ranks(self, nodes: Array) -> Array:
         """int64 [len(nodes)]: how many members are below each id, which for a member is its place among them."""
         return _ranks(self.words, self.before, nodes)
-
-
-# Names ---------------------------------------------------------------------------------------------------------------
-
-_FNV_BASIS, _FNV_PRIME, _U32 = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3), np.uint64(32)
-
-
-@kernel
-def hash_text(ends: Any, data: Any, basis: Any = _FNV_BASIS) -> Any:
-    """uint64 [n]: a hash of each `data[ends[i]:ends[i + 1]]`, uint8; FNV-1a (Fowler, Noll and Vo), mixed."""
-    out = np.empty(len(ends) - 1, np.uint64)
-    for i in range(len(out)):
-        h = basis
-        for j in range(ends[i], ends[i + 1]):
-            h = (h ^ uint64(data[j])) * _FNV_PRIME
-        out[i] = mix(h)
-    return out
-
-
-@kernel
-def hash_numbers(values: Any) -> Any:
-    """uint64 [n]: a bijection of int64 values."""
-    out = np.empty(len(values), np.uint64)
-    for i in range(len(values)):
-        out[i] = mix(uint64(values[i]))
-    return out
-
-
-@kernel
-def _slot(keys: Any, ids: Any, key: Any) -> Any:
-    """Where `key` is, or where it would go; linear probing."""
-    slot: Any = np.int64(((key >> _U32) * uint64(len(ids))) >> _U32)
-    while ids[slot] >= 0 and keys[slot] != key:
-        slot = slot + 1 if slot + 1 < len(ids) else 0
-    return slot
-
-
-@kernel
-def _enter(keys: Any, ids: Any, new: Any, begin: Any) -> Any:
-    for i in range(len(new)):
-        slot = _slot(keys, ids, new[i])
-        if ids[slot] >= 0:
-            return i
-        keys[slot], ids[slot] = new[i], begin + i
-    return -1
-
-
-@kernel
-def _find(keys: Any, ids: Any, wanted: Any) -> Any:
-    out = np.empty(len(wanted), np.int64)
-    for i in range(len(wanted)):
-        out[i] = ids[_slot(keys, ids, wanted[i])]
-    return out
-
-
-class NodeNames:
-    """From hashes of names to node ids; anonymous memory, 18 bytes a node (24 from 2**31 nodes on).
-
-    Names themselves are not held: that two of ten million have one hash of 64 bits has a chance of 3e-6, and is found.
-    """
-
-    def __init__(self, num_nodes: int):
-        size = num_nodes + num_nodes // 2 + 1  # two thirds full
-        self._keys = np.zeros(size, np.uint64)
-        self._ids = np.full(size, -1, np.int32 if num_nodes < 2**31 else np.int64)
-        self._entered: int = 0
-
-    def add(self, hashes: Array) -> int:
-        """Give these names the next ids; the place of the first that was there already, or -1."""
-        repeated = int(_enter(self._keys, self._ids, hashes, self._entered))
-        self._entered += len(hashes)
-        return repeated
-
-    def ids(self, hashes: Array) -> Array:
-        """int64 [n]: the node of each name, -1 for unknown ones."""
-        return _find(self._keys, self._ids, hashes)

@@ -75,8 +75,8 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
         known = f", the largest number of {dtype}" if ends else ""
         raise InputError(
             f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}{known} "
-            f"(node {at}); write -1 or NaN for no label, or say how many classes there are: num_classes, in meta.json "
-            "for a folder"
+            f"(node {at}); write -1 or NaN for no label, or say how many classes there are: convert with --num-classes "
+            "(in Python num_classes)"
         )
     return largest + 1
 

@@ -25,6 +25,20 @@ Array = NDArray[Any]
 CHUNK_BYTES = 8 * 2**20
 
 
+def slices(array: Array, rows: int) -> Iterator[Array]:
+    """`array` in pieces of so many rows."""
+    return (array[begin : begin + rows] for begin in range(0, len(array), max(1, rows)))
+
+
+def load(file: Path) -> Array:
+    """An .npy file, mapped."""
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise InputError(f"{file}: expected a numpy array without objects, found otherwise ({error})") from None
+    return array
+
+
 def write_npz(path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]) -> None:
     """A new compressed .npz file; a member is its shape, its dtype and, in C order, its values in chunks of any shape.
 

@@ -8,6 +8,7 @@
 | `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 where there is none |
 | `train.npy`, `valid.npy`, `test.npy` | int64 | [n] | node ids of the splits, in their original order |
 | `node_id.npy`, where nodes were dropped | as `row` | [N] | ids in the original data set, ascending |
+| `label_name.npy`, where labels were text | UTF-8 bytes | [C] | the classes' names |
 | `node_name.npy`, where nodes had names | int64, or UTF-8 bytes | [N] | their names in the original data set |
 
 Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 KiB, so that data begin on a page.
@@ -93,8 +94,8 @@ def _mapped_if_there(name: str) -> cached_property[Array | None]:
 class Store(GraphSize):
     """An open store; `open_store` makes one. Pickled, it carries its path only, and is opened anew where it arrives.
 
-    `colptr`, `row`, `x`, `y`, `node_id` and `node_name` (the nodes' names in the original data, int64 or bytes) are
-    read-only memory maps, made at first use; the last two are None where a store has none. `splits` are int64 ids in
+    `colptr`, `row`, `x`, `y`, `node_id`, `node_name` (the nodes' names in the original data, int64 or bytes) and
+    `label_name` (the classes', bytes) are read-only memory maps, made at first use; the last three may be None. `splits` are int64 ids in
     RAM; what `read` and `read_edge_index` return is in RAM and the caller's. A file that was replaced or written to
     since `open_store` is refused with an `InputError` wherever it is opened.
     """
@@ -194,6 +195,7 @@ class Store(GraphSize):
 
     colptr, row, x, y = _mapped("colptr"), _mapped("row"), _mapped("x"), _mapped("y")
     node_id, node_name = _mapped_if_there("node_id"), _mapped_if_there("node_name")
+    label_name = _mapped_if_there("label_name")
 
     def damaged(self, name: str, found: str) -> InputError:
         """The sentence for an array that is not what was written; `found`: what was expected, and found instead."""

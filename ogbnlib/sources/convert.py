@@ -34,7 +34,7 @@ from ..progress import Count, counted
 from .data import ArraySource, Source, mask_ids
 from .official import OFFICIAL_DIR, locate_official, open_official
 from .ogb import open_raw, stamps
-from .tables import find_files, is_tables, open_tables, origin_of_files
+from .tables import TableSource, find_files, is_tables, open_tables, origin_of_files
 
 FeatureDtype = Literal["float16", "float32"]
 Progress = bool | Callable[[Count], object]  # whether to show it; a function is told instead
@@ -125,6 +125,8 @@ class _Conversion:
             self.per_node("node_id", ids, (np.arange(*span, dtype=ids) for span in spans))
         if (names := source.name_chunks()) is not None:
             self.per_node("node_name", *names)
+        if source.label_names is not None:
+            writer.write("label_name", source.label_names)
 
     def run(self, undirected: bool, workspace: int) -> None:
         source, splits = self.source, self.source.read_splits()
@@ -181,20 +183,27 @@ def _workspace(source: Source, memory_limit: str | int | None, keep_hops: int | 
     return limit - fixed
 
 
-def open_source(name: StrPath) -> tuple[Source, dict[str, Any]]:
+def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> tuple[Source, dict[str, Any]]:
     """What `convert` takes by its name, as a `Source`, and what a store says of where it is from.
+
+    Args:
+        data_dir: where official data sets are looked for.
+        options: as in `open_tables`; of a folder in OGB's layout num_classes alone.
 
     Raises:
         InputError: as `open_official`, `open_tables` and `open_raw`; for an official name that is not there.
     """
     name = home(name)
-    official = locate_official(str(name), OFFICIAL_DIR) if str(name).startswith("ogbn-") else None
+    official = locate_official(str(name), home(data_dir)) if str(name).startswith("ogbn-") else None
     if official is not None:
+        if options:
+            raise InputError(f"{name}: expected no files or columns beside an official name, got {', '.join(options)}")
         if not official.present:
             raise InputError(f"{official.folder}: {name} is not there: python -m ogbnlib download {name}")
         return open_official(official), origin_of(official.folder)
-    source = open_tables(name) if is_tables(name) else open_raw(name)
-    return source, origin_of(source.path)
+    for_tables = sorted({*options} - {"num_classes"})
+    source = open_tables(name, **options) if for_tables or is_tables(name) else open_raw(name, **options)
+    return source, dict(source.origin) if isinstance(source, TableSource) else origin_of(source.path)
 
 
 def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any) -> Store:

@@ -12,8 +12,7 @@ import numpy as np
 from ..errors import InputError, split_name
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
-from ..graph.npz import Array
-from ..graph.table import slices
+from ..graph.npz import Array, slices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +44,11 @@ class Source(ABC):
 
     def name_chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
         """Where nodes had names elsewhere: their dtype, and the names in order of the nodes."""
+        return None
+
+    @property
+    def label_names(self) -> Array | None:
+        """Where labels were text: UTF-8 bytes [C], the name of each class."""
         return None
 
     def check_unchanged(self) -> None:  # noqa: B027  # what lies in RAM is

@@ -16,7 +16,7 @@ from conftest import csc_of, left_in, raw_arrays
 from ogbnlib import files
 from ogbnlib.errors import InputError
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources import citations
+from ogbnlib.sources import synth as citations
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import RawDataset, open_raw
 from ogbnlib.sources.synth import synthesize, synthesize_store
