@@ -95,9 +95,9 @@ class Store(GraphSize):
     """An open store; `open_store` makes one. Pickled, it carries its path only, and is opened anew where it arrives.
 
     `colptr`, `row`, `x`, `y`, `node_id`, `node_name` (the nodes' names in the original data, int64 or bytes) and
-    `label_name` (the classes', bytes) are read-only memory maps, made at first use; the last three may be None. `splits` are int64 ids in
-    RAM; what `read` and `read_edge_index` return is in RAM and the caller's. A file that was replaced or written to
-    since `open_store` is refused with an `InputError` wherever it is opened.
+    `label_name` (the classes', bytes) are read-only memory maps, made at first use; the last three are None where a
+    store has none. `splits` are int64 ids in RAM; what `read` and `read_edge_index` return is in RAM and the caller's.
+    A file that was replaced or written to since `open_store` is refused with an `InputError` wherever it is opened.
     """
 
     path: Path

@@ -74,7 +74,7 @@ class Features:
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
         self._array = load(file) if file.suffix == ".npy" else None
         if self._array is not None:
-            self.num_rows, self.dtype = len(self._array) if self._array.ndim else 0, self._array.dtype
+            self.dtype = self._array.dtype
             if self._array.ndim != 2 or 0 in self._array.shape or self.dtype.kind not in "fiub":
                 found = f"{self.dtype} {list(self._array.shape)}"
                 raise InputError(f"{file}: expected features [N, F], numbers, at least one of each, found {found}")
@@ -83,10 +83,9 @@ class Features:
         count = [str(number) for number in range(2**16)]
         self.table = table = Table(file, lambda first: is_number(first[-1]) and first != count[: len(first)], "")
         self.own = table.one_of(known)
-        self.num_rows = table.num_rows
-        if not self.num_rows:
+        first = next((batch for _, batch in table.batches(table.names) if len(batch[0])), None)
+        if first is None:
             raise InputError(f"{file}: expected a row for each node, found none")
-        first = next(batch for _, batch in table.batches(table.names) if len(batch[0]))
         head = dict(zip(table.names, first, strict=True))
         name = table.names[0]
         if self.own is None and not has_nodes and head[name].type == "string" and not is_number(str(head[name][0])):
@@ -102,6 +101,11 @@ class Features:
                 raise InputError(f"{table.where(0)}: expected a list of numbers, found {length}")
         types = {str(getattr(head[name].type, "value_type", head[name].type)) for name in self.columns}
         self.dtype = np.dtype(np.float16 if types == {"halffloat"} else np.float32)
+
+    @property
+    def num_rows(self) -> int:
+        """Of a csv file only a pass over it tells."""
+        return self.table.num_rows if self._array is None else len(self._array)
 
     def _check_columns(self, head: dict[str, Any]) -> None:
         lists = [name for name in self.columns if hasattr(head[name].type, "value_type")]

@@ -792,7 +792,7 @@ def test_a_split_may_be_empty_but_not_the_one_to_train_on(
         done = train(TrainConfig.create(config, loading=loading))
         assert done.history[0]["test"] is None
         assert "the valid and the test split has no nodes: it is not evaluated" in capsys.readouterr().out
-    with pytest.raises(InputError, match="early_stopping: expected nodes in the valid split, found none in .*store"):
+    with pytest.raises(InputError, match=r"early_stopping: expected nodes in the valid split, found none in .*store"):
         train(TrainConfig.create(config, early_stopping=2))
     others = {**{split: np.arange(0) for split in small["splits"]}, "test": small["splits"]["test"]}
     empty = convert(write_small(tmp_path / "none", {**small, "splits": others}, {}), tmp_path / "no", progress=False)
