@@ -308,7 +308,6 @@ BAD_ARGUMENTS = {
     "y beyond num_classes": (lambda g: {**g, "num_classes": 2}, "y: "),
     "num_classes": (lambda g: {**g, "num_classes": 0}, "num_classes"),
     "split missing": (lambda g: {**g, "splits": {"train": [1]}}, "splits"),
-    "split empty": (lambda g: split(g, valid=np.array([], np.int64)), r"splits\['valid'\]"),
     "split too large": (lambda g: split(g, test=np.array([N])), r"splits\['test'\]"),
     "split overlap": (lambda g: split(g, test=np.array([26, 3])), r"splits\['test'\]: .*train, found 1 such as 3"),
     "split repeats": (lambda g: split(g, test=np.array([26, 27, 26])), r"splits\['test'\]: .* 1 repeats such as 26"),
