@@ -36,6 +36,8 @@ def load(file: Path) -> Array:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise InputError(f"{file}: expected a numpy array without objects, found otherwise ({error})") from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{file}: expected one numpy array, found an .npz archive; save each array with numpy.save")
     return array
 
 

@@ -50,8 +50,10 @@ def leave_out(table: Table, used: Sequence[str | None]) -> None:
 
 def check_named(table: Table, given: Sequence[str], counts: Sequence[int], option: str) -> None:
     """Check columns that an option names."""
-    if len(given) not in counts or (missing := [name for name in given if name not in table.names]):
-        wrong = f"no {missing[0]}" if len(given) in counts else f"{len(given)} names"
+    missing = [name for name in given if name not in table.names]
+    if len(given) not in counts or missing or len(set(given)) < len(given):
+        wrong = f"no {missing[0]}" if missing and len(given) in counts else f"{len(given)} names"
+        wrong = f"{given[0]} twice" if len(set(given)) < len(given) else wrong
         many = " or ".join(["one", "two"][count - 1] for count in counts)
         expected = f"expected {many} of its columns, {', '.join(table.names)}"
         raise InputError(f"{table.file}: {expected}, found {wrong} ({option})")

@@ -16,6 +16,7 @@ streamed; what is held is 4 bytes a node for labels, and about 50 where ids are 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -274,6 +275,8 @@ def _edges(file: Path, nodes: Nodes, given: Sequence[str] | None) -> tuple[Table
         pair = list(given)
     elif not table.header and len(table.names) == 2:
         pair = table.names
+        if getattr(table, "first", None) == ["0", "1"]:  # pandas' default column names, or the edge 0 -> 1
+            print(f"{file}: its first line, 0,1, is read as an edge; if it is a header, remove it", file=sys.stderr)
     elif pair is None:
         hint = "name those of sources and targets: --edge-columns SOURCE,TARGET (1,2 where they have no names)"
         raise refusal(table, "columns source and target, or two without names, of node ids", hint)
