@@ -9,7 +9,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -267,6 +267,15 @@ def choose_windows(
     return dataclasses.replace(spooled, in_memory=made, available_bytes=available)
 
 
+def _counts(most: int) -> Iterator[int]:
+    """Numbers of reels to try, up to `most`: each of the first 64, then in steps of 2 %, whatever the epochs are."""
+    count = 1
+    while count < most:
+        yield count
+        count += 1 + count // 64
+    yield most
+
+
 def spooled_windows(
     files: Mapping[str, int],
     num_nodes: int,
@@ -299,7 +308,7 @@ def spooled_windows(
     index, kept = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
     graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
     least = max(1, min(working // 4 // (index + kept), room_bytes // 2 // (structure + rows)))  # in a reel of one part
-    for reels in range(1, 2 + 2 * (total // least)):
+    for reels in _counts(1 + 2 * (total // least)):
         reel = min(total, -(-total // reels // size) * size)
         most = (working // 4 - reel * kept) // max(1, index)  # of memory
         alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes
