@@ -50,10 +50,13 @@ def queue_depth(item_bytes: int, depth: int = QUEUE_BATCHES, limit_bytes: int = 
     return max(1, min(depth, limit_bytes // max(1, item_bytes)))
 
 
-def queued_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
-    """Batches that are ready before the model asks for them: those in the queue and one more in its thread's hand."""
+def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: int = QUEUE_BATCHES + 1) -> int:
+    """Batches that are ready before the model asks for them: those in the queue and one more in its thread's hand.
+
+    No more than the `num_left` that are still to come.
+    """
     one = batch_bytes(batch, num_features, itemsize)
-    return one * (queue_depth(one) + 1)
+    return one * min(queue_depth(one) + 1, num_left)
 
 
 # For choosing between windows and for times only; a 2-core machine with an NVMe-like disk.
