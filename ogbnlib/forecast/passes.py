@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..config import TrainConfig
+from ..graph.npz import CHUNK_BYTES
 from ..graph.store import Store
 from ..sampling.budget import (
     BatchShape,
@@ -14,6 +15,7 @@ from ..sampling.budget import (
     choose_windows,
     compact_batch_bytes,
     queued_bytes,
+    sampled_batch_bytes,
     window_fixed_bytes,
 )
 from .draws import Batches, draw_batches
@@ -163,6 +165,12 @@ class Pass:
         distinct = min(drawn, max(self.batch.num_nodes, distinct_nodes(self.size, self.config.undirected, drawn)))
         own = windows.window_batches * compact_batch_bytes(self.batch, 0)
         return int(distinct * self.size.num_features * self.itemsize) + own + window_fixed_bytes(self.size.num_nodes)
+
+    def preparing_bytes(self, windows: Windows) -> int:
+        """What preparing a window takes beside it: its batches' samples, and three buffers that read the store."""
+        assert windows.window_batches is not None
+        buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
+        return windows.window_batches * sampled_batch_bytes(self.largest) + buffers
 
 
 def step_reserve_bytes(config: TrainConfig, batch: BatchShape, size: GraphSize) -> tuple[int, int]:

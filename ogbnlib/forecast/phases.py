@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from ..config import TrainConfig
 from ..errors import MB
-from ..graph.store import Store
-from ..propagation.plan import HopPlan, fixed_bytes, hop_size, plan_hops
+from ..graph.store import Store, is_store, open_store
+from ..propagation.plan import HopPlan, fixed_bytes, hop_size, plan_hops, propagated_path
 from ..sampling.budget import (
     DISK_BYTES_PER_S,
     BatchShape,
@@ -190,8 +190,10 @@ def predict(
     size = size or graph_for(config)
     check_store(size, config)
     if config.loading == "propagated":
-        sizes = size.size if isinstance(size, Store) else size
-        return _propagated(config, sizes, Ledger(runtime_bytes), memory_limit_bytes)
+        if isinstance(size, Store):
+            kept = propagated_path(size, config)
+            size = (open_store(kept) if size.hops is None and is_store(kept) else size).size
+        return _propagated(config, size, Ledger(runtime_bytes), memory_limit_bytes)
     windows = None
     if config.loading == "store":
         windows, ledger = _from_store(config, size, Ledger(runtime_bytes), memory_limit_bytes)
@@ -271,7 +273,9 @@ def _from_store(config: TrainConfig, size: GraphSize, run: Ledger, limit: int | 
         if in_windows:
             count = 2 if windows.overlapped and windows.num_windows * num_passes > 1 else 1
             passing |= {"windows": count * one.window_bytes(windows)}
-            if windows.spooling is not None and windows not in kept.values():
+            if windows.spooling is None:
+                passing["window being prepared"] = one.preparing_bytes(windows)
+            elif windows not in kept.values():
                 passing["pass for the spool"] = windows.spooling.working_bytes
         run.phase(name, passing, 0 if in_windows else cache_bytes, unsure_bytes)
 
