@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..graph.npz import Array
-from ..graph.store import META, Store, open_store
+from ..graph.store import Store, open_store
 from ..sampling.budget import BatchShape
 
 _EDGES = 2**19  # read at one hop, at most: 0.2 s
@@ -55,8 +55,7 @@ def draw_batches(
     Raises:
         InputError: for a store whose offsets or ids are out of range.
     """
-    stamp = (store.path / META).stat().st_mtime_ns
-    shapes = _drawn(store.path, stamp, split, num_seeds, tuple(num_neighbors), training)
+    shapes = _drawn(store.path, store.crc32, split, num_seeds, tuple(num_neighbors), training)
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
     limits = store.num_nodes, store.num_edges
     hops = [[shape.hop_nodes for shape, _ in shapes], [shape.hop_edges for shape, _ in shapes]]
@@ -83,9 +82,9 @@ def _distinct(ids: Array) -> Array:
 
 @functools.lru_cache(maxsize=512)
 def _drawn(
-    path: Path, stamp: int, split: str, num_seeds: int, num_neighbors: tuple[int, ...], training: bool
+    path: Path, crc32: int, split: str, num_seeds: int, num_neighbors: tuple[int, ...], training: bool
 ) -> list[tuple[BatchShape, bool]]:
-    """Shapes of some batches, and whether each was extrapolated; `stamp` tells a store from one that replaced it."""
+    """Shapes of some batches, and whether each was extrapolated; `crc32` tells a store from one that replaced it."""
     store = open_store(path)
     store.advise_random()
     ids, random = store.splits[split], np.random.default_rng(0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..config import TrainConfig
 from ..errors import MB
 from ..graph.store import Store, is_store, open_store
-from ..propagation.plan import HopPlan, fixed_bytes, hop_size, plan_hops, propagated_path
+from ..propagation.plan import KERNEL_BYTES, HopPlan, fixed_bytes, hop_size, plan_hops, propagated_path
 from ..sampling.budget import (
     DISK_BYTES_PER_S,
     BatchShape,
@@ -330,7 +330,8 @@ def _propagated(config: TrainConfig, graph: GraphSize, run: Ledger, limit: int |
         plan = plan_hops(
             graph, config.hops, config.norm, left_bytes=left, itemsize=itemsize, kept=rows, reached=reached
         )
-        run.phase("propagate", {"columns": plan.held_bytes, "buffers": fixed})
+        buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
+        run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels are compiled already, or not
         least = run.phases[-1].held_bytes - plan.held_bytes + held_twice
     run.held["splits and their labels"] = (8 + label_itemsize(size.num_classes)) * sum(size.num_seeds.values())
     cache_bytes = rows * size.num_features * itemsize

@@ -12,7 +12,7 @@ from ..graph.store import GraphSize, Store
 
 # For the minutes only: a 2-core machine with an NVMe-like disk; an edge is a read of memory that no cache holds.
 _BYTES_PER_S, _EDGES_PER_S = 1.2e9, 25e6
-_KERNEL_BYTES = 96 * MB  # compiling the kernels
+KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs them
 THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, and a slice's result
 
 
@@ -58,7 +58,7 @@ class HopPlan:
 
 def fixed_bytes(size: GraphSize, hops: int, threads: int) -> int:
     """Held beside the columns: kernels, buffers, and bits of the nodes that each hop reads."""
-    return _KERNEL_BYTES + threads * THREAD_BYTES + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
+    return KERNEL_BYTES + threads * THREAD_BYTES + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
 
 
 def plan_hops(
