@@ -29,7 +29,8 @@ from ogbnlib.forecast.sizes import (
     store_bytes,
 )
 from ogbnlib.forecast.step import model_state_bytes, parameter_count
-from ogbnlib.graph.store import Store, label_dtype, open_store
+from ogbnlib.graph.checks import label_dtype
+from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sampling.budget import BatchShape, batch_bytes
 from ogbnlib.sources.catalog import open_dataset
 from ogbnlib.sources.convert import convert
