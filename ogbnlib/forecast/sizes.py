@@ -23,8 +23,9 @@ __all__ = ["KNOWN", "GraphSize", "size_of"]
 
 # A training process at rest, kernels loaded (`train.warm_up`); `sandbox.measure_runtime_bytes` measures it anew.
 RUNTIME_BYTES = 354 * MB
-# What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers added 17 MB.
-WORKER_BYTES = 8 * MB
+# What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers added 17 MB, 12 that
+# stay for three loaders 140 MB.
+WORKER_BYTES = 12 * MB
 # DataLoader's own default: batches that each worker has ready or under way (torch.utils.data, prefetch_factor).
 PREFETCH_FACTOR = 2
 
