@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import format_bytes
+from ..errors import MB, format_bytes
 from ..files import file_system
 from ..graph.npz import CHUNK_BYTES
 
@@ -161,8 +161,8 @@ def window_fixed_bytes(num_nodes: int) -> int:
 
 
 def usable_bytes(limit_bytes: int) -> int:
-    """What of a limit is planned with: 5 % are spared for what no sum here knows."""
-    return int(0.95 * limit_bytes)
+    """What of a limit is planned with: 5 %, and at least 60 MB, are spared for what no sum here knows."""
+    return max(0, min(int(0.95 * limit_bytes), limit_bytes - 60 * MB))
 
 
 def window_budget(
