@@ -331,7 +331,10 @@ class TrainConfig(_Parameters):
 
     def num_evaluations(self, split: str) -> int:
         """How often the accuracy of a split is wanted in the whole run."""
-        return sum(split in self.splits_to_evaluate(epoch) for epoch in range(1, self.epochs + 1))
+        if not self.epochs:
+            return 0
+        between = split in self.splits_to_evaluate(self.eval_every)
+        return between * ((self.epochs - 1) // self.eval_every) + (split in self.splits_to_evaluate(self.epochs))
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields

@@ -179,6 +179,8 @@ def test_splits_are_evaluated_every_so_often_and_after_the_last_epoch(
 ) -> None:
     config = TrainConfig.create(dataset="x", epochs=3, **values)
     assert [config.splits_to_evaluate(epoch) for epoch in (1, 2, 3)] == evaluated
+    for split in ("train", "valid", "test"):
+        assert config.num_evaluations(split) == sum(split in splits for splits in evaluated)
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import InputError
+from ..graph.store import Store
+from ..sources.catalog import graph_for
 from .phases import PhaseForecast, predict
 from .sizes import GraphSize
 
@@ -40,9 +42,13 @@ def audit(
         size: The data set's, as the run found it; None reads it from its files.
     """
     try:
-        forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
+        graph = graph_for(config)
+        if size is None or (isinstance(graph, Store) and graph.size == size):
+            size = graph  # whose batches are drawn
     except InputError as error:
-        return {"skipped": str(error)}
+        if size is None:
+            return {"skipped": str(error)}
+    forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
     held: dict[str, int] = {}
     for name, peak in measured.items():
         held[kind_of(name)] = max(held.get(kind_of(name), 0), peak)

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..config import TrainConfig
-from ..propagation.plan import HopPlan, fixed_bytes, hop_size, plan_hops
+from ..errors import MB
+from ..graph.store import Store, is_store, open_store
+from ..propagation.plan import KERNEL_BYTES, HopPlan, fixed_bytes, hop_size, plan_hops, propagated_path
 from ..sampling.budget import (
     DISK_BYTES_PER_S,
     BatchShape,
@@ -25,7 +27,8 @@ from ..sampling.budget import (
     usable_bytes,
     window_budget,
 )
-from ..sources.catalog import check_store, size_for
+from ..sources.catalog import check_store, graph_for
+from .draws import Batches
 from .passes import MODEL, Pass
 from .sizes import (
     RUNTIME_BYTES,
@@ -43,6 +46,11 @@ from .step import layer_widths, model_state_bytes
 _SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
 
 
+def margin_bytes(predicted_bytes: int) -> int:
+    """What a prediction may be off: 8 % or 60 MB, whichever is more."""
+    return max(int(0.08 * predicted_bytes), 60 * MB)
+
+
 @dataclass(frozen=True)
 class PhaseForecast:
     """The parts held at the highest moment of a phase, and the page cache that it would use, in bytes."""
@@ -50,6 +58,7 @@ class PhaseForecast:
     name: str
     parts: Mapping[str, int]
     cache_bytes: int = 0
+    unsure_bytes: int = 0  # by which batches may be larger that were not drawn whole
 
     @property
     def held_bytes(self) -> int:
@@ -63,9 +72,9 @@ class Ledger:
         self.held = {"runtime": runtime_bytes}
         self.phases: list[PhaseForecast] = []
 
-    def phase(self, name: str, passing: Mapping[str, int], cache_bytes: int = 0) -> None:
+    def phase(self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int = 0) -> None:
         """Write down a phase that has, at its highest, what is held and what is `passing`."""
-        self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes))
+        self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes, unsure_bytes))
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Forecast:
     """What `predict` returns.
 
     Attributes:
-        batch: The expected training batch.
+        batches: Those of training.
         gpu: The training step on a GPU by parts; the CUDA context, 0.3 to 0.6 GB, comes on top.
         windows: How a store is read in training, under loading=store.
         propagation: How features are propagated, where that is still to be done, under loading=propagated.
@@ -84,11 +93,16 @@ class Forecast:
     config: TrainConfig
     size: GraphSize
     phases: tuple[PhaseForecast, ...]
-    batch: BatchShape
+    batches: Batches
     gpu: Mapping[str, int]
     windows: Windows | None
     least_bytes: int
     propagation: HopPlan | None = None
+
+    @property
+    def batch(self) -> BatchShape:
+        """The mean training batch."""
+        return self.batches.mean
 
     @property
     def peak(self) -> PhaseForecast:
@@ -100,27 +114,35 @@ class Forecast:
         return self.peak.held_bytes
 
     @property
+    def margin_bytes(self) -> int:
+        """What the peak may be off: 8 % or 60 MB, or more where batches are not known well."""
+        highest = max(phase.held_bytes + phase.unsure_bytes for phase in self.phases)
+        return max(margin_bytes(self.least_bytes), highest - self.peak_bytes)
+
+    @property
     def cache_bytes(self) -> int:
         return max(phase.cache_bytes for phase in self.phases)
 
     @property
     def epoch_s(self) -> float:
-        """Seconds of a training epoch on the 2-core reference machine (one torch thread, 1.2 GB/s disk); to compare.
+        """Seconds of a training epoch on the reference machine: 2 cores and a disk of 1.2 GB/s.
 
-        0.7 ms a batch, 0.35 us a node for sampling and gathering, 30 GFLOP/s of matrix products (4 * T * in * H for a
-        layer's two matrices, as much again twice for the backward pass but for the first layer's input): measured at
-        [3, 2] x 128 x 16 and [15, 10, 5] x 1024 x 64 and x 256. Windows add one pass over the files each.
+        0.7 ms a batch, 0.3 us a node for sampling and gathering on one thread, and matrix products (4 * T * in * H for
+        a layer's two matrices, as much again twice for the backward pass but for the first layer's input) at 44 GFLOP/s
+        in float32 and 73 in half width, times threads ** 0.8. Measured at [3, 2] x 128 x 16 and [15, 10, 5] x 1024 x 64
+        and x 256, on one thread and on two. While windows are read, half of a core's training goes on.
         """
         config, size, batch = self.config, self.size, self.batch
         hops, work = len(config.num_neighbors), 0.0
         for i, (width, out) in enumerate(layer_widths(config, size.num_features, size.num_classes)):
             work += 4 * sum(batch.hop_nodes[: max(1, hops - i)]) * width * out * (2 if i == 0 else 3)
-        batches = Pass(config, size, "train", batch).num_batches
-        train_s = batches * (0.7e-3 + 0.35e-6 * batch.num_nodes + work / 30e9)
+        batches = Pass(config, size, "train", self.batches).num_batches
+        rate = (44e9 if config.precision == "fp32" else 73e9) * (config.num_threads or 2) ** 0.8
+        train_s = batches * (0.7e-3 + 0.3e-6 * batch.num_nodes + work / rate)
         if self.windows is None or self.windows.window_batches is None:
             return train_s
         read_s = self.windows.moved_bytes / DISK_BYTES_PER_S
-        return max(train_s, read_s) if self.windows.overlapped else train_s + read_s
+        return max(train_s, read_s + train_s / 2) if self.windows.overlapped else train_s + read_s
 
     @property
     def run_s(self) -> float:
@@ -158,16 +180,19 @@ def predict(
     """The memory of a run, phase by phase: load, build, train, eval, final.
 
     Args:
-        size: By default that of `config.dataset`.
+        size: By default `config.dataset`. Batches are drawn from a `Store`; sizes alone give expected ones.
         memory_limit_bytes: What the run may use; it decides the windows of loading=store. None: as much as it likes.
         runtime_bytes: Of the process itself, when another machine's is known.
 
     Raises:
         InputError: when the data set's size cannot be read, or it cannot do what the config asks for.
     """
-    size = size or size_for(config)
+    size = size or graph_for(config)
     check_store(size, config)
     if config.loading == "propagated":
+        if isinstance(size, Store):
+            kept = propagated_path(size, config)
+            size = (open_store(kept) if size.hops is None and is_store(kept) else size).size
         return _propagated(config, size, Ledger(runtime_bytes), memory_limit_bytes)
     windows = None
     if config.loading == "store":
@@ -179,7 +204,7 @@ def predict(
         _, smallest = _from_store(config, size, Ledger(runtime_bytes), 0)  # windows of one batch, one at a time
         least = min(least, max(phase.held_bytes for phase in smallest.phases))
     train = Pass.over(config, size, "train", training=True)
-    return Forecast(config, size, tuple(ledger.phases), train.batch, train.on_gpu(), windows, least)
+    return Forecast(config, size, tuple(ledger.phases), train.batches, train.on_gpu(), windows, least)
 
 
 def _evaluations(config: TrainConfig) -> tuple[list[str], list[str]]:
@@ -211,7 +236,8 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
     between, final = _evaluations(config)
     if config.epochs:
         train = Pass.over(config, size, "train", training=True)
-        run.phase("train", train.step() | train.workers(len(resident) - 1 if between else 0))
+        passing = train.step() | train.workers(len(resident) - 1 if between else 0)
+        run.phase("train", passing, unsure_bytes=train.unsure_bytes(passing))
     for when, splits in (("eval", between), ("final", final)):
         if when == "final":
             run.held.pop("train loader's CSC", None)
@@ -223,7 +249,8 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
             # An evaluation of the train split has a loader of its own, on the resident one's CSC.
             idle = [name for name in resident if name != split or split == "train"]
             evaluation = Pass.over(config, size, split, training=False)
-            run.phase(f"{when} {split}", evaluation.step() | evaluation.workers(len(idle)))
+            passing = evaluation.step() | evaluation.workers(len(idle))
+            run.phase(f"{when} {split}", passing, unsure_bytes=evaluation.unsure_bytes(passing))
             if made:
                 run.held.pop(f"{split} loader's CSC", None)
     return run
@@ -239,16 +266,18 @@ def _from_store(config: TrainConfig, size: GraphSize, run: Ledger, limit: int | 
     cache_bytes = sum(store_bytes(config, size).values())
 
     def read(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
-        if windows.window_batches is not None:  # prepared by a thread, whatever `num_workers` is
+        in_windows = windows.window_batches is not None  # prepared by a thread, whatever `num_workers` is
+        threaded = in_windows or not config.num_workers
+        passing = one.prefetched() if threaded else one.step() | one.workers(idle_loaders)
+        unsure_bytes = one.unsure_bytes(passing)
+        if in_windows:
             count = 2 if windows.overlapped and windows.num_windows * num_passes > 1 else 1
-            parts = {"windows": count * one.window_bytes(windows)}
-            if windows.spooling is not None and windows not in kept.values():
-                parts["pass for the spool"] = windows.spooling.working_bytes
-            run.phase(name, one.prefetched() | parts)
-        elif config.num_workers:
-            run.phase(name, one.step() | one.workers(idle_loaders), cache_bytes)
-        else:
-            run.phase(name, one.prefetched(), cache_bytes)
+            passing |= {"windows": count * one.window_bytes(windows)}
+            if windows.spooling is None:
+                passing["window being prepared"] = one.preparing_bytes(windows)
+            elif windows not in kept.values():
+                passing["pass for the spool"] = windows.spooling.working_bytes
+        run.phase(name, passing, 0 if in_windows else cache_bytes, unsure_bytes)
 
     train = Pass.over(config, size, "train", training=True)
     between, final = _evaluations(config)
@@ -301,7 +330,8 @@ def _propagated(config: TrainConfig, graph: GraphSize, run: Ledger, limit: int |
         plan = plan_hops(
             graph, config.hops, config.norm, left_bytes=left, itemsize=itemsize, kept=rows, reached=reached
         )
-        run.phase("propagate", {"columns": plan.held_bytes, "buffers": fixed})
+        buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
+        run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels are compiled already, or not
         least = run.phases[-1].held_bytes - plan.held_bytes + held_twice
     run.held["splits and their labels"] = (8 + label_itemsize(size.num_classes)) * sum(size.num_seeds.values())
     cache_bytes = rows * size.num_features * itemsize
@@ -315,4 +345,4 @@ def _propagated(config: TrainConfig, graph: GraphSize, run: Ledger, limit: int |
     for name, one in passes:
         run.phase(name, one.step() | one.workers(0), cache_bytes)
     least = max([least, *(phase.held_bytes for phase in run.phases if phase.name != "propagate")])
-    return Forecast(config, size, tuple(run.phases), train.batch, train.on_gpu(), None, least, plan)
+    return Forecast(config, size, tuple(run.phases), train.batches, train.on_gpu(), None, least, plan)

@@ -1,8 +1,7 @@
 """Will it fit, and what would: `plan` a configuration, `recommend` one for a limit, the `ladder` of all limits.
 
-Nothing is loaded; `phases.predict` does the arithmetic. A verdict allows for its error, which was at most 8 % or
-60 MB in nine of ten of the configurations it was checked on: FITS and WILL NOT FIT are claimed outside that margin,
-TIGHT inside it.
+No features are loaded; `phases.predict` does the arithmetic. A verdict allows for its error, `Forecast.margin_bytes`:
+FITS and WILL NOT FIT are claimed outside that margin, TIGHT inside it.
 """
 
 from __future__ import annotations
@@ -13,17 +12,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..config import TrainConfig
+from ..config import MODELS, TrainConfig
 from ..errors import GB, MB, InputError, format_bytes, parse_bytes
-from ..sources.catalog import size_for
-from .phases import Forecast, predict
+from ..sources.catalog import graph_for
+from .phases import Forecast, margin_bytes, predict
 from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, smaller_fan_out
-from .step import saved_bytes, taken_for
+from .step import is_measured, saved_bytes, taken_for, try_model
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+# One line of a plan, by the source of its batches.
+_UNCERTAIN = {
+    "degrees": "no batch was drawn, as there is no store here; sizes follow from mean degrees",
+    "extrapolated": "a whole batch is too large to be drawn here; its size is extrapolated from a part of it",
+}
 FITS, TIGHT, WILL_NOT_FIT = "FITS", "TIGHT", "WILL NOT FIT"
 # What the ladder tries, the most capable first: each takes less memory than the one before it.
 _LARGE = {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 256}
@@ -40,17 +44,12 @@ _LADDER = ("loading", "features", "batch_size", "num_neighbors", "hidden", "peak
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
 
 
-def margin_bytes(predicted_bytes: int) -> int:
-    """What a prediction may be off: 8 % or 60 MB, whichever is more."""
-    return max(int(0.08 * predicted_bytes), 60 * MB)
-
-
 def verdict(forecast: Forecast, limit_bytes: int) -> str:
     """FITS, TIGHT or WILL NOT FIT under a limit."""
     need = forecast.least_bytes
-    if need + margin_bytes(need) <= limit_bytes:
+    if need + forecast.margin_bytes <= limit_bytes:
         return FITS
-    return TIGHT if need - margin_bytes(need) <= limit_bytes else WILL_NOT_FIT
+    return TIGHT if need - forecast.margin_bytes <= limit_bytes else WILL_NOT_FIT
 
 
 def sbatch_mem(forecast: Forecast, limit_bytes: int | None = None) -> str:
@@ -59,7 +58,7 @@ def sbatch_mem(forecast: Forecast, limit_bytes: int | None = None) -> str:
     A store's windows take what they are given, so there it is no more than a limit that fits. Page cache is on top of
     what must be had: a job that asks for it as well reads the store from memory.
     """
-    need = forecast.peak_bytes + margin_bytes(forecast.peak_bytes)
+    need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
     if forecast.windows is not None and limit_bytes is not None and verdict(forecast, limit_bytes) == FITS:
         need = min(need, limit_bytes)
     return f"#SBATCH --mem={-(-need // GB)}G"
@@ -94,6 +93,7 @@ class Advice:
     forecast: Forecast
     limit_bytes: int | None
     alternatives: tuple[Alternative, ...] = ()
+    model_problem: str = ""  # why a model of the user's own was not measured
 
     @property
     def verdict(self) -> str | None:
@@ -140,11 +140,15 @@ class Advice:
             lines.append(f"the graph is propagated over once, in {forecast.propagation}")
         step = format_bytes(sum(forecast.gpu.values()))
         lines.append(f"a training step on a GPU: {step} allocated, beside the CUDA context")
-        if (model := taken_for(config)) != config.model:
+        if self.model_problem:
             lines.append(
-                f"{config.model} is not known: its weights and activations are taken for those of a {model} with these "
-                "layers and widths that computes all sampled nodes in each layer; a run measures them"
+                f"uncertain: {config.model} was not measured ({self.model_problem}); its weights and activations are "
+                f"taken for those of a {taken_for(config)} that computes all sampled nodes in each layer"
             )
+        elif config.model not in MODELS:
+            lines.append(f"{config.model}: a step of it was measured on a small random batch")
+        if reason := _UNCERTAIN.get(forecast.batches.source):
+            lines.append(f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}")
         if limit is not None:
             lines.append(f"under {format_bytes(limit)}: {self.verdict}")
         if self.alternatives:
@@ -163,7 +167,8 @@ class Advice:
             "peak_bytes": forecast.peak_bytes,
             "peak_phase": forecast.peak.name,
             "least_bytes": forecast.least_bytes,
-            "margin_bytes": margin_bytes(forecast.peak_bytes),
+            "margin_bytes": forecast.margin_bytes,
+            "batches": forecast.batches.source,
             "cache_bytes": forecast.cache_bytes,
             "epoch_s": round(forecast.epoch_s, 1),
             "sbatch": sbatch_mem(forecast, self.limit_bytes),
@@ -241,11 +246,16 @@ def plan(
         InputError: when the data set's size cannot be read, or the limit is not a size.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    size = size or size_for(config)
+    size, problem = size or graph_for(config), ""
+    if not is_measured(config, size):
+        try:
+            try_model(config, size)
+        except InputError as error:  # it may be on the machine that is to train it
+            problem = str(error)
     forecast = predict(config, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
     if limit_bytes is None or verdict(forecast, limit_bytes) == FITS:
-        return Advice(forecast, limit_bytes)
-    return Advice(forecast, limit_bytes, tuple(_alternatives(config, size, limit_bytes, runtime_bytes)))
+        return Advice(forecast, limit_bytes, model_problem=problem)
+    return Advice(forecast, limit_bytes, tuple(_alternatives(config, size, limit_bytes, runtime_bytes)), problem)
 
 
 def _rungs(dataset: str, settings: Mapping[str, Any]) -> list[TrainConfig]:
@@ -271,7 +281,7 @@ def recommend(dataset: str, memory_limit: str | int, *, max_epoch_s: float | Non
     if too_slow_s:
         least_s = math.ceil(min(too_slow_s))
         raise InputError(f"max_epoch_s: expected at least {least_s} for {forecast.size.name}, got {max_epoch_s}")
-    need_mb = -(-(forecast.least_bytes + margin_bytes(forecast.least_bytes)) // MB)
+    need_mb = -(-(forecast.least_bytes + forecast.margin_bytes) // MB)
     raise InputError(f"memory_limit: expected at least {need_mb} MB for {forecast.size.name}, got {memory_limit}")
 
 

@@ -1,12 +1,26 @@
-"""A training step's memory: the model's state and bounds on the activations, from sizes alone."""
+"""A training step's memory: the model's state and bounds on the activations, from sizes alone.
+
+A step of a model of the user's own is measured once, on a small random batch in another process, and scaled.
+"""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from ..config import HOP_MODELS, MODELS, TrainConfig
+from ..errors import InputError
+from ..files import home
+from ..graph.store import GraphSize
+from ..propagation.plan import hop_size
 from ..sampling.budget import BatchShape
+from .sizes import expected_batch
 
 
 def taken_for(config: TrainConfig) -> str:
@@ -15,6 +29,110 @@ def taken_for(config: TrainConfig) -> str:
     Or sign, where it learns from propagated features.
     """
     return config.model if config.model in MODELS else "sign" if config.loading == "propagated" else "sage"
+
+
+# A model of the user's own ------------------------------------------------------------------------------------------
+
+_TRIAL_EDGES = 2**14  # of the random batch: a step of it takes a fraction of a second
+STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"  # the `Trial` of a run's model, for its trainer
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a model of the user's own takes, measured on a small random batch.
+
+    Attributes:
+        state_bytes: Parameters, gradients and Adam's two moments.
+        training, evaluation: The peak of a step, as a multiple of `activation_bytes` for the model it is taken for.
+    """
+
+    state_bytes: int
+    training: float
+    evaluation: float
+
+
+_trials: dict[str, Trial] = {}
+
+
+def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
+    """What a trial depends on: the model and its code, but not the batch."""
+    file = home(config.model.rpartition(":")[0])
+    stamp = file.stat().st_mtime_ns if file.is_file() else 0
+    names = ("model", "model_args", "hidden_channels", "heads", "dropout", "precision", "hops")
+    layers = 0 if config.loading == "propagated" else len(config.num_neighbors)
+    return json.dumps([*(getattr(config, name) for name in names), layers, num_features, num_classes, stamp])
+
+
+def _trial(config: TrainConfig, num_features: int, num_classes: int) -> Trial | None:
+    """The measured step of the config's model; None for a model of ours, and for one that was not tried out."""
+    if config.model in MODELS:
+        return None
+    key = _trial_key(config, num_features, num_classes)
+    if key not in _trials and (measured := json.loads(os.environ.get(STEP_VARIABLE, "{}"))).get("key") == key:
+        _trials[key] = Trial(**measured["trial"])
+    return _trials.get(key)
+
+
+def is_measured(config: TrainConfig, size: GraphSize) -> bool:
+    """Whether the step of the config's model is known: it is ours, or was tried out."""
+    size = hop_size(size, config) if config.loading == "propagated" else size
+    return config.model in MODELS or _trial(config, size.num_features, size.num_classes) is not None
+
+
+def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
+    """Have a process of its own make the user's model, try it and measure a step, for the forecasts from here on.
+
+    The random batch has the proportions of a training batch that is expected from mean degrees.
+
+    Args:
+        run_dir: Has the model's code where a run is resumed.
+
+    Returns:
+        The environment variable that hands the measurement on to a trainer.
+
+    Raises:
+        InputError: in that process's words, where the model can't be found, made or trained.
+    """
+    whole = config.loading == "propagated"
+    size = hop_size(size, config) if whole else size
+    sizes, batch = (size.num_features, size.num_classes), BatchShape((_TRIAL_EDGES,), ())
+    if not whole:
+        batch = expected_batch(size, config.undirected, config.batch_size, config.num_neighbors)
+    scale = min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges))
+    nodes, edges = (tuple(max(2, round(scale * n)) for n in counts) for counts in (batch.hop_nodes, batch.hop_edges))
+    small, key = BatchShape(nodes, edges), _trial_key(config, *sizes)
+    measured = _measured(config, sizes, small, run_dir)
+    _trials.pop(key, None)
+    plain = [activation_bytes(config, small, *sizes, training) for training in (True, False)]
+    _trials[key] = Trial(
+        measured["state_bytes"],
+        measured["training_bytes"] / max(1, plain[0]),
+        measured["evaluation_bytes"] / max(1, plain[1]),
+    )
+    return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
+
+
+def _measured(config: TrainConfig, sizes: tuple[int, int], batch: BatchShape, run_dir: Path | None) -> dict[str, int]:
+    """What `training.child --try` writes for a batch of these nodes and edges."""
+    with tempfile.TemporaryDirectory() as tmp:
+        file, words = Path(tmp, "step.json"), Path(tmp, "stderr")
+        argv = [sys.executable, "-m", "ogbnlib.training.child", "--try", *map(str, sizes)]
+        argv += [json.dumps(asdict(batch)), str(file), *([] if run_dir is None else [str(run_dir)])]
+        env = {**os.environ, "OGBNLIB_CONFIG": config.model_dump_json(), "TMPDIR": tmp}
+        # Files, not pipes: what the model has started may hold a pipe open for ever.
+        with open(words, "w") as stderr:
+            quiet = subprocess.DEVNULL
+            code = subprocess.run(argv, env=env, stdin=quiet, stdout=quiet, stderr=stderr).returncode
+        if code == 0 and file.is_file():  # else its code has ended the process
+            measured: dict[str, int] = json.loads(file.read_bytes())
+            return measured
+        lines = [line for line in words.read_text(errors="replace").splitlines() if line.strip()] if code > 0 else []
+        lines = lines or [f"its code ended the process with exit code {code}, where it was expected to return"]
+        reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        raise InputError(reasons[-1] if reasons else f"{config.model}: trying it out failed: {lines[-1]}")
+
+
+# From sizes alone ---------------------------------------------------------------------------------------------------
 
 
 def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -50,6 +168,8 @@ def layer_widths(config: TrainConfig, num_features: int, num_classes: int) -> li
 
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Parameters, gradients and Adam's two moments, float32 (Kingma and Ba 2015): 16 bytes a weight."""
+    if (trial := _trial(config, num_features, num_classes)) is not None:
+        return trial.state_bytes
     return 16 * parameter_count(config, num_features, num_classes)
 
 
@@ -177,4 +297,7 @@ def activation_bytes(
             peak, before = max(peak, before + step.given + step.peak), before + step.given
         else:
             peak, before = max(peak, before + step.peak), before + step.kept
-    return max(peak, before)
+    peak = max(peak, before)
+    if (trial := _trial(config, num_features, num_classes)) is not None:
+        peak = int(peak * (trial.training if training else trial.evaluation))
+    return peak

@@ -33,7 +33,7 @@ from ..sources.catalog import check_hops, made_once
 from ..sources.convert import FeatureDtype, Progress
 from .blocks import Blocks
 from .columns import Propagation
-from .plan import fixed_bytes, plan_hops
+from .plan import fixed_bytes, plan_hops, propagated_path
 from .sweep import THREADS
 
 Norm = Literal["row", "sym", "none"]
@@ -167,9 +167,7 @@ def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
     wanted: dict[str, Any] = {"hops": config.hops, "norm": config.norm, "self_loops": config.self_loops}
     target = store.path
     if store.hops is None:
-        loops = "-loops" if config.self_loops else ""
-        name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{config.norm}{loops}.store"
-        target = (store.path.parent if config.data_dir is None else home(config.data_dir)) / name
+        target = propagated_path(store, config)
         with made_once(target, how.get("check", lambda: None)):
             if not is_store(target):
                 how["say"](f"{store.path}: propagating its features, once, to {target}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..config import TrainConfig
 from ..errors import MB, InputError, format_bytes
-from ..graph.store import GraphSize
+from ..files import home
+from ..graph.store import GraphSize, Store
 
 # For the minutes only: a 2-core machine with an NVMe-like disk; an edge is a read of memory that no cache holds.
 _BYTES_PER_S, _EDGES_PER_S = 1.2e9, 25e6
-_KERNEL_BYTES = 96 * MB  # compiling the kernels
+KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs them
 THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, and a slice's result
 
 
@@ -56,7 +58,7 @@ class HopPlan:
 
 def fixed_bytes(size: GraphSize, hops: int, threads: int) -> int:
     """Held beside the columns: kernels, buffers, and bits of the nodes that each hop reads."""
-    return _KERNEL_BYTES + threads * THREAD_BYTES + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
+    return KERNEL_BYTES + threads * THREAD_BYTES + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
 
 
 def plan_hops(
@@ -106,3 +108,10 @@ def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
     if size.hops is not None:
         return size
     return replace(size, num_features=size.num_features * (config.hops + 1), hops=config.hops)
+
+
+def propagated_path(store: Store, config: TrainConfig) -> Path:
+    """Where the features that a run has propagated over a store are kept: beside it or in `data_dir`."""
+    loops = "-loops" if config.self_loops else ""
+    name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{config.norm}{loops}.store"
+    return (store.path.parent if config.data_dir is None else home(config.data_dir)) / name

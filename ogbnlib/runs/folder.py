@@ -41,7 +41,6 @@ MODEL = "model.py"  # the code of a model of the user's own
 CONFIG_VARIABLE = (
     "OGBNLIB_CONFIG"  # tells a child the config of a run to resume, whose config.json is still the old one
 )
-TRIED = 80  # exit code of a process that has tried out a model of the user's own and found it sound
 METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
 # Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with, but
 # `accumulate`, which keeps a step's size where the number of ranks is another.

@@ -25,6 +25,7 @@ from ..config import MODELS, TrainConfig, check_config
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES, GraphSize, raw_bytes, size_of
+from ..forecast.step import try_model
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
@@ -34,7 +35,7 @@ from ..progress import Live, check_notebook, doing, drawn, in_notebook, is_kerne
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .diagnosis import resumption
-from .folder import CONFIG_VARIABLE, TRIED, Run, own_run_dir, standing
+from .folder import CONFIG_VARIABLE, Run, own_run_dir, standing
 from .supervise import MALLOC, Outcome, supervise
 
 
@@ -175,9 +176,10 @@ def run(
     size = check_inputs(config)
     name = name or f"{Path(config.dataset).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    tried: dict[str, str] = {}
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):
-            _try_model(config, size, folder if resume else None)
+            tried = try_model(config, size, run_dir=folder if resume else None)
     limit, refused = make_limit(limit_bytes, limit_by)
     own, stack = own_run_dir(config, folder, resume=resume), contextlib.ExitStack()
     with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock), stack:
@@ -200,35 +202,11 @@ def run(
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
         env |= {name: value for name, value in MALLOC.items() if name not in os.environ}
         env[CONFIG_VARIABLE] = config.model_dump_json()
-        env |= allocator_environment(config, os.environ)
+        env |= allocator_environment(config, os.environ) | tried
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock, tmp_lock)}
         with drawn(lambda: Run(folder)._repr_html_()) if live else contextlib.nullcontext():
             return _carry_out(attempt, argv, limit, more, env, **how)
-
-
-def _try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> None:
-    """Have a process of its own make the user's model and try it on random nodes, before a run's folder is made.
-
-    Raises:
-        InputError: in its words.
-    """
-    argv = [sys.executable, "-m", "ogbnlib.training.child", "--try", str(size.num_features), str(size.num_classes)]
-    argv += [] if run_dir is None else [str(run_dir)]
-    with tempfile.TemporaryDirectory() as tmp:
-        env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": tmp}
-        # Files, not pipes: what the model has started may hold a pipe open for ever.
-        with open(os.path.join(tmp, "stderr"), "w+", errors="replace") as file:
-            code = subprocess.run(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file
-            ).returncode
-            file.seek(0)
-            said = file.read()
-    if code != TRIED:
-        lines = [line for line in said.splitlines() if line.strip()] if code > 0 else []
-        lines = lines or [f"its code ended the process with exit code {code}, where it was expected to return"]
-        told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        raise InputError(told[-1] if told else f"{config.model}: trying it out failed: {lines[-1]}")
 
 
 def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = False) -> tuple[int | None, list[str]]:

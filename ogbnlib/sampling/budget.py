@@ -9,11 +9,11 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import format_bytes
+from ..errors import MB, format_bytes
 from ..files import file_system
 from ..graph.npz import CHUNK_BYTES
 
@@ -50,10 +50,13 @@ def queue_depth(item_bytes: int, depth: int = QUEUE_BATCHES, limit_bytes: int = 
     return max(1, min(depth, limit_bytes // max(1, item_bytes)))
 
 
-def queued_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
-    """Batches that are ready before the model asks for them: those in the queue and one more in its thread's hand."""
+def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: int = QUEUE_BATCHES + 1) -> int:
+    """Batches that are ready before the model asks for them: those in the queue and one more in its thread's hand.
+
+    No more than the `num_left` that are still to come.
+    """
     one = batch_bytes(batch, num_features, itemsize)
-    return one * (queue_depth(one) + 1)
+    return one * min(queue_depth(one) + 1, num_left)
 
 
 # For choosing between windows and for times only; a 2-core machine with an NVMe-like disk.
@@ -158,8 +161,8 @@ def window_fixed_bytes(num_nodes: int) -> int:
 
 
 def usable_bytes(limit_bytes: int) -> int:
-    """What of a limit is planned with: 5 % are spared for what no sum here knows."""
-    return int(0.95 * limit_bytes)
+    """What of a limit is planned with: 5 %, and at least 60 MB, are spared for what no sum here knows."""
+    return max(0, min(int(0.95 * limit_bytes), limit_bytes - 60 * MB))
 
 
 def window_budget(
@@ -267,6 +270,15 @@ def choose_windows(
     return dataclasses.replace(spooled, in_memory=made, available_bytes=available)
 
 
+def _counts(most: int) -> Iterator[int]:
+    """Numbers of reels to try, up to `most`: each of the first 64, then in steps of 2 %, whatever the epochs are."""
+    count = 1
+    while count < most:
+        yield count
+        count += 1 + count // 64
+    yield most
+
+
 def spooled_windows(
     files: Mapping[str, int],
     num_nodes: int,
@@ -299,7 +311,7 @@ def spooled_windows(
     index, kept = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
     graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
     least = max(1, min(working // 4 // (index + kept), room_bytes // 2 // (structure + rows)))  # in a reel of one part
-    for reels in range(1, 2 + 2 * (total // least)):
+    for reels in _counts(1 + 2 * (total // least)):
         reel = min(total, -(-total // reels // size) * size)
         most = (working // 4 - reel * kept) // max(1, index)  # of memory
         alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes

@@ -266,8 +266,11 @@ def locate_for(config: TrainConfig) -> GraphSize:
     return size
 
 
-def size_for(config: TrainConfig) -> GraphSize:
-    """`size_of` the data set of a run."""
+def graph_for(config: TrainConfig) -> GraphSize:
+    """The store of a run's data set, opened; while there is none, its sizes as `size_of` has them."""
+    with contextlib.suppress(InputError):  # of an official data set that is not there, too
+        if isinstance(found := _resolve(config.dataset, **_asked(config)), Store):
+            return found
     return size_of(config.dataset, **_asked(config))
 
 

@@ -1,8 +1,8 @@
 """What `sandbox.run` starts: `python -m ogbnlib.training.child RUN_DIR [OPTION]...`.
 
 With `--locked` the process that started it holds the folder's lock; `--resume` as for `run`; with `--ranks N` it starts
-itself N times, by PyTorch's own launcher, and says what happened in the end. `--try NUM_FEATURES NUM_CLASSES [RUN_DIR]`
-in place of all that tries out a model of the user's own.
+itself N times, by PyTorch's own launcher, and says what happened in the end. `--try` and the arguments of `try_model`
+in place of all that try out a model of the user's own.
 """
 
 from __future__ import annotations
@@ -87,20 +87,25 @@ def main(arguments: list[str]) -> int:
     return exit_code(train)
 
 
-def try_model(num_features: str, num_classes: str, run_dir: str | None = None) -> int:
-    """Make the model of the config that the environment has, and call it.
+def try_model(num_features: str, num_classes: str, batch: str, file: str, run_dir: str | None = None) -> int:
+    """Make the model of the config that the environment has, call it and measure a step; returns the exit code.
 
-    Returns the exit code: `TRIED` where it is sound, as a model that ends the process may end it with 0.
+    Args:
+        batch: JSON of the `BatchShape` to measure.
+        file: Appears with the measurement, a JSON object of bytes, where the model is sound.
     """
     from ..config import TrainConfig
-    from ..runs.folder import CONFIG_VARIABLE, TRIED
+    from ..files import write_json
+    from ..runs.folder import CONFIG_VARIABLE
     from .own import make_model
+    from .step import measure_step
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
-        make_model(config, int(num_features), int(num_classes), None if run_dir is None else Path(run_dir))
+        model = make_model(config, int(num_features), int(num_classes), None if run_dir is None else Path(run_dir))
+        write_json(Path(file), measure_step(config, model, int(num_features), **json.loads(batch)))
 
-    return exit_code(work) or TRIED
+    return exit_code(work)
 
 
 def _pass_on() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from torch_geometric.data import Data
 
 from ..config import TrainConfig
+from ..errors import InputError
 from ..memory import cuda
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
@@ -127,3 +132,64 @@ class Learner:
             self.log.mark("release", after=f"batch {self._batches}", **release_memory())
         if config.empty_cache_every and self._batches % config.empty_cache_every == 0:
             cuda.empty_cache(self.log.mark, self._batches)
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+def allocator_peak(work: Callable[[], object]) -> int:
+    """The highest sum of the CPU allocator's allocations less its frees during `work`, in bytes."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at the first profile; below it writes two lines to stderr
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        work()
+    results: Any = record.profiler
+    events = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(sizes), default=0)
+
+
+def measure_step(
+    config: TrainConfig, model: nn.Module, num_features: int, hop_nodes: Sequence[int], hop_edges: Sequence[int]
+) -> dict[str, int]:
+    """The bytes of a model's state and, at their peaks, of a training step and an evaluation of a random batch.
+
+    Args:
+        hop_nodes, hop_edges: Of the batch.
+
+    Raises:
+        InputError: where the step fails.
+    """
+    draw, ends, cpu = torch.Generator().manual_seed(0), [*itertools.accumulate(hop_nodes)], torch.device("cpu")
+    edges = [torch.empty(2, 0, dtype=torch.int64)]
+    for hop, count in enumerate(hop_edges):
+        target = torch.randint(ends[hop] - hop_nodes[hop], ends[hop], (count,), generator=draw).sort().values
+        edges.append(torch.stack([torch.randint(ends[hop + 1], (count,), generator=draw), target]))
+    batch = Data(
+        x=torch.randn(ends[-1], num_features, generator=draw),
+        edge_index=torch.cat(edges, dim=1),
+        n_id=torch.arange(ends[-1]),
+        batch_size=hop_nodes[0],
+        num_sampled_nodes=list(hop_nodes),
+        num_sampled_edges=list(hop_edges),
+    )
+    model, call = model.to(cpu), Call.of(model, config.precision)
+
+    def train() -> None:
+        F.cross_entropy(call(model, batch, cpu), torch.zeros(hop_nodes[0], dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            call(model, batch, cpu)
+
+    try:
+        model.train()
+        train()  # which makes the gradients; they belong to the model's state
+        training_bytes = allocator_peak(train)
+        model.eval()
+        evaluation_bytes = allocator_peak(evaluate)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shapes = f"x {list(batch.x.shape)} and edge_index {list(batch.edge_index.shape)}"
+        text = " ".join(str(error).split())
+        raise InputError(f"{config.model}: a training step fails on a random batch, {shapes}: {text}") from None
+    state_bytes = 4 * sum(value.nbytes for value in model.parameters())
+    return {"state_bytes": state_bytes, "training_bytes": training_bytes, "evaluation_bytes": evaluation_bytes}

@@ -16,7 +16,7 @@ from ogbnlib.forecast.audit import kind_of
 from ogbnlib.forecast.passes import step_reserve_bytes
 from ogbnlib.forecast.phases import Forecast, predict
 from ogbnlib.forecast.planner import plan
-from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, GraphSize
+from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, WORKER_BYTES, GraphSize
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.budget import BatchShape, choose_windows
 
@@ -252,7 +252,7 @@ def test_persistent_workers_of_the_other_loaders_stay() -> None:
     for policy, others in (("eager", {"train": 2, "eval valid": 2, "final test": 1}), ("lazy", {"eval valid": 1})):
         kept, ended = workers(policy, True), workers(policy, False)
         for phase, count in others.items():
-            assert kept[phase] - ended[phase] == count * 2 * 8 * MB
+            assert kept[phase] - ended[phase] == count * 2 * WORKER_BYTES
 
 
 def test_more_of_anything_takes_no_less() -> None:

@@ -59,6 +59,26 @@ def test_without_a_limit_there_is_neither_verdict_nor_advice() -> None:
     assert "would fit" not in str(advice)
 
 
+def test_a_plan_says_whether_its_batches_were_drawn(tiny_dir: Path, tiny_store: Path) -> None:
+    unseen = plan(config(num_neighbors=[-1, -1, -1], loading="store"))
+    drawn = plan(config(dataset=str(tiny_dir)))
+    assert "uncertain: no batch was drawn, as there is no store here" in str(unseen)
+    assert unseen.forecast.margin_bytes > margin_bytes(unseen.forecast.least_bytes)
+    assert "uncertain" not in str(drawn)
+    assert [advice.to_dict()["batches"] for advice in (unseen, drawn)] == ["degrees", "drawn"]
+
+
+def test_an_epoch_takes_what_was_measured_at_full_size() -> None:
+    large = config(**LARGE, num_threads=2, feature_dtype="float16")
+    in_ram = predict(large).epoch_s
+    assert in_ram == pytest.approx(600, rel=0.2)
+    on_disk = large.replace(loading="store", precision="bf16", spool="24 GB", epochs=20)
+    assert predict(on_disk, memory_limit_bytes=8 * GB).epoch_s == pytest.approx(848, rel=0.25)
+    assert (
+        predict(large.replace(precision="bf16")).epoch_s < 0.8 * in_ram < predict(large.replace(num_threads=1)).epoch_s
+    )
+
+
 # What would fit -------------------------------------------------------------------------------------------------------
 
 KNOBS = ("loading", "feature_dtype", "num_workers", "batch_size", "num_neighbors")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
+from ogbnlib.forecast import draws
+from ogbnlib.forecast.draws import draw_batches
 from ogbnlib.forecast.sizes import (
     KNOWN,
     GraphSize,
@@ -26,7 +29,8 @@ from ogbnlib.forecast.sizes import (
     store_bytes,
 )
 from ogbnlib.forecast.step import model_state_bytes, parameter_count
-from ogbnlib.graph.store import label_dtype, open_store
+from ogbnlib.graph.checks import label_dtype
+from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sampling.budget import BatchShape, batch_bytes
 from ogbnlib.sources.catalog import open_dataset
 from ogbnlib.sources.convert import convert
@@ -137,23 +141,82 @@ def test_a_node_without_neighbors_gets_none() -> None:
     assert mean_sampled(0.0, 5, 0.92) == 0
 
 
-@pytest.mark.parametrize("undirected", [False, True])
-@pytest.mark.parametrize(("fan_out", "batch_size"), [([3, 2], 128), ([10, 5], 512)])
-def test_the_expected_batch_is_close_to_a_drawn_one(
-    synth_dir: Path, undirected: bool, fan_out: list[int], batch_size: int
-) -> None:
+@pytest.fixture(scope="module", params=[False, True], ids=["directed", "undirected"])
+def drawn_store(request: pytest.FixtureRequest, synth_dir: Path) -> Store:
+    return open_dataset(str(synth_dir), undirected=request.param, say=len)
+
+
+def sampled(store: Store, split: str, batch_size: int, fan_out: Sequence[int]) -> tuple[float, float]:
+    """Mean nodes and edges of batches of the real sampler: of any seeds in training, else of the first batches."""
     import torch
     from torch_geometric.sampler import NodeSamplerInput
 
     from ogbnlib.sampling.sampler import CSCSampler
 
-    store = open_dataset(str(synth_dir), undirected=undirected, say=len)
-    seeds = torch.from_numpy(np.random.default_rng(0).permutation(store.splits["train"])[:batch_size])
-    sampler = CSCSampler(store.colptr, store.row, fan_out)
-    drawn = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds))
-    expected = expected_batch(size_of(str(synth_dir)), undirected, batch_size, fan_out)
-    assert expected.num_nodes == pytest.approx(len(drawn.node), rel=0.2)
-    assert expected.num_edges == pytest.approx(len(drawn.row), rel=0.2)
+    sampler, ids = CSCSampler(store.colptr, store.row, fan_out), store.splits[split]
+    random, drawn = np.random.default_rng(1), []
+    for number in range(6):
+        begin = number % max(1, len(ids) // batch_size) * batch_size
+        seeds = random.permutation(ids)[:batch_size] if split == "train" else ids[begin : begin + batch_size]
+        drawn.append(sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=torch.from_numpy(seeds))))
+    return float(np.mean([len(one.node) for one in drawn])), float(np.mean([len(one.row) for one in drawn]))
+
+
+@pytest.mark.parametrize(("fan_out", "batch_size"), [([3, 2], 128), ([10, 5], 512)])
+def test_the_expected_batch_is_close_to_a_sampled_one(drawn_store: Store, fan_out: list[int], batch_size: int) -> None:
+    nodes, edges = sampled(drawn_store, "train", batch_size, fan_out)
+    expected = expected_batch(drawn_store.size, None, batch_size, fan_out)
+    assert expected.num_nodes == pytest.approx(nodes, rel=0.2)
+    assert expected.num_edges == pytest.approx(edges, rel=0.2)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("fan_out", [[3, 2], [15, 10, 5], [25, -1], [-1, -1]], ids=str)
+def test_batches_are_drawn_as_large_as_the_sampler_makes_them(
+    drawn_store: Store, fan_out: list[int], split: str
+) -> None:
+    nodes, edges = sampled(drawn_store, split, 64, fan_out)
+    drawn = draw_batches(drawn_store, split, 64, fan_out, training=split == "train", num_batches=100)
+    assert drawn.source == "drawn"
+    assert drawn.mean.num_nodes == pytest.approx(nodes, rel=0.15)
+    assert drawn.mean.num_edges == pytest.approx(edges, rel=0.15)
+    assert drawn.mean.num_nodes <= drawn.largest.num_nodes <= 2.5 * nodes
+
+
+def test_a_batch_too_large_to_be_drawn_is_extrapolated_and_rather_too_large(
+    drawn_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, edges = sampled(drawn_store, "train", 64, [15, 10, 5])
+    monkeypatch.setattr(draws, "_EDGES", 2000)
+    draws._drawn.cache_clear()
+    batches = draw_batches(drawn_store, "train", 64, [15, 10, 5], training=True, num_batches=100)
+    draws._drawn.cache_clear()
+    assert batches.source == "extrapolated"
+    assert 0.95 * nodes < batches.mean.num_nodes < 2 * nodes
+    assert 0.85 * edges < batches.mean.num_edges < 1.3 * edges
+
+
+def test_a_neighbor_is_found_in_proportion_to_its_degree() -> None:
+    # Sampled at 1 % of papers100M with reverse edges, 1,110,600 nodes and 31.8 M edges.
+    size = replace(PAPERS, name="x", num_nodes=1_110_600, num_edges=31_795_614, undirected=True)
+    for fan_out, seeds, nodes, edges in (
+        ([25, -1], 256, 227_000, 296_000),
+        ([-1, -1], 256, 284_000, 396_000),
+        ([-1, -1, -1], 16, 610_000, 1_417_000),
+        ([-1, -1, -1], 128, 1_051_000, 7_651_000),
+    ):
+        expected = expected_batch(size, None, seeds, fan_out)
+        assert expected.num_nodes == pytest.approx(nodes, rel=0.2)
+        assert expected.num_edges == pytest.approx(edges, rel=0.2)
+
+
+def test_a_damaged_graph_is_no_traceback(tiny_store: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_store, tmp_path / "store")
+    row = np.load(tmp_path / "store" / "row.npy", mmap_mode="r+")
+    row[:] = 10**6
+    row.flush()
+    with pytest.raises(InputError, match=r"row\.npy: expected ids and offsets within the graph"):
+        draw_batches(open_store(tmp_path / "store"), "train", 16, [3], training=True, num_batches=1)
 
 
 @pytest.mark.parametrize("fan_out", [(1,), (20, 15, 10), (-1, -1, -1, -1)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ogbnlib.errors import GB, MB
@@ -49,3 +51,17 @@ def test_a_queue_holds_fewer_items_the_larger_they_are_and_always_one() -> None:
     assert [queue_depth(size) for size in (0, 1, QUEUE_BYTES // 3, QUEUE_BYTES, 2 * QUEUE_BYTES)] == [
         QUEUE_BATCHES, QUEUE_BATCHES, 3, 1, 1,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("epochs", [10_000, 2**31 - 1])
+def test_windows_on_disk_are_chosen_at_once_for_any_number_of_epochs(epochs: int) -> None:
+    files = {"colptr": 9 * 10**8, "row": 65 * 10**8, "x": 284 * 10**8}
+    batch = BatchShape((128, 384, 768), (384, 768))
+    begun = time.perf_counter()
+    values = {"training": True, "room_bytes": 30 * GB}
+    chosen = choose_windows(files, 111_059_956, 256, batch, 9432, 3 * GB, passes=epochs, **values)
+    assert time.perf_counter() - begun < 1
+    assert chosen.spooling is not None
+    assert chosen.spooling.disk_bytes <= 30 * GB
+    few = choose_windows(files, 111_059_956, 256, batch, 9432, 3 * GB, passes=20, **values)
+    assert 0.8 < chosen.moved_bytes / few.moved_bytes <= 1.02  # an epoch of a long run costs no more

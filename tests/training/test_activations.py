@@ -9,7 +9,6 @@ take other scratch, and its allocator rounds to 512 bytes.
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from conftest import MB
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
@@ -34,6 +32,7 @@ from ogbnlib.sampling.budget import BatchShape
 from ogbnlib.sampling.policies import compile_kernels, make_loaders, set_epoch
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.models import GNN
+from ogbnlib.training.step import allocator_peak
 
 Config = Callable[..., TrainConfig]
 WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 128, "hidden_channels": 64, "device": "cpu", "progress": "none"}
@@ -103,17 +102,6 @@ class SavedTensors:
 
     def __exit__(self, *error: object) -> None:
         self._hooks.__exit__(*error)
-
-
-def allocator_peak(step: Callable[[], None]) -> int:
-    """The highest sum of the CPU allocator's allocations less its frees during `step`."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at the first profile; below it writes two lines to stderr
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        step()
-    results: Any = record.profiler
-    events = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
-    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(itertools.accumulate(sizes), default=0)
 
 
 @dataclass(frozen=True)

@@ -590,7 +590,8 @@ def test_the_plan_says_what_it_does_not_know() -> None:
     own = TrainConfig.create(dataset="x", model="my_model.py:Net")
     unknown, known = plan(own, "4 GB", size=size), plan(own.replace(model="sage"), "4 GB", size=size)
     assert unknown.forecast.gpu["activations"] > known.forecast.gpu["activations"]
-    assert "my_model.py:Net is not known: its weights and activations are taken for those of a sage" in str(unknown)
+    assert "uncertain: my_model.py:Net was not measured (my_model.py: expected the file of the model" in str(unknown)
+    assert "its weights and activations are taken for those of a sage" in str(unknown)
     assert "taken for those" not in str(known)
 
 
