@@ -51,6 +51,7 @@ class Table:
 
     def __init__(self, file: Path, is_data: Callable[[list[str]], bool], shape: str) -> None:
         self.file, self.header, self._parquet = file, False, file.suffix == ".parquet"
+        self.first: list[str] = []  # the fields of a csv file's first line, where these are data
         self._array = self._mapped(shape) if file.suffix == ".npy" else None
         with self._damage():
             if self._parquet:
@@ -63,6 +64,7 @@ class Table:
                     raise InputError(f"{file}: expected a table, found an empty file")
                 self.header = self._array is None and not is_data(list(first))
                 self.names = list(first) if self.header else [str(number + 1) for number in range(len(first))]
+                self.first = [] if self.header or self._array is not None else list(first)
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise InputError(f"{file}: expected each column's name once, found {twice[0]!r} again; rename one")
 

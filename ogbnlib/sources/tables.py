@@ -275,7 +275,7 @@ def _edges(file: Path, nodes: Nodes, given: Sequence[str] | None) -> tuple[Table
         pair = list(given)
     elif not table.header and len(table.names) == 2:
         pair = table.names
-        if getattr(table, "first", None) == ["0", "1"]:  # pandas' default column names, or the edge 0 -> 1
+        if table.first == ["0", "1"]:  # pandas' default column names, or the edge 0 -> 1
             print(f"{file}: its first line, 0,1, is read as an edge; if it is a header, remove it", file=sys.stderr)
     elif pair is None:
         hint = "name those of sources and targets: --edge-columns SOURCE,TARGET (1,2 where they have no names)"

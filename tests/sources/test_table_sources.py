@@ -205,6 +205,10 @@ def bad_cases(folder: Path, graph: Arrays) -> dict[str, tuple[Callable[[], objec
     def save(name: str, values: Any) -> Callable[[], object]:
         return lambda: np.save(folder / name, values)
 
+    def archive() -> None:
+        with open(folder / "features.npy", "wb") as file:
+            np.savez(file, x=graph["x"])
+
     def table(name: str, text: str) -> Callable[[], object]:
         def write() -> None:
             (folder / f"{name.partition('.')[0]}.npy").unlink()
@@ -237,6 +241,7 @@ def bad_cases(folder: Path, graph: Arrays) -> dict[str, tuple[Callable[[], objec
         ),
         "an empty file": (edges(""), r"edges.csv: expected a table, found an empty file"),
         "[E, 2]": (save("edges.npy", pairs), r"edges.npy: expected node ids \[2, E\], .*transpose"),
+        "an archive": (archive, r"features.npy: expected one numpy array, found an .npz archive"),
         "float edges": (save("edges.npy", graph["edge_index"] + 0.5), r"edges.npy, entry 0: expected node ids"),
         "text edges": (
             save("edges.npy", np.char.add("a", graph["edge_index"].astype(str))),
@@ -310,6 +315,8 @@ def test_files_may_be_named_one_by_one_and_so_may_the_columns(
         open_tables(folder, edges=tmp_path / "who.csv")
     with pytest.raises(InputError, match=r"who.csv: expected two of its columns, cited, citing, weight, found no from"):
         open_tables(folder, edges=tmp_path / "who.csv", edge_columns=["from", "cited"])
+    with pytest.raises(InputError, match=r"who.csv: expected two of its columns, .*, found cited twice"):
+        open_tables(folder, edges=tmp_path / "who.csv", edge_columns=["cited", "cited"])
     with pytest.raises(InputError, match="unknown role of a file 'edge': did you mean 'edges'"):
         open_tables(folder, edge=tmp_path / "who.csv")
 
