@@ -32,8 +32,9 @@ from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
 from .sources.catalog import check_hops, open_for
 from .sources.convert import Progress
-from .training.checkpoint import read_model
+from .training.checkpoint import check_data, fingerprint, load_state, read_model
 from .training.own import Call, make_model
+from .training.train import kept_random_state
 
 Rows: TypeAlias = tuple[Array, Array]  # the places of some rows in the file, int64, and their scores
 _STEP_BYTES = 256 * 2**20  # rows of a layer on their way, and the products' own memory
@@ -104,12 +105,12 @@ def _placed(chunks: Iterator[Array], order: Array | None) -> Iterator[Rows]:
 
 
 def _by_model(
-    config: TrainConfig, weights: dict[str, Any], run_dir: Path, store: Store, batches: Iterable[Any], total: int,
+    config: TrainConfig, weights: dict[str, Any], path: Path, store: Store, batches: Iterable[Any], total: int,
     progress: Progress,
 ) -> Iterator[Rows]:  # fmt: skip
     """Scores of the seeds of `total` batches; a seed's row has the place that the batch's `input_id` names."""
-    model = make_model(config, store.num_features, store.num_classes, run_dir, store=store)
-    model.load_state_dict(weights)
+    model = make_model(config, store.num_features, store.num_classes, path.parent, store=store)
+    load_state(model, weights, path)
     device, call = resolve_device(config.device), Call.of(model, config.precision)
     model.to(device).eval()
     with torch.no_grad(), counted("predicting", total, progress, "batches") as done:
@@ -181,6 +182,7 @@ def _of_hops(store: Store, ids: Array | None, graph: Store, batch_size: int) -> 
 
 @clear_errors()
 @no_exit()
+@kept_random_state()
 def predict_nodes(
     run_dir: StrPath,
     out: StrPath,
@@ -210,7 +212,7 @@ def predict_nodes(
         InputError: for what is no finished run, bad ids, a model that there is no exact way for, too little memory or
             disk, and scores that are not finite.
     """
-    config, weights, path = read_model(run_dir)
+    config, weights, data, path = read_model(run_dir)
     target = Path(os.path.realpath(home(out)))
     if target.suffix != ".npy":
         raise InputError(f"out: expected the name of a .npy file, got {out!s}")
@@ -218,6 +220,8 @@ def predict_nodes(
     for file in (target, beside):
         check_new(file)
     store = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
+    if config.loading != "propagated" or store.hops is not None:
+        check_data(path, data, fingerprint(store, config))
     ids, what = _asked(nodes, store)
     whole, size = config.loading == "propagated", config.eval_batch_size or config.batch_size
     if not (whole or sampled):
@@ -232,13 +236,14 @@ def predict_nodes(
     with locked(hidden(target, "lock"), f"{target}: it is being written"):
         if whole:
             made = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
+            check_data(path, data, fingerprint(made, config))
             batches = _of_hops(made, ids, store, size)
-            chunks = _by_model(config, weights, home(run_dir), made, batches, len(batches), progress)
+            chunks = _by_model(config, weights, path, made, batches, len(batches), progress)
         elif sampled:
             parts = _by_split(store, ids, size)
             total = sum(-(-len(nodes) // size) for _, nodes, _ in parts)
             drawn = _sampled(store, config, parts, size, memory_limit)
-            chunks = _by_model(config, weights, home(run_dir), store, drawn, total, progress)
+            chunks = _by_model(config, weights, path, store, drawn, total, progress)
         else:
             work, order = hidden(target, "work"), None if ids is None else np.argsort(ids)
             chunks = _placed(_exact(store, _layers(config, weights), ids, work, memory_limit, progress), order)

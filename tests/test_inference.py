@@ -27,7 +27,7 @@ QUIET: dict[str, Any] = {"progress": False, "say": lambda text: None}
 
 def in_ram(run_dir: Path, dataset: Path) -> np.ndarray:
     """Scores of all nodes by PyG's own layers on the whole graph."""
-    config, weights, _ = read_model(run_dir)
+    config, weights, *_ = read_model(run_dir)
     store = open_store(dataset)
     x, edges = torch.from_numpy(store.read("x", "float32")), torch.from_numpy(store.read_edge_index())
     kind = {"sage": SAGEConv, "gcn": GCNConv}[config.model]

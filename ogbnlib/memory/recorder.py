@@ -83,7 +83,8 @@ class EventLog:
     Events: `start` of an attempt, `begin` and `end` of a phase, `part` (a named piece of memory the run now holds),
     `dataset` (its size), `metrics` (of an epoch), `cuda` (see `cuda.cuda_reading`), `cuda_oom` (an allocation on the
     GPU that failed), `empty_cache`, `note` (a choice that was taken), `window` and `pass` (see `sampling.loader`),
-    `disk` (bytes moved until the end of an epoch), `mark` (by `ogbnlib.mark`), `finished` (all epochs are done).
+    `disk` (bytes moved until the end of an epoch), `mark` (by `ogbnlib.mark`), `resumed` (data
+    set and checkpoint were accepted), `finished` (all epochs are done).
 
     Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem) at that moment, and its end the
     exact `peak_rss_bytes` reached inside it: the kernel's high-water mark, reset at the beginning through

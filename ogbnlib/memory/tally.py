@@ -19,7 +19,7 @@ from .reading import Reading
 SIZES = tuple(field.name for field in fields(Reading) if field.name.endswith("_bytes"))
 BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and another begins
 _EPOCH = re.compile(r"((?:train\w* )?epoch)s?(?: \d+)?", re.IGNORECASE)  # phases and marks whose ends are compared
-_KEPT = ("dataset", "metrics", "cuda_oom", "rank ended", "finished")
+_KEPT = ("dataset", "metrics", "cuda_oom", "rank ended", "resumed", "finished")
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:
@@ -136,7 +136,7 @@ class Tally:
         peaks: The largest sample of each column, of their sums, and of what is held (`Reading.held`), in bytes.
         last: What was held at the last sample: anonymous, shared and file bytes.
         events: The last event of each kind that the ending of a run is told by: `start`, `dataset`, `metrics`,
-            `cuda_oom`, `finished`, and the first `rank ended`.
+            `cuda_oom`, `resumed`, `finished`, and the first `rank ended`.
     """
 
     def __init__(self, began_s: float | None = None) -> None:

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..files import write_json
 from ..forecast.audit import audit
 from ..forecast.sizes import GraphSize
-from ..memory.recorder import RUNS_VARIABLE, Recorder
+from ..memory.recorder import EVENTS, RUNS_VARIABLE, TIMELINE, Recorder
 from .diagnosis import UNFINISHED, explain
 from .folder import METRICS, RESULT, Run
 
@@ -23,12 +23,14 @@ from .folder import METRICS, RESULT, Run
 class Attempt:
     """Marks the start of an attempt, holds what records it, and writes its result.
 
-    The result of an earlier attempt moves to the events: it must not pass for this one's, and must not be lost.
+    The result of an earlier attempt moves to the events: it must not pass for this one's, and must not be lost. Where
+    this one refuses its input before it has gone on from the checkpoint, the folder is again as it was.
     """
 
     def __init__(self, before: Run, config: TrainConfig | None = None, **info: Any):
         self.before, self.config, self.run_dir = before, config, before.run_dir
         self.recorder = Recorder(self.run_dir)
+        self._sizes = {name: os.path.getsize(self.run_dir / name) for name in (EVENTS, TIMELINE)}
         self.recorder.log.mark("start", **info, previous=before.result or None)
         (self.run_dir / RESULT).unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))
@@ -72,7 +74,12 @@ class Attempt:
         diagnosis = explain(self.run_dir, self.config, result, tally)
         result["diagnosis"] = diagnosis.to_dict()
         try:
-            write_json(self.run_dir / RESULT, result)
+            if exit_code == 2 and self.before.result and "resumed" not in tally.events:
+                for name, num_bytes in self._sizes.items():
+                    os.truncate(self.run_dir / name, num_bytes)
+                write_json(self.run_dir / RESULT, self.before.result)
+            else:
+                write_json(self.run_dir / RESULT, result)
         except InputError as error:  # its work is done all the same, and its exit code is what matters
             gone = "" if self.run_dir.is_dir() else ", as the folder was deleted meanwhile"
             print(f"error: {self.run_dir / RESULT}: expected to write it, could not{gone}: {error}", file=sys.stderr)

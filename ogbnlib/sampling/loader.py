@@ -31,6 +31,7 @@ from torch_geometric.sampler import NodeSamplerInput
 
 from ..graph.disk import CHUNK_BYTES, DiskArray, Interrupted, disk_array
 from ..graph.store import Store
+from ..launcher import launch
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
 from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
@@ -107,8 +108,9 @@ def available_bytes() -> int:
 
 
 def local_ranks() -> int:
-    """How many processes a launcher has started on this node to train together."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    """How many processes a launcher has started on this node to train together; raises `InputError` as `launch`."""
+    here = launch()
+    return 1 if here is None else here.num_local_ranks
 
 
 def fill_page_cache(store: Store) -> None:

@@ -113,6 +113,11 @@ def loader(
     values |= {"num_workers": num_workers, "persistent_workers": persistent_workers}
     config = TrainConfig.create({"dataset": store.path, "loading": "store", **values})
     limit = None if memory_limit is None else parse_bytes(memory_limit)
+    if limit is not None and limit < (held := own_memory()[0]):
+        raise InputError(
+            f"memory_limit: expected more than the {format_bytes(held)} that this process holds already, as it is for "
+            f"all of the process, got {format_bytes(limit)}"
+        )
     split, ids = "train", torch.from_numpy(node_ids(nodes, store))
     if isinstance(nodes, str):
         split = split_name(nodes)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +34,7 @@ from ..files import warn_if_remote
 from ..graph.sort import restore_input_order
 from ..graph.store import Store
 from ..graph.writer import wrong_splits
+from ..launcher import launch
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..memory.workers import worker_arguments
@@ -278,7 +278,8 @@ class StoreLoaders(DiskLoaders):
                 self.log.mark("note", loader=name, windows=str(windows), window_batches=windows.window_batches)
         if shuffle:
             loader.last_epoch = self.config.epochs
-            first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # one rank fills it for all of its node
+            here = launch()
+            first = here is None or here.local_rank == 0  # one rank fills it for all of its node
             if loader.windows.window_batches is None and self.config.lookahead != "off" and first:
                 with self.log.phase("load into page cache"):
                     fill_page_cache(self.store)

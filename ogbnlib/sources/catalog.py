@@ -22,7 +22,7 @@ from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, check_new, hidden, home, locked
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .official import KNOWN, OFFICIAL_DIR, locate_official, open_official
+from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import RawDataset, open_raw
 from .tables import TableSource, is_tables, open_tables, stored_dtype
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class _Named:
     """A data set that is no store itself: where it lies and where its store does."""
 
-    name: str
+    official: str | None  # its name among OGB's
     folder: Path
     raw: RawDataset | None  # None for other files, and for what is still to be downloaded
     source: Callable[[], Source]  # what the store is made of, downloaded where it is not there yet
@@ -48,9 +48,9 @@ class _Named:
     @property
     def size(self) -> GraphSize:
         """As it is before it is converted, but for the features."""
-        raw = self.raw or (None if self.name in KNOWN else self.source())
+        raw = self.raw or (None if self.official in KNOWN else self.source())
         assert raw is None or isinstance(raw, RawDataset | TableSource)
-        size = KNOWN[self.name] if raw is None else raw.size
+        size = KNOWN[self.official or ""] if raw is None else raw.size
         return dataclasses.replace(size, feature_itemsize=self.dtype.itemsize)
 
 
@@ -70,7 +70,7 @@ def _resolve(
         return store
     official = raw = None
     source: Callable[[], Source]
-    if dataset.startswith("ogbn-"):
+    if is_official(dataset):
         official = locate_official(dataset, data_dir or OFFICIAL_DIR)
         folder, source = official.folder, functools.partial(open_official, official)
         if official.present and official.binary:
@@ -85,7 +85,8 @@ def _resolve(
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
     name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
     beside = folder.parent if data_dir is None else Path(data_dir)
-    named = _Named(dataset, folder, raw, source, beside / f"{name}.store", bool(undirected), dtype)
+    of_ogb = None if official is None else dataset
+    named = _Named(of_ogb, folder, raw, source, beside / f"{name}.store", bool(undirected), dtype)
     if (made := _existing(named)) is not None:
         return made
     if official is not None and not official.present and not download:
@@ -179,10 +180,10 @@ def size_of(
     try:
         size = locate(dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download)
     except InputError:
-        if dataset not in KNOWN:
+        if dataset not in KNOWN or not is_official(dataset):
             raise
         return KNOWN[dataset]
-    return size if size.stored == "store" else KNOWN.get(dataset, size)
+    return size if size.stored == "store" or not is_official(dataset) else KNOWN.get(dataset, size)
 
 
 @clear_errors()
@@ -204,7 +205,7 @@ def open_dataset(
 
     Args:
         dataset: a store's folder, a folder in OGB's binary layout or of one's own files (`open_tables`), or an official
-            name.
+            name, which a folder of that name here comes before.
         data_dir: where official data sets are looked for, by default "dataset", and where stores made from other data
             are kept, by default beside them.
         undirected: with reverse edges; None takes a store as it is and converts other data without.

@@ -32,7 +32,7 @@ from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Count, counted
 from .data import ArraySource, Source, mask_ids
-from .official import OFFICIAL_DIR, locate_official, open_official
+from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw, stamps
 from .tables import TableSource, find_files, is_tables, open_tables, origin_of_files
 
@@ -194,7 +194,7 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
         InputError: as `open_official`, `open_tables` and `open_raw`; for an official name that is not there.
     """
     name = home(name)
-    official = locate_official(str(name), home(data_dir)) if str(name).startswith("ogbn-") else None
+    official = locate_official(str(name), home(data_dir)) if is_official(str(name)) else None
     if official is not None:
         if options:
             raise InputError(f"{name}: expected no files or columns beside an official name, got {', '.join(options)}")

@@ -136,6 +136,11 @@ class Located:
         return int(self.meta["num classes"])
 
 
+def is_official(name: str) -> bool:
+    """Whether a data set's name is one of OGB's, as no folder of that name exists here."""
+    return name.startswith("ogbn-") and not Path(name).is_dir()
+
+
 def locate_official(name: str, root: StrPath) -> Located:
     """All checks of `open_official`, without reading or downloading anything; imports neither torch nor ogb."""
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]

@@ -81,19 +81,30 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a data set that is not the one that the checkpoint at `path` was trained on."""
+def check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a data set that is not the one that the weights at `path` were trained on.
+
+    Args:
+        before: The `fingerprint` beside the weights.
+        now: That of the data set to go on with.
+
+    Raises:
+        InputError: naming the data set and what differs.
+    """
     names = ("sizes", "direction (undirected)", "edges", "labels", "splits", "features")
     other = [name for name in names if before[name] != now[name]]
     then, stored = before["features in the store"], now["features in the store"]
     if then != stored and then.keys() == stored.keys() and "features" not in other:
         other.append("features")
+    if "sizes" in other:
+        what = f"sizes ({now['sizes']} nodes, edges, features and classes, {before['sizes']} before)"
+        other[0] = what.replace("[", "").replace("]", "")
     if other == ["features"] and before["dtype"] != now["dtype"]:
         other = [f"features ({now['dtype']} values, {before['dtype']} before)"]
     if other:
         raise InputError(
             f"{now['path']}: expected the data set that {path} was trained on ({before['path']}), found one with other "
-            f"{', '.join(other)}; resume with that one, or train this one in a new run_dir"
+            f"{', '.join(other)}; go on with that one, or train on this one in a new run_dir"
         )
 
 
@@ -152,8 +163,9 @@ def _content(path: Path, device: torch.device) -> dict[str, Any]:
     return content
 
 
-def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], Path]:
-    """The config of a run, the weights in its best.pt, or where it has none in its last checkpoint, and which it was.
+def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str, Any], Path]:
+    """The config of a run, the weights in its best.pt, or where it has none in its last checkpoint, the `fingerprint`
+    of the data set that they were trained on, and which file it was.
 
     Raises:
         InputError: where it has neither, or what it has is damaged.
@@ -163,7 +175,24 @@ def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], Path]:
     if path is None:
         raise InputError(f"{folder}: expected the weights of a run ({BEST} or {CHECKPOINT}), found neither")
     content = _content(path, torch.device("cpu"))
-    return TrainConfig.create(content["config"]), content["model"], path
+    # A best.pt of an earlier version has none; the checkpoint beside it is of the same data set.
+    data = content["data"] if "data" in content else _content(folder / CHECKPOINT, torch.device("cpu"))["data"]
+    return TrainConfig.create(content["config"]), content["model"], data, path
+
+
+def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:
+    """Set a model or an optimizer to the state that the file at `path` has of it.
+
+    Raises:
+        InputError: where it has other weights, or others of its own, than the state.
+    """
+    try:
+        part.load_state_dict(state)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{path}: expected the weights of this {type(part).__name__}, found others ({' '.join(str(error).split())})"
+            "; the code of the model must make the same layers and buffers, in its __init__, as when they were saved"
+        ) from None
 
 
 def load_checkpoint(
@@ -203,9 +232,9 @@ def load_checkpoint(
             )
         return State(), [f"{run_dir}: no checkpoint to resume from; training starts from the beginning"], False
     notes = check_changes(content["config"], config, run_dir)
-    _check_data(path, content["data"], data)
+    check_data(path, content["data"], data)
     for name, part in parts.items():
-        part.load_state_dict(content[name])
+        load_state(part, content[name], path)
     for group in parts["optimizer"].param_groups:  # its state has the values that it was saved with
         group.update(lr=config.lr, weight_decay=config.weight_decay)
     state = State(**{item.name: content[item.name] for item in fields(State)})
@@ -256,6 +285,7 @@ class Keeper:
 
     def save(self, state: State) -> None:
         """Write checkpoint.pt, atomically; all ranks then have the model that is in it, and evaluate that."""
+        self.learner.check_layers()
         self.check_finite(state)
         self.learner.share_model()
         state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
@@ -275,7 +305,8 @@ class Keeper:
             self.log.mark("metrics", **row)
             self.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             if self.config.keep == "best" and is_best:  # before the checkpoint, after which nobody would come here
-                about = {"config": self.config.model_dump(mode="json"), "model": self.learner.model.state_dict()}
+                about = {"config": self.config.model_dump(mode="json"), "data": dict(self.data)}
+                about["model"] = self.learner.model.state_dict()
                 _write(self.run_dir / BEST, {**row, **about})
         self.save(state)
 
@@ -298,6 +329,7 @@ class Keeper:
     def take_over(self, state: State) -> None:
         """Write what a resumption changes in the run's folder, now that all ranks have accepted it."""
         assert self.run_dir is not None
+        self.log.mark("resumed", epoch=state.epoch, position=state.position)
         self.config.save(self.run_dir / CONFIG)
         write_metrics(self.run_dir, state.history)
         if self._damaged:  # else it would take the place of the sound one

@@ -30,7 +30,6 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
     from ..memory.signals import Stopped, ignore
     from ..memory.workers import WorkerDied
     from ..runs.diagnosis import exit_code_of
-    from .distributed import launched
 
     try:
         with clear_errors(), no_exit():
@@ -40,7 +39,7 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
         if isinstance(error, Stopped):
             if os.environ.get("RANK", "0") == "0":
                 say(error)
-        elif launched() and "gloo/transport" in str(error):  # the connection to it is closed
+        elif "RANK" in os.environ and "gloo/transport" in str(error):  # the connection to it is closed
             print(f"rank {os.environ['RANK']} ended, as another one did", file=sys.stderr)
             return 143  # as if its launcher had ended it already
         elif code == 1 and not isinstance(error, WorkerDied):

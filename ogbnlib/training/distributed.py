@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import InputError, RankHung
+from ..launcher import check_address, launch
 from ..memory.cuda import resolve_device
 from ..memory.reading import read_pss, read_rss
 from ..memory.recorder import EventLog
@@ -37,11 +38,6 @@ _TIMEOUT = datetime.timedelta(hours=12)  # of a rank that waits while another on
 # on a slow disk; for a minute once the run has been told to stop, as the time limit is near.
 _PATIENCE_S, _SLOW_DISK_BYTES_PER_S, _STOPPING_S = 600.0, 50e6, 60.0
 _BEAT_S = 1.0
-
-
-def launched() -> bool:
-    """Whether a launcher such as torchrun has started this process as one of several."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 class _Pulse:
@@ -214,23 +210,24 @@ def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
         stop: Tells that this process has been asked to stop.
 
     Raises:
-        InputError: when a GPU is wanted and this node has fewer of them than ranks.
+        InputError: when a GPU is wanted and this node has fewer of them than ranks, and as `launch`.
     """
-    if not launched():
+    if (here := launch()) is None:
         yield Ranks()
         return
-    rank, num_ranks, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, num_ranks, local_rank = here.rank, here.num_ranks, here.local_rank
     backend = "gloo"
     if resolve_device(device).type == "cuda":
         if local_rank >= torch.cuda.device_count():
             raise InputError(
-                f"ranks: expected a GPU for each of the {os.environ.get('LOCAL_WORLD_SIZE')} ranks of this node, found "
+                f"ranks: expected a GPU for each of the {here.num_local_ranks} ranks of this node, found "
                 f"{torch.cuda.device_count()}; start fewer, or use device=cpu"
             )
         torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"
     owned = not dist.is_initialized()
     if owned:
+        check_address()
         dist.init_process_group(backend, timeout=_TIMEOUT)
     try:
         yield Ranks(rank, num_ranks, local_rank, _Pulse(rank, num_ranks, stop))

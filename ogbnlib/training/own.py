@@ -7,11 +7,13 @@ name, to `__init__` and to `forward`, as far as these have parameters of such na
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
 import inspect
 import itertools
+import linecache
 import sys
 import traceback
 import types
@@ -127,13 +129,18 @@ def _module_file(name: str) -> Path | None:
 def _find(config: TrainConfig, code: Path | None) -> type[nn.Module]:
     """The class that `config.model` names."""
     place, _, name = config.model.rpartition(":")
-    if place.endswith(".py") and (folder := str(home(place).absolute().parent)) not in sys.path:
-        sys.path.append(folder)  # for what lies beside it
-    where = code if place.endswith(".py") else place
+    where, file = code if place.endswith(".py") else place, code
     try:
-        module = _executed(code) if place.endswith(".py") and code else importlib.import_module(place)
+        if place.endswith(".py") and code:
+            source = home(place).absolute()
+            file = source if source.is_file() else code
+            module = _executed(code, file)
+        else:
+            module = importlib.import_module(place)
+    except InputError:
+        raise
     except (Exception, SystemExit) as error:
-        wrong = f"expected Python that can be imported, found {_said(error, code)}"
+        wrong = f"expected Python that can be imported, found {_said(error, file)}"
         raise InputError(f"{where}: {wrong}; mend it, or check the name and the folder you start from") from None
     found = getattr(module, name, None)
     if found is None:
@@ -151,13 +158,36 @@ def _is_model(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, nn.Module)
 
 
-def _executed(code: Path) -> types.ModuleType:
-    """The module in a file. `importlib`'s own way would leave __pycache__ beside it; PyG looks it up by its name."""
+def _executed(code: Path, file: Path) -> types.ModuleType:
+    """The module in `code`, as if it lay in `file`: what lies beside that is found by `__file__`, and imported first.
+
+    `importlib`'s own way would leave __pycache__ beside it; PyG looks it up by its name, and reads its lines.
+    """
+    text, name, folder = code.read_bytes(), str(file), str(file.parent)
+    lines = importlib.util.decode_source(text).splitlines(keepends=True)
+    linecache.cache[name] = len(text), None, lines, name  # the copy's, as the file may have changed
+    sys.path[:] = [folder, *(other for other in sys.path if other != folder)]
+    tree = ast.parse(text, name)
+    _check_loaded(tree, file)
     module = types.ModuleType("ogbnlib_own_model")
-    module.__file__ = str(code)
+    module.__file__ = name
     sys.modules[module.__name__] = module
-    exec(compile(code.read_bytes(), str(code), "exec"), vars(module))
+    exec(compile(tree, name, "exec"), vars(module))
     return module
+
+
+def _check_loaded(tree: ast.Module, file: Path) -> None:
+    """Refuse an import of a file beside the model in whose place this process has loaded another of that name."""
+    nodes = list(ast.walk(tree))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    for name in {name.partition(".")[0] for name in names}:
+        beside, loaded = file.with_name(f"{name}.py"), getattr(sys.modules.get(name), "__file__", None)
+        if beside.is_file() and loaded is not None and Path(loaded).resolve() != beside.resolve():
+            raise InputError(
+                f"{file}: expected `import {name}` to find {beside}, found that {loaded} is loaded as {name} already; "
+                "rename one of them, or train in a process of its own (ogbnlib.run, or python -m ogbnlib train)"
+            )
 
 
 def _said(error: BaseException, code: Path | None) -> str:

@@ -53,6 +53,7 @@ class Learner:
         self.optimizer = torch.optim.Adam(values, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
         self.parts = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
+        self._layers = self._names(), {*values}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._batches = 0  # of the running epoch or evaluation, for release_every and empty_cache_every
 
@@ -64,6 +65,24 @@ class Learner:
     def share_model(self) -> None:
         """Give all ranks the first one's weights and buffers."""
         self.ranks.share([*self.model.parameters(), *self.model.buffers()])
+
+    def _names(self) -> set[str]:
+        return {*self.model.state_dict()}
+
+    def check_layers(self) -> None:
+        """Refuse parameters and buffers that are not those that the optimizer was made for.
+
+        Raises:
+            InputError: naming those that came or went: none of them would be trained, or fit a checkpoint.
+        """
+        names, values = self._layers
+        other = names ^ self._names() | {name for name, p in self.model.named_parameters() if p not in values}
+        if other:
+            raise InputError(
+                f"{self.config.model}: expected all layers and buffers to be made in its __init__, or at its first "
+                f"batch, found {', '.join(sorted(other))} made, replaced or removed later, which no optimizer trains "
+                "and no checkpoint restores; make them in __init__"
+            )
 
     def begin_epoch(self, epoch: int) -> None:
         self.model.train()
@@ -115,6 +134,8 @@ class Learner:
         ranks.sum_gradients(self.model.parameters())
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if not begin:  # an epoch is not to be lost for it; each checkpoint looks again
+            self.check_layers()
         self.loss_sum = loss_sum  # of whole steps alone, as one may be interrupted that waits for a batch
 
     def _seed_dropout(self, epoch: int, first: int) -> None:
