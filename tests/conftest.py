@@ -166,6 +166,12 @@ def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
 
 
 @pytest.fixture
+def process_of_1_mb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To `store.loader` this process holds 1 MB, so that a memory_limit of 1 MB leaves nothing: windows."""
+    monkeypatch.setattr("ogbnlib.sampling.loading.own_memory", lambda: (MB, MB, MB))
+
+
+@pytest.fixture
 def kernel_limit() -> Iterator[Callable[[int], Limit]]:
     """Makes a limit that the kernel enforces; skips where no memory cgroup can be made."""
     made: list[Limit] = []

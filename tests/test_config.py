@@ -317,3 +317,9 @@ def test_a_file_that_has_no_parameters_is_refused_by_name(tmp_path: Path, text: 
     (tmp_path / "mine.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=r"mine\.yaml: expected .*batch_size: 128"):
         read_parameters(tmp_path / "mine.yaml")
+
+
+def test_a_parameter_that_a_file_has_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("lr: 0.1\nepochs: 3\nlr: 0.2\n")
+    with pytest.raises(InputError, match=r"mine\.yaml: expected each parameter once, found lr twice"):
+        read_parameters(tmp_path / "mine.yaml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from conftest import left_in
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from ogbnlib import InputError, TrainConfig, convert, inference, open_store, predict_nodes
+from ogbnlib import InputError, Store, TrainConfig, convert, inference, open_store, predict_nodes
 from ogbnlib.propagation import layers, sweep
 from ogbnlib.training.checkpoint import read_model
 from ogbnlib.training.train import train
@@ -148,6 +149,32 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
     train(tiny_config(dataset=str(few.path)), tmp_path / "dropped")
     refused("keeps 2 hops around labelled nodes, too few for 2 for all nodes", tmp_path / "dropped", nodes="all")
     predict_nodes(tmp_path / "dropped", tmp_path / "labelled.npy", **QUIET)
+
+
+@pytest.mark.parametrize(("columns", "words"), [(8, "features"), (5, r"sizes \(300, .*, 5, 4 nodes")])
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_another_data_set_at_the_path_is_refused(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, keep: str, columns: int, words: str
+) -> None:
+    shutil.copytree(tiny_store, tmp_path / "s")
+    train(tiny_config(dataset=str(tmp_path / "s"), keep=keep, epochs=1), tmp_path / "run")
+    data, splits = open_store(tiny_store).to_data(), open_store(tiny_store).splits
+    data.x = data.x.flip(0)[:, :columns]
+    shutil.rmtree(tmp_path / "s")
+    Store.from_data(data, tmp_path / "s", splits=splits, num_classes=4, progress=False)
+    for sampled in (False, True):
+        with pytest.raises(InputError, match=rf"expected the data set that .*\.pt was trained on .* other {words}"):
+            predict_nodes(tmp_path / "run", tmp_path / "out.npy", sampled=sampled, **QUIET)
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_torchs_random_numbers_go_on_as_if_nothing_had_been_trained_or_predicted(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    before = torch.get_rng_state()
+    train(tiny_config(model="gat", epochs=1, dropout=0.5), tmp_path / "run")
+    predict_nodes(tmp_path / "run", tmp_path / "out.npy", sampled=True, **QUIET)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_sampled_predictions_say_how_far_they_are(trained: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ogbnlib import InputError, open_store
 from ogbnlib.graph.store import Store
 from ogbnlib.sampling.sampler import CSCSampler
 
+pytestmark = pytest.mark.usefixtures("process_of_1_mb")
 Draws = list[list[tuple[list[int], list[int]]]]
 
 

@@ -149,6 +149,22 @@ def test_a_known_data_set_has_its_size_wherever_it_is(tmp_path: Path, arrays: di
         size_of("ogbn-arxive")
 
 
+@pytest.mark.parametrize("name", ["ogbn-mine.store", "ogbn-arxiv.store", "ogbn-arxiv", "ogbn-mine"])
+def test_a_folder_that_is_called_like_an_official_data_set_is_itself(
+    name: str, tiny_dir: Path, tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ogbnlib.training.train import train
+
+    shutil.copytree(tiny_store if name.endswith(".store") else tiny_dir, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert size_of(name).num_nodes == 300
+    if not name.endswith(".store"):
+        assert make_store(name, "converted", progress=False).num_nodes == 300
+    values = {"batch_size": 64, "num_neighbors": [2], "hidden_channels": 4, "device": "cpu", "progress": "none"}
+    (row,) = train(TrainConfig.create(dataset=name, epochs=1, **values)).history
+    assert row["test"] is not None
+
+
 def test_planning_imports_no_kernels() -> None:
     code = (
         "import sys, ogbnlib.forecast.sizes, ogbnlib.sources.catalog; assert not {'numba', 'torch'} & set(sys.modules)"

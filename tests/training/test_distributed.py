@@ -25,6 +25,7 @@ from ogbnlib.memory.reading import process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.choice import EpochSampler
+from ogbnlib.sampling.loader import local_ranks
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -260,6 +261,33 @@ def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(tiny_dir: Pa
     assert done.stdout.count("Finished without an error") == 1
     assert json.loads((folder / "result.json").read_text())["exit_code"] == 0
     assert Run(folder).metrics["epoch"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        *({"RANK": "abc"}, {"RANK": ""}, {"RANK": "2"}, {"WORLD_SIZE": "abc"}, {"WORLD_SIZE": ""}),
+        *({"LOCAL_RANK": None}, {"LOCAL_RANK": "x"}, {"MASTER_ADDR": None}, {"MASTER_PORT": None}),
+        *({"LOCAL_WORLD_SIZE": ""}, {"LOCAL_WORLD_SIZE": "abc"}, {"LOCAL_WORLD_SIZE": "0"}),
+    ],
+    ids=str,
+)
+def test_a_launchers_variable_that_is_missing_or_wrong_is_named(
+    variables: dict[str, str | None], tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    ((name, value),) = variables.items()
+    for key, text in {**sound, **variables}.items():
+        monkeypatch.delenv(key, raising=False) if text is None else monkeypatch.setenv(key, text)
+    found = "none" if value is None else repr(value)
+    with pytest.raises(InputError, match=rf"^{name}: expected .* got {found}; start the ranks with torchrun"):
+        train(tiny_config())
+
+
+def test_local_ranks_without_ranks_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", "abc", "0", "2"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
+        assert local_ranks() == 1
 
 
 def test_a_memory_limit_under_a_launcher_is_refused(tiny_dir: Path, tmp_path: Path) -> None:

@@ -458,6 +458,55 @@ def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_en
     assert run(own(epochs=1), run_dir="run", echo=False).is_finished
 
 
+def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
+    own: Config, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code = f"import own_utils\nfrom pathlib import Path\n{RESIDUAL}".replace(
+        "        super().__init__()\n",
+        "        super().__init__()\n        text = Path(__file__).with_name('w.txt').read_text()\n"
+        "        self.register_buffer('k', torch.tensor([own_utils.K, float(text)]))\n",
+    )
+    for number, name in enumerate(("elsewhere", "one", "two")):
+        (here / name).mkdir()
+        (here / name / "w.txt").write_text(str(number))
+        (here / name / "own_utils.py").write_text(f"K = {number}.0\n")
+        (here / name / "net.py").write_text(code)
+    sys.path.insert(0, str(here / "elsewhere"))
+    train(own(model="one/net.py:Net", epochs=1), "run")
+    (here / "one" / "net.py").write_text(f"# a line more\n{code}")  # the run goes on with its copy, PyG's lines too
+    train(own(model="one/net.py:Net", epochs=2), "run", resume=True)
+    assert weights(here / "run")["k"].tolist() == [1.0, 1.0]
+    with pytest.raises(
+        InputError, match=r"two/net\.py: expected `import own_utils` to find .*two/own_utils\.py, found"
+    ):
+        train(own(model="two/net.py:Net", epochs=1), "other")
+    del sys.modules["own_utils"]
+
+
+@pytest.mark.parametrize("call", [2, 3, 4], ids=["first step", "second", "evaluation"])
+@pytest.mark.parametrize("made", ["extra = nn.Linear(2, 2)", "register_buffer('extra', torch.ones(2))"])
+def test_a_layer_that_is_made_in_a_later_forward_is_refused(own: Config, here: Path, made: str, call: int) -> None:
+    late = f"self.n += 1\n        if self.n == {call}:\n            self.{made}\n        return self.lin(x)"
+    (here / "my_model.py").write_text(model_with(late, f"{INIT}        self.n = 0\n"))
+    with pytest.raises(InputError, match=r"^my_model\.py:Net: expected all layers .*, found extra.* made, replaced"):
+        train(own(dropout=0.0, batch_size=60), "run")
+    for kept in here.glob("run/*.pt"):
+        assert not any("extra" in name for name in weights(here / "run", kept.name))
+
+
+def test_weights_that_do_not_fit_the_model_are_one_sentence(own: Config, here: Path) -> None:
+    (here / "my_model.py").write_text(GOOD)
+    train(own(dropout=0.0, epochs=1), "run")
+    (here / "run" / "model.py").write_text(GOOD.replace("self.lin = ", "self.more, self.lin = nn.Linear(2, 2), "))
+    refused = r"checkpoint\.pt: expected the weights of this Net, found others \(.*more\.weight"
+    with pytest.raises(InputError, match=refused):
+        train(own(dropout=0.0, epochs=2), "run", resume=True)
+    with pytest.raises(InputError, match=refused):
+        predict_nodes("run", "out.npy", sampled=True, progress=False, say=lambda text: None)
+    assert Run("run").exit_code == 0
+
+
 # A wrong one ----------------------------------------------------------------------------------------------------------
 
 HEAD = "import torch\nfrom torch import nn\nclass Net(nn.Module):\n"

@@ -64,11 +64,11 @@ def resume(tiny_config: Config, folder: Path) -> Callable[..., TrainResult]:
 
 
 def refused(folder: Path, resume: Callable[..., TrainResult], match: str, **changes: Any) -> str:
-    """The refusal of a resumption that leaves alone all but the log, where the attempt is told of."""
+    """The refusal of a resumption that leaves the run as it was, its result and events too."""
     before = tree(folder)
     with pytest.raises(InputError, match=match) as caught:
         resume(**changes)
-    told = ("events.jsonl", "timeline.csv", "progress.json", "result.json", ".lock")
+    told = ("progress.json", ".lock")
     assert {name: data for name, data in tree(folder).items() if name not in told} == {
         name: data for name, data in before.items() if name not in told
     }
@@ -196,12 +196,13 @@ def test_other_data_of_the_same_sizes_are_refused_and_the_run_goes_on_as_it_was(
 def test_a_child_that_refuses_other_data_leaves_a_run_that_goes_on(
     folder: Path, tiny_config: Config, others: dict[str, str], straight: TrainResult
 ) -> None:
-    config = (folder / "config.json").read_bytes()
+    names = ("config.json", "result.json", "events.jsonl", "timeline.csv", "metrics.csv")
+    before = {name: (folder / name).read_bytes() for name in names}
     changed = tiny_config(epochs=3, dropout=0.3, dataset=others["edges"])
     ended = run(changed, run_dir=folder, resume=True, echo=False)
     assert ended.exit_code == 2
     assert "found one with other edges" in ended.diagnosis.text
-    assert (folder / "config.json").read_bytes() == config
+    assert {name: (folder / name).read_bytes() for name in names} == before
     assert run(changed.replace(dataset=others["moved"]), run_dir=folder, resume=True, echo=False).exit_code == 0
     assert TrainConfig.load(folder / "config.json").dataset == others["moved"]
     assert same(weights(folder), straight.model.state_dict())
