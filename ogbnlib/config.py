@@ -361,11 +361,12 @@ class TrainConfig(_Parameters):
         write_json(path, self.model_dump(mode="json"))
 
     @classmethod
+    @clear_errors()
     def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
         """Read what `save` wrote.
 
         Raises:
-            InputError: when the file is missing, is not JSON or holds values that are refused.
+            InputError: when the file is missing, can't be read, is not JSON or holds values that are refused.
         """
         try:
             values = json.loads(Path(path).read_text())

@@ -1,6 +1,6 @@
 """Names for the moments of anybody's script, kept by whoever watches it: `watch`, `run`, or a notebook's `%%memory`.
 
-Where nobody watches, both calls return at once and import nothing: 0.3 us for `with phase("...")`.
+Where nobody watches, both calls return at once and import nothing: 0.4 us for `with phase("...")`.
 
 One process of a run marks, the first that does: phases of several would lie across each other. It holds a lock beside
 the events, and what it forks or starts through multiprocessing, DataLoader workers for one, marks nothing.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -19,21 +20,22 @@ if TYPE_CHECKING:
     from .memory.recorder import EventLog
 
 RUN_VARIABLE = "OGBNLIB_RUN_DIR"  # the folder of the run that this process belongs to
-_NOBODY = contextlib.nullcontext()
 _claiming = _thread.allocate_lock()
 _folder = os.environ.get(RUN_VARIABLE)  # None where nobody watches
 _log: EventLog | None = None
 _lock = -1
 
 
-def phase(name: str, epoch: int | None = None) -> contextlib.AbstractContextManager[None]:
-    """Everything inside `with phase("build loaders"):` belongs to that phase of the run; phases nest.
+def phase(name: str, epoch: int | str | None = None) -> _Phase:
+    """Everything inside `with phase("build loaders"):`, or a function under `@phase("load")`, is that phase of the run.
+
+    Phases nest.
 
     Args:
         name: What diagnosis and timeline call it. The ends of those called "epoch" are what `Run.growth` compares.
         epoch: Its number, where it is one of many.
     """
-    return _NOBODY if _folder is None else _phase(str(name), epoch)
+    return _Phase(name, epoch)
 
 
 def mark(name: str, /, **info: Any) -> None:
@@ -52,7 +54,7 @@ def mark(name: str, /, **info: Any) -> None:
         log.cuda(force=True)
         if name != "cuda" or info:
             plain = {key: _plain(value) for key, value in info.items()}
-            log.mark("mark", name=str(name), held_bytes=own_memory()[0], info=plain)
+            log.mark("mark", name=str(_plain(name)), held_bytes=own_memory()[0], info=plain)
 
 
 @contextlib.contextmanager
@@ -67,22 +69,33 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
         _folder, _log, _lock = before
 
 
-@contextlib.contextmanager
-def _phase(name: str, epoch: int | None) -> Iterator[None]:
-    entered: contextlib.AbstractContextManager[None] = _NOBODY
-    with _kept():
-        if (log := _claim()) is not None:
-            begun = log.phase(name, **({} if epoch is None else {"epoch": int(epoch)}))
-            begun.__enter__()
-            entered = begun
-    try:
-        yield
-    except BaseException as error:
+class _Phase(contextlib.ContextDecorator):
+    """A phase that looks for the run's watcher when it is entered, so that a function may be decorated before."""
+
+    _entered: tuple[contextlib.AbstractContextManager[None], ...] = ()  # the innermost first
+
+    def __init__(self, name: object, epoch: object):
+        self._name, self._epoch = name, epoch
+
+    def _recreate_cm(self) -> _Phase:  # a call of a decorated function has a phase of its own
+        return _Phase(self._name, self._epoch)
+
+    def __enter__(self) -> None:
+        if _folder is None:
+            return
         with _kept():
-            entered.__exit__(type(error), error, error.__traceback__)
-        raise
-    with _kept():
-        entered.__exit__(None, None, None)
+            if (log := _claim()) is not None:
+                info = {} if self._epoch is None else {"epoch": _plain(self._epoch)}
+                entered = log.phase(str(_plain(self._name)), **info)
+                entered.__enter__()
+                self._entered = entered, *self._entered
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._entered:
+            innermost, *outer = self._entered
+            self._entered = tuple(outer)
+            with _kept():
+                innermost.__exit__(*raised)
 
 
 def _claim() -> EventLog | None:
@@ -111,7 +124,7 @@ def _kept() -> Iterator[None]:
     """A script must not end of what can't be written about it; it is said once, unless another process marks."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:
         if not isinstance(error, BlockingIOError):
             print(f"ogbnlib: the marks of this process are not kept any more: {error}", file=sys.stderr)
         _forget()
@@ -136,7 +149,11 @@ def _forget() -> None:
 
 def _plain(value: Any) -> Any:
     """What JSON can hold: the number in a tensor or array of one element, the text of whatever else."""
-    if hasattr(value, "item"):
-        with contextlib.suppress(ValueError, RuntimeError, TypeError):
-            value = value.item()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    with contextlib.suppress(Exception):  # several elements, a lost device, whatever class
+        value = value.item() if hasattr(value, "item") else value
+    if value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < math.inf):
+        return value
+    try:
+        return str(value)
+    except Exception:
+        return type(value).__name__

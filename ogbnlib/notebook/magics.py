@@ -150,11 +150,13 @@ class Magics:
             else:
                 display(dataclasses.replace(done.diagnosis, remedy=done.diagnosis.remedy.replace(*_PRINTED)))
             self._draw(done, f"memory_limit: {done.state}")
-            if done.exit_code == 0:
+            if done.exit_code == 0 and all((folder / f"--out-{name}.pickle").exists() for name in wanted):
                 self._shell.user_ns.update({name: _load(folder, name, "--out") for name in wanted})
             elif wanted:
-                names = ", ".join(wanted)
-                raise shortened(CellFailed(f"--out {names}: not set, as the cell's process ended: {done.state}"))
+                why = f"the cell's process ended: {done.state}"
+                if done.exit_code == 0:
+                    why = "the cell ended its process itself, os._exit(0) say, before it handed back what it made"
+                raise shortened(CellFailed(f"--out {', '.join(wanted)}: not set, as {why}"))
 
     def _hand_over(self, folder: Path, cell: str, given: list[str], wanted: list[str]) -> None:
         for name in given:
@@ -226,7 +228,7 @@ def _names(text: str) -> list[str]:
 
 
 def _dump(folder: Path, name: str, value: Any, option: str) -> None:
-    with open(folder / f"{name}.pickle", "wb") as file:
+    with open(folder / f"{option}-{name}.pickle", "wb") as file:
         try:
             cloudpickle.dump(value, file)
         except OSError:
@@ -239,7 +241,7 @@ def _dump(folder: Path, name: str, value: Any, option: str) -> None:
 
 
 def _load(folder: Path, name: str, option: str) -> Any:
-    with open(folder / f"{name}.pickle", "rb") as file:
+    with open(folder / f"{option}-{name}.pickle", "rb") as file:
         try:
             return pickle.load(file)
         except Exception as error:

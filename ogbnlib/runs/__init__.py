@@ -97,7 +97,8 @@ def _row(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         row["when"] = pd.Timestamp(run.events[0]["time_s"], unit="s").round("s") if run.events else pd.NaT
         starts = [event for event in run.events if event["event"] == "start"]
-        earlier = [before.get("duration_s", 0.0) for e in starts if isinstance(before := e.get("previous"), dict)]
+        before = [one for event in starts if isinstance(one := event.get("previous"), dict)]
+        earlier = [took for one in before if isinstance(took := one.get("duration_s"), int | float)]
         row |= {
             "ended": run.state,
             "peak GB": round(run.held_peak_bytes / GB, 3),

@@ -68,6 +68,7 @@ class RunEnded(RuntimeError):
     """A run that did not finish. The text is its exit code, a colon and its diagnosis."""
 
 
+@clear_errors()
 def _read(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
@@ -196,6 +197,7 @@ class Run:
         return read.cuda_table(self.events, self._origin_s)
 
     @cached_property
+    @clear_errors()
     def metrics(self) -> pd.DataFrame:
         """metrics.csv, one row per epoch; empty when none was finished."""
         path = self.run_dir / METRICS
@@ -216,7 +218,7 @@ class Run:
             _Result.model_validate(result)
         except FileNotFoundError:
             return {}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             found: object = error
             if isinstance(error, ValidationError):
                 wrong = error.errors()[0]

@@ -174,7 +174,7 @@ def run(
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     size = check_inputs(config)
-    name = name or f"{Path(config.dataset).name}-{config.loading}"
+    name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
     tried: dict[str, str] = {}
     if config.model not in MODELS:

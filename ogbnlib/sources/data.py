@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -111,8 +112,11 @@ class ArraySource(Source):
         if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
             found = f"{edge_index.min()} to {edge_index.max()}"
             raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {found}")
-        if num_classes is not None and (isinstance(num_classes, bool) or not 0 < num_classes <= MAX_CLASSES):
-            raise InputError(f"num_classes: expected 1 to {MAX_CLASSES}, got {num_classes!r}")
+        if num_classes is not None:
+            number = isinstance(num_classes, numbers.Real) and not isinstance(num_classes, bool)
+            if not number or num_classes % 1 != 0 or not 0 < num_classes <= MAX_CLASSES:
+                raise InputError(f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}")
+            num_classes = int(num_classes)
         labels = clean_labels(y, num_classes or MAX_CLASSES, "y")
         num_classes = num_classes or count_classes([labels], y.dtype, "y")
         ids = _split_ids(splits, num_nodes)

@@ -114,12 +114,19 @@ MISTAKES: list[tuple[str, str]] = [
     ("1GB\ninput('name? ')", "EOFError: EOF when reading a line\na limited cell has no keyboard"),
     ("1GB\nraise KeyboardInterrupt", "----> 1 raise KeyboardInterrupt\n\nKeyboardInterrupt: "),
     ("1GB\nimport sys\nsys.exit(3)", "SystemExit: 3"),
+    ("1GB --out x\nimport os, sys\nx = 1\nsys.exit(0)", "SystemExit: 0"),
+    (
+        "1GB --in kept --out kept\nimport os\nkept = 1\nos._exit(0)",
+        "CellFailed: --out kept: not set, as the cell ended its process itself",
+    ),
     (f"150MB --out x\n{FILL}", "CellFailed: --out x: not set, as the cell's process ended: out of memory"),
 ]
 
 
 def test_mistakes_and_errors_of_a_limited_cell_are_shown_shortly_and_fail_it() -> None:
-    cells = execute("f = (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES), "%%memory_limit\n1")
+    cells = execute(
+        "kept, f = 0, (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES), "%%memory_limit\n1"
+    )
     for (text, expected), cell in zip(MISTAKES, cells[1:-1], strict=True):
         assert expected in cell["error"], text
         assert "magics.py" not in cell["error"]

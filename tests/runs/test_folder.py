@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -161,8 +162,20 @@ def test_a_damaged_file_of_a_run_is_named_or_read_and_never_a_traceback(
         everything(folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.csv", "timeline.csv", "events.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_one_sentence_and_a_row_of_the_table(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    for call in (everything, lambda folder: Run(folder).is_finished, lambda folder: Run(folder)._repr_html_()):
+        with contextlib.suppress(InputError):
+            call(folder)
+    assert len(runs(tmp_path)) == 1
+
+
 KINDS: list[dict[str, Any]] = [
     {"event": "start", "memory_limit_bytes": 100, "command": ["python", "x.py"], "previous": {"duration_s": 3.0}},
+    {"event": "start", "previous": {"duration_s": "3"}},
     {"event": "begin", "phase": "train epoch", "epoch": 1, "held_bytes": 5, "rss_bytes": 6},
     {"event": "part", "name": "features", "bytes": 5},
     {"event": "cuda", "allocated_bytes": 5, "reserved_bytes": 6},
@@ -180,7 +193,7 @@ def test_an_event_of_another_version_or_damaged_is_no_traceback(tmp_path: Path, 
         for name in event:
             events = [{"time_s": 100.0 + i, **one} for i, one in enumerate(KINDS)]
             events[KINDS.index(event)][name] = value
-            run = write_run(tmp_path / f"{event['event']} {name}", exit_code=76, events=events)
+            run = write_run(tmp_path / f"{KINDS.index(event)} {name}", exit_code=76, events=events)
             everything(run)
             assert len(Run(run).phase_memory) <= 1
     assert len(runs(tmp_path)) == sum(map(len, KINDS))

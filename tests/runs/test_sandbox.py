@@ -294,6 +294,19 @@ def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, 
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == b"torn"
 
 
+def test_a_run_of_the_working_folder_has_that_folders_name(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(runs_dir: str, name: str) -> Path:
+        raise InputError(name)
+
+    config = tiny_config()
+    monkeypatch.chdir(config.dataset)
+    monkeypatch.setattr("ogbnlib.runs.sandbox.next_run_dir", stop)
+    with pytest.raises(InputError, match=f"^{Path(config.dataset).name}-"):
+        run(config.replace(dataset="."), runs_dir=tmp_path)
+
+
 def test_a_repeated_name_gets_the_next_free_folder(tmp_path: Path) -> None:
     for expected in ("lazy", "lazy-2", "lazy-3"):
         folder = next_run_dir(tmp_path, "lazy")

@@ -102,6 +102,7 @@ def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: S
         ({"nodes": [0, 300]}, "nodes: expected ids from 0 to 299, got 0 to 300"),
         ({"nodes": [1, 1]}, "nodes: expected each once, got 1 repeats"),
         ({"nodes": []}, r"nodes: expected node ids \[n\]"),
+        ({"nodes": [[1], [1, 2]]}, r"nodes: expected node ids \[n\] in RAM, got list"),
         ({"nodes": [0.5]}, r"nodes: expected node ids \[n\]"),
         ({"nodes": np.ones(5, bool)}, "or a mask of 300 booleans"),
         ({"num_neighbors": [0]}, "num_neighbors: expected fan-outs"),
