@@ -458,13 +458,13 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
     """
     import yaml
 
-    with clear_errors(Path(file)), open(file, encoding="utf-8") as text:
+    with clear_errors(Path(file)), open(file, encoding="utf-8") as opened:
         try:
+            text = opened.read()
             tree = yaml.compose(text, yaml.SafeLoader)
             keys = [key.value for key, _ in tree.value] if isinstance(tree, yaml.MappingNode) else []
             if twice := sorted({str(key) for key in keys if keys.count(key) > 1}):
                 raise InputError(f"{file}: expected each parameter once, found {', '.join(twice)} twice; delete one")
-            text.seek(0)
             values = yaml.safe_load(text)
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             found = " ".join(str(error).split())  # YAML's own words are four lines

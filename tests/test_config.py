@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,6 +312,9 @@ def test_a_file_of_parameters_is_read_as_papermill_reads_it(tmp_path: Path) -> N
     (tmp_path / "mine.yaml").write_text("num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\nfeature_dtype: float16\n")
     found = {"num_neighbors": [3, 2], "memory_limit": "7 GB", "feature_dtype": "float16"}
     assert read_parameters(tmp_path / "mine.yaml") == found
+    os.mkfifo(tmp_path / "pipe")  # as `--config <(...)` gives it
+    threading.Thread(target=(tmp_path / "pipe").write_text, args=["lr: 0.1\n"], daemon=True).start()
+    assert read_parameters(tmp_path / "pipe") == {"lr": 0.1}
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "batch_size 128", "a: [1", "7: 8", "", "\xff"])
