@@ -27,6 +27,7 @@ from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, SNAPSHOT, oom
 from ..memory.signals import Stopped
 from ..memory.tally import Tally
 from ..memory.workers import WorkerDied
+from ..progress import in_notebook
 
 _COMPILING = ", and compiling kernels, once, 90 MB more"
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
@@ -443,7 +444,7 @@ def resumption(run_dir: Path, result: Mapping[str, Any]) -> str:
     call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
     if job := os.environ.get("SLURM_JOB_ID"):
         command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job} (squeue --jobs={job})"
-        return f"{call}, or {command}" if "ipykernel" in sys.modules else command
+        return f"{call}, or {command}" if in_notebook() else command
     command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
     return f"{call}, or `{command}" + (f" --memory-limit '{size}'`" if limit else "`")
 

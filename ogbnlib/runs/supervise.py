@@ -183,7 +183,7 @@ def supervise(
                 evidence, peak = _close(process, limit, recorder, 0 if interrupted else status, tail)
     code = 130 if interrupted else 128 - status if status < 0 else status
     if evidence["killed_by"]:
-        evidence["ended_with"] = None if status < 0 else status
+        evidence |= {"ended_with": status} if status >= 0 else {}
         code = 137  # a worker was picked by the killer, or its parent ended first: the tree died of the same cause
     return Outcome(code, tail, recorder.tally, evidence, peak, interrupted, unwritable.said)
 

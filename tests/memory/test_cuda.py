@@ -60,6 +60,8 @@ class FakeGPU:
             "reset_peak_memory_stats": lambda: None,
             "get_allocator_backend": lambda: self.backend,
             "set_per_process_memory_fraction": self.cap,
+            "get_rng_state": lambda device: torch.zeros(1),
+            "set_rng_state": lambda state, device: None,
         }
         for name, answer in answers.items():
             patch.setattr(torch.cuda, name, answer)
@@ -136,11 +138,11 @@ def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
 
     def popen(*args: Any, env: dict[str, str], **more: Any) -> Any:
         seen.update(env)
-        raise OSError("not started")
+        raise RuntimeError("not started")
 
     clean.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     clean.setattr(supervise.subprocess, "Popen", popen)
-    with pytest.raises(OSError, match="not started"):
+    with pytest.raises(RuntimeError, match="not started"):
         run(tiny_config(expandable_segments=True), run_dir=tmp_path / "run", echo=False)
     assert {seen[name] for name in ALLOCATOR_VARIABLES} == {"max_split_size_mb:64,expandable_segments:True"}
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"

@@ -74,14 +74,15 @@ def test_a_model_of_ones_own_gets_all_hops_in_a_row(tiny_config: Config, graph: 
 
 def test_it_runs_under_a_limit_and_its_plan_holds(tiny_config: Config, graph: Path, tmp_path: Path) -> None:
     config = make(tiny_config, graph, model="sagn")
+    advice = plan(config.replace(dataset=str(graph)), "600 MB")
+    assert advice.verdict == "FITS"
+    assert "the graph is propagated over once, in 1 pass over it, 8 columns each" in str(advice)
     done = run(config, "600 MB", run_dir=tmp_path / "run", echo=False)
     assert done.exit_code == 0
     assert done.is_finished
     assert "propagate" in [phase.name for phase in done.phases]
-    advice = plan(config.replace(dataset=str(graph)), "600 MB")
-    assert advice.verdict == "FITS"
-    assert "the graph is propagated over once, in 1 pass over it, 8 columns each" in str(advice)
-    assert "propagated over once" not in str(plan(config.replace(dataset=str(tmp_path / "graph-2-hops-sym.store"))))
+    for made in (graph, tmp_path / "graph-2-hops-sym.store"):  # there is nothing left to propagate
+        assert "propagated over once" not in str(plan(config.replace(dataset=str(made))))
 
 
 def test_what_does_not_go_together_is_refused_by_name(tiny_config: Config, graph: Path, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_run_before_its_first_phase_is_starting(tmp_path: Path, command: list[
     with locked(run):
         found = diagnose(run)
     assert found.text.startswith(f"At work, {words.removesuffix(' for')}")
-    assert found.labelled()["phase"] == ("none" if command else "starting")
+    assert found.phase == (None if command else "starting")
 
 
 def test_a_phase_that_failed_is_where_it_ended(tmp_path: Path) -> None:

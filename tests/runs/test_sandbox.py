@@ -232,7 +232,6 @@ BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"memory_limit": "lots"}, "memory_limit: "),
     ({}, {"memory_limit": "-1 GB"}, "memory_limit: "),
     ({}, {"memory_limit": "2 GB", "limit_by": "docker"}, "limit_by: "),
-    ({}, {"resume": True}, "{tmp}/run"),
     ({}, {"run_dir": "{tmp}/file"}, "{tmp}/file"),
     ({}, {"run_dir": "{tmp}/occupied"}, "{tmp}/occupied"),
     ({}, {"run_dir": "{tmp}/occupied", "resume": True}, "{tmp}/occupied"),
@@ -407,9 +406,10 @@ def test_a_store_that_becomes_shorter_while_it_is_mapped_is_named(
     thread.start()
     done = run(config, run_dir=folder, echo=False)
     thread.join()
-    assert done.exit_code == 135
-    assert f"{store / 'x.npy'}: expected " in done.diagnosis.text
-    assert ("--shm-size" in done.diagnosis.remedy) == bool(workers)
+    # SIGBUS from the map, or 2 where a pass begins in between and finds that the file has changed.
+    assert done.exit_code in (2, 135)
+    assert f"{store / 'x.npy'}: expected " in done.diagnosis.text + (folder / "output.log").read_text()
+    assert ("--shm-size" in done.diagnosis.remedy) == bool(workers and done.exit_code == 135)
     assert "Traceback" not in (folder / "output.log").read_text()
 
 
