@@ -47,6 +47,8 @@ N, E, F, C = 200, 1500, 5, 4
 class Held:
     """A `Source` in RAM."""
 
+    label_names = None
+
     edge_index: np.ndarray
     num_nodes: int
     labelled: list[int]
