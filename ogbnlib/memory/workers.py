@@ -10,6 +10,7 @@ import contextlib
 import errno
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from multiprocessing import connection, parent_process, popen_fork
@@ -60,12 +61,14 @@ def worker_arguments(num_workers: int) -> dict[str, Any]:
 
 
 def _begin(worker_id: int) -> None:
-    trainer = parent_process()
+    trainer, hook = parent_process(), sys.excepthook
     assert trainer is not None
     _started.clear()  # they are no children of this one
     ignore()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with_parent(signal.SIGKILL, trainer.pid)
+    # The thread that hands a batch's memory over prints a traceback where the trainer ends in the middle of it.
+    sys.excepthook = lambda kind, *error: None if issubclass(kind, (OSError, EOFError)) else hook(kind, *error)
 
 
 @contextlib.contextmanager
@@ -79,8 +82,12 @@ def workers_ended() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        clear = isinstance(error, (InputError, Stopped)) or not isinstance(error, Exception)
-        died = _kill(wait_s=0.0 if clear else 1.0)
+        while True:
+            # torch's handler of SIGCHLD may raise at any line until `_kill` has set it aside.
+            with contextlib.suppress(RuntimeError):
+                clear = isinstance(error, (InputError, Stopped)) or not isinstance(error, Exception)
+                died = _kill(wait_s=0.0 if clear else 1.0)
+                break
         if (told := _told(error, died)) is None:
             raise
         raise told from None

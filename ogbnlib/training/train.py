@@ -259,9 +259,9 @@ def train_prepared(
                 "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
                 "eval_num_neighbors=-1, or any one number, ends the first"
             )
-        ranks.expect_beats(store.nbytes)
         with contextlib.closing(loaders), workers_ended():
             learner = _learner(config, loaders, run_dir, log, ranks, say, model, store)
+            ranks.expect_beats(store.nbytes)
             num_seeds = len(loaders.splits["train"])
             keeper = Keeper(run_dir, config, fingerprint(store, config), num_seeds, learner, log)
             trainer = Trainer(config, loaders, learner, keeper, log, progress, stop)

@@ -348,7 +348,6 @@ distributed._PATIENCE_S, distributed._STOPPING_S = {patience}
 """
 
 
-@pytest.mark.skip(reason="its model counts calls, and the measured trial step now makes more of them: to be redone")
 @pytest.mark.parametrize(
     ("patience", "then"), [((3.0, 600.0), "pass"), ((600.0, 3.0), "os.kill(os.getppid(), signal.SIGUSR1)")], ids=str
 )
@@ -404,7 +403,7 @@ def test_scores_that_are_nan_are_no_class(own: Config, here: Path) -> None:
 ENDS = """
     def forward(self, x, edge_index):
         Net.calls = getattr(Net, "calls", 0) + 1
-        if Net.calls >= {first}:
+        if Net.calls >= {first} and ({first} == 1 or "--try" not in sys.argv):  # the try-out itself is sound
             {how}
         return self.scores(x, edge_index)
 """
@@ -415,7 +414,6 @@ def model_that_ends(how: str, first: int) -> str:
     return f"import os, sys\n{RESIDUAL.replace('def forward', 'def scores')}{ends}"
 
 
-@pytest.mark.skip(reason="its model counts calls, and the measured trial step now makes more of them: to be redone")
 @pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_whose_model_ends_the_process_has_not_finished(own: Config, here: Path, how: str, ranks: int) -> None:
