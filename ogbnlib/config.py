@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
@@ -104,6 +105,9 @@ Integers = Annotated[tuple[Int, ...], BeforeValidator(_list)]
 FanOut = Annotated[tuple[Int, ...] | None, BeforeValidator(_list), BeforeValidator(_single), BeforeValidator(_none)]
 Splits = Annotated[tuple[Annotated[Split, BeforeValidator(split_name)], ...], BeforeValidator(_list)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
+
+
+_REMOVED = {"cuda_snapshot"}  # parameters of earlier versions: ignored in the config.json of an old run
 
 
 class _Parameters(BaseModel):
@@ -217,8 +221,6 @@ class _Parameters(BaseModel):
     """The allocator's segments grow in place: less is lost to fragmentation."""
     max_cuda_memory: OptionalBytes = None
     """A cap such as "4 GB", to meet a small card's OOM on a large one."""
-    cuda_snapshot: bool = False
-    """Record allocations and write cuda_snapshot.pickle when an allocation fails."""
 
     progress: Literal["auto", "bar", "lines", "none"] = "auto"
     """How a run shows where it stands; auto: a bar in a terminal or JupyterLab, else lines."""
@@ -376,6 +378,9 @@ class TrainConfig(_Parameters):
             raise InputError(f"{path}: expected JSON, found something else ({error})") from None
         if not isinstance(values, dict):
             raise InputError(f"{path}: expected a JSON object of parameters, found {type(values).__name__}")
+        if removed := sorted(values.keys() & _REMOVED):
+            warnings.warn(f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2)
+            values = {name: value for name, value in values.items() if name not in _REMOVED}
         try:
             return cls.create(values)
         except InputError as error:

@@ -192,6 +192,13 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
 
 
+def test_a_parameter_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path) -> None:
+    config = make()
+    (tmp_path / "config.json").write_text(json.dumps({**config.model_dump(mode="json"), "cuda_snapshot": True}))
+    with pytest.warns(UserWarning, match="cuda_snapshot: ignored"):
+        assert TrainConfig.load(tmp_path / "config.json") == config
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -1,38 +1,33 @@
-"""A GPU's memory: the allocator's settings, what it holds, and what is kept of the moment it ran out.
+"""GPU memory: allocator settings, readings, and the record of a failed allocation.
 
-No reading imports torch: without it, or before CUDA was used in this process, there is nothing to read.
+Readings never import torch: where the process has not used CUDA, there is nothing to read.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, format_bytes
-from ..files import write_atomically
 
 if TYPE_CHECKING:
     import torch
 
     from ..config import TrainConfig
 
-OUT_OF_CUDA_MEMORY = 76  # exit code of a run whose GPU had no memory left; see `diagnosis.EXIT_CODES`
-SNAPSHOT = "cuda_snapshot.pickle"
-# torch reads the first, its older name, and only where that is not set the second (c10/cuda/CUDAAllocatorConfig.h).
+OUT_OF_CUDA_MEMORY = 76  # exit code of a run that ran out of GPU memory; see `diagnosis.EXIT_CODES`
+# torch reads the older name first and the newer one only where that is unset (c10/cuda/CUDAAllocatorConfig.h).
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _EXPANDABLE = re.compile(r"\s*expandable_segments\s*:\s*(\w+)\s*", re.IGNORECASE)
-_HISTORY_ENTRIES = 100_000  # of the allocator's trace; several KB each in the snapshot's file
-_GPU_OPTIONS = ("empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot")
+_GPU_OPTIONS = ("empty_cache_every", "expandable_segments", "max_cuda_memory")
 
 
 def cuda_in_use() -> Any:
-    """torch, where this process has used CUDA."""
+    """Return the torch module if this process has used CUDA, else None."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
@@ -41,23 +36,23 @@ def cuda_in_use() -> Any:
 
 
 def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """What must be in a process's environment for `expandable_segments`; the user's other settings stay in it."""
+    """Environment variables that turn on `expandable_segments` and keep the user's other allocator settings."""
     if not config.expandable_segments:
         return {}
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
     merged = {}
     for name in ALLOCATOR_VARIABLES:
-        settings = re.split(r",(?![^\[]*\])", environ.get(name) or current)  # commas in brackets part none
-        kept = [part for part in settings if part.strip() and not _EXPANDABLE.fullmatch(part)]
-        merged[name] = ",".join([*kept, "expandable_segments:True"])
+        settings = re.split(r",(?![^\[]*\])", environ.get(name) or current)  # not at commas inside brackets
+        others = [part for part in settings if part.strip() and not _EXPANDABLE.fullmatch(part)]
+        merged[name] = ",".join([*others, "expandable_segments:True"])
     return merged
 
 
 def prepare_allocator(config: TrainConfig) -> None:
-    """Set `expandable_segments` for this process, before its first use of CUDA.
+    """Set `expandable_segments` in this process, which torch reads at the first use of CUDA.
 
     Raises:
-        InputError: when it comes too late.
+        InputError: if the process has used CUDA already.
     """
     torch = sys.modules["torch"]
     wanted = allocator_environment(config, os.environ)
@@ -65,15 +60,14 @@ def prepare_allocator(config: TrainConfig) -> None:
         return
     if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in wanted.items()):
         raise InputError(
-            "expandable_segments: expected a process that has not used CUDA yet, and this one has; "
-            "restart it, train with run() in a child process, or set "
-            f"{ALLOCATOR_VARIABLES[1]}=expandable_segments:True before it starts"
+            "expandable_segments: expected a process that has not used CUDA yet, and this one has; restart it, train "
+            f"with run() in a child process, or set {ALLOCATOR_VARIABLES[1]}=expandable_segments:True before it starts"
         )
     os.environ.update(wanted)
 
 
 def begin(config: TrainConfig, device: str) -> list[str]:
-    """Set the cap and start recording allocations; returns notes on options that have no effect here."""
+    """Set the memory cap and reset the peaks; returns notes on options without effect here."""
     if device != "cuda":
         names = [name for name in _GPU_OPTIONS if getattr(config, name)]
         return [f"{', '.join(names)}: without effect on the CPU"] if names else []
@@ -85,44 +79,37 @@ def begin(config: TrainConfig, device: str) -> list[str]:
         if config.max_cuda_memory > total:
             notes.append(f"max_cuda_memory: without effect, the GPU has {format_bytes(total)}")
         torch.cuda.set_per_process_memory_fraction(min(1.0, config.max_cuda_memory / total))
-    if config.cuda_snapshot:
-        torch.cuda.memory._record_memory_history(max_entries=_HISTORY_ENTRIES, stacks="python")
     return notes
 
 
 def end(config: TrainConfig) -> None:
-    """Undo `begin`."""
-    if (torch := cuda_in_use()) is None:
-        return
-    if config.max_cuda_memory is not None:
+    """Remove the memory cap."""
+    if (torch := cuda_in_use()) is not None and config.max_cuda_memory is not None:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    if config.cuda_snapshot:
-        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def empty_cache(mark: Callable[..., None], batch: int) -> None:
-    """Give cached blocks back to the GPU and mark how much that was and how long it took."""
+    """Return cached blocks to the GPU and mark the bytes returned and the seconds it took."""
     if (torch := cuda_in_use()) is None:
         return
     begin_s, before = time.perf_counter(), torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
-    given, took_s = before - torch.cuda.memory_reserved(), time.perf_counter() - begin_s
-    mark("empty_cache", after=f"batch {batch}", bytes=given, took_s=round(took_s, 6))
+    freed, took_s = before - torch.cuda.memory_reserved(), time.perf_counter() - begin_s
+    mark("empty_cache", after=f"batch {batch}", bytes=freed, took_s=round(took_s, 6))
 
 
 # Readings -------------------------------------------------------------------------------------------------------------
 
 
 def cuda_reading(largest: bool = False) -> dict[str, float] | None:
-    """This process's memory on its current GPU; None when CUDA was not used here.
+    """Memory of this process on its current GPU, or None if it has not used CUDA.
 
-    `allocated_bytes` by tensors and `reserved_bytes` by torch's allocator for them, now and at their peak since the
-    run began (`peak_allocated_bytes`, `peak_reserved_bytes`, which no sampling misses); `free_bytes` that it can still
-    reserve (`torch.cuda.mem_get_info`, under a cap what the cap leaves); `alloc_retries`, allocations that failed
-    until the cache was emptied, and `ooms`, those that failed for good, since the process began.
-
-    With `largest` also `largest_free_bytes`, the largest unallocated block in one piece, and `took_s`, what looking
-    for it took: the allocator lists all its blocks for that (`torch.cuda.memory_snapshot`).
+    Returns:
+        `allocated_bytes` by tensors and `reserved_bytes` by torch's allocator, now, and `peak_allocated_bytes` and
+        `peak_reserved_bytes` since the run began; `free_bytes` that the allocator can still reserve, under a cap what
+        the cap leaves; since the process began `alloc_retries`, allocations that failed until the cache was emptied,
+        and `ooms`, failed allocations. With `largest` also `largest_free_bytes`, the largest unallocated block in one
+        piece, and `took_s`, the seconds to find it: the allocator lists all its blocks (`torch.cuda.memory_snapshot`).
     """
     if (torch := cuda_in_use()) is None:
         return None
@@ -152,7 +139,7 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
 # Out of memory --------------------------------------------------------------------------------------------------------
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# How the allocator's message has its sizes (CUDACachingAllocator.cpp), since torch 2.0 and before it.
+# Wording of the allocator's message (CUDACachingAllocator.cpp) since torch 2.0, and before it.
 _SIZES = {
     "requested_bytes": ("Tried to allocate {}",),
     "total_bytes": ("total capacity of {}", "{} total capacity"),
@@ -165,12 +152,12 @@ _SIZES = {
 
 
 def oom_sizes(message: str) -> dict[str, int]:
-    """The sizes that an OutOfMemoryError names, as far as it does."""
+    """Sizes named by the message of a torch.OutOfMemoryError, in bytes."""
     sizes = {}
     for name, forms in _SIZES.items():
         pattern = "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms)
-        if found := re.search(pattern, message):
-            number, unit = filter(None, found.groups())
+        if match := re.search(pattern, message):
+            number, unit = filter(None, match.groups())
             sizes[name] = int(float(number) * _UNITS[unit])
     allocated = sizes.get("allocated_bytes", 0)
     if "reserved_bytes" in sizes:
@@ -183,27 +170,24 @@ def oom_sizes(message: str) -> dict[str, int]:
     return sizes
 
 
-def record_oom(error: BaseException, config: TrainConfig, run_dir: Path | None, mark: Callable[..., None]) -> None:
-    """Mark the event `cuda_oom` with the message's sizes, and write cuda_snapshot.pickle where that was asked for.
+def record_oom(error: BaseException, mark: Callable[..., None]) -> None:
+    """Mark the event `cuda_oom` with the sizes in the message and a reading of the GPU.
 
-    To be called while the error is handled: what its frames hold is then still allocated.
+    Call it inside the `except` block: the tensors of the failed step are still allocated there.
     """
     message = str(error).partition(" If reserved but unallocated")[0].splitlines()
     text = message[0] if message else type(error).__name__
     mark("cuda_oom", message=text, **{**(cuda_reading(largest=True) or {}), **oom_sizes(text)})
-    if config.cuda_snapshot and run_dir is not None and (torch := cuda_in_use()) is not None:
-        snapshot = torch.cuda.memory._snapshot()
-        try:  # in torch's own format, which only its viewer reads
-            write_atomically(run_dir / SNAPSHOT, lambda file: pickle.dump(snapshot, file))
-        except OSError as failed:
-            mark("note", cuda_snapshot=f"{SNAPSHOT} could not be written: {failed}")
+
+
+# Device ---------------------------------------------------------------------------------------------------------------
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto` is CUDA where there is one.
+    """Return the torch device; "auto" is CUDA where there is one.
 
     Raises:
-        InputError: for `cuda` on a machine or build without it.
+        InputError: for "cuda" on a machine or build without it.
     """
     import torch
 
@@ -216,13 +200,8 @@ def resolve_device(device: str) -> torch.device:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Refuse float16 on a CPU, where gradients below 6e-8 are lost and nothing scales them.
-
-    Raises:
-        InputError: for "fp16" where `device` resolves to the CPU.
-    """
+    """Refuse float16 on a CPU, where gradients below 6e-8 are lost and no loss scaling saves them."""
     if precision == "fp16" and resolve_device(device).type == "cpu":
         raise InputError(
-            f"precision: expected a GPU for 'fp16', found none to use with device={device!r}; "
-            "use 'bf16', which needs no scaling, or 'fp32'"
+            f"precision: expected a GPU for 'fp16', found none with device={device!r}; use 'bf16' or 'fp32'"
         )

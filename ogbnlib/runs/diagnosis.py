@@ -21,9 +21,9 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import GB, MB, Diverged, InputError, RankHung, format_bytes
-from ..forecast.cures import cuda_cures
+from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.sizes import RUNTIME_BYTES
-from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, SNAPSHOT, oom_sizes
+from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, oom_sizes
 from ..memory.signals import Stopped
 from ..memory.tally import Tally
 from ..memory.workers import WorkerDied
@@ -308,16 +308,12 @@ def _remedy(config: TrainConfig | None, tally: Tally, limit_bytes: int | None) -
     return "the data set itself does not fit: raise memory_limit"
 
 
-def _out_of_cuda(run_dir: Path, config: TrainConfig | None, oom: dict[str, Any]) -> tuple[list[str], str | None]:
-    """Sentences on a failed allocation, and the remedy where there is one to name."""
+def _out_of_cuda(config: TrainConfig | None, oom: dict[str, Any]) -> tuple[list[str], str]:
+    """Sentences on a failed allocation, and suggestions ("" where there are none)."""
     text = [_cuda_sizes(oom) or str(oom.get("message"))]
     if oom.get("alloc_retries"):
-        text.append(f"{oom['alloc_retries']:.0f} allocations had needed a second try before.")
-    if (run_dir / SNAPSHOT).is_file():
-        command = f"python -m torch.cuda._memory_viz trace_plot {run_dir / SNAPSHOT} -o cuda.html"
-        text.append(f"What was allocated, over time: `{command}`.")
-    cures = cuda_cures(config, oom) if config else []
-    return text, "; or ".join(cures) or None
+        text.append(f"Before, {oom['alloc_retries']:.0f} allocations needed a second try.")
+    return text, "; or ".join(oom_suggestions(config, oom)) if config else ""
 
 
 def _cuda_sizes(oom: Mapping[str, Any]) -> str:
@@ -504,8 +500,8 @@ def explain(
                 "look for who sent it: the job's state in sacct, or dmesg where the whole machine had no memory left"
             )
         if code == OUT_OF_CUDA_MEMORY and (oom := tally.events.get("cuda_oom")):
-            more, cured = _out_of_cuda(run_dir, config, oom)
-            text, remedy = text + more, cured or remedy
+            more, suggested = _out_of_cuda(config, oom)
+            text, remedy = text + more, suggested or remedy
         elif message := result.get("last_output"):
             text.append(f"Its last words: {message}")
     why = " ".join(text)

@@ -48,7 +48,7 @@ _RESUMABLE = {
     "accumulate",
     *("dataset", "data_dir", "download", "loading", "lookahead", "spool", "spool_dir"),
     *("num_workers", "persistent_workers", "pin_memory", "device"),
-    *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory", "cuda_snapshot"),
+    *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory"),
     *("epochs", "early_stopping", "train_eval", "eval_every", "eval_splits"),
     *("checkpoint_every_s", "release_every", "progress"),
 }

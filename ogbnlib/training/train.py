@@ -274,7 +274,7 @@ def train_prepared(
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
     except torch.OutOfMemoryError as error:
-        cuda.record_oom(error, config, run_dir, log.mark)
+        cuda.record_oom(error, log.mark)
         raise
     finally:
         shown.close()

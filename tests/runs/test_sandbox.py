@@ -321,7 +321,7 @@ def test_a_repeated_name_gets_the_next_free_folder(tmp_path: Path) -> None:
         {"num_workers": 2},
         {"eval_splits": ()},
         {"activation_checkpointing": True, "empty_cache_every": 5, "max_cuda_memory": "4 GB"},
-        {"expandable_segments": True, "cuda_snapshot": True},
+        {"expandable_segments": True},
     ],
     ids=str,
 )
