@@ -33,7 +33,9 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
     if not config.empty_cache_every:
         suggestions.append("empty_cache_every=100 costs some time and frees only segments without any tensor")
     # 0 is unknown, or fragmentation: then no difference of sums tells what would have been enough.
-    missing = 0 if None in (requested, unallocated, free) else max(0, requested - unallocated - free)
+    missing = 0
+    if requested is not None and unallocated is not None and free is not None:
+        missing = max(0, requested - unallocated - free)
     now = _step_bytes(config)
     for changes, cost in _changes(config):
         name = " ".join(f"{key}={list(value) if key == 'num_neighbors' else value}" for key, value in changes.items())
