@@ -24,6 +24,7 @@ Loading = Literal["eager", "lazy", "shared", "store", "propagated"]
 Split = Literal["train", "valid", "test"]
 HOP_MODELS = ("sgc", "sign", "sagn")  # they learn from propagated features
 MODELS = ("sage", "gcn", "gat", *HOP_MODELS)
+_REMOVED = {"sampler"}
 # The epochs that a schedule must be given and the number it may be, as torch's CosineAnnealingLR and StepLR call them.
 _SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
 
@@ -136,8 +137,6 @@ class _Parameters(BaseModel):
     """Store only: disk for windows that are prepared many at a time, for several epochs and the evaluations."""
     spool_dir: Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)] = None
     """Store only: where the spool lies, on a local disk; None: the job's own, or that of temporary files."""
-    sampler: Literal["numba", "pyg"] = "numba"
-    """numba, or PyG's stock one, which needs pyg-lib or torch-sparse."""
     num_neighbors: Integers = (3, 2)
     """One fan-out per layer, nearest hop first; -1 takes all neighbors."""
     batch_size: Annotated[Int, Field(gt=0)] = 128
@@ -340,6 +339,9 @@ class TrainConfig(_Parameters):
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
+        for name in _REMOVED & values.keys():  # config.json and checkpoints of earlier versions have them
+            warnings.warn(f"parameter {name!r} no longer exists and is ignored", stacklevel=2)
+            del values[name]
         problems = [unknown_name(name, known, "parameter") for name in values if name not in known]
         try:
             super().__init__(**values)

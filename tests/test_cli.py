@@ -109,7 +109,6 @@ MISTAKES = [
     (["plan", "--set", "dataset=ogbn-paper"], "unknown official data set 'ogbn-paper'"),
     (["plan", "--set", "dataset=none"], "none: expected a data set folder"),
     (["plan", "--memory-limit", "128"], "memory_limit: "),
-    (["plan", "--set", "loading=store", "--set", "sampler=pyg"], "sampler: "),
     (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
     (["train", "--run-dir", "run", "--config", "none.yaml"], "none.yaml: no such file"),
     (["plan", "--ladder", "--set", "size=3"], "unknown parameter 'size'"),

@@ -217,7 +217,7 @@ def _in_ram(config: TrainConfig, size: GraphSize, run: Ledger) -> Ledger:
     """eager, lazy and shared: the store's arrays read into RAM, the edges as COO or as one CSC."""
     edges, shared = trained_edges(size, config.undirected), config.loading == "shared"
     if shared:
-        run.held["shared CSC"] = shared_csc_bytes(size, edges, config.sampler)
+        run.held["shared CSC"] = shared_csc_bytes(size, edges)
         run.phase("build shared CSC", {})
     run.held["features"] = size.num_nodes * size.num_features * feature_itemsize(config, size)
     run.held["labels"] = size.num_nodes * label_itemsize(size.num_classes)

@@ -194,7 +194,7 @@ def _turned_down(name: str, value: Any, smaller: Callable[[Any], Any]) -> Iterat
 def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
     """For each knob its changes, smallest first; the knobs in the order in which they should be turned."""
     policies = ["shared"] if config.loading in ("eager", "lazy") else []
-    if not config.on_disk and config.sampler != "pyg":
+    if not config.on_disk:
         policies.append("store")
     return [
         [{"loading": policy} for policy in policies],

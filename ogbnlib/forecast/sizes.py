@@ -147,10 +147,9 @@ def stock_sort_bytes(size: GraphSize, edges: int) -> int:
     return max(0, 32 * edges - stock_csc_bytes(size, edges))
 
 
-def shared_csc_bytes(size: GraphSize, edges: int, engine: str = "numba") -> int:
-    """One CSC for all: colptr int64 and row int32, int64 for the stock sampler and from 2**31 nodes on."""
-    wide = engine == "pyg" or size.num_nodes >= 2**31
-    return 8 * (size.num_nodes + 1) + (8 if wide else 4) * edges
+def shared_csc_bytes(size: GraphSize, edges: int) -> int:
+    """One CSC for all: colptr int64 and row int32, int64 from 2**31 nodes on."""
+    return 8 * (size.num_nodes + 1) + (8 if size.num_nodes >= 2**31 else 4) * edges
 
 
 def store_bytes(config: TrainConfig, size: GraphSize) -> dict[str, int]:

@@ -94,12 +94,9 @@ def _space(root: Path) -> list[Check]:
 
 def _accelerator() -> Check:
     import torch
-    import torch_geometric.typing as installed
 
-    known = {"pyg-lib": installed.WITH_PYG_LIB, "torch-sparse": installed.WITH_TORCH_SPARSE}
-    samplers = [name for name, there in known.items() if there]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, training runs on the CPU"
-    return Check("devices", True, f"{device}; sampler='pyg': {', '.join(samplers) or 'not installed (optional)'}")
+    return Check("devices", True, device)
 
 
 def _datasets(root: Path) -> Check:

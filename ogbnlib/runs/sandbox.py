@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import shutil
 import signal
@@ -352,14 +351,9 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     """Refuse what can be seen to be wrong without loading data, before a run's folder is made; the data set's size.
 
     Raises:
-        InputError: for a missing or damaged data set (from its headers), a sampler that is not installed, or a GPU
-            that is not there (the one check that imports torch, only when `device="cuda"` or `precision="fp16"`).
+        InputError: for a missing or damaged data set (from its headers), or a GPU that is not there (the
+            one check that imports torch, only when `device="cuda"` or `precision="fp16"`).
     """
-    if config.sampler == "pyg" and not any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse")):
-        raise InputError(
-            "sampler: 'pyg' needs pyg-lib or torch-sparse, and neither is installed; use sampler='numba', or "
-            "pip install torch-sparse (builds from source, about 20 minutes)"
-        )
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)

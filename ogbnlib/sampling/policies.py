@@ -8,13 +8,11 @@
 | `store` | on disk, mapped or read ahead in windows | views of the files; building another costs nothing |
 
 `eager` and `lazy` let PyG's real `NeighborLoader` constructor build its own CSC, so what they cost is what the stock
-loader costs; only the sampling on that CSC is ours (`sampler="numba"`), which makes the batches of all policies equal
-for the same seed. With `sampler="pyg"` the stock sampling routine runs, and batches follow its own random numbers.
+loader costs; only the sampling on that CSC is ours, which makes the batches of all policies equal for the same seed.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,7 +24,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader, NodeLoader
-from torch_geometric.sampler import BaseSampler, NeighborSampler
 
 from ..config import TrainConfig
 from ..errors import clear_errors
@@ -157,12 +154,7 @@ class Loaders:
         if split != "train":
             return resident
         # The resident train loader's CSC serves.
-        sampler = resident.node_sampler
-        if isinstance(sampler, CSCSampler):
-            sampler = self._sampler(split, *sampler.graph, training=False)
-        else:
-            sampler = copy.copy(sampler)
-            sampler.num_neighbors = list(self.config.fan_out(training=False))
+        sampler = self._sampler(split, *resident.node_sampler.graph, training=False)
         return NodeLoader(self.data, sampler, **self._arguments(split, shuffle=False))
 
     def eval_batches(self, split: str) -> Iterator[Data]:
@@ -199,10 +191,9 @@ class StockLoaders(Loaders):
             stock = loader.node_sampler
             csc = (stock.colptr, stock.row, stock.perm)
             self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))
-            if self.config.sampler == "numba":
-                restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
-                loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
-                loader.stock = stock  # holds `perm`, so that the loader takes what it takes without us
+            restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
+            loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
+            loader.stock = stock  # holds `perm`, so that the loader takes what it takes without us
             return loader
 
 
@@ -211,23 +202,14 @@ class SharedLoaders(Loaders):
 
     def _load(self, store: Store) -> Data:
         with self.log.phase("build shared CSC"):
-            # The stock routines take int64 only.
-            row_dtype = "int64" if self.config.sampler == "pyg" else None
-            self.colptr, self.row = store.read("colptr"), store.read("row", row_dtype)
+            self.colptr, self.row = store.read("colptr"), store.read("row")
         self.log.part("shared CSC", self.colptr.nbytes + self.row.nbytes)
         x = self._load_nodes(store)
         return Data(x=x, edge_index=NO_EDGES, y=self.y, num_nodes=store.num_nodes)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         with self.log.phase(f"build {split} loader"):
-            sampler: BaseSampler
-            if self.config.sampler == "numba":
-                sampler = self._sampler(split, self.colptr, self.row, training=shuffle)
-            else:
-                fan_out = list(self.config.fan_out(training=shuffle))
-                sampler = NeighborSampler(Data(edge_index=NO_EDGES, num_nodes=1), fan_out)
-                sampler.num_nodes, sampler.perm = self.data.num_nodes, None
-                sampler.colptr, sampler.row = torch.from_numpy(self.colptr), torch.from_numpy(self.row)
+            sampler = self._sampler(split, self.colptr, self.row, training=shuffle)
             return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
 
 
@@ -391,7 +373,7 @@ def make_loaders(
 
     Raises:
         InputError: when the store ends early or has features that `feature_dtype` can't hold, when it can't do what
-            `config` asks for, and when `sampler` is not installed.
+            `config` asks for.
     """
     policies = {"eager": StockLoaders, "lazy": StockLoaders, "shared": SharedLoaders, "store": StoreLoaders}
     return policies[config.loading](store, config, log, rank, num_ranks, reserve)

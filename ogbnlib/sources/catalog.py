@@ -281,7 +281,7 @@ def open_for(config: TrainConfig, **how: Any) -> Store:
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
-    """Refuse what `config` asks of a data set that does not hold it: a direction, as many hops, a sampler.
+    """Refuse what `config` asks of a data set that does not hold it: a direction, as many hops.
 
     Raises:
         InputError: naming the parameter.
@@ -302,8 +302,6 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
             f"num_neighbors: {size.name} keeps {size.keep_hops} hops, got {len(config.num_neighbors)}; "
             "convert it with a larger --keep-hops"
         )
-    if config.on_disk and config.sampler == "pyg":
-        raise InputError(f"sampler: loading={config.loading!r} takes sampler='numba' only, got 'pyg'")
 
 
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:

@@ -41,7 +41,6 @@ SORT = 32 * EDGES - CSC
 TABLE = [
     ({"loading": "eager"}, 188, FEATURES + COO + 3 * CSC + SORT),
     ({"loading": "lazy", "train_eval": "never"}, 161, FEATURES + COO + 2 * CSC + SORT),
-    ({"loading": "shared", "sampler": "pyg"}, 71, FEATURES + 8 * (NODES + 1) + 8 * EDGES),
     ({"loading": "shared", "feature_dtype": "float16"}, 36, FEATURES // 2 + 8 * (NODES + 1) + 4 * EDGES),
 ]
 
@@ -273,8 +272,6 @@ def test_a_store_that_cannot_do_what_is_asked_is_refused() -> None:
     for policy in POLICIES:
         with pytest.raises(InputError, match="undirected: "):
             forecast(one_way, loading=policy, undirected=True)
-    with pytest.raises(InputError, match="sampler: "):
-        forecast(loading="store", sampler="pyg")
     forecast(replace(one_way, undirected=True), loading="store", undirected=True)
 
 

@@ -99,11 +99,10 @@ def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_store: Path) -> Non
     assert kept == stock_csc_bytes(size_of(str(tiny_store)), 3000)
 
 
-def test_a_shared_csc_has_four_bytes_an_edge_and_eight_for_the_stock_sampler(tiny_store: Path) -> None:
+def test_a_shared_csc_has_four_bytes_an_edge_and_eight_from_2_31_nodes_on(tiny_store: Path) -> None:
     size, store = size_of(str(tiny_store)), open_store(tiny_store)
     colptr, row = store.read("colptr"), store.read("row")
     assert shared_csc_bytes(size, 3000) == colptr.nbytes + row.nbytes
-    assert shared_csc_bytes(size, 3000, "pyg") == colptr.nbytes + 2 * row.nbytes
     assert shared_csc_bytes(replace(size, num_nodes=2**31), 1) == 8 * (2**31 + 1) + 8
 
 

@@ -96,8 +96,6 @@ def test_what_does_not_go_together_is_refused_by_name(tiny_config: Config, graph
     ):
         with pytest.raises(InputError, match=said):
             make(tiny_config, graph, **changes)
-    with pytest.raises(InputError, match=r"^sampler: loading='propagated' takes sampler='numba' only"):
-        plan(make(tiny_config, graph, sampler="pyg"))
     made = propagate(open_store(graph), tmp_path / "made", norm="row", progress=False).path
     with pytest.raises(InputError, match="has propagated features and no edges: set loading=propagated, got 'store'"):
         train(tiny_config(dataset=str(made), loading="store"))

@@ -551,7 +551,6 @@ def test_a_loader_that_is_dropped_gives_its_files_and_threads_back(
         ({"keep_hops": 2}, {"num_neighbors": [2, 2, 2]}, r"num_neighbors: .* keeps 2 hops, got 3; convert"),
         ({}, {"undirected": True, "loading": "eager"}, r"undirected: .* was made with undirected=False"),
         ({"undirected": True}, {"undirected": False, "loading": "shared"}, r"undirected: .*, asked for was False"),
-        ({}, {"sampler": "pyg"}, r"sampler: "),
     ],
     ids=[
         "too few hops in memory",
@@ -559,7 +558,6 @@ def test_a_loader_that_is_dropped_gives_its_files_and_threads_back(
         "too few hops",
         "no reverse edges",
         "unwanted reverse edges",
-        "stock sampler",
     ],
 )
 def test_what_a_store_cannot_do_is_refused_before_anything_is_written(
@@ -581,8 +579,6 @@ def test_what_a_store_cannot_do_is_refused_before_anything_is_written(
 
 
 def test_the_policy_itself_refuses_them_too(config: Callable[..., TrainConfig], stores: Callable[..., Store]) -> None:
-    with pytest.raises(InputError, match=r"sampler: loading='store' takes sampler='numba' only"):
-        make_loaders(stores(), config(loading="store", sampler="pyg"), EventLog(None))
     with pytest.raises(InputError, match=r"undirected: .* was made with undirected=False"):
         make_loaders(stores(), config(loading="store", undirected=True), EventLog(None))
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch_geometric.typing
 from conftest import raw_arrays
 from torch_geometric.loader import NeighborLoader, NodeLoader
 
@@ -222,15 +221,6 @@ def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, 
         pass
     worker.join(2)
     assert worker.exitcode == 0  # DataLoader sends SIGTERM to a worker that did not hear of its end for 5 s
-
-
-@pytest.mark.parametrize("policy", ["lazy", "shared"])
-def test_the_stock_sampler_trains_where_it_is_installed(make: Make, policy: str) -> None:
-    if not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE):
-        pytest.skip("neither pyg-lib nor torch-sparse is installed")
-    loaders = make(loading=policy, sampler="pyg")
-    seeds = [int(i) for batch in loaders.train_loader() for i in batch.n_id[: batch.batch_size]]
-    assert sorted(seeds) == loaders.splits["train"].tolist()
 
 
 # A damaged store -----------------------------------------------------------------------------------------------------

@@ -272,7 +272,6 @@ def test_what_a_data_set_does_not_hold_is_refused(raw: Path, tmp_path: Path) -> 
     for changes, match in (
         ({"num_neighbors": [2, 2, 2]}, "num_neighbors: .* keeps 2 hops, got 3"),
         ({"undirected": True}, "undirected: "),
-        ({"loading": "store", "sampler": "pyg"}, "sampler: "),
     ):
         with pytest.raises(InputError, match=match):
             check_store(kept.size, config(**changes))

@@ -349,18 +349,6 @@ def test_a_mistake_is_found_before_anything_is_written(tiny_config: Config, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_the_stock_sampler_that_is_not_installed_is_refused_before_anything_is_written(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    import torch_geometric.typing as installed
-
-    if installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE:
-        pytest.skip("a stock sampler is installed")
-    with pytest.raises(InputError, match=r"^sampler: 'pyg' needs"):
-        train(tiny_config(sampler="pyg"), tmp_path / "run")
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_callers_thread_count_is_left_as_it_was(tiny_config: Config) -> None:
     before = torch.get_num_threads()
     train(tiny_config(epochs=1, num_threads=before + 1))
