@@ -154,7 +154,8 @@ class Loaders:
         if split != "train":
             return resident
         # The resident train loader's CSC serves.
-        sampler = self._sampler(split, *resident.node_sampler.graph, training=False)
+        colptr, row = resident.node_sampler.graph
+        sampler = self._sampler(split, colptr, row, training=False)
         return NodeLoader(self.data, sampler, **self._arguments(split, shuffle=False))
 
     def eval_batches(self, split: str) -> Iterator[Data]:
