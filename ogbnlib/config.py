@@ -24,7 +24,6 @@ Loading = Literal["eager", "lazy", "shared", "store", "propagated"]
 Split = Literal["train", "valid", "test"]
 HOP_MODELS = ("sgc", "sign", "sagn")  # they learn from propagated features
 MODELS = ("sage", "gcn", "gat", *HOP_MODELS)
-_REMOVED = {"sampler"}
 # The epochs that a schedule must be given and the number it may be, as torch's CosineAnnealingLR and StepLR call them.
 _SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
 
@@ -108,7 +107,7 @@ Splits = Annotated[tuple[Annotated[Split, BeforeValidator(split_name)], ...], Be
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 
-_REMOVED = {"cuda_snapshot"}  # parameters of earlier versions: ignored in the config.json of an old run
+_REMOVED = {"cuda_snapshot", "sampler"}  # parameters of earlier versions: ignored in the config.json of an old run
 
 
 class _Parameters(BaseModel):
@@ -339,9 +338,6 @@ class TrainConfig(_Parameters):
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
-        for name in _REMOVED & values.keys():  # config.json and checkpoints of earlier versions have them
-            warnings.warn(f"parameter {name!r} no longer exists and is ignored", stacklevel=2)
-            del values[name]
         problems = [unknown_name(name, known, "parameter") for name in values if name not in known]
         try:
             super().__init__(**values)
@@ -355,6 +351,13 @@ class TrainConfig(_Parameters):
     def create(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> TrainConfig:
         """A config from names and values; every mistake in them is reported in one `InputError`."""
         return cls(**{**(values or {}), **more})
+
+    @classmethod
+    def restore(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Create a config from saved values; parameters of earlier versions are ignored with a warning."""
+        if removed := sorted(values.keys() & _REMOVED):
+            warnings.warn(f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2)
+        return cls.create({name: value for name, value in values.items() if name not in _REMOVED})
 
     def replace(self, **changes: Any) -> TrainConfig:
         """A new config with some values changed, validated like a new one."""
@@ -380,11 +383,8 @@ class TrainConfig(_Parameters):
             raise InputError(f"{path}: expected JSON, found something else ({error})") from None
         if not isinstance(values, dict):
             raise InputError(f"{path}: expected a JSON object of parameters, found {type(values).__name__}")
-        if removed := sorted(values.keys() & _REMOVED):
-            warnings.warn(f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2)
-            values = {name: value for name, value in values.items() if name not in _REMOVED}
         try:
-            return cls.create(values)
+            return cls.restore(values)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 

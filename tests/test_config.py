@@ -194,8 +194,10 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 def test_a_parameter_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path) -> None:
     config = make()
-    (tmp_path / "config.json").write_text(json.dumps({**config.model_dump(mode="json"), "cuda_snapshot": True}))
-    with pytest.warns(UserWarning, match="cuda_snapshot: ignored"):
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config.model_dump(mode="json"), "cuda_snapshot": True, "sampler": "numba"})
+    )
+    with pytest.warns(UserWarning, match="cuda_snapshot, sampler: ignored"):
         assert TrainConfig.load(tmp_path / "config.json") == config
 
 

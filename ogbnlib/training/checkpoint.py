@@ -177,7 +177,7 @@ def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str,
     content = _content(path, torch.device("cpu"))
     # A best.pt of an earlier version has none; the checkpoint beside it is of the same data set.
     data = content["data"] if "data" in content else _content(folder / CHECKPOINT, torch.device("cpu"))["data"]
-    return TrainConfig.create(content["config"]), content["model"], data, path
+    return TrainConfig.restore(content["config"]), content["model"], data, path
 
 
 def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:
