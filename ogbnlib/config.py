@@ -19,11 +19,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from .errors import InputError, clear_errors, parse_bytes, split_name, unknown_name
 from .files import home, write_json
+from .registry import MODELS
 
 Loading = Literal["eager", "lazy", "shared", "store", "propagated"]
 Split = Literal["train", "valid", "test"]
-HOP_MODELS = ("sgc", "sign", "sagn")  # they learn from propagated features
-MODELS = ("sage", "gcn", "gat", *HOP_MODELS)
 # The epochs that a schedule must be given and the number it may be, as torch's CosineAnnealingLR and StepLR call them.
 _SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
 
@@ -241,7 +240,7 @@ class _Parameters(BaseModel):
             )
         if self.persistent_workers and self.num_workers == 0:
             raise ValueError("persistent_workers: needs num_workers of at least 1, got num_workers=0")
-        if self.model in ("gat", "sagn") and self.hidden_channels % self.heads:
+        if self.model in MODELS and MODELS[self.model].has_heads and self.hidden_channels % self.heads:
             expected = f"expected a multiple of heads={self.heads} for {self.model}"
             raise ValueError(f"hidden_channels: {expected}, got {self.hidden_channels}")
         if len(set(self.eval_splits)) != len(self.eval_splits):
@@ -256,16 +255,17 @@ class _Parameters(BaseModel):
         return self
 
     def _check_model(self) -> None:
-        whole = self.loading == "propagated"
-        if self.model in MODELS and (self.model in HOP_MODELS) != whole:
-            known = ", ".join(HOP_MODELS if whole else MODELS[: -len(HOP_MODELS)])
-            wanted = "" if whole else f"; {', '.join(HOP_MODELS)} take loading=propagated"
+        propagated, entry = self.loading == "propagated", MODELS.get(self.model)
+        if entry and entry.propagated != propagated:
+            known = ", ".join(name for name, model in MODELS.items() if model.propagated == propagated)
+            others = ", ".join(name for name, model in MODELS.items() if model.propagated)
+            hint = "" if propagated else f"; {others} take loading=propagated"
             raise ValueError(
-                f"model: expected {known}, or your own, with loading={self.loading}, got {self.model!r}{wanted}"
+                f"model: expected {known}, or your own, with loading={self.loading}, got {self.model!r}{hint}"
             )
-        if self.model in MODELS and self.model_args:
+        if entry and self.model_args:
             raise ValueError(f"model_args: expected with a model of your own only, got model={self.model!r}")
-        if self.activation_checkpointing and (self.model not in MODELS or self.model in HOP_MODELS):
+        if self.activation_checkpointing and (entry is None or entry.propagated):
             raise ValueError(
                 "activation_checkpointing: goes through the layers of sage, gcn and gat; in a model of your own call "
                 "torch.utils.checkpoint in its forward, and leave this false"

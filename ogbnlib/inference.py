@@ -28,6 +28,7 @@ from .propagation.layers import Layer, LayerWise
 from .propagation.plan import fixed_bytes
 from .propagation.policy import HopLoader
 from .propagation.sweep import THREADS
+from .registry import MODELS
 from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
 from .sources.catalog import check_hops, open_for
@@ -225,7 +226,7 @@ def predict_nodes(
     ids, what = _asked(nodes, store)
     whole, size = config.loading == "propagated", config.eval_batch_size or config.batch_size
     if not (whole or sampled):
-        if config.model not in ("sage", "gcn"):
+        if not (config.model in MODELS and MODELS[config.model].exact):
             raise InputError(
                 f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled"
             )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..config import MODELS, TrainConfig
+from ..config import TrainConfig
 from ..errors import InputError, format_bytes
+from ..registry import MODELS
 from .phases import predict
 from .sizes import smaller_fan_out
 

@@ -41,7 +41,7 @@ from .sizes import (
     store_bytes,
     trained_edges,
 )
-from .step import layer_widths, model_state_bytes
+from .step import layers_of, model_state_bytes
 
 _SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
 
@@ -134,8 +134,9 @@ class Forecast:
         """
         config, size, batch = self.config, self.size, self.batch
         hops, work = len(config.num_neighbors), 0.0
-        for i, (width, out) in enumerate(layer_widths(config, size.num_features, size.num_classes)):
-            work += 4 * sum(batch.hop_nodes[: max(1, hops - i)]) * width * out * (2 if i == 0 else 3)
+        for i, layer in enumerate(layers_of(config, batch, size.num_features, size.num_classes)):
+            targets = sum(batch.hop_nodes[: max(1, hops - i)])
+            work += 4 * targets * layer.inputs * layer.outputs * (2 if layer.first else 3)
         batches = Pass(config, size, "train", self.batches).num_batches
         rate = (44e9 if config.precision == "fp32" else 73e9) * (config.num_threads or 2) ** 0.8
         train_s = batches * (0.7e-3 + 0.3e-6 * batch.num_nodes + work / rate)

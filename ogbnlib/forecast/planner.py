@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..config import MODELS, TrainConfig
+from ..config import TrainConfig
 from ..errors import GB, MB, InputError, format_bytes, parse_bytes
+from ..registry import MODELS
 from ..sources.catalog import graph_for
 from .phases import Forecast, margin_bytes, predict
 from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, smaller_fan_out
-from .step import is_measured, saved_bytes, taken_for, try_model
+from .step import formula_of, is_measured, saved_bytes, try_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,7 +144,7 @@ class Advice:
         if self.model_problem:
             lines.append(
                 f"uncertain: {config.model} was not measured ({self.model_problem}); its weights and activations are "
-                f"taken for those of a {taken_for(config)} that computes all sampled nodes in each layer"
+                f"taken for those of a {formula_of(config)} that computes all sampled nodes in each layer"
             )
         elif config.model not in MODELS:
             lines.append(f"{config.model}: a step of it was measured on a small random batch")
@@ -177,7 +178,7 @@ class Advice:
                 for phase in forecast.phases
             ],
             "gpu": dict(forecast.gpu),
-            "model_taken_for": taken_for(forecast.config),
+            "model_taken_for": formula_of(forecast.config),
             "would_fit": [{"changes": dict(a.changes), "peak_bytes": a.forecast.peak_bytes} for a in self.alternatives],
         }
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import MODELS, TrainConfig, check_config
+from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES, GraphSize, raw_bytes, size_of
@@ -31,6 +31,7 @@ from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE, Presses, handled
 from ..progress import Live, check_notebook, doing, drawn, in_notebook, is_kernel_ending
+from ..registry import MODELS
 from ..sources.catalog import locate_for
 from .attempt import Attempt
 from .diagnosis import resumption

@@ -28,12 +28,13 @@ from torch_geometric.data import Data
 from torch_geometric.nn import PNA
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from ..config import HOP_MODELS, MODELS, TrainConfig
+from ..config import TrainConfig
 from ..errors import InputError, no_exit, unknown_name
 from ..files import home, write_atomically
 from ..graph.store import Store
+from ..registry import MODELS
 from ..runs.folder import MODEL
-from .models import DTYPES, GNN, HopModel, degree_histogram
+from .models import DTYPES, GNN, degree_histogram
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _SEEDS = 4  # of the random batch
@@ -64,8 +65,8 @@ def make_model(
     if given is not None:
         _check_unused(config, {}, "which is made already")
     elif made_by is None:
-        made = HopModel if config.model in HOP_MODELS else GNN
-        return made(config, num_features, num_classes)
+        model: nn.Module = MODELS[config.model].load()(config, num_features, num_classes)
+        return model
     else:
         given = _instance(made_by, config, num_features, num_classes, note, store)
     _try_out(given, config, num_features, num_classes)

@@ -24,7 +24,7 @@ from torch import nn
 from torch_geometric.data import Data
 
 from .. import marks
-from ..config import MODELS, TrainConfig, check_config
+from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, no_exit
 from ..files import home
 from ..forecast.passes import step_reserve_bytes
@@ -37,6 +37,7 @@ from ..memory.signals import Stopped, StopRequest, handled
 from ..memory.workers import workers_ended
 from ..propagation.hops import propagated
 from ..propagation.policy import PropagatedLoaders
+from ..registry import MODELS
 from ..runs.attempt import Attempt
 from ..runs.diagnosis import exit_code_of
 from ..runs.folder import Run, own_run_dir

@@ -16,7 +16,8 @@ from graphs import make_store
 from real_graphs import real_config, write_graph
 
 from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
-from ogbnlib.forecast.step import _hop_steps, parameter_count
+from ogbnlib.forecast.step import layer_memory, parameter_count
+from ogbnlib.sampling.budget import BatchShape
 from ogbnlib.training.models import HopModel
 from ogbnlib.training.train import train
 
@@ -133,7 +134,7 @@ def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str, dropou
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         F.cross_entropy(net(x), torch.zeros(seeds, dtype=torch.int64)).backward()
     found = sum(storage.nbytes() for key, storage in kept.items() if key not in known)
-    foretold = sum(step.kept for step in _hop_steps(config, seeds, 4 * 40, 7))
+    foretold = sum(step.kept for step in layer_memory(config, BatchShape((seeds,), ()), 4 * 40, 7))
     print(model, dropout, found, foretold)
     assert found <= foretold * 1.01 + 20_000
     assert foretold <= 1.8 * found + 20_000

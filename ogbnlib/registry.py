@@ -1,0 +1,203 @@
+"""Registry of models: for each name its class, what it learns from, and formulas for its weights and its step.
+
+Classes are given by dotted path, so that forecasts and the command line import no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Widths = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a training step.
+
+    Attributes:
+        sources, targets, edges: Nodes that it reads, nodes that it writes, edges between them.
+        inputs, outputs: Channels, of all heads together but for the last layer's outputs.
+        hops: Of propagated features.
+        half: Whether it runs under autocast.
+        edge_list: Whether it gets an edge list in place of a sparse matrix, as `forward(x, edge_index)` does.
+    """
+
+    sources: int
+    targets: int
+    edges: int
+    inputs: int
+    outputs: int
+    first: bool
+    last: bool
+    heads: int
+    hops: int
+    half: bool
+    dropout: bool
+    edge_list: bool
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Bytes of one layer in a training step.
+
+    Attributes:
+        kept: For the backward pass, the output included. The first layer's x belongs to the batch and is not counted.
+        checkpointed: The part of `kept` that activation checkpointing keeps: the output and the sparse matrix.
+        peak: The most that the forward or the backward pass has alive.
+    """
+
+    kept: int
+    checkpointed: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model.
+
+    Attributes:
+        path: Module and class.
+        propagated: Whether it learns from propagated features instead of sampled neighbors.
+        exact: Whether inference can count all neighbors, layer by layer over the whole graph.
+        has_heads: Whether `heads` must divide `hidden_channels`.
+        weights: Number of weights of one layer.
+        memory: Bytes of one layer in a training step.
+        widths: Inputs and outputs of each layer, from depth (fan-outs or hops), features, hidden channels, classes.
+    """
+
+    path: str
+    weights: Callable[[Layer], int]
+    memory: Callable[[Layer], LayerMemory]
+    propagated: bool = False
+    exact: bool = False
+    has_heads: bool = False
+    widths: Callable[[int, int, int, int], Widths] = lambda depth, features, hidden, classes: list(
+        itertools.pairwise([features, *[hidden] * (depth - 1), classes])
+    )
+
+    def load(self) -> Any:
+        """Import the class."""
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+# Sampled neighbors ----------------------------------------------------------------------------------------------------
+# [rows, channels] is float32 where nothing else is stated. Autocast halves products, adds half-width copies of inputs,
+# and leaves sums in float32. The last layer's output is there twice more for the loss.
+
+
+def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3) -> LayerMemory:
+    """Bytes of a layer from its products, its scratch space and its sparse matrix.
+
+    Dropout keeps its mask and its result beside the output.
+    """
+    out = (4 if layer.last else item) * layer.targets * layer.outputs
+    kept = products + out * (masks if layer.dropout and not layer.last else 1) + 8 * layer.targets
+    peak = products + out * (3 if layer.last else 1) + scratch
+    return LayerMemory(kept, out + matrix, max(kept, peak))
+
+
+def _sage(layer: Layer) -> LayerMemory:
+    """Keeps the mean of the neighbors [T, in], the sparse matrix and the output.
+
+    The first layer takes two more outputs, later ones twice the gradient of the input [S, in]; dropout's result makes
+    room for one. An edge list takes [E, in] and its gradient on top.
+    """
+    item, copy = (2, 2) if layer.half else (4, 0)
+    matrix = 4 * layer.edges + 8 * layer.targets
+    products = (4 if layer.first else item) * layer.targets * layer.inputs + matrix
+    if layer.first:
+        scratch = layer.targets * (2 * item * layer.outputs + copy * layer.inputs)
+    else:
+        scratch = (8 + copy - (item if layer.dropout else 0)) * layer.sources * layer.inputs
+    scratch += 8 * layer.edges * layer.inputs if layer.edge_list else 0
+    return _sum(layer, products, scratch, matrix, item=item)
+
+
+def _gcn(layer: Layer) -> LayerMemory:
+    """Keeps the sparse matrix, its self-loops and the output.
+
+    Takes 3 [S, out] and 16 bytes an edge: products of the sources, twice their gradient, and the matrix transposed.
+    Under autocast dropout's result is the next layer's copy.
+    """
+    copy = 2 if layer.half else 0
+    matrix = 4 * layer.edges + 12 * layer.targets
+    scratch = (12 + copy) * layer.sources * layer.outputs + 16 * layer.edges
+    return _sum(layer, matrix + copy * layer.sources * layer.inputs, scratch, matrix, masks=2 if layer.half else 3)
+
+
+def _gat(layer: Layer) -> LayerMemory:
+    """Keeps [S + 2 T + E, H], 16 bytes an edge for each head and once more, and the output; takes 3 [E, H]."""
+    item, copy = (2, 2) if layer.half else (4, 0)
+    wide = layer.outputs * layer.heads if layer.last else layer.outputs
+    edges = layer.edges + layer.targets  # self-loops
+    products = item * (layer.sources + layer.targets + edges) * wide + 16 * edges * (1 + layer.heads)
+    products += 2 * copy * layer.sources * layer.inputs
+    return _sum(layer, products, (12 + 2 * copy) * edges * wide)
+
+
+def _gat_weights(layer: Layer) -> int:
+    """A matrix, two vectors of attention and the bias."""
+    wide = layer.outputs * layer.heads if layer.last else layer.outputs
+    return layer.inputs * wide + 2 * wide + layer.outputs
+
+
+# Propagated features --------------------------------------------------------------------------------------------------
+
+
+def _linear_weights(layer: Layer) -> int:
+    return layer.inputs * layer.outputs + layer.outputs
+
+
+def _linear(layer: Layer, kept: int = 0) -> LayerMemory:
+    """A last layer keeps its output and takes it twice more; the first one keeps `kept` and takes twice its rows."""
+    rows = 4 * layer.targets * layer.outputs
+    if layer.last:
+        return LayerMemory(rows, rows, 3 * rows)
+    kept += 2 * layer.targets * layer.inputs * (layer.hops + 1) if layer.half else 0
+    return LayerMemory(kept, rows, kept + 2 * rows)
+
+
+def _sign(layer: Layer) -> LayerMemory:
+    """Keeps the ReLU's results of all hops, the dropout's with their mask, and all of them side by side."""
+    return _linear(layer, (4 if layer.dropout else 3) * 4 * layer.targets * layer.outputs)
+
+
+def _sagn(layer: Layer) -> LayerMemory:
+    """Keeps all hops side by side, their attention, and the ReLU's and the dropout's results of their sum."""
+    hidden = layer.outputs // (layer.hops + 2)
+    return _linear(layer, 4 * layer.targets * (layer.outputs + 3 * (layer.hops + 1) * layer.heads + 2 * hidden))
+
+
+def _sagn_weights(layer: Layer) -> int:
+    """The first layer's hops have no bias; its own features have one, and attention is two vectors."""
+    hidden = layer.outputs // (layer.hops + 2)
+    return layer.inputs * layer.outputs + (layer.outputs if layer.last else 3 * hidden)
+
+
+def _sgc_widths(hops: int, features: int, _hidden: int, classes: int) -> Widths:
+    return [(features // (hops + 1), classes)]
+
+
+def _sign_widths(hops: int, features: int, hidden: int, classes: int) -> Widths:
+    wide = (hops + 1) * hidden
+    return [(features // (hops + 1), wide), (wide, classes)]
+
+
+def _sagn_widths(hops: int, features: int, hidden: int, classes: int) -> Widths:
+    return [(features // (hops + 1), (hops + 2) * hidden), (hidden, classes)]
+
+
+_GNN, _HOPS = "ogbnlib.training.models:GNN", "ogbnlib.training.models:HopModel"
+MODELS = {
+    "sage": Model(_GNN, lambda layer: 2 * layer.inputs * layer.outputs + layer.outputs, _sage, exact=True),
+    "gcn": Model(_GNN, _linear_weights, _gcn, exact=True),
+    "gat": Model(_GNN, _gat_weights, _gat, has_heads=True),
+    "sgc": Model(_HOPS, _linear_weights, _linear, propagated=True, widths=_sgc_widths),
+    "sign": Model(_HOPS, _linear_weights, _sign, propagated=True, widths=_sign_widths),
+    "sagn": Model(_HOPS, _sagn_weights, _sagn, propagated=True, has_heads=True, widths=_sagn_widths),
+}
