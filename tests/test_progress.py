@@ -46,17 +46,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_BAR_EVERY_S", 0.01)
 
 
-def test_a_line_says_all_that_one_waits_for() -> None:
+def test_a_line_has_the_count_the_speed_the_loss_the_time_left_and_the_memory() -> None:
     count = Count(9432, "batches", done=3100, per_s=61.7, loss=1.684, run_left_s=1230)
-    assert details(count, int(1.2 * GB), 4 * GB) == (
-        "3,100/9,432, 61.7 it/s, loss 1.68, 1 min 43 s left, run 20 min, 1.20 GB of 4.00 GB [###.......]"
-    )
+    line = details(count, int(1.2 * GB), 4 * GB)
+    for words in ("33%", "3100/9432", "<01:42", "61.70it/s", "loss 1.68", "run 20 min", "1.20 GB of 4.00 GB"):
+        assert words in line
     assert details(None, 3 * GB) == "3.00 GB"
-    assert details(None, 9 * GB, 4 * GB).endswith("[##########]")
+    assert "14.0G/28.0G" in str(Count(28 * GB, done=14 * GB, per_s=GB))
     soon = Count(28 * GB)
-    soon.add(GB)  # from the page cache
-    assert str(soon) == "1.00 GB of 28.00 GB"
-    assert str(Count(28 * GB, done=14 * GB, per_s=GB)) == "14.00 GB of 28.00 GB, 1.00 GB/s, 14 s left"
+    soon.add(GB)  # from the page cache: no speed yet
+    assert "?B/s" in str(soon)
 
 
 def test_a_person_has_one_line_which_is_gone_in_the_end() -> None:
