@@ -1,8 +1,8 @@
-"""SIGUSR1, SIGTERM and SIGHUP ask a run to stop at its next batch boundary, with a checkpoint.
+"""Stop signals: SIGUSR1, SIGTERM and SIGHUP ask a run to stop at its next batch boundary, with a checkpoint.
 
-Slurm sends the first two before a time limit (`--signal=USR1@300`), at preemption and on scancel, a terminal that is
-closed the third; the kernel sends SIGTERM to a child whose parent died. A handler here only notes the number, or passes
-it on: nothing is written inside one.
+Slurm sends the first two before a time limit (`--signal=USR1@300`), at preemption and on scancel; a closed terminal
+sends SIGHUP; the kernel sends SIGTERM to a child whose parent died. Handlers note a number or pass it on and write
+nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
-FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)  # to a command: whatever else would end its watcher alone
-PARENT_VARIABLE = "OGBNLIB_PARENT"  # the number of the process that is to be outlived by no child that it starts
+# Passed on to a watched command: any of them would otherwise end its watcher alone.
+FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
+PARENT_VARIABLE = "OGBNLIB_PARENT"  # process id of the parent that no child may outlive
 
 
 class Stopped(RuntimeError):
-    """A run stopped at a batch boundary because a signal asked for it; its checkpoint is written, resume to go on."""
+    """A signal stopped the run at a batch boundary; its checkpoint is written."""
 
 
 class StopRequest:
-    """A handler that remembers. `number` is the last signal's, 0 while none has come."""
+    """Handler that keeps the number of the last signal, 0 before the first."""
 
     number = 0
 
@@ -32,8 +33,8 @@ class StopRequest:
         self.number = number
 
 
-class Presses:
-    """A handler of SIGINT that counts: Ctrl-C, or a notebook's stop button. It interrupts nothing by itself."""
+class InterruptCounter:
+    """Handler that counts SIGINT (Ctrl-C, a notebook's stop button) and interrupts nothing."""
 
     number = 0
 
@@ -42,7 +43,7 @@ class Presses:
 
 
 class Forward:
-    """A handler that passes signals on to one process; those that come before it is started wait for it."""
+    """Handler that passes signals on to one process, including those that come before its start."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -61,21 +62,15 @@ class Forward:
             self(number)
 
     def end(self) -> None:
-        """To be called before `pid` is waited for: its number may be another process's afterwards."""
+        """Call this before waiting for the process: afterwards its id may belong to another one."""
         self._pid = None
 
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, object], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """The stop signals, or others, go to `handler` inside, to whom they went before afterwards.
-
-    Without effect on other threads than the main one, where Python allows no handler. SIGHUP stays ignored where it is,
-    as nohup has it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in _heeded(numbers)}
+    """Send signals to `handler` inside the context; without effect off the main thread, which Python requires."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in _without_nohup(numbers)} if main else {}
     try:
         yield
     finally:
@@ -83,13 +78,14 @@ def handled(handler: Callable[[int, object], None], numbers: Iterable[signal.Sig
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
-def _heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+def _without_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    # nohup sets SIGHUP to be ignored, and so it stays.
     return [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """A process started inside keeps stop signals waiting until it calls `take_over`, through all its imports."""
+def block_stop_signals() -> Iterator[None]:
+    """Make a process started inside keep its stop signals pending until it calls `take_over`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -98,34 +94,33 @@ def held_back() -> Iterator[None]:
 
 
 def take_over(handler: Callable[[int, object], None]) -> None:
-    """The stop signals go to `handler` for the rest of this process, those that were held back first."""
-    for number in _heeded(STOP_SIGNALS):
+    """Send stop signals to `handler` for the rest of this process, the pending ones first."""
+    for number in _without_nohup(STOP_SIGNALS):
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def ignore() -> None:
-    """Stop signals change nothing from here on, up to the very end of this process.
+    """Ignore stop signals until the end of this process.
 
-    For workers, as Slurm signals every process of a job, and they must outlive the last batch: torch has them exit on
-    SIGTERM, which its trainer reports as an error instead of stopping. They end when their loader does, or their
-    trainer.
+    Slurm signals every process of a job, but workers must outlive the last batch: torch makes them exit on SIGTERM,
+    which their trainer reports as an error instead of stopping.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
-    """Have the kernel send signal `number` to this process when its parent dies (Linux, prctl(2)), however it does.
+    """Make the kernel send signal `number` to this process when its parent dies (Linux, prctl(2)).
 
     Args:
-        parent: Its process number; by default as `PARENT_VARIABLE` tells, or whoever it is now.
+        parent: Process id of the parent, by default that in `PARENT_VARIABLE`, else the present one.
     """
     pr_set_pdeathsig = 1
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(pr_set_pdeathsig, number)
-    # Taken out: what this process starts has another parent.
-    told = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
-    if os.getppid() != (int(told) if parent is None else parent):
-        os._exit(128 + number)  # it died before the line above
+    # Removed from the environment: the children of this process have another parent.
+    expected = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
+    if os.getppid() != (int(expected) if parent is None else parent):
+        os._exit(128 + number)  # the parent died before prctl

@@ -1,7 +1,7 @@
-"""Worker processes of a DataLoader: none outlives its trainer, and the death of one is a sentence.
+"""DataLoader workers that never outlive their trainer and whose death is reported in one sentence.
 
-torch notices a dead worker, but it and Python's own end then wait for the others, some of which never come: a process
-that dies with the lock of a queue takes it along. So every error ends them by SIGKILL.
+torch notices a dead worker, but then waits for the others, and some never end: a process killed with the lock of a
+queue never releases it. So every error ends all workers by SIGKILL.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
 
 from ..errors import InputError
-from .signals import STOP_SIGNALS, Stopped, die_with_parent, held_back, ignore
+from .signals import STOP_SIGNALS, Stopped, block_stop_signals, die_with_parent, ignore
 
-_started: set[Worker] = set()  # since all before have ended
+_started: set[Worker] = set()
 
 _FULL = "/dev/shm is full (docker run --shm-size=8g)"
 
 
 class WorkerDied(RuntimeError):
-    """A DataLoader worker failed for another reason than its data. `exit_code`: 128 + N after signal N."""
+    """A DataLoader worker failed for another reason than its data; `exit_code` is 128 + N after signal N."""
 
     def __init__(self, text: str, exit_code: int):
         super().__init__(f"{text}; go on with num_workers=0 (--resume --set num_workers=0)")
@@ -34,20 +34,20 @@ class WorkerDied(RuntimeError):
 
 
 class _Popen(popen_fork.Popen):
-    terminate = popen_fork.Popen.kill  # torch's loader and Python's own end use it, and workers ignore SIGTERM
+    terminate = popen_fork.Popen.kill  # torch and Python's exit call terminate, but workers ignore SIGTERM
 
 
 class Worker(ForkProcess):
-    """A forked process that ends with the one that started it, and by SIGKILL where it does not end by itself."""
+    """Forked process that dies with its parent and ends by SIGKILL."""
 
     def start(self) -> None:
         _started.difference_update([worker for worker in _started if worker.exitcode is not None])
-        with held_back():  # until it ignores them, see `_begin`
+        with block_stop_signals():  # until `_begin` ignores them
             super().start()
         _started.add(self)
 
     @staticmethod
-    def _Popen(process_obj: Any) -> _Popen:  # multiprocessing's own name
+    def _Popen(process_obj: Any) -> _Popen:  # the name is multiprocessing's
         return _Popen(process_obj)
 
 
@@ -56,50 +56,50 @@ class _Context(ForkContext):
 
 
 def worker_arguments(num_workers: int) -> dict[str, Any]:
-    """What a `DataLoader` is given beside the number of its workers."""
+    """Arguments that a `DataLoader` needs besides `num_workers`."""
     return {"multiprocessing_context": _Context(), "worker_init_fn": _begin} if num_workers else {}
 
 
 def _begin(worker_id: int) -> None:
     trainer, hook = parent_process(), sys.excepthook
     assert trainer is not None
-    _started.clear()  # they are no children of this one
+    _started.clear()  # these are siblings
     ignore()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with_parent(signal.SIGKILL, trainer.pid)
-    # The thread that hands a batch's memory over prints a traceback where the trainer ends in the middle of it.
+    # The thread that sends a batch's memory prints a traceback if the trainer ends meanwhile.
     sys.excepthook = lambda kind, *error: None if issubclass(kind, (OSError, EOFError)) else hook(kind, *error)
 
 
 @contextlib.contextmanager
 def workers_ended() -> Iterator[None]:
-    """No worker lives on after an error inside, and an error that began in a worker is one sentence.
+    """End all workers if an error occurs inside, and shorten an error that began in a worker.
 
     Raises:
-        InputError: that a worker raised, without the tracebacks that torch puts around it.
-        WorkerDied: when a worker was killed, by a full /dev/shm (SIGBUS) for example, or had no memory left.
+        InputError: of a worker, without the tracebacks that torch puts around it.
+        WorkerDied: if a worker was killed, by a full /dev/shm (SIGBUS) for example, or ran out of memory.
     """
     try:
         yield
     except BaseException as error:
         while True:
-            # torch's handler of SIGCHLD may raise at any line until `_kill` has set it aside.
+            # torch's handler of SIGCHLD may raise at any line until `_kill` has replaced it.
             with contextlib.suppress(RuntimeError):
                 clear = isinstance(error, (InputError, Stopped)) or not isinstance(error, Exception)
                 died = _kill(wait_s=0.0 if clear else 1.0)
                 break
-        if (told := _told(error, died)) is None:
+        if (shortened := _shortened(error, died)) is None:
             raise
-        raise told from None
+        raise shortened from None
 
 
 def _kill(wait_s: float) -> dict[int, int]:
-    """End all workers; the exit codes, as `Process.exitcode` has them, of those that had died before.
+    """End all workers; returns process id and exit code of those that had died before.
 
     Args:
-        wait_s: For one that is dying: its queues tell of it before the kernel does, in errors of many kinds.
+        wait_s: Time for a dying worker: errors of its queues arrive before the kernel reports its death.
     """
-    with _unhandled():
+    with _default_sigchld():
         workers = list(_started)
         ended = connection.wait([worker.sentinel for worker in workers], wait_s)
         for worker in workers:
@@ -115,14 +115,14 @@ def _kill(wait_s: float) -> dict[int, int]:
 
 
 @contextlib.contextmanager
-def _unhandled() -> Iterator[None]:
-    """Without torch's handler of SIGCHLD, which raises another error for every worker that ends by a signal."""
+def _default_sigchld() -> Iterator[None]:
+    """Suspend torch's handler of SIGCHLD, which raises another error for every worker that ends by a signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handler = None
     while handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL:
-        with contextlib.suppress(RuntimeError):  # of one that ends just now
+        with contextlib.suppress(RuntimeError):  # of a worker that ends just now
             handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -131,16 +131,16 @@ def _unhandled() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, handler)
 
 
-def _told(error: BaseException, died: dict[int, int]) -> Exception | None:
-    """The sentence for an error of a worker; None for all others."""
+def _shortened(error: BaseException, died: dict[int, int]) -> Exception | None:
+    """The error to raise in place of a worker's; None for all other errors."""
     text = str(error).rstrip()
     if died and isinstance(error, Exception) and not isinstance(error, Stopped):
         pid, code = next(iter(died.items()))
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        full = f": {_FULL}, or a mapped file shrank" if code == -signal.SIGBUS else ""
-        return WorkerDied(f"a DataLoader worker (process {pid}) {how}{full}", 128 - code if code < 0 else 1)
+        cause = f": {_FULL}, or a mapped file shrank" if code == -signal.SIGBUS else ""
+        return WorkerDied(f"a DataLoader worker (process {pid}) {how}{cause}", 128 - code if code < 0 else 1)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and shutil.disk_usage("/dev/shm").free < 2**16:
-        return WorkerDied(f"{_FULL}: {text}", 1)  # no room for the semaphores of the queues
+        return WorkerDied(f"{_FULL}: {text}", 1)  # the queues' semaphores did not fit
     if "in DataLoader worker process" not in text.partition("\n")[0]:
         return None
     cause = text.rpartition("\n")[2]

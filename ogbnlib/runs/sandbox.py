@@ -29,7 +29,7 @@ from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
-from ..memory.signals import PARENT_VARIABLE, Presses, handled
+from ..memory.signals import PARENT_VARIABLE, InterruptCounter, handled
 from ..progress import Live, check_notebook, doing, drawn, in_notebook, is_kernel_ending
 from ..registry import MODELS
 from ..sources.catalog import locate_for
@@ -270,7 +270,7 @@ def _carry_out(
     env = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
-    presses = Presses()
+    presses = InterruptCounter()
     with handled(presses, [signal.SIGINT]):  # what was computed is written down first
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
         done = _ended(attempt, limit, outcome, more)

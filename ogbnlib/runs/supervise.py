@@ -23,7 +23,7 @@ from typing import Any
 
 from ..memory.limits import Limit, kill_tree
 from ..memory.recorder import Recorder
-from ..memory.signals import FORWARDED, Forward, Presses, handled, held_back
+from ..memory.signals import FORWARDED, Forward, InterruptCounter, block_stop_signals, handled
 from ..memory.tally import Tally
 from ..progress import Live
 from .diagnosis import STOPPED
@@ -87,7 +87,7 @@ class _Stopping:
     and by SIGKILL after some seconds or on a second press.
     """
 
-    def __init__(self, pid: int, presses: Presses, live: Live | None):
+    def __init__(self, pid: int, presses: InterruptCounter, live: Live | None):
         self._pid, self._presses, self._live, self._until_s = pid, presses, live, 0.0
 
     def __call__(self) -> None:
@@ -133,10 +133,10 @@ def supervise(
         inherited: Descriptors.
         stdin: As `subprocess.Popen` takes it.
     """
-    recorder, forward, presses = recorder or Recorder(run_dir), Forward(), Presses()
+    recorder, forward, presses = recorder or Recorder(run_dir), Forward(), InterruptCounter()
     with handled(forward, FORWARDED), handled(presses, [signal.SIGINT]):
         try:
-            with held_back() if holds_back else contextlib.nullcontext():
+            with block_stop_signals() if holds_back else contextlib.nullcontext():
                 process = subprocess.Popen(
                     limit.command(argv),
                     stdin=stdin,

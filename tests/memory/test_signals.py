@@ -21,7 +21,7 @@ from conftest import is_alive, wait_until
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.limits import make_limit
 from ogbnlib.memory.reading import process_tree
-from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, StopRequest, handled, held_back
+from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, StopRequest, block_stop_signals, handled
 from ogbnlib.runs.diagnosis import EXIT_CODES, STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.supervise import supervise
@@ -284,7 +284,7 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
         "from ogbnlib.memory.signals import StopRequest, take_over\n"
         "stop = StopRequest()\ntake_over(stop)\nprint(stop.number)"
     )
-    with held_back():
+    with block_stop_signals():
         child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
