@@ -47,7 +47,7 @@ def _facts(dataset: Any, kind: str, as_json: bool) -> None:
     facts = {"path": str(dataset.path), "format": kind, **{name: getattr(dataset, name) for name in names}}
     text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
     if kind == "store":
-        facts |= {"bytes": dataset.nbytes, "undirected": dataset.undirected, "keep_hops": dataset.keep_hops}
+        facts |= {"bytes": dataset.nbytes, "undirected": dataset.undirected}
         text += f" of {format_bytes(dataset.nbytes)}"
     _print(facts, text, as_json)
 
@@ -114,7 +114,6 @@ def convert(
     undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
     feature_dtype: Annotated[str | None, typer.Option(help="float16 halves the store; else as the data are.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB"; obeyed, page cache included.')] = None,
-    keep_hops: Annotated[int | None, typer.Option(help="Keep what an L-layer model can reach, drop the rest.")] = None,
     as_json: Json = False,
 ) -> None:
     """Turn a data set into a store on disk, in bounded memory.
@@ -142,7 +141,6 @@ def convert(
         undirected=undirected,
         feature_dtype=feature_dtype,  # type: ignore[arg-type]  # checked there
         memory_limit=memory_limit,
-        keep_hops=keep_hops,
         progress=not as_json,
     )
     _facts(store, "store", as_json)

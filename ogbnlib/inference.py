@@ -31,7 +31,7 @@ from .propagation.sweep import THREADS
 from .registry import MODELS
 from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
-from .sources.catalog import check_hops, open_for
+from .sources.catalog import open_for
 from .sources.convert import Progress
 from .training.checkpoint import check_data, fingerprint, load_state, read_model
 from .training.own import Call, make_model
@@ -225,14 +225,8 @@ def predict_nodes(
         check_data(path, data, fingerprint(store, config))
     ids, what = _asked(nodes, store)
     whole, size = config.loading == "propagated", config.eval_batch_size or config.batch_size
-    if not (whole or sampled):
-        if not (config.model in MODELS and MODELS[config.model].exact):
-            raise InputError(
-                f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled"
-            )
-        if store.keep_hops is not None:
-            norm = "sym" if config.model == "gcn" else "row"
-            check_hops(store, len(config.num_neighbors), norm, "labelled" if what == "labelled" else "all")
+    if not (whole or sampled) and not (config.model in MODELS and MODELS[config.model].exact):
+        raise InputError(f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled")
     say(f"{path}: predicting with its weights")
     with locked(hidden(target, "lock"), f"{target}: it is being written"):
         if whole:

@@ -120,7 +120,6 @@ CASES: list[tuple[list[str], str]] = [
     *((["plan", "--set", f"dataset=d{i}"], f"d{i}") for i in range(len(DAMAGE))),
     (["convert", "store", "new"], "store: expected raw data, found a store"),
     (["convert", "raw", "raw"], "raw: expected a new or empty folder"),
-    (["convert", "raw", "new", "--keep-hops", "0"], "keep_hops: "),
     (["convert", "raw", "new", "--feature-dtype", "int8"], "feature_dtype: "),
     (["synth", "new", "--scale", "nan"], "scale: "),
     (["synth", "new", "--scale", "inf"], "scale: "),

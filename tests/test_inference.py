@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from conftest import left_in
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from ogbnlib import InputError, Store, TrainConfig, convert, inference, open_store, predict_nodes
+from ogbnlib import InputError, Store, TrainConfig, inference, open_store, predict_nodes
 from ogbnlib.propagation import layers, sweep
 from ogbnlib.training.checkpoint import read_model
 from ogbnlib.training.train import train
@@ -145,10 +145,6 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
     refused("there.npy: expected a new or empty folder, found a file", out="there.npy")
     train(tiny_config(model="gat", hidden_channels=8), tmp_path / "gat")
     refused("model: every neighbor can be counted for sage and gcn, got gat; add --sampled", run_dir=tmp_path / "gat")
-    few = convert(tiny_dir, tmp_path / "few", keep_hops=2, progress=False)
-    train(tiny_config(dataset=str(few.path)), tmp_path / "dropped")
-    refused("keeps 2 hops around labelled nodes, too few for 2 for all nodes", tmp_path / "dropped", nodes="all")
-    predict_nodes(tmp_path / "dropped", tmp_path / "labelled.npy", **QUIET)
 
 
 @pytest.mark.parametrize(("columns", "words"), [(8, "features"), (5, r"sizes \(300, .*, 5, 4 nodes")])

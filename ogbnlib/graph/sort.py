@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from ..files import Stream
-from .bits import NodeSet, has, kernel, put, rank
+from .bits import NodeSet
 from .checks import index_dtype
 from .npz import Array
 from .writer import ArrayWriter
@@ -112,44 +111,6 @@ def plan_shift(num_cols: int, num_pairs: int, edge_bytes: int, workspace: int) -
     return max(0, (num_cols // wanted).bit_length() - 1) if wanted > 1 else (num_cols - 1).bit_length()
 
 
-# What a model of few layers can reach ---------------------------------------------------------------------------------
-
-
-@kernel
-def _reach(pairs: Any, base: Any, inside: Any, reached: Any) -> None:
-    """Add to `reached` the source of every edge whose destination is `inside`."""
-    for i in range(len(pairs)):
-        if has(inside, base + pairs[i, 0]):
-            put(reached, pairs[i, 1])
-
-
-@kernel
-def _keep(pairs: Any, base: Any, expanded: Any, kept: Any, before: Any) -> Any:
-    """Keep the edges into `expanded` nodes, with new ids, at the front of `pairs`; returns how many there are."""
-    first, count = rank(kept, before, base), 0
-    for i in range(len(pairs)):
-        dst = base + pairs[i, 0]
-        if has(expanded, dst):
-            src = pairs[i, 1]
-            pairs[count, 0] = rank(kept, before, dst) - first
-            pairs[count, 1] = rank(kept, before, src)
-            count += 1
-    return count
-
-
-class Kept:
-    """The nodes that are kept, those of them whose in-edges are, and their new ids."""
-
-    def __init__(self, kept: NodeSet, expanded: NodeSet) -> None:
-        self.kept, self.expanded = kept, expanded
-        self.num_nodes = kept.count()
-        self.ids, self.contains = kept.ranks, kept.contains
-
-    def edges(self, pairs: Array, base: int) -> Array:
-        """The kept ones of a range's pairs, whose first destination is node `base`, with new ids; in place."""
-        return pairs[: _keep(pairs, base, self.expanded.words, self.kept.words, self.kept.before)]
-
-
 # From pairs to columns ------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +192,6 @@ class EdgeSort:
         self.folder, self.num_nodes, self.undirected = folder, num_nodes, undirected
         self.workspace, self.done = workspace, done
         self.chunk_edges = max(1, min(2**20, workspace // 128))
-        self.kept: Kept | None = None
         self._dtype, self._serial = index_dtype(num_nodes), 0
         self._edge_bytes = 3 * np.dtype(self._dtype).itemsize  # a pair, and its entry in row
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
@@ -248,19 +208,6 @@ class EdgeSort:
             self.done(16 * len(src))
         self._pairs.drop()
 
-    def keep_hops(self, seeds: NodeSet, hops: int) -> Kept:
-        """Keep only the nodes within so many in-hops of `seeds`: one pass over the pairs per hop."""
-        inside = expanded = seeds
-        for _ in range(hops):
-            reached = copy.deepcopy(inside)
-            for number in range(self._pairs.num_ranges):
-                for piece in self._pairs.pieces(number, self.chunk_edges):
-                    _reach(piece, number << self._pairs.shift, inside.words, reached.words)
-                    self.done(piece.nbytes)
-            inside, expanded = reached, inside
-        self.kept = Kept(inside, expanded)
-        return self.kept
-
     def write(self, row: ArrayWriter, colptr: ArrayWriter) -> None:
         """Append all columns; deletes the pairs. `colptr` gets the 0 it begins with."""
         self._row, self._colptr = row, colptr
@@ -272,9 +219,9 @@ class EdgeSort:
         for number in range(pairs.num_ranges):
             first, width, count = base + (number << pairs.shift), pairs.width(number), pairs.count(number)
             if count * self._edge_bytes + width * 8 <= self.workspace:
-                self._sort_in_ram(pairs.all(number), first, width)
+                self._sort_in_ram(pairs.all(number), width)
             elif width == 1:
-                self._stream_column(pairs, number, first)
+                self._stream_column(pairs, number)
             else:
                 # More edges than an average range has: split it, as the whole was.
                 parts = self._new_pairs(width, count, (width - 1).bit_length() - 1)
@@ -286,33 +233,23 @@ class EdgeSort:
             self.done(count * pairs.pair_bytes)
         pairs.delete()
 
-    def _columns_kept(self, first: int, width: int) -> int:
-        if self.kept is None:
-            return width
-        low, high = self.kept.ids(np.array([first, first + width]))
-        return int(high - low)
-
-    def _sort_in_ram(self, pairs: Array, first: int, width: int) -> None:
-        if self.kept is not None:
-            pairs = self.kept.edges(pairs, first)
-        colptr, row = csc_from_pairs(self._columns_kept(first, width), pairs[:, 0], pairs[:, 1], self.undirected)
+    def _sort_in_ram(self, pairs: Array, width: int) -> None:
+        colptr, row = csc_from_pairs(width, pairs[:, 0], pairs[:, 1], self.undirected)
         self._colptr.write(colptr[1:] + self._row.length)
         self._row.write(row)
 
-    def _stream_column(self, pairs: Pairs, number: int, first: int) -> None:
+    def _stream_column(self, pairs: Pairs, number: int) -> None:
         """One column that is too long for the workspace; with `undirected` as bits, which sorts and drops repeats."""
-        num_nodes = self.num_nodes if self.kept is None else self.kept.num_nodes
-        sources = NodeSet(num_nodes if self.undirected else 0)
+        sources = NodeSet(self.num_nodes if self.undirected else 0)
         for piece in pairs.pieces(number, self.chunk_edges):
-            edges = piece if self.kept is None else self.kept.edges(piece, first)
             if self.undirected:
-                sources.add(edges[:, 1])
+                sources.add(piece[:, 1])
             else:
-                self._row.write(edges[:, 1])
+                self._row.write(piece[:, 1])
         for begin in range(0, sources.num_nodes, 2**20):
-            ids = np.arange(begin, min(begin + 2**20, num_nodes))
+            ids = np.arange(begin, min(begin + 2**20, self.num_nodes))
             self._row.write(ids[sources.contains(ids)])
-        self._colptr.write(np.full(self._columns_kept(first, 1), self._row.length))
+        self._colptr.write(np.full(1, self._row.length))
 
 
 @njit(cache=True, nogil=True)

@@ -7,7 +7,7 @@
 | `x.npy` | float16 or float32 | [N, F] | features, C order |
 | `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 where there is none |
 | `train.npy`, `valid.npy`, `test.npy` | int64 | [n] | node ids of the splits, in their original order |
-| `node_id.npy`, where nodes were dropped | as `row` | [N] | ids in the original data set, ascending |
+| `node_id.npy`, of propagated features of some nodes | as `row` | [N] | ids in the graph, ascending |
 | `label_name.npy`, where labels were text | UTF-8 bytes | [C] | the classes' names |
 | `node_name.npy`, where nodes had names | int64, or UTF-8 bytes | [N] | their names in the original data set |
 
@@ -21,6 +21,7 @@ import importlib
 import io
 import math
 import mmap
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -48,7 +49,6 @@ class GraphSize:
         num_seeds: Nodes of the splits "train", "valid" and "test".
         stored: As a store; or what is still to be converted to one: OGB's binary layout, or its csv files.
         feature_itemsize: Bytes of a feature in the store, or in the one that will be made.
-        keep_hops: Only nodes within so many in-hops of a labelled one are there.
         hops: Its features are those of a graph, and behind them what so many hops bring to each node; it has no edges.
     """
 
@@ -61,7 +61,6 @@ class GraphSize:
     undirected: bool = False
     stored: Literal["raw", "csv", "store"] = "raw"
     feature_itemsize: int = 4
-    keep_hops: int | None = None
     hops: int | None = None
 
 
@@ -134,7 +133,7 @@ class Store(GraphSize):
     def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
         """Return a sampler over the mapped edges for PyG's node and link loaders: `sampling.loading.PassSampler`."""
         make = _from_above("sampling.loading", "PassSampler")
-        return make(self.colptr, self.row, num_neighbors, seed=seed, node_id=self.node_id)
+        return make(self.colptr, self.row, num_neighbors, seed=seed)
 
     @property
     def size(self) -> GraphSize:
@@ -208,7 +207,7 @@ class Store(GraphSize):
 
     def advise_random(self) -> None:
         """Tell the kernel not to read ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
-        for array in (self.colptr, self.row, self.x, self.y, *([] if self.node_id is None else [self.node_id])):
+        for array in (self.colptr, self.row, self.x, self.y):
             array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
@@ -275,7 +274,19 @@ def open_store(path: StrPath) -> Store:
     Raises:
         InputError: naming the file that is missing, truncated, of another dtype or shape, or of a newer version.
     """
-    path = home(path).absolute()
+    store = _open(home(path).absolute())
+    if (hops := read_meta(store.path).get("keep_hops")) is not None:
+        # On standard error, once in a process; the workers that the store is sent to stay silent.
+        warnings.warn(
+            f"{store.path}: made with keep_hops={hops}, which is no longer supported: nodes beyond {hops} hops from "
+            "a labelled node are missing, and sampling ignores the original ids in node_id.npy. Convert the data "
+            "again for the whole graph.",
+            stacklevel=2,
+        )
+    return store
+
+
+def _open(path: Path) -> Store:
     meta = read_meta(path)
     files = {name: FileInfo(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in meta["files"].items()}
     expected, stamps = expected_arrays(meta), {}
@@ -291,7 +302,7 @@ def open_store(path: StrPath) -> Store:
                 f"found {info.dtype} {list(info.shape)}; convert again"
             )
         stamps[name] = check_file(path / f"{name}.npy", info)
-    names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "keep_hops", "origin")
+    names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "origin")
     return Store(
         path=path, files=files, crc32=meta["crc32"], stamps=stamps,
         stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
@@ -302,7 +313,7 @@ def open_store(path: StrPath) -> Store:
 
 def _reopen(path: StrPath, crc32: int) -> Store:
     """Open a store that another process has open, which has store.json of this checksum."""
-    store = open_store(path)
+    store = _open(home(path))
     if store.crc32 != crc32:
         raise replaced(store.path / META)
     return store

@@ -82,7 +82,6 @@ class StoreWriter:
         num_classes: int,
         *,
         undirected: bool,
-        keep_hops: int | None,
         origin: Mapping[str, Any],
         hops: int | None = None,
     ) -> None:
@@ -91,7 +90,7 @@ class StoreWriter:
         meta: dict[str, Any] = {
             **{"format": FORMAT, "version": VERSION, "name": name, "num_nodes": num_nodes},
             **{"num_edges": self._files["row"].shape[0], "num_features": num_features, "num_classes": num_classes},
-            **{"undirected": undirected, "keep_hops": keep_hops, "reordering": None, "origin": dict(origin)},
+            **{"undirected": undirected, "origin": dict(origin)},
             **({} if hops is None else {"hops": hops}),
             "files": {name: {**vars(info), "shape": list(info.shape)} for name, info in sorted(self._files.items())},
         }

@@ -68,9 +68,7 @@ def _write(made: Propagation, blocks: Blocks, target: Path, origin: dict[str, An
             writer.write("node_id", kept.members().astype(index_dtype(store.num_nodes)))
         for name, ids in store.splits.items():
             writer.write(name, ids if kept is None else kept.ranks(ids))
-        writer.finish(
-            store.name, store.num_classes, undirected=store.undirected, keep_hops=None, origin=origin, hops=made.hops
-        )  # fmt: skip
+        writer.finish(store.name, store.num_classes, undirected=store.undirected, origin=origin, hops=made.hops)
 
 
 def _per_node(

@@ -67,7 +67,6 @@ class Loaders:
         self._reserve = reserve
         check_store(store, config)
         self._where = str(store.path)
-        self._node_id = store.node_id  # neighbors are chosen by the ids that nodes had before others were dropped
         self.num_features, self.num_classes = store.num_features, store.num_classes
         with log.phase("load", policy=config.loading):
             for split, problem in wrong_splits(store):  # it may have been made by hand, or have changed since
@@ -109,9 +108,7 @@ class Loaders:
 
     def _sampler(self, split: str, colptr: Any, row: Any, training: bool) -> CSCSampler:
         fan_out, seed = self.config.fan_out(training), self.config.seed + STREAM[split]
-        return CSCSampler(
-            colptr, row, fan_out, seed=seed, fixed=not training, node_id=self._node_id, where=self._where
-        )  # fmt: skip
+        return CSCSampler(colptr, row, fan_out, seed=seed, fixed=not training, where=self._where)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         raise NotImplementedError

@@ -109,9 +109,7 @@ def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_node
 
 
 @kernel
-def _sample(
-    colptr: Any, row: Any, node_id: Any, seeds: Any, num_neighbors: Any, key: Any, fixed: Any, expected: Any
-) -> Any:
+def _sample(colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fixed: Any, expected: Any) -> Any:
     """One batch: `(status, the id or column at fault, node, row, col, nodes per hop, edges per hop)`."""
     num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
     hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
@@ -139,13 +137,9 @@ def _sample(
             if left < 0 or right < left or right > num_edges:
                 return _BAD_COLUMN, nodes[i], nodes, local, target, hop_nodes, hop_edges
             start[i - begin], degree[i - begin] = left, right - left
-        ids = nodes[begin:end].copy()
-        if len(node_id) > 0:  # int32 or int64, so not by `ids = node_id[ids]`: a name has one type here
-            for i in range(len(ids)):
-                ids[i] = node_id[ids[i]]
         total = count_chosen(degree, num_neighbors[hop])
         sampled, into = np.empty(total, np.int64), np.empty(total, np.int64)
-        choose_all(key, 0 if fixed else hop, ids, start, degree, num_neighbors[hop], begin, sampled, into)
+        choose_all(key, 0 if fixed else hop, nodes[begin:end], start, degree, num_neighbors[hop], begin, sampled, into)
         for e in range(len(sampled)):
             sampled[e] = row[sampled[e]]
         nodes = _extended(nodes, count, min(count + total, num_nodes))
@@ -182,8 +176,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
         fixed: a node's choices are the same in all batches of an epoch and at all hops: in an evaluation what is said
             of a seed depends on the seeds beside it only where they are its neighbors and fan-outs differ by hop.
-        node_id: int32 or int64 [num_nodes], the ids that the nodes had before others were dropped; choices are made by
-            them, so that a graph samples as it did before. Not copied; None where nothing was dropped.
         where: The store that the graph is in, for messages.
 
     Raises:
@@ -199,7 +191,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         *,
         seed: int = 0,
         fixed: bool = False,
-        node_id: np.ndarray[Any, Any] | Tensor | None = None,
         where: str = "",
     ) -> None:
         fanouts = list(num_neighbors)
@@ -208,8 +199,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self.num_neighbors = [int(k) for k in fanouts]
         self.seed, self.fixed, self._where = int(seed), fixed, where
         self._epoch: Any = torch.zeros(1, dtype=torch.int64)
-        no_ids = np.empty(0, np.int64)
-        self._given: tuple[Any, ...] = (colptr, row, no_ids if node_id is None else node_id)
+        self._given: tuple[Any, ...] = (colptr, row)
         self._expected = 0  # nodes of the last batch, to size the next one's table; affects speed only
         self._prepare()
 
@@ -217,10 +207,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """What both a new and an unpickled sampler need."""
         self._colptr = _read_only(self._given[0], "colptr", ("int64",))
         self._row = _read_only(self._given[1], "row", ("int32", "int64"))
-        self._node_id = _read_only(self._given[2], "node_id", ("int32", "int64"))
         nodes, edges = len(self._colptr) - 1, len(self._row)
-        if len(self._node_id) not in (0, nodes):
-            raise InputError(f"node_id: expected one id for each of the {nodes} nodes, found {len(self._node_id)}")
         if nodes < 0 or self._colptr[0] != 0 or self._colptr[-1] != edges:
             ends = "nothing" if nodes < 0 else f"{self._colptr[0]} to {self._colptr[-1]}"
             raise self._damaged(f"colptr: expected offsets from 0 to the {edges} entries of row, found {ends}")
@@ -332,13 +319,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         epoch = int(self._epoch_value[0]) if epoch is None else epoch
         return np.uint64(batch_key(self._seed, epoch, 0 if self.fixed else first))
 
-    def original_ids(self, nodes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The ids by which choices are made: `nodes` themselves, or their `node_id`."""
-        return self._node_id[nodes].astype(np.int64) if len(self._node_id) else nodes
-
     def _draw(self, seeds: np.ndarray[Any, Any], first: int) -> tuple[np.ndarray[Any, Any], ...]:
         key = self.batch_key(first)
-        graph = self._colptr, self._row, self._node_id
+        graph = self._colptr, self._row
         status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self.fixed, self._expected)
         if status == _DUPLICATE:
             raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")

@@ -146,7 +146,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
 
     The samplers, all over one store and with equally many hops, decide fan-outs and choices; their own arrays are not
-    read, except for `node_id`.
+    read.
 
     Raises:
         InputError: for seeds that occur twice in a batch or are out of range, and for a damaged graph.
@@ -186,8 +186,8 @@ def _choose(
     keys = np.array([one.sampler.batch_key(first, one.epoch) for one, first in drawn], np.uint64)
     hops = np.array([0 if one.sampler.fixed else hop for one, _ in drawn])
     fanouts = np.array([one.sampler.num_neighbors[hop] for one, _ in drawn])
-    ids = windows[0].sampler.original_ids(frontier)
-    return _chosen(keys, hops, fanouts, ids, start, degree, parts, np.diff(sampled.bounds) - sampled.hop_nodes[-1])
+    counts = np.diff(sampled.bounds) - sampled.hop_nodes[-1]
+    return _chosen(keys, hops, fanouts, frontier, start, degree, parts, counts)
 
 
 @dataclass

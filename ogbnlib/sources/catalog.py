@@ -126,10 +126,10 @@ def _existing(named: _Named) -> Store | None:
             f"{named.folder}: it changed since {store.path} was made of it; delete the store to have it converted "
             "again, or name the store as the data set to go on with it as it was"
         )
-    if (store.undirected, store.keep_hops, store.feature_dtype) != (named.undirected, None, named.dtype):
+    if (store.undirected, store.feature_dtype) != (named.undirected, named.dtype):
         raise InputError(
-            f"{store.path}: expected a store with undirected={named.undirected}, {named.dtype} features and all nodes, "
-            f"found undirected={store.undirected}, {store.feature_dtype} and keep_hops={store.keep_hops}; "
+            f"{store.path}: expected a store with undirected={named.undirected}, {named.dtype} features, "
+            f"found undirected={store.undirected}, {store.feature_dtype}; "
             "move it away, or name it as the data set"
         )
     return store
@@ -281,7 +281,7 @@ def open_for(config: TrainConfig, **how: Any) -> Store:
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
-    """Refuse what `config` asks of a data set that does not hold it: a direction, as many hops.
+    """Refuse what `config` asks of a data set that does not hold it: a direction, hops.
 
     Raises:
         InputError: naming the parameter.
@@ -297,11 +297,6 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
             check_hops(size, config.hops, config.norm, "labelled")
         elif size.hops != config.hops:
             raise InputError(f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops")
-    elif size.keep_hops is not None and len(config.num_neighbors) > size.keep_hops:
-        raise InputError(
-            f"num_neighbors: {size.name} keeps {size.keep_hops} hops, got {len(config.num_neighbors)}; "
-            "convert it with a larger --keep-hops"
-        )
 
 
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
@@ -320,14 +315,6 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
             f"{size.name}: expected a graph to propagate over, found the features of {size.hops} hops, without edges; "
             "name the store that it was made from"
         )
-    if size.keep_hops is not None:
-        needed = hops + (norm == "sym")  # which divides by the degree of the outermost neighbors too
-        if nodes == "all" or needed > size.keep_hops:
-            what = "for all nodes" if nodes == "all" else f"with norm={norm}"
-            raise InputError(
-                f"hops: {size.name} keeps {size.keep_hops} hops around labelled nodes, too few for {hops} {what}; "
-                "convert it without --keep-hops, or with a larger one"
-            )
 
 
 # For a notebook -------------------------------------------------------------------------------------------------------

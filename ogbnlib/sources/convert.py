@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folde
 from ..graph.bits import NodeSet
 from ..graph.checks import finite, index_dtype, label_dtype, split_problems
 from ..graph.npz import Array
-from ..graph.sort import EdgeSort, Kept
+from ..graph.sort import EdgeSort
 from ..graph.store import Store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
@@ -67,11 +67,8 @@ class _Abandoned(Exception):
 
 
 class _Conversion:
-    def __init__(
-        self, source: Source, writer: StoreWriter, done: Callable[[int], object], x_dtype: DTypeLike, hops: int | None
-    ) -> None:
-        self.source, self.writer, self._done, self.x_dtype, self.hops = source, writer, done, x_dtype, hops
-        self.kept: Kept | None = None
+    def __init__(self, source: Source, writer: StoreWriter, done: Callable[[int], object], x_dtype: DTypeLike) -> None:
+        self.source, self.writer, self._done, self.x_dtype = source, writer, done, x_dtype
         self.stop, self._lock = threading.Event(), threading.Lock()
 
     def done(self, count: int) -> None:
@@ -81,13 +78,10 @@ class _Conversion:
             self._done(count)
 
     def per_node(self, name: str, dtype: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()) -> None:
-        """Write the array `name` from `chunks` of rows, in order of the nodes; rows of dropped nodes are left out."""
-        begin = 0
+        """Write the array `name` from `chunks` of rows, in order of the nodes."""
         with self.writer.create(name, dtype, row_shape) as out:
             for chunk in chunks:
-                nodes = np.arange(begin, begin + len(chunk))
-                out.write(chunk if self.kept is None else chunk[self.kept.contains(nodes)])
-                begin += len(chunk)
+                out.write(chunk)
                 self.done(chunk.nbytes)
 
     def features(self) -> None:
@@ -100,29 +94,22 @@ class _Conversion:
             self.stop.set()
             raise
 
-    def labelled(self, splits: dict[str, Array]) -> NodeSet:
-        """The nodes with a label, after the splits were checked against them."""
+    def check_splits(self, splits: dict[str, Array]) -> None:
         nodes, begin = NodeSet(self.source.num_nodes), 0
         for chunk in self.source.label_chunks():
             nodes.add(begin + np.flatnonzero(chunk >= 0))
             begin += len(chunk)
         for name, problem in split_problems(splits, self.source.num_nodes, nodes.contains):
             raise InputError(f"{self.source.where(name)}: {problem}")
-        return nodes
 
     def rest(self, edges: EdgeSort, splits: dict[str, Array]) -> None:
         """Everything but the features."""
         source, writer = self.source, self.writer
-        ids = index_dtype(source.num_nodes)
-        num_nodes = source.num_nodes if self.kept is None else self.kept.num_nodes
-        with writer.create("row", index_dtype(num_nodes)) as row, writer.create("colptr", "<i8") as colptr:
+        with writer.create("row", index_dtype(source.num_nodes)) as row, writer.create("colptr", "<i8") as colptr:
             edges.write(row, colptr)
         self.per_node("y", label_dtype(source.num_classes), source.label_chunks())
         for name, nodes in splits.items():
-            writer.write(name, nodes if self.kept is None else self.kept.ids(nodes))
-        if self.kept is not None:
-            spans = ((begin, min(begin + 2**20, source.num_nodes)) for begin in range(0, source.num_nodes, 2**20))
-            self.per_node("node_id", ids, (np.arange(*span, dtype=ids) for span in spans))
+            writer.write(name, nodes)
         if (names := source.name_chunks()) is not None:
             self.per_node("node_name", *names)
         if source.label_names is not None:
@@ -130,25 +117,19 @@ class _Conversion:
 
     def run(self, undirected: bool, workspace: int) -> None:
         source, splits = self.source, self.source.read_splits()
-        labelled = self.labelled(splits)
+        self.check_splits(splits)
         edges = EdgeSort(
             self.writer.folder, source.num_nodes, source.num_edges,
             undirected=undirected, workspace=workspace, done=self.done,
         )  # fmt: skip
-        features: Future[None] | None = None
         with ThreadPoolExecutor(1) as pool:
+            features = pool.submit(self.features)
             try:
-                if self.hops is None:
-                    features = pool.submit(self.features)
                 with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
                     edges.read(ahead)
-                if self.hops is not None:
-                    self.kept = edges.keep_hops(labelled, self.hops)
-                features = features or pool.submit(self.features)
                 self.rest(edges, splits)
                 features.result()
             except _Abandoned:
-                assert features is not None
                 features.result()
             finally:
                 self.stop.set()
@@ -162,7 +143,7 @@ def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -
     return source.num_nodes * per_node + num_pairs * item + 2**20, num_pairs * 2 * item
 
 
-def _workspace(source: Source, memory_limit: str | int | None, keep_hops: int | None) -> int:
+def _workspace(source: Source, memory_limit: str | int | None) -> int:
     """What is left for sorting, in bytes."""
     held = own_memory()[0]
     if memory_limit is None:
@@ -170,8 +151,7 @@ def _workspace(source: Source, memory_limit: str | int | None, keep_hops: int | 
     else:
         limit = parse_bytes(memory_limit)
     data_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize + 16 * source.num_edges
-    bits = source.num_nodes // 8 * (1 if keep_hops is None else 6)
-    fixed = held + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + bits
+    fixed = held + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + source.num_nodes // 8
     if limit < (least := fixed + _MIN_WORKSPACE):
         name = "memory_limit"
         if memory_limit is None and "SLURM_JOB_ID" in os.environ:  # the job's, of which 5 % stay free
@@ -270,7 +250,6 @@ def convert(
     undirected: bool = False,
     feature_dtype: FeatureDtype | None = None,
     memory_limit: str | int | None = None,
-    keep_hops: int | None = None,
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
     origin: Mapping[str, Any] | None = None,
@@ -287,8 +266,6 @@ def convert(
         memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beside what it holds already, or its
             limit where that is less. It also does inside a memory cgroup of that size, written pages included. A larger
             one makes fewer and longer ranges to sort; 1 GB is enough for ogbn-papers100M.
-        keep_hops: keep only the nodes that a model of so many layers can reach from a labelled node against the edges'
-            direction, and only the edges that it can follow. Ids change; the original ones are in `node_id`.
         progress: show how far it is: a line that updates itself, in a log one every 30 s. A function is told instead.
         check: called between chunks; what it raises ends the conversion, and nothing is left behind.
         origin: what the store says of where it is from; of a folder by default, `origin_of` it.
@@ -305,16 +282,13 @@ def convert(
         origin = of if origin is None else origin
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
-    if keep_hops is not None and (isinstance(keep_hops, bool) or not isinstance(keep_hops, int) or keep_hops < 1):
-        raise InputError(f"keep_hops: expected the number of layers, at least 1, or None, got {keep_hops!r}")
-    workspace = _workspace(source, memory_limit, keep_hops)
+    workspace = _workspace(source, memory_limit)
     target, x_dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or source.feature_dtype)
     check_new(target)
     final, temporary = disk_bytes(source, undirected, x_dtype)
     needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
     check_space(target, final + temporary, f"{format_bytes(final + temporary)} of free disk space ({needed})")
-    total = source.num_nodes * (source.num_features * x_dtype.itemsize + 2) + 16 * source.num_edges
-    total += temporary * (1 + (keep_hops or 0))
+    total = source.num_nodes * (source.num_features * x_dtype.itemsize + 2) + 16 * source.num_edges + temporary
 
     with new_folder(target) as folder, counted("convert", total, progress) as told:
 
@@ -323,8 +297,8 @@ def convert(
             told(count)
 
         writer = StoreWriter(folder)
-        _Conversion(source, writer, done, x_dtype, keep_hops).run(undirected, workspace)
+        _Conversion(source, writer, done, x_dtype).run(undirected, workspace)
         source.check_unchanged()
         made_of = {**(origin or {}), "num_nodes": source.num_nodes}
-        writer.finish(source.name, source.num_classes, undirected=undirected, keep_hops=keep_hops, origin=made_of)
+        writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
     return open_store(target)

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,14 +28,14 @@ from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter, verify_store
 from ogbnlib.sources.convert import convert
 
-FILES = ("colptr", "row", "x", "y", "train", "valid", "test", "node_id")
+FILES = ("colptr", "row", "x", "y", "train", "valid", "test")
 
 
 @pytest.fixture(scope="module")
 def made(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """With reverse edges and one hop kept, so that every file is there."""
+    """With reverse edges and features of float16."""
     path = tmp_path_factory.mktemp("store") / "tiny"
-    return convert(tiny_dir, path, undirected=True, keep_hops=1, feature_dtype="float16", progress=False)
+    return convert(tiny_dir, path, undirected=True, feature_dtype="float16", progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
     assert made.row.dtype == np.int32
     assert made.x.dtype == np.float16
     assert made.y.dtype == np.int16
-    assert all(isinstance(getattr(made, name), np.memmap) for name in ("colptr", "row", "x", "y", "node_id"))
+    assert all(isinstance(getattr(made, name), np.memmap) for name in ("colptr", "row", "x", "y"))
     assert not made.x.flags.writeable
 
 
@@ -246,7 +247,6 @@ def test_a_missing_or_truncated_file_is_named_on_opening(copy: Path, name: str, 
         ("y", lambda v: v.__setitem__(0, 4), "labels from -1 to 3, found 1"),
         ("train", lambda v: v.__setitem__(0, 10**6), "node ids from 0"),
         ("train", lambda v: v.__setitem__(0, v[1]), "1 repeats"),
-        ("node_id", lambda v: v.__setitem__(0, v[1]), "ascending ids"),
     ],
 )
 def test_values_that_cannot_be_are_found_even_under_a_right_checksum(
@@ -257,6 +257,20 @@ def test_values_that_cannot_be_are_found_even_under_a_right_checksum(
     import re
 
     assert any(f"{name}.npy" in problem and re.search(match, problem) for problem in problems), problems
+
+
+def test_a_store_with_fields_of_before_opens_and_says_once_what_it_lacks(copy: Path) -> None:
+    meta = json.loads((copy / META).read_text())
+    change_meta(copy, {**meta, "keep_hops": None, "reordering": None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert verify_store(copy) == []
+    change_meta(copy, {**meta, "keep_hops": 2, "reordering": None})
+    with pytest.warns(UserWarning, match="made with keep_hops=2, which is no longer supported"):
+        opened = open_store(copy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pickle.loads(pickle.dumps(opened)).num_nodes == meta["num_nodes"]
 
 
 def test_splits_that_overlap_or_have_no_label_are_found(copy: Path) -> None:

@@ -93,20 +93,6 @@ def test_the_result_is_a_sound_store_with_the_labels_and_splits_of_the_nodes_tha
     assert left_in(tmp_path) == ["made"]
 
 
-def test_nodes_of_a_store_from_which_others_were_dropped_keep_their_ids(tiny_dir: Path, tmp_path: Path) -> None:
-    few = convert(tiny_dir, tmp_path / "few", keep_hops=3, progress=False)
-    whole = convert(tiny_dir, tmp_path / "whole", progress=False)
-    for norm in ("row", "sym"):
-        made = [propagate(s, tmp_path / f"{s.path.name}-{norm}", norm=norm, progress=False) for s in (few, whole)]
-        assert np.array_equal(made[0].node_id, made[1].node_id)
-        assert np.array_equal(made[0].x, made[1].x)
-        assert verify_store(made[0].path) == []
-    assert propagate(few, tmp_path / "3", hops=3, norm="row", progress=False).hops == 3
-    for more in ({"hops": 3}, {"hops": 4, "norm": "row"}, {"hops": 1, "nodes": "all"}):
-        with pytest.raises(InputError, match="keeps 3 hops around labelled nodes, too few"):
-            propagate(few, tmp_path / "no", **more, progress=False)
-
-
 # Ended and begun again ------------------------------------------------------------------------------------------------
 
 

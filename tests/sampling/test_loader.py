@@ -95,7 +95,7 @@ def make(stores: Callable[..., Store]) -> Iterator[Make]:
         ids = torch.from_numpy(store.splits["train"])
         loader = StoreLoader(
             store,
-            CSCSampler(store.colptr, store.row, NUM_NEIGHBORS, seed=3, node_id=store.node_id),
+            CSCSampler(store.colptr, store.row, NUM_NEIGHBORS, seed=3),
             ids,
             torch.from_numpy(np.array(store.y[ids.numpy()])),
             Windows(window_batches, overlapped, 0, 2**20),
@@ -117,7 +117,7 @@ def make(stores: Callable[..., Store]) -> Iterator[Make]:
 def expected_batches(store: Store, epoch: int, start: int = 0, shuffle: bool = True) -> Iterator[dict[str, Any]]:
     """What a loader of `make` has to hand out, from plain indexing and one sampled batch after another."""
     ids, colptr, row = store.splits["train"], np.array(store.colptr), np.array(store.row)
-    sampler = CSCSampler(colptr, row, NUM_NEIGHBORS, seed=3, node_id=store.node_id)
+    sampler = CSCSampler(colptr, row, NUM_NEIGHBORS, seed=3)
     sampler.set_epoch(epoch)
     for positions in EpochSampler(len(ids), shuffle=shuffle, seed=3).order(epoch)[start:].split(BATCH):
         seeds = torch.from_numpy(ids)[positions]
@@ -266,7 +266,7 @@ def test_leaving_a_source_that_then_fails_raises_nothing() -> None:
 
 
 def fit(store: Store, available: int | None, batch_size: int = BATCH, training: bool = True) -> Windows:
-    sampler = CSCSampler(store.colptr, store.row, NUM_NEIGHBORS, node_id=store.node_id)
+    sampler = CSCSampler(store.colptr, store.row, NUM_NEIGHBORS)
     seeds = torch.from_numpy(store.splits["train"])
     return fit_windows(store, sampler, seeds, batch_size, available, training=training)
 
@@ -318,7 +318,7 @@ def test_what_is_available_is_what_the_limit_leaves(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("window_batches", [None, 1, 2, 4, 14, 15, 100])
 @pytest.mark.parametrize("overlapped", [False, True])
-@pytest.mark.parametrize("kind", [{}, {"feature_dtype": "float16", "undirected": True, "keep_hops": 2}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"feature_dtype": "float16", "undirected": True}], ids=str)
 def test_any_window_gives_the_batches_of_plain_indexing(
     make: Make, stores: Callable[..., Store], window_batches: int | None, overlapped: bool, kind: dict[str, Any]
 ) -> None:
@@ -492,15 +492,6 @@ def test_losses_of_an_undirected_store_are_those_of_undirected_raw_data(
     assert plain != shared
 
 
-@pytest.mark.parametrize("policy", ["lazy", "shared", "store"])
-def test_dropping_the_nodes_out_of_reach_changes_no_loss_under_any_policy(
-    config: Callable[..., TrainConfig], stores: Callable[..., Store], shared: list[dict[str, Any]], policy: str
-) -> None:
-    kept = stores(keep_hops=2)
-    assert kept.num_nodes < N
-    assert scores(train(config(dataset=str(kept.path), loading=policy, lookahead="400 kB", **ALL))) == shared
-
-
 @pytest.mark.parametrize("lookahead", ["off", "1 MB"])
 def test_a_run_begun_in_memory_goes_on_from_the_store_bit_for_bit(
     config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path, lookahead: str
@@ -546,16 +537,10 @@ def test_a_loader_that_is_dropped_gives_its_files_and_threads_back(
 @pytest.mark.parametrize(
     ("kind", "changes", "match"),
     [
-        ({"keep_hops": 2}, {"num_neighbors": [2, 2, 2], "loading": "shared"}, r"num_neighbors: .* keeps 2 hops"),
-        ({"keep_hops": 2}, {"undirected": True, "loading": "lazy"}, r"undirected: .* was made with undirected=False"),
-        ({"keep_hops": 2}, {"num_neighbors": [2, 2, 2]}, r"num_neighbors: .* keeps 2 hops, got 3; convert"),
         ({}, {"undirected": True, "loading": "eager"}, r"undirected: .* was made with undirected=False"),
         ({"undirected": True}, {"undirected": False, "loading": "shared"}, r"undirected: .*, asked for was False"),
     ],
     ids=[
-        "too few hops in memory",
-        "no reverse edges in memory",
-        "too few hops",
         "no reverse edges",
         "unwanted reverse edges",
     ],
@@ -617,7 +602,7 @@ def write_large(path: Path, num_nodes: int, num_features: int) -> Store:
         writer.write("y", y)
         for name, part in zip(("train", "valid", "test"), np.split(ids, [1180, 1190]), strict=True):
             writer.write(name, part)
-        writer.finish("large", CLASSES, undirected=False, keep_hops=None, origin={})
+        writer.finish("large", CLASSES, undirected=False, origin={})
     return open_store(path)
 
 

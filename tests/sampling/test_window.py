@@ -19,13 +19,9 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.errors import InputError
-from ogbnlib.graph.checks import HEADER_BYTES
 from ogbnlib.graph.disk import CHUNK_BYTES, DiskArray, Interrupted
-from ogbnlib.graph.store import Store
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sampling.window import Seeds, Window, compile_lookahead, sample_windows
-from ogbnlib.sources.convert import convert
-from ogbnlib.sources.ogb import write_raw
 
 BLOCK = 4096
 
@@ -357,57 +353,6 @@ def test_the_windows_epoch_counts_and_not_the_one_that_is_set(tmp_path: Path) ->
         (other,) = sample_window(sampler, [seeds], [0], 8, *disks)
     assert_same_batch(batch, expected)
     assert other.node.tolist() != batch.node.tolist()
-
-
-def drawn(store: Store, fanouts: list[int], split: str, batch_size: int) -> list[Batch]:
-    """A split's batches from windows of three."""
-    sampler = CSCSampler(store.colptr, store.row, fanouts, seed=5, node_id=store.node_id)
-    ids = store.splits[split]
-    colptr = DiskArray(store.file_path("colptr"), HEADER_BYTES, 8, store.num_nodes + 1)
-    row = DiskArray(store.file_path("row"), HEADER_BYTES, store.row.itemsize, store.num_edges)
-    firsts, batches = list(range(0, len(ids), batch_size)), []
-    try:
-        for begin in range(0, len(firsts), 3):
-            part = firsts[begin : begin + 3]
-            cut = [np.array(ids[first : first + batch_size]) for first in part]
-            batches += sample_window(sampler, cut, part, 2, colptr, row)
-    finally:
-        colptr.close()
-        row.close()
-    sampler.set_epoch(2)
-    for batch, first in zip(batches, firsts, strict=True):
-        positions = np.arange(first, min(first + batch_size, len(ids)))
-        assert_same_batch(batch, one_by_one(sampler, np.array(ids[positions]), positions))
-    return batches
-
-
-@pytest.mark.parametrize("undirected", [False, True])
-@pytest.mark.parametrize("fanouts", [[3], [3, 2], [2, -1, 2]], ids=str)
-def test_a_store_of_the_nodes_within_reach_samples_the_nodes_that_the_whole_one_does(
-    tmp_path: Path, undirected: bool, fanouts: list[int]
-) -> None:
-    rng = np.random.default_rng(len(fanouts))
-    n = 600
-    order = rng.permutation(n)
-    splits = {"train": order[:25], "valid": order[25:30], "test": order[30:36]}
-    y = np.full(n, -1)
-    y[order[:36]] = rng.integers(0, 3, 36)
-    edge_index = rng.integers(0, n, (2, 700))
-    edge_index[:, :80] = edge_index[:, 80:160]  # repeats
-    raw = write_raw(tmp_path / "raw", edge_index=edge_index, x=rng.normal(size=(n, 2)), y=y, splits=splits)
-    changes: Any = {"undirected": undirected, "progress": False}
-    full = convert(raw.path, tmp_path / "full", **changes)
-    kept = convert(raw.path, tmp_path / "kept", keep_hops=len(fanouts), **changes)
-    assert kept.num_nodes < full.num_nodes
-    node_id = kept.node_id
-    assert node_id is not None
-    for split in splits:
-        some, whole = drawn(kept, fanouts, split, 4), drawn(full, fanouts, split, 4)
-        for small, large in zip(some, whole, strict=True):
-            np.testing.assert_array_equal(node_id[small.node], large.node)
-            np.testing.assert_array_equal(small.edges, large.edges)
-            assert small.num_sampled_nodes == large.num_sampled_nodes
-            np.testing.assert_array_equal(kept.x[small.node], full.x[large.node])
 
 
 # Damage --------------------------------------------------------------------------------------------------------------

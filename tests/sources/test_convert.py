@@ -170,7 +170,7 @@ def test_a_store_equals_what_the_raw_data_set_reads(
     raw: Path, tmp_path: Path, undirected: bool, feature_dtype: Any
 ) -> None:
     made = convert(raw, tmp_path / "s", undirected=undirected, feature_dtype=feature_dtype, progress=False)
-    assert (made.x.dtype, made.undirected, made.keep_hops) == (feature_dtype, undirected, None)
+    assert (made.x.dtype, made.undirected) == (feature_dtype, undirected)
     assert made.name == "raw"
     assert made.origin["raw"] == str(raw)
     assert_same(made, raw, undirected)
@@ -261,70 +261,6 @@ def test_a_link_to_an_empty_folder_stays_a_link(raw: Path, tmp_path: Path) -> No
     assert (tmp_path / "s").is_symlink()
 
 
-# Kept hops -----------------------------------------------------------------------------------------------------------
-
-
-def by_hand(source: Held, hops: int, undirected: bool) -> tuple[list[int], list[list[int]]]:
-    """Original ids of the kept nodes, and for each its in-neighbors, as original ids."""
-    colptr, row = csc_of(source.edge_index, source.num_nodes, undirected)
-    distance = dict.fromkeys(source.labelled, 0)
-    frontier = list(source.labelled)
-    for hop in range(1, hops + 1):
-        frontier = [u for v in frontier for u in row[colptr[v] : colptr[v + 1]].tolist() if u not in distance]
-        distance.update(dict.fromkeys(frontier, hop))
-        frontier = list(dict.fromkeys(frontier))
-    kept = sorted(distance)
-    return kept, [row[colptr[v] : colptr[v + 1]].tolist() if distance[v] < hops else [] for v in kept]
-
-
-@pytest.mark.parametrize("workspace", [48, 10**6])
-@pytest.mark.parametrize("undirected", [False, True])
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-@given(source=graphs(), hops=st.integers(1, 4))
-def test_exactly_the_reachable_nodes_and_the_edges_that_can_be_followed_are_kept(
-    source: Held, hops: int, workspace: int, undirected: bool, tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(module, "_workspace", lambda *_: workspace)
-    made = write(source, tmp_path_factory.mktemp("kept") / "s", undirected=undirected, keep_hops=hops)
-    kept, neighbors = by_hand(source, hops, undirected)
-    assert made.node_id is not None
-    assert made.node_id.tolist() == kept
-    columns = [made.node_id[made.row[a:b]].tolist() for a, b in zip(made.colptr[:-1], made.colptr[1:], strict=True)]
-    assert columns == neighbors
-    np.testing.assert_array_equal(made.x, source.x()[kept])
-    np.testing.assert_array_equal(made.y, source.y()[kept])
-    assert made.node_id[made.splits["train"]].tolist() == source.read_splits()["train"].tolist()
-    assert verify_store(made.path) == []
-
-
-@pytest.mark.parametrize("undirected", [False, True])
-def test_a_model_of_that_many_layers_sees_the_same_batches(synth_dir: Path, tmp_path: Path, undirected: bool) -> None:
-    import torch
-    from torch_geometric.sampler import NodeSamplerInput
-
-    from ogbnlib.sampling.sampler import CSCSampler
-
-    whole = convert(synth_dir, tmp_path / "whole", undirected=undirected, progress=False)
-    kept = convert(synth_dir, tmp_path / "kept", undirected=undirected, keep_hops=2, progress=False)
-    assert kept.num_nodes < whole.num_nodes
-    assert kept.node_id is not None
-    for split in ("train", "valid", "test"):
-        outputs = []
-        for made in (whole, kept):
-            seeds = torch.from_numpy(made.splits[split][:40])
-            sampler = CSCSampler(made.colptr, made.row, [-1, -1])
-            outputs.append(sampler.sample_from_nodes(NodeSamplerInput(None, seeds)))
-        a, b = outputs
-        nodes = kept.node_id[b.node.numpy()]
-        np.testing.assert_array_equal(nodes, a.node.numpy())
-        np.testing.assert_array_equal(b.row, a.row)
-        np.testing.assert_array_equal(b.col, a.col)
-        np.testing.assert_array_equal(kept.x[b.node.numpy()], whole.x[nodes])
-
-
 # Beyond 2**31 --------------------------------------------------------------------------------------------------------
 
 
@@ -383,8 +319,6 @@ def test_disk_space_is_counted_for_the_whole_size() -> None:
     ("arguments", "match"),
     [
         ({"feature_dtype": "float64"}, "feature_dtype: expected float16 or float32"),
-        ({"keep_hops": 0}, "keep_hops"),
-        ({"keep_hops": True}, "keep_hops"),
         ({"memory_limit": "100 MB"}, "memory_limit: expected at least [0-9.]+ [MG]B .* got 100 MB"),
         ({"memory_limit": "8"}, "ambiguous"),
     ],
@@ -485,7 +419,7 @@ def test_whichever_call_to_the_disk_fails_nothing_of_it_or_all_is_there(
         fail_at, calls = fail_at + 1, 0
         said = ""
         try:
-            convert(raw, target, progress=False, keep_hops=2)
+            convert(raw, target, progress=False)
         except InputError as error:
             said = str(error)
         assert not said or (str(tmp_path) in said and os.strerror(number).lower() in said)

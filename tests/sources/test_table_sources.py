@@ -162,9 +162,6 @@ def test_names_become_ids_and_are_kept(
     assert store.node_name is not None
     found = store.node_name if kind == "numbers" else [name.decode() for name in store.node_name.tolist()]
     np.testing.assert_array_equal(found, called)
-    kept = convert(open_tables(folder), tmp_path / "kept", keep_hops=1, progress=False)
-    assert kept.node_name is not None
-    np.testing.assert_array_equal(kept.node_name, store.node_name[kept.node_id])
 
 
 def test_features_of_any_number_type_become_float32_and_float16_stays(
