@@ -34,7 +34,8 @@ from .sampling.policies import STREAM
 from .sources.catalog import open_for
 from .sources.convert import Progress
 from .training.checkpoint import check_data, fingerprint, load_state, read_model
-from .training.own import Call, make_model
+from .training.custom_model import make_model
+from .training.models import Call
 from .training.train import kept_random_state
 
 Rows: TypeAlias = tuple[Array, Array]  # the places of some rows in the file, int64, and their scores

@@ -96,7 +96,7 @@ def try_model(num_features: str, num_classes: str, batch: str, file: str, run_di
     from ..config import TrainConfig
     from ..files import write_json
     from ..runs.folder import CONFIG_VARIABLE
-    from .own import make_model
+    from .custom_model import make_model
     from .step import measure_step
 
     def work() -> None:

@@ -21,7 +21,7 @@ from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..sampling.choice import batch_key
 from .distributed import Ranks
-from .own import Call
+from .models import Call, random_batch
 
 
 def _seed_labels(batch: Data, device: torch.device) -> Tensor:
@@ -180,19 +180,7 @@ def measure_step(
     Raises:
         InputError: where the step fails.
     """
-    draw, ends, cpu = torch.Generator().manual_seed(0), [*itertools.accumulate(hop_nodes)], torch.device("cpu")
-    edges = [torch.empty(2, 0, dtype=torch.int64)]
-    for hop, count in enumerate(hop_edges):
-        target = torch.randint(ends[hop] - hop_nodes[hop], ends[hop], (count,), generator=draw).sort().values
-        edges.append(torch.stack([torch.randint(ends[hop + 1], (count,), generator=draw), target]))
-    batch = Data(
-        x=torch.randn(ends[-1], num_features, generator=draw),
-        edge_index=torch.cat(edges, dim=1),
-        n_id=torch.arange(ends[-1]),
-        batch_size=hop_nodes[0],
-        num_sampled_nodes=list(hop_nodes),
-        num_sampled_edges=list(hop_edges),
-    )
+    batch, cpu = random_batch(hop_nodes, hop_edges, num_features), torch.device("cpu")
     model, call = model.to(cpu), Call.of(model, config.precision)
 
     def train() -> None:

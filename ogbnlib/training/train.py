@@ -46,9 +46,9 @@ from ..sampling.loader import available_bytes
 from ..sampling.policies import Loaders, compile_kernels, make_loaders
 from ..sources.catalog import open_for
 from .checkpoint import Keeper, Row, fingerprint
+from .custom_model import find_code, make_model
 from .distributed import Ranks, join
 from .models import GNN, parameter_bytes
-from .own import keep_code, make_model
 from .step import Learner
 from .trainer import Progress, Trainer, evaluator, note
 
@@ -107,7 +107,7 @@ def train(
         run_dir: Where config, timeline, events, metrics and checkpoints go; None keeps nothing on disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
         model: Your own in place of `config.model`, which then is the path of its class; a resumption needs one again.
-            It is called as `own.Call` says, and trained itself.
+            It is called as `models.Call` says, and trained itself.
 
     Raises:
         InputError: for bad input, before anything is written; for a folder in which another process trains; for a
@@ -171,7 +171,8 @@ def _learner(
     """What learns; the code of a model of the user's own is kept first, as every rank runs the copy."""
     with ranks.together():
         if run_dir is not None and ranks.first and given is None and config.model not in MODELS:
-            for text in keep_code(config, run_dir):
+            _, text = find_code(config, run_dir, keep=True)
+            if text:
                 say(text)
     with ranks.together():
         model = make_model(config, loaders.num_features, loaders.num_classes, run_dir, given, say, store)

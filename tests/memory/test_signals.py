@@ -25,7 +25,7 @@ from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, StopRequest, 
 from ogbnlib.runs.diagnosis import EXIT_CODES, STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.supervise import supervise
-from ogbnlib.training.own import Call
+from ogbnlib.training.models import Call
 from ogbnlib.training.step import Learner
 from ogbnlib.training.train import TrainResult, train
 

@@ -582,8 +582,7 @@ def test_the_scale_of_float16_gradients_is_in_the_checkpoint(
 
 
 def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Config) -> None:
-    from ogbnlib.training.models import GNN
-    from ogbnlib.training.own import Call
+    from ogbnlib.training.models import GNN, Call
     from ogbnlib.training.step import _seed_labels
 
     class Moved(torch.Tensor):
