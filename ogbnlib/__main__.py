@@ -17,10 +17,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from .config import TrainConfig, parse_assignments, read_parameters
+from .config import TrainConfig
 from .errors import InputError, clear_errors, format_bytes
 from .files import home
 from .progress import steady_output
+from .values import parse_assignments, read_parameters
 
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands whose output is all that they do
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)

@@ -16,58 +16,55 @@ import pydantic
 import pytest
 from conftest import tree
 
-from ogbnlib.config import TrainConfig, parameters, parse_assignments, read_parameters
+from ogbnlib.config import TrainConfig, parameters
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
 from ogbnlib.files import write_atomically
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
+from ogbnlib.values import parse_assignments, read_parameters
 
 
 def make(**values: Any) -> TrainConfig:
     return TrainConfig.create({"dataset": "somewhere", **values})
 
 
-@pytest.mark.parametrize("text", ["3 2", "3,2", "[3, 2]", "(3, 2)", " 3  2 ", [3, 2], (3, 2), ["3", "2"]])
-def test_num_neighbors_is_understood_in_every_form_a_user_writes_it(text: object) -> None:
-    assert make(num_neighbors=text).num_neighbors == (3, 2)
-
-
 @pytest.mark.parametrize(
-    ("given", "meant"),
-    [("true", True), ("True", True), ("yes", True), ("1", True), (True, True)]
-    + [("false", False), ("False", False), ("no", False), ("0", False), (False, False)],
+    ("name", "given", "value"),
+    [
+        *(("num_neighbors", text, (3, 2)) for text in ("3 2", "3,2", "[3, 2]", " (3,  2) ", [3, 2], ["3", "2"])),
+        ("num_neighbors", "-1 5", (-1, 5)),
+        *(("undirected", text, True) for text in ("true", "True", "yes", "1", True)),
+        *(("undirected", text, False) for text in ("false", "no", "0", False)),
+        ("undirected", "none", None),
+        ("batch_size", "64", 64),
+        ("lr", "1e-3", 1e-3),
+        ("seed", " 7 ", 7),
+        ("num_threads", "none", None),
+        ("eval_batch_size", "null", None),
+        ("lookahead", "4 GB", 2**32),
+        ("lookahead", 5, 5),
+        ("eval_splits", "val,test", ("valid", "test")),
+        ("eval_splits", "['test']", ("test",)),
+        ("eval_splits", "", ()),
+    ],
+    ids=str,
 )
-def test_booleans_are_understood_as_the_words_that_papermill_passes(given: object, meant: bool) -> None:
-    assert make(undirected=given).undirected is meant
-
-
-def test_numbers_and_none_are_understood_as_strings() -> None:
-    config = make(batch_size="64", lr="1e-3", dropout="0.5", num_threads="none", eval_batch_size="null", seed=" 7 ")
-    assert (config.batch_size, config.lr, config.dropout, config.seed) == (64, 1e-3, 0.5, 7)
-    assert config.num_threads is None
-    assert config.eval_batch_size is None
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"), [("valid", ("valid",)), ("valid,test", ("valid", "test")), ("['test']", ("test",)), ("", ())]
-)
-def test_eval_splits_are_understood_as_words(given: str, meant: tuple[str, ...]) -> None:
-    assert make(eval_splits=given).eval_splits == meant
+def test_values_are_understood_as_command_line_papermill_and_python_pass_them(
+    name: str, given: object, value: object
+) -> None:
+    assert getattr(make(**{name: given}), name) == value
 
 
 @pytest.mark.parametrize("build", [TrainConfig, TrainConfig.create])
 def test_every_way_to_make_a_config_has_the_same_words_for_a_mistake(build: Callable[..., TrainConfig]) -> None:
-    said = r"^unknown parameter 'batchsize': did you mean 'batch_size'\?.*; "
-    said += r"num_neighbors: expected a list such as \[3, 2\], got 5; lr: expected a number, got 'fast'$"
-    with pytest.raises(InputError, match=said):
+    words = r"^unknown parameter 'batchsize': did you mean 'batch_size'\?.*; num_neighbors: .*, got 5; lr: .*'fast'"
+    with pytest.raises(InputError, match=words):
         build(dataset="somewhere", batchsize=3, lr="fast", num_neighbors=5)
 
 
 @pytest.mark.parametrize("start", [run, train])
 def test_values_in_a_dict_are_no_config(start: Callable[..., object]) -> None:
-    with pytest.raises(
-        InputError, match=r"^config: expected a TrainConfig, got a dict; make it with TrainConfig\.create"
-    ):
+    with pytest.raises(InputError, match=r"^config: expected a TrainConfig, got a dict"):
         start({"dataset": "somewhere"})
 
 
@@ -76,49 +73,34 @@ def test_help_shows_each_parameter_with_default_choices_and_meaning() -> None:
     assert [*signature.parameters] == [*TrainConfig.model_fields]
     assert signature.parameters["batch_size"].default == 128
     assert "batch_size=128: Seeds per sampled batch." in text
-    assert "loading='shared' (eager, lazy, shared, store, propagated): Where the graph lives" in text
+    assert "loading='shared' (eager, lazy, shared, store, propagated): Place of the graph" in text
     assert len(parameters()) == len(TrainConfig.model_fields)
     assert all(meaning.endswith(".") for meaning in parameters().values())
 
 
-def test_minus_one_takes_all_neighbors() -> None:
-    assert make(num_neighbors="-1 5").num_neighbors == (-1, 5)
-
-
 BAD_VALUES = [
-    ("batch_size", "many", "whole number"),
+    ("batch_size", "many", "integer"),
     ("batch_size", 2.5, "2.5"),
-    ("batch_size", "2.5", "whole number"),
     ("batch_size", True, "True"),
     ("batch_size", 0, "greater than 0"),
     ("hidden_channels", None, "None"),
     ("epochs", -1, "-1"),
-    ("lr", "nan", "finite"),
     ("lr", math.nan, "finite"),
-    ("lr", math.inf, "finite"),
-    ("lr", 0, "greater than 0"),
     ("dropout", 1.0, "less than 1"),
-    ("dropout", False, "False"),
     ("seed", 2**31, "less than"),
-    ("num_threads", 0, "greater than 0"),
-    ("download", "perhaps", "true or false"),
-    ("download", 2, "true or false"),
-    ("loading", "sharde", "did you mean 'shared'"),
+    ("download", "perhaps", "boolean"),
+    ("loading", "sharde", "'shared'"),
     ("model", "transformer", "sage, gcn, gat"),
-    ("feature_dtype", "float64", "float32, float16"),
-    ("num_neighbors", "3 x", "whole number"),
-    ("num_neighbors", [3, 2.5], "2.5"),
+    ("num_neighbors", "3 x", "integer"),
     ("num_neighbors", [True, 2], "True"),
-    ("num_neighbors", [], "fan-out"),
+    ("num_neighbors", [], "at least 1"),
     ("num_neighbors", [3, 0], "at least 1"),
-    ("num_neighbors", [-2], "at least 1"),
-    ("num_neighbors", 3.7, "3.7"),
-    ("eval_splits", ["valid", "tset"], "did you mean 'test'"),
-    ("eval_splits", "train", "train_eval"),
-    ("eval_splits", "test,test", "once"),
+    ("num_neighbors", 3, "list such as"),
+    ("eval_splits", ["valid", "tset"], "'test'"),
+    ("eval_splits", "train", "'valid'"),
     ("persistent_workers", True, "num_workers"),
     ("dataset", "  ", "empty"),
-    ("dataset", 5, "string"),
+    ("lookahead", "much", "4 GB"),
 ]
 
 
@@ -144,13 +126,6 @@ def test_hidden_channels_that_the_heads_do_not_divide_are_refused_for_gat_only()
 def test_an_unknown_name_brings_the_closest_known_one() -> None:
     with pytest.raises(InputError, match=r"unknown parameter 'num_neighbours': did you mean 'num_neighbors'\?"):
         make(num_neighbours="3 2")
-
-
-def test_several_mistakes_are_reported_at_once() -> None:
-    with pytest.raises(InputError) as caught:
-        make(batchsize=3, lr="fast", epochs=-1, loading="none")
-    for word in ("'batchsize'", "'batch_size'", "lr: ", "epochs: ", "loading: "):
-        assert word in str(caught.value)
 
 
 def test_a_config_is_frozen() -> None:
@@ -192,25 +167,21 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
 
 
-def test_a_parameter_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "value"), [("cuda_snapshot", True), ("sampler", "numba")])
+def test_a_parameter_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path, name: str, value: object) -> None:
     config = make()
-    (tmp_path / "config.json").write_text(
-        json.dumps({**config.model_dump(mode="json"), "cuda_snapshot": True, "sampler": "numba"})
-    )
-    with pytest.warns(UserWarning, match="cuda_snapshot, sampler: ignored"):
+    (tmp_path / "config.json").write_text(json.dumps({**config.model_dump(mode="json"), name: value}))
+    with pytest.warns(UserWarning, match=f"{name}: ignored"):
         assert TrainConfig.load(tmp_path / "config.json") == config
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b'{"dataset": "x", "epo', "expected JSON"),
-        (b"", "expected JSON"),
-        (b"\xff\xfe\x00", "expected JSON"),
+        (b'{"dataset": "x", "epo', "expected a JSON object"),
+        (b"\xff\xfe\x00", "expected a JSON object"),
         (b"[1, 2]", "JSON object"),
-        (b'{"dataset": "x", "epochs": "many"}', "epochs: "),
         (b'{"dataset": "x", "epoch": 3}', "did you mean 'epochs'"),
-        (b'{"epochs": 3}', "dataset: "),
     ],
 )
 def test_a_damaged_config_file_is_named_and_left_alone(tmp_path: Path, content: bytes, words: str) -> None:
@@ -254,14 +225,11 @@ def test_sizes_are_printed_in_the_units_they_are_read_in() -> None:
     assert [format_bytes(n) for n in (5 * 2**28, 310 * 2**20, 2048, None)] == ["1.25 GB", "310 MB", "2 kB", "unknown"]
 
 
-@pytest.mark.parametrize("pairs", [["batch_size"], ["=3"], ["lr=1", "lr=2"]])
-def test_a_malformed_assignment_names_set(pairs: list[str]) -> None:
-    with pytest.raises(InputError, match=r"^--set: "):
-        parse_assignments(pairs)
-
-
-def test_an_assignment_keeps_everything_after_the_first_equals_sign() -> None:
+def test_assignments_of_the_command_line() -> None:
     assert parse_assignments(["dataset=/a=b", "lr=1"]) == {"dataset": "/a=b", "lr": "1"}
+    for pairs in (["batch_size"], ["=3"], ["lr=1", "lr=2"]):
+        with pytest.raises(InputError, match=r"^--set: "):
+            parse_assignments(pairs)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -292,17 +260,6 @@ def test_a_file_under_way_is_not_seen_under_its_name(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"file": b"new"}
 
 
-def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    (tmp_path / "plain").touch()
-    write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
-    assert (tmp_path / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_a_saved_config_is_plain_json_of_all_parameters(tmp_path: Path) -> None:
-    make().save(tmp_path / "config.json")
-    assert set(json.loads((tmp_path / "config.json").read_text())) == set(TrainConfig.model_fields)
-
-
 def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() -> None:
     def fan_out(value: object) -> tuple[int, ...]:
         config = TrainConfig.create(dataset="x", num_neighbors=[5, 3], eval_num_neighbors=value)
@@ -326,7 +283,7 @@ def test_a_file_of_parameters_is_read_as_papermill_reads_it(tmp_path: Path) -> N
     assert read_parameters(tmp_path / "pipe") == {"lr": 0.1}
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "batch_size 128", "a: [1", "7: 8", "", "\xff"])
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [1", "7: 8", "", "\xff"])
 def test_a_file_that_has_no_parameters_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=r"mine\.yaml: expected .*batch_size: 128"):
@@ -335,5 +292,5 @@ def test_a_file_that_has_no_parameters_is_refused_by_name(tmp_path: Path, text: 
 
 def test_a_parameter_that_a_file_has_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("lr: 0.1\nepochs: 3\nlr: 0.2\n")
-    with pytest.raises(InputError, match=r"mine\.yaml: expected each parameter once, found lr twice"):
+    with pytest.raises(InputError, match=r"mine\.yaml: expected each parameter once, found 3 lines for 2 names"):
         read_parameters(tmp_path / "mine.yaml")

@@ -16,10 +16,11 @@ import typer
 from web import Remote
 
 from ogbnlib.__main__ import app
-from ogbnlib.config import TrainConfig, parse_assignments, read_parameters
+from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.planner import FITS, ladder, plan
 from ogbnlib.runs.diagnosis import explain_code, explain_cuda_message
 from ogbnlib.sources.synth import synthesize
+from ogbnlib.values import parse_assignments, read_parameters
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "notebooks" / "papers100M.md"

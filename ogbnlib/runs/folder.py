@@ -42,26 +42,6 @@ CONFIG_VARIABLE = (
     "OGBNLIB_CONFIG"  # tells a child the config of a run to resume, whose config.json is still the old one
 )
 METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
-# Values that may differ between a run and its resumption: none of them changes the weights an epoch ends with, but
-# `accumulate`, which keeps a step's size where the number of ranks is another.
-_RESUMABLE = {
-    "accumulate",
-    *("dataset", "data_dir", "download", "loading", "lookahead", "spool", "spool_dir"),
-    *("num_workers", "persistent_workers", "pin_memory", "device"),
-    *("activation_checkpointing", "empty_cache_every", "expandable_segments", "max_cuda_memory"),
-    *("epochs", "early_stopping", "train_eval", "eval_every", "eval_splits"),
-    *("checkpoint_every_s", "release_every", "progress"),
-}
-# Values that may differ too, and count from there on; what that means for the figures is said.
-_SAID = {
-    "lr": "",
-    "weight_decay": "",
-    "lr_schedule": "",
-    "lr_schedule_args": "",
-    "num_threads": "; torch then adds up in another order, and weights may differ in their last bits",
-    "eval_num_neighbors": "; accuracies are to be compared with this in mind",
-    "eval_batch_size": "; accuracies are to be compared with this in mind, unless eval_num_neighbors is one number",
-}
 
 
 class RunEnded(RuntimeError):
@@ -409,15 +389,10 @@ def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path)
     Raises:
         InputError: naming each value that may not be another one.
     """
-    now = config.model_dump(mode="json")
-    changed = [name for name in now if name in before and before[name] != now[name]]
-    refused = [name for name in changed if name not in _RESUMABLE and name not in _SAID]
+    refused, notes = config.changes(before)
     if refused:
-        words = "; ".join(f"{name} was {before[name]!r}, now {now[name]!r}" for name in refused)
-        raise InputError(f"{run_dir}: can't resume with other values ({words}); use a new run_dir")
-    return [
-        f"{name} is {now[name]} from here on, {before[name]} before{_SAID[name]}" for name in changed if name in _SAID
-    ]
+        raise InputError(f"{run_dir}: can't resume with other values ({'; '.join(refused)}); use a new run_dir")
+    return notes
 
 
 @contextlib.contextmanager

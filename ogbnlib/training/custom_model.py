@@ -138,9 +138,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
     rows = range(seeds if {*call.arguments.values()} - {"x", "edge_index"} else len(batch.x), len(batch.x) + 1)
     if not isinstance(scores, Tensor) or len(scores) not in rows or scores.shape[1:] != (num_classes,):
         shape = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise InputError(
-            f"{config.model}: expected forward to return scores [{rows[-1]}, {num_classes}], found {shape}"
-        )
+        raise InputError(f"{config.model}: expected scores [{rows[-1]}, {num_classes}] of its forward, found {shape}")
     steps: list[Any] = [scores.grad_fn]
     for step in steps:  # the list grows by the operations behind each step
         steps += [before for before, _ in getattr(step, "next_functions", ()) if before not in steps]

@@ -575,7 +575,7 @@ def test_it_is_refused_before_anything_is_written(own: Config, here: Path) -> No
     (here / "my_model.py").write_text(GOOD.replace("out_channels)\n    def", "out_channels + 1)\n    def"))
     config, before = own(dropout=0.0), left_in(here)
     for begin in (lambda: train(config, "run"), lambda: run(config, run_dir="run", echo=False)):
-        with pytest.raises(InputError, match=r"^my_model.py:Net: expected forward to return scores .*\[16, 5\]"):
+        with pytest.raises(InputError, match=r"^my_model.py:Net: expected scores .*\[16, 5\]"):
             begin()
     assert left_in(here) == before
 

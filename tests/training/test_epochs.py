@@ -106,7 +106,7 @@ def test_another_schedule_counts_from_there_on_and_is_said(tiny_config: Config, 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"lr_schedule": "cosin"}, r"^lr_schedule: expected one of .*did you mean 'cosine'"),
+        ({"lr_schedule": "cosin"}, "^lr_schedule: .*'cosine'"),
         ({"lr_schedule": "cosine"}, "^lr_schedule_args: cosine needs T_max and takes eta_min, got none"),
         ({"lr_schedule_args": {"T_max": 3}}, "^lr_schedule_args: constant takes none, got T_max"),
         ({"lr_schedule": "step", "lr_schedule_args": {"step_size": 0}}, "a number of epochs for step_size, got 0"),
@@ -118,7 +118,7 @@ def test_another_schedule_counts_from_there_on_and_is_said(tiny_config: Config, 
         ({"early_stopping": -1}, "^early_stopping: "),
         ({"early_stopping": 3, "eval_splits": "test"}, "^early_stopping: expected 'valid' in eval_splits"),
         ({"keep": "best", "eval_splits": ()}, "^keep: expected 'valid' in eval_splits"),
-        ({"keep": "first"}, "^keep: expected one of last, best"),
+        ({"keep": "first"}, "^keep: .*'best'"),
     ],
     ids=str,
 )

@@ -1,0 +1,139 @@
+"""Values of parameters as command line, papermill, YAML and JSON pass them. Imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from .errors import InputError, parse_bytes, split_name
+from .files import home
+from .registry import MODELS
+
+
+def _list(value: object) -> object:
+    """Split `"3 2"`, `"3,2"`, `"[3, 2]"`, as papermill's `-p` and `--set` pass them; keep lists and tuples."""
+    if not isinstance(value, str):
+        return value
+    return [word.strip("'\"") for word in value.strip().strip("[]()").replace(",", " ").split()]
+
+
+def _single(value: object) -> object:
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _none(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() in {"", "none", "null"} else value
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):  # pydantic would read it as 0 or 1
+        raise ValueError(f"expected a number, got {value!r}")
+    return value
+
+
+def _fan_out(value: int) -> int:
+    if value == 0 or value < -1:
+        raise ValueError(f"expected a fan-out of at least 1, or -1 for all neighbors, got {value}")
+    return value
+
+
+def _unique(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _size(value: object) -> object:
+    try:
+        return None if value is None else parse_bytes(value, "size")
+    except InputError:
+        raise ValueError(f'expected a size such as "4 GB", got {value!r}') from None
+
+
+def _size_or_word(value: object) -> object:
+    """Parse a size; "auto" and "off" stay, and so do whole numbers, the bytes of a saved config."""
+    return value if type(value) is int or value in ("auto", "off") else _size(value)
+
+
+def _path(value: object) -> object:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return str(home(text)) if isinstance(text, str) and text.startswith("~") else text
+
+
+def _model(value: object) -> object:
+    if value in MODELS:
+        return value
+    place, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not place.strip() or not name.strip():
+        close = difflib.get_close_matches(str(value), MODELS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        custom = 'your own as "my_model.py:Net" or "package.module:Net"'
+        raise ValueError(f"expected {', '.join(MODELS)}, or {custom}, got {value!r}{hint}")
+    return f"{_path(place)}:{name}"
+
+
+def _arguments(value: object) -> object:
+    """Read a dict or JSON text; tuples become lists, as in a saved config."""
+    try:
+        arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
+        arguments = json.loads(json.dumps(arguments, allow_nan=False))
+    except (TypeError, ValueError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError(f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}')
+    return arguments
+
+
+Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # the range of a 32-bit integer
+Float = Annotated[float, BeforeValidator(_number)]
+Count = Annotated[Int, Field(gt=0)]
+CountOrZero = Annotated[Int, Field(ge=0)]
+OptionalCount = Annotated[Count | None, BeforeValidator(_none)]
+OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)]
+OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]
+SizeOrWord = Annotated[Literal["auto", "off"] | Annotated[int, Field(gt=0)], BeforeValidator(_size_or_word)]
+Neighbors = Annotated[Int, AfterValidator(_fan_out)]
+FanOut = Annotated[tuple[Neighbors, ...], BeforeValidator(_list), Field(min_length=1)]
+EvalFanOut = Annotated[
+    tuple[Neighbors, ...] | None, BeforeValidator(_list), BeforeValidator(_single), BeforeValidator(_none)
+]
+Split = Annotated[Literal["valid", "test"], BeforeValidator(split_name)]
+Splits = Annotated[tuple[Split, ...], BeforeValidator(_list), AfterValidator(_unique)]
+Patience = Annotated[CountOrZero, BeforeValidator(lambda value: _none(value) or 0)]
+OptionalBool = Annotated[bool | None, BeforeValidator(_none)]
+Dataset = Annotated[str, BeforeValidator(_path)]
+Model = Annotated[str, BeforeValidator(_model)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
+
+
+def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
+    """Split `["batch_size=128", "num_neighbors=3 2"]`, the values of `--set`, into names and values."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        name = name.strip()
+        if not equals or not name or name in values:
+            raise InputError(f"--set: expected KEY=VALUE such as batch_size=128, each key once, got {pair!r}")
+        values[name] = value
+    return values
+
+
+def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Names and values of a YAML file such as slurm/small.yaml; `InputError` for anything else."""
+    import yaml
+
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        tree, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())  # YAML's own message has four lines
+        raise InputError(f"{file}: expected YAML such as 'batch_size: 128', found {problem}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {values!r:.60}")
+    if len(tree.value) > len(values):  # YAML keeps the last value of a repeated key
+        raise InputError(f"{file}: expected each parameter once, found {len(tree.value)} lines for {len(values)} names")
+    return values
