@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import json
@@ -22,7 +21,6 @@ from .errors import InputError, format_bytes, is_interactive
 
 LINE_EVERY_S = 30.0
 _BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
-_SPEED_AFTER_S = 0.5  # cached data divided by a shorter time is no speed
 
 
 def seconds(number: float) -> str:
@@ -51,7 +49,7 @@ class Count:
     def add(self, number: float) -> None:
         self.done += number
         took_s = time.time() - self.began_s
-        self.per_s = self.done / took_s if took_s > _SPEED_AFTER_S else 0.0
+        self.per_s = self.done / took_s if took_s > 0.5 else 0.0  # cached data in a shorter time is no speed
 
     def __str__(self) -> str:
         from tqdm import tqdm
@@ -59,8 +57,8 @@ class Count:
         rest = [f"loss {self.loss:.2f}"] if self.loss is not None else []
         rest += [f"run {seconds(self.run_left_s)}"] if self.run_left_s is not None else []
         scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if self.unit == "bytes" else {}
-        look = {"prefix": self.what or "", "rate": self.per_s, "postfix": ", ".join(rest), "ascii": True}
-        return str(tqdm.format_meter(self.done, self.total, max(0.0, time.time() - self.began_s), **scale, **look))
+        shown = {"prefix": self.what or "", "rate": self.per_s, "postfix": ", ".join(rest), "ascii": True}
+        return str(tqdm.format_meter(self.done, self.total, time.time() - self.began_s, **scale, **shown))
 
 
 def read_count(path: Path) -> Count | None:
@@ -164,10 +162,8 @@ class Live:
         self.how = how if how != "auto" else "bar" if is_interactive() else "lines"
         self._text, self._every_step, self._apart = text, every_step, apart
         self._lock, self._stack = threading.Lock(), contextlib.ExitStack()
-        self._visible, self._at_line_start = False, True
+        self._visible, self._at_line_start, self._last_s = False, True, 0.0
         self._kinds: set[str] = set()
-        self._last_s = 0.0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __enter__(self) -> Live:
         from tqdm import tqdm
@@ -195,7 +191,7 @@ class Live:
                 sys.stdout.flush()
                 sys.stdout.buffer.write(data)
             else:  # a notebook's
-                sys.stdout.write(self._decoder.decode(data))
+                sys.stdout.write(data.decode(errors="replace"))
             sys.stdout.flush()
             self._at_line_start, self._last_s = data.endswith(b"\n"), time.monotonic()
 
@@ -252,18 +248,14 @@ def counted(
 # Notebook -------------------------------------------------------------------------------------------------------------
 
 
-def _shell() -> object:
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-
-
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
-    return hasattr(_shell(), "kernel")
+    return "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
 
 
 def is_kernel_ending() -> bool:
     """Whether this is a notebook's kernel that was asked to end; JupyterLab interrupts it before that."""
-    return in_notebook() and bool(getattr(_shell(), "exit_now", False))
+    return in_notebook() and bool(sys.modules["IPython"].get_ipython().exit_now)
 
 
 def check_notebook() -> None:

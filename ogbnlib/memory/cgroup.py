@@ -1,4 +1,4 @@
-"""Memory cgroups, v1 and v2: what the kernel counts, and the lowest limit that holds this process."""
+"""Memory cgroups, v1 and v2: the kernel's counters and the lowest limit on this process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # a run's memory_limit, for engines whose limit no cgroup shows
+LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # a run's memory_limit, which no cgroup shows under a watchdog
 _UNLIMITED = 2**60  # cgroup v1 writes "no limit" as the largest page-aligned int64, about 2**63
 
 
 def read_whole(path: str) -> bytes | None:
-    """A file of the kernel's; None when it is gone or not ours to read. `Path.read_text` takes three times as long."""
+    """Read a file of the kernel; None if it is gone or not readable. Three times as fast as `Path.read_bytes`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -28,12 +28,12 @@ def read_whole(path: str) -> bytes | None:
         os.close(descriptor)
 
 
-def _fields(path: str, wanted: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
-    """`NAME VALUE` or `NAME: VALUE kB` lines as integers; None when the file is gone or not ours to read."""
+def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
+    """Integers of the lines `NAME VALUE` or `NAME: VALUE kB`; None if the file is gone or not readable."""
     if (data := read_whole(path)) is None:
         return None
     values, text = {}, b"\n" + data
-    for name in wanted:  # a line looked for, not all lines taken apart: most of a sample's time was that
+    for name in names:  # searched, because splitting all lines took most of a sample's time
         at = max(text.find(b"\n%b " % name), text.find(b"\n%b:" % name))
         if at >= 0:
             begin = at + len(name) + 2
@@ -43,7 +43,7 @@ def _fields(path: str, wanted: Iterable[bytes], unit: int = 1) -> dict[bytes, in
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A memory cgroup directory, v1 or v2 (`/sys/fs/cgroup/...`). Every method returns None where a file is absent."""
+    """Directory of a memory cgroup (`/sys/fs/cgroup/...`). Methods return None where a file is absent."""
 
     path: Path
     version: int
@@ -56,65 +56,61 @@ class Cgroup:
         return self._read("memory.usage_in_bytes", "memory.current")
 
     def limit_bytes(self) -> int | None:
-        """This directory's own limit; its parents may have a lower one (see `effective_limit`)."""
+        """This directory's own limit; a parent may have a lower one (see `effective_limit`)."""
         return self._read("memory.limit_in_bytes", "memory.max")
 
     def peak_bytes(self) -> int | None:
-        """The highest usage so far, counted by the kernel (v2 since Linux 5.19)."""
+        """Highest usage so far, counted by the kernel (v2 since Linux 5.19)."""
         return self._read("memory.max_usage_in_bytes", "memory.peak")
 
     def oom_kills(self) -> int | None:
-        """Processes that the kernel's OOM killer has killed in this cgroup."""
+        """Number of processes in this cgroup that the kernel's out-of-memory killer ended."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
-        values = _fields(str(self.path / name), [b"oom_kill"])
-        return None if values is None else values.get(b"oom_kill")
+        return (read_fields(f"{self.path}/{name}", [b"oom_kill"]) or {}).get(b"oom_kill")
 
     def ooms(self) -> int:
-        """How often v2 found no memory left under this directory's limit, or one below it; 0 under v1."""
-        return (_fields(str(self.path / "memory.events"), [b"oom"]) or {}).get(b"oom", 0)
+        """Number of times v2 found no memory below this directory's limit or one inside it; 0 under v1."""
+        return (read_fields(f"{self.path}/memory.events", [b"oom"]) or {}).get(b"oom", 0)
 
     def met_its_limit(self, ooms_before: int) -> bool:
-        """Whether usage came up to this directory's own limit: since `ooms` was asked, or under v1 at any time."""
+        """Whether usage reached this directory's own limit: since `ooms` was read, or under v1 at any time."""
         if self.version == 2:
             return self.ooms() > ooms_before
         limit, peak = self.limit_bytes(), self.peak_bytes()
-        # A charge of some pages at once may have failed below it. `memory.failcnt` stays 0 on recent kernels.
+        # A charge of several pages fails below the limit. `memory.failcnt` stays 0 on recent kernels.
         return limit is not None and peak is not None and peak > limit - 2**21
 
     def parts(self) -> tuple[int | None, int | None, int | None]:
         """Anonymous, file (without shared memory) and shared bytes, children included."""
         names = (b"total_rss", b"total_cache", b"total_shmem") if self.version == 1 else (b"anon", b"file", b"shmem")
-        values = _fields(str(self.path / "memory.stat"), names)
-        if not values or any(name not in values for name in names):
+        values = read_fields(f"{self.path}/memory.stat", names) or {}
+        if len(values) < len(names):
             return None, None, None
         anon, file, shmem = (values[name] for name in names)
         return anon, max(file - shmem, 0), shmem  # both versions count shared memory as cache
 
     def pids(self) -> list[int]:
-        try:
-            return [int(word) for word in (self.path / "cgroup.procs").read_text().split()]
-        except OSError:
-            return []
+        return [int(word) for word in (read_whole(f"{self.path}/cgroup.procs") or b"").split()]
 
 
 def _mounts() -> list[tuple[int, str, Path]]:
-    """(version, root inside the hierarchy, mount point) of each mounted memory-capable cgroup hierarchy."""
-    found = []
+    """Version, root inside the hierarchy and mount point of each hierarchy that counts memory."""
+    mounts = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         root, point = before.split()[3:5]
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2":
-            found.append((2, root, Path(point)))
+            mounts.append((2, root, Path(point)))
         elif kind == "cgroup" and "memory" in options.split()[-1].split(","):
-            found.append((1, root, Path(point)))
-    return found
+            mounts.append((1, root, Path(point)))
+    return mounts
 
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
-    """The memory cgroup of a process and the mount point above it; None where no memory controller is mounted.
+    """Memory cgroup of a process and its mount point; None if no memory controller is mounted.
 
-    A hybrid host (v1 memory beside a v2 tree without the memory controller) answers with v1.
+    On a hybrid host (v1 memory beside a v2 tree without the memory controller) this is v1's.
     """
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -126,11 +122,9 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
             _, controllers, inside = line.split(":", 2)
             if (version == 1 and "memory" not in controllers.split(",")) or (version == 2 and controllers):
                 continue
-            for kind, root, point in mounts:
-                if kind != version:
-                    continue
-                # In a container without its own cgroup namespace the path is the host's and is not visible here:
-                # the mount point itself is then the container's cgroup.
+            for _, root, point in (mount for mount in mounts if mount[0] == version):
+                # In a container without its own cgroup namespace the path is the host's and not visible:
+                # then the mount point is the container's cgroup.
                 relative = os.path.relpath(inside, root)
                 path = point / relative if not relative.startswith("..") else point
                 path = path if path.is_dir() else point
@@ -140,7 +134,7 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
 
 
 def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
-    """`cgroup` and those it lies in, whose limits hold for it too, up to the mount point."""
+    """Yield `cgroup` and its ancestors up to the mount point: all their limits apply to it."""
     path = cgroup.path
     while True:
         yield Cgroup(path, cgroup.version)
@@ -150,32 +144,31 @@ def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
 
 
 def counting_cgroup(pid: int) -> Cgroup | None:
-    """The nearest cgroup of `pid` with an oom_kill counter.
+    """Nearest cgroup of `pid` with an oom_kill counter.
 
     The kernel counts a kill in the victim's own cgroup, whichever ancestor's limit was hit. Under v2 ancestors count it
-    as well, but they also count kills elsewhere below them, a run under its own limit for one; so the nearest decides.
+    too, but also kills elsewhere below them, such as those of a run under its own limit.
     """
-    found = find_cgroup(pid)
-    cgroups = lineage(*found) if found else ()
-    return next((cgroup for cgroup in cgroups if cgroup.oom_kills() is not None), None)
+    pair = find_cgroup(pid)
+    return next((group for group in (lineage(*pair) if pair else ()) if group.oom_kills() is not None), None)
 
 
 def effective_limit() -> tuple[int, str]:
-    """The bytes this process may use and where that number comes from: the lowest of cgroup, Slurm and host."""
+    """Return the memory limit of this process in bytes and its source: the lowest of cgroup, Slurm and host."""
     import psutil
 
-    host = psutil.virtual_memory().total
-    limits = [(host, "the host's RAM")]
-    if given := os.environ.get(LIMIT_VARIABLE):
-        limits.append((int(given), "memory_limit"))
-    if found := find_cgroup():
-        for cgroup in lineage(*found):
+    limits = [(psutil.virtual_memory().total, "the host's RAM")]
+    if value := os.environ.get(LIMIT_VARIABLE):
+        limits.append((int(value), "memory_limit"))
+    if pair := find_cgroup():
+        for cgroup in lineage(*pair):
             if (limit := cgroup.limit_bytes()) is not None:
                 limits.append((limit, f"memory cgroup v{cgroup.version} {cgroup.path}"))
     slurm = {name: os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")}
-    if slurm["MEM_PER_NODE"].isdigit():  # in MB, as Slurm writes it for its jobs
+    if slurm["MEM_PER_NODE"].isdigit():  # Slurm's MB are 2**20 bytes
         limits.append((int(slurm["MEM_PER_NODE"]) * 2**20, "Slurm --mem (SLURM_MEM_PER_NODE)"))
     elif slurm["MEM_PER_CPU"].isdigit():
         cpus = int(slurm["CPUS_ON_NODE"]) if slurm["CPUS_ON_NODE"].isdigit() else 1
         limits.append((int(slurm["MEM_PER_CPU"]) * 2**20 * cpus, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"))
+    # --mem=0 is all memory of the node.
     return min((limit for limit in limits if limit[0] > 0), key=lambda limit: limit[0])

@@ -1,4 +1,4 @@
-"""Four ways to hold a process tree under a real memory limit, the strictest available first.
+"""Four ways to put a process tree under a real memory limit, strictest first.
 
 | `limit_by` | who kills | counts page cache | needs |
 |---|---|---|---|
@@ -6,10 +6,10 @@
 | `systemd-run` | the kernel | yes | a systemd user session with the memory controller delegated |
 | `watchdog` | this library, SIGKILL | no: anonymous + shared only | nothing |
 
-RLIMIT_AS is not among them: it counts mappings instead of memory and answers with MemoryError instead of a kill.
+RLIMIT_AS is not one of them: it counts mappings instead of memory and raises MemoryError instead of a kill.
 
-The kernel's out-of-memory killer picks one process. Where that is a DataLoader worker, its parent would go on to die of
-a confusing error, so the whole tree is ended with it, as `memory.oom.group` does under v2.
+The kernel's out-of-memory killer picks one process. If that is a DataLoader worker, its parent would soon die of a
+confusing error, so the whole tree is killed with it, as `memory.oom.group` does under v2.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL `pid`, its descendants, and what its process group still holds after losing its parent.
+    """SIGKILL `pid`, its descendants, and its process group, which has the descendants that lost their parent.
 
-    Descendants are found first: they lose their parent when it dies. `pid` must not have been waited for, or its number
-    might name another group by now.
+    `pid` must not have been waited for: its number could be another group's by now.
     """
-    for member in process_tree(pid):
+    for member in process_tree(pid):  # listed before the first kill, after which children have another parent
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
     if pid != os.getpgid(0):
@@ -48,22 +47,22 @@ def kill_tree(pid: int) -> None:
 
 
 class Limit:
-    """A limit around one process tree. `limit_bytes=None` records without limiting.
+    """Memory limit of one process tree; `limit_bytes=None` records without limiting.
 
-    Use: `argv = limit.command(argv)`, start it, set `pid`, give each reading to `limit.check`, which may have it taken
-    anew, and the exit status to `limit.ended`, and `close()` when the tree is gone.
+    Start `limit.command(argv)`, set `pid`, pass each reading to `check` and the exit status to `ended`, and call
+    `close` when the tree is gone.
 
     Attributes:
-        cgroup: The tree's own, and nobody else's.
+        cgroup: The tree's own cgroup.
         killed_by: None, "kernel" or "watchdog".
-        outer: After a kill by the kernel, the cgroup around this one whose limit was met, where it was not this one's.
+        outer: After a kill by the kernel the cgroup above whose limit was met, if it was not the tree's own limit.
     """
 
     name = "none"
     cgroup: Cgroup | None = None
     killed_by: str | None = None
     outer: Cgroup | None = None
-    _counts_others = False  # whether `oom_kills` counts other processes than the tree's too
+    _counts_others = False  # whether `oom_kills` includes processes outside of the tree
 
     def __init__(self, limit_bytes: int | None):
         self.limit_bytes = limit_bytes
@@ -74,36 +73,33 @@ class Limit:
         return argv
 
     def check(self, reading: Reading) -> Reading | None:
-        """Look at one reading; ends the tree where a limit was passed or one of its members was killed.
+        """Kill the tree if it passed the limit or if the kernel killed one of its members.
 
         Returns:
-            The reading to record, the deciding one; None of a tree that was ended before: what is left is no measure.
+            The reading to record; None for the remains of a tree that was killed before.
         """
         return None if self.killed_by else reading
 
     def longest_pause_s(self) -> float:
-        """Seconds that may pass from one sample to the next."""
+        """Longest time between two samples, in seconds."""
         return 0.25
 
     def oom_kills(self) -> int | None:
         return self.cgroup.oom_kills() if self.cgroup else None
 
     def ended(self, status: int, by_sigkill: bool) -> None:
-        """Tell an out-of-memory kill that no reading came upon: the tree ended too soon after it.
+        """Find an out-of-memory kill after which the tree ended before the next reading.
 
         Args:
-            status: Of the tree's first process. One that ends with 0 hides the kill of a child, which counts as well.
-            by_sigkill: Whether a process of the tree is known to have died of SIGKILL. Where the counter counts others
-                too it proves nothing without that.
+            status: Exit status of the tree's first process; 0 can hide the kill of a child.
+            by_sigkill: Whether a process of the tree died of SIGKILL. A counter that includes other processes proves
+                nothing without that.
         """
         if self.killed_by is None and self.oom_kills() and ((status and by_sigkill) or not self._counts_others):
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
-        """What it knows of the end, for result.json.
-
-        `kills_around`: how many processes the kernel killed meanwhile in a cgroup that counts others than the tree too.
-        """
+        """Facts about the end for result.json; `kills_around` counts kills of processes outside of the tree."""
         kills, around = self.oom_kills(), 0
         if self._counts_others and self.killed_by != "kernel":
             kills, around = None, kills or 0
@@ -116,37 +112,32 @@ class Limit:
     def _blame_kernel(self) -> None:
         self.killed_by = "kernel"
         if self.cgroup is not None and not self.cgroup.path.exists():
-            return  # and whether it was met, with it
-        # v2 counts it for the cgroups around the one whose limit was met too: the nearest is the one.
+            return  # its counters are gone
+        # v2 also counts an event in the cgroups above: the nearest one is that whose limit was met.
         met = next((group for group, before in self._limits if group.met_its_limit(before)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self.outer = met
 
     def _follow(self, kills: int | None) -> None:
-        """End the whole tree once the kernel has killed one of its members."""
+        """Kill the whole tree once the kernel has killed one of its members."""
         if kills and self.killed_by is None and self.pid is not None:
             self._blame_kernel()
             kill_tree(self.pid)
 
     def close(self) -> None:
-        """Free what the limit holds; a cgroup ends whatever process is left in it."""
-
-
-def _remove_dead(parent: Path) -> None:
-    """Remove the cgroups of runs whose parent was killed; rmdir(2) refuses one that has a process in it."""
-    for path in parent.glob("ogbnlib-[0-9]*-*"):
-        if not Path("/proc", path.name.split("-")[1]).exists():
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        """Release the limit's resources."""
 
 
 class CgroupLimit(Limit):
-    """A child directory in a memory cgroup that is ours to write, with `limit_bytes` and no swap."""
+    """New child of a writable memory cgroup, with `limit_bytes` and no swap."""
 
     def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
-        _remove_dead(parent.path)
+        for path in parent.path.glob("ogbnlib-[0-9]*-*"):  # of killed parents; rmdir(2) refuses one in use
+            if not Path("/proc", path.name.split("-")[1]).exists():
+                with contextlib.suppress(OSError):
+                    path.rmdir()
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = Cgroup(path, parent.version)
@@ -160,19 +151,19 @@ class CgroupLimit(Limit):
     def _set_limits(self, path: Path, version: int) -> None:
         if self.limit_bytes is None:
             return
+        # Swap would only delay the kill; memsw is memory + swap. Both files are absent without swap accounting.
+        limit, swap, swap_bytes = "memory.max", "memory.swap.max", 0
         if version == 1:
-            (path / "memory.limit_in_bytes").write_text(str(self.limit_bytes))
-            if (path / "memory.memsw.limit_in_bytes").exists():  # memory + swap: swap would only delay the kill
-                (path / "memory.memsw.limit_in_bytes").write_text(str(self.limit_bytes))
-        else:
-            (path / "memory.max").write_text(str(self.limit_bytes))
-            if (path / "memory.swap.max").exists():
-                (path / "memory.swap.max").write_text("0")
+            limit, swap, swap_bytes = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", self.limit_bytes
+        (path / limit).write_text(str(self.limit_bytes))
+        if (path / swap).exists():
+            (path / swap).write_text(str(swap_bytes))
+        if version == 2:
             (path / "memory.oom.group").write_text("1")
 
     def command(self, argv: list[str]) -> list[str]:
-        # The shell moves itself in before it becomes the program, so that every byte is charged here. A preexec_fn
-        # would do the same but is unsafe in a process with threads, which a Jupyter kernel is.
+        # The shell enters the cgroup before it becomes the program, so that every byte is charged there. A preexec_fn
+        # would do the same but is unsafe in a process with threads, such as a Jupyter kernel.
         assert self.cgroup is not None
         enter = 'echo $$ > "$1" && shift && exec "$@"'
         return ["/bin/sh", "-c", enter, "watch", str(self.cgroup.path / "cgroup.procs"), *argv]
@@ -183,7 +174,7 @@ class CgroupLimit(Limit):
 
     def close(self) -> None:
         assert self.cgroup is not None
-        for _ in range(100):  # a dying process leaves its cgroup within milliseconds; large ones take longer
+        for _ in range(100):  # a dying process leaves its cgroup within milliseconds, a large one later
             for pid in self.cgroup.pids():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -194,16 +185,16 @@ class CgroupLimit(Limit):
                 return
             except OSError:
                 time.sleep(0.05)
-        print(f"warning: {self.cgroup.path} still holds processes and stays behind", file=sys.stderr)
+        print(f"warning: {self.cgroup.path} could not be removed, processes are left in it", file=sys.stderr)
 
 
 class SystemdLimit(Limit):
-    """`systemd-run --user --scope`: a cgroup made by the user's own systemd."""
+    """Scope made by the user's own systemd (`systemd-run --user --scope`)."""
 
     name = "systemd-run"
     _counts_others = True  # once the scope is gone
     _seen_kills: int | None = None
-    _slice: tuple[Cgroup, int] | None = None  # with its kills before
+    _slice: tuple[Cgroup, int] | None = None  # the scope's parent and its kills before
 
     def command(self, argv: list[str]) -> list[str]:
         limits = []
@@ -212,22 +203,22 @@ class SystemdLimit(Limit):
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--", *argv]
 
     def check(self, reading: Reading) -> Reading | None:
-        # The scope exists only once systemd-run has moved the process: look until its cgroup is not ours any more.
-        if self.cgroup is None and self.pid is not None and (found := find_cgroup(self.pid)):
+        # systemd-run enters the scope some time after its start: until then its cgroup is ours.
+        if self.cgroup is None and self.pid is not None and (pair := find_cgroup(self.pid)):
             own = find_cgroup()
-            if own is None or found[0] != own[0]:
-                self.cgroup = found[0]
-                self._watch_limits(lineage(*found))
-                around = Cgroup(found[0].path.parent, found[0].version)
-                self._slice = around, around.oom_kills() or 0
+            if own is None or pair[0] != own[0]:
+                self.cgroup = pair[0]
+                self._watch_limits(lineage(*pair))
+                parent = Cgroup(pair[0].path.parent, pair[0].version)
+                self._slice = parent, parent.oom_kills() or 0
         if self.cgroup is not None and (kills := self.cgroup.oom_kills()) is not None:
-            self._seen_kills = kills  # the scope vanishes with its last process, so the count is kept as it is seen
+            self._seen_kills = kills
             self._follow(kills)
         return super().check(reading)
 
     def oom_kills(self) -> int | None:
-        # The scope, and its counter, are gone with its last process; v2 counts a child's kills in its parent too, as it
-        # does those of all its other children.
+        # The scope and its counter vanish with its last process. v2 counts its kills in its parent too, beside those of
+        # the parent's other children.
         counts = [] if self._seen_kills is None else [self._seen_kills]
         if self._slice and (after := self._slice[0].oom_kills()) is not None:
             counts.append(after - self._slice[1])
@@ -235,18 +226,17 @@ class SystemdLimit(Limit):
 
 
 class Watchdog(Limit):
-    """SIGKILL from this process once the tree's anonymous + shared memory passes the limit; none without a limit.
+    """SIGKILL from this process once the tree's anonymous + shared memory passes the limit.
 
-    The sum of RSS is compared first because it is cheap; as it counts pages that forked workers share once per worker,
-    PSS decides, which the kernel walks page tables for. So PSS is read at most 5 % of the time, or once the sum has
-    grown by half of what was left. Two readings in a row must pass the limit, each of the processes there are by then:
-    workers that end in between leave their pages to nobody.
+    The sum of RSS is compared first because it is cheap, but it counts pages shared by forked workers once per worker.
+    So PSS decides, which takes a walk of the page tables: at most 5 % of the time, or once the sum has grown by half
+    of the free memory. Two readings in a row must pass the limit: during one, pages of a worker that ends are nobody's.
 
     Between two samples (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time.
 
     Args:
-        around: The cgroup that this process is in, a Slurm job's for one, and its mount. Reading its kill counter needs
-            no rights; it counts whoever else is in it too.
+        around: This process's cgroup, a Slurm job's for example, and its mount. Its kill counter is readable without
+            rights and includes other processes.
     """
 
     name = "watchdog"
@@ -266,7 +256,7 @@ class Watchdog(Limit):
         return None if after is None else after - self._kills_before
 
     def longest_pause_s(self) -> float:
-        """No longer than it takes to fill what is left, at 20 GB/s, but 20 ms."""
+        """Time to fill the memory left at 20 GB/s, from 20 ms up."""
         return min(super().longest_pause_s(), max(0.02, self._left_bytes / (20 * 2**30)))
 
     def check(self, reading: Reading) -> Reading | None:
@@ -279,11 +269,11 @@ class Watchdog(Limit):
             return reading
         for _ in range(2):
             reading = read_memory(self.pid)
-            if reading.held_bytes is None:  # several processes
+            if reading.held_bytes is None:  # several processes need PSS
                 reading = read_memory(self.pid, pss=True)
-            if (held := reading.held_bytes or 0) <= self.limit_bytes:
+            if (in_use := reading.held_bytes or 0) <= self.limit_bytes:
                 self._next_s = begin_s + 20 * (time.monotonic() - begin_s)
-                self._next_sum = summed + (self.limit_bytes - held) // 2
+                self._next_sum = summed + (self.limit_bytes - in_use) // 2
                 return reading
         self.killed_by = "watchdog"
         kill_tree(self.pid)
@@ -291,22 +281,22 @@ class Watchdog(Limit):
 
 
 def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
-    """The limit, or why it can't be had.
+    """Return the limit, or the reason why it is impossible.
 
-    Under v2 a cgroup with processes of its own can't hand the memory controller to children, so its ancestors are
-    tried too, but never past one that has a limit: a job must not escape its own allocation.
+    Under v2 a cgroup that has processes can't pass the memory controller on to children, so its ancestors are tried
+    too, up to the first one with a limit: a job must not escape its own allocation.
     """
-    found = find_cgroup()
-    if not found or found[0].version != version:
+    pair = find_cgroup()
+    if not pair or pair[0].version != version:
         return f"no memory controller under cgroup v{version}"
     reasons = []
-    for parent in lineage(*found):
+    for parent in lineage(*pair):
         try:
             if version == 2:
                 control = parent.path / "cgroup.subtree_control"
                 if "memory" not in control.read_text().split():
                     control.write_text("+memory")
-            return CgroupLimit(limit_bytes, parent, found[1])
+            return CgroupLimit(limit_bytes, parent, pair[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
         if version == 1 or parent.limit_bytes() is not None:
@@ -328,33 +318,32 @@ def _try_systemd(limit_bytes: int | None) -> SystemdLimit | str:
 
 
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:
-    """The strictest limit that can be had here, and why each stricter one could not.
+    """Return the strictest possible limit, and the reason why each stricter one is impossible.
 
     Args:
         limit_bytes: The limit, or None to record without one (a cgroup still gives the kernel's own peak).
-        limit_by: "auto" or one of `KINDS`, which is then the only one tried.
+        limit_by: "auto", or one of `KINDS` to try only that.
 
     Raises:
-        InputError: when the named kind is unknown or can't be used here, with the reason.
+        InputError: if `limit_by` is unknown or impossible here.
     """
     if limit_by != "auto" and limit_by not in KINDS:
         raise InputError(f"limit_by: expected auto or one of {', '.join(KINDS)}, got {limit_by!r}")
     refused: list[str] = []
-    if limit_bytes is None and limit_by == "auto" and "SLURM_JOB_ID" in os.environ and (found := find_cgroup()):
-        # A cgroup below the job's would hide an out-of-memory kill from Slurm, which under v1 counts those in its own
-        # only, and the job would not be OUT_OF_MEMORY.
-        return Watchdog(None, found), refused
+    if limit_bytes is None and limit_by == "auto" and "SLURM_JOB_ID" in os.environ and (pair := find_cgroup()):
+        # A cgroup below the job's would hide an out-of-memory kill from Slurm, which counts only those in its own under
+        # v1: the job's state would not be OUT_OF_MEMORY.
+        return Watchdog(None, pair), refused
     for name in KINDS if limit_by == "auto" else (limit_by,):
-        answer: Limit | str
+        limit: Limit | str
         if name == "watchdog":
-            answer = Watchdog(limit_bytes, find_cgroup())
+            limit = Watchdog(limit_bytes, find_cgroup())
         elif name == "systemd-run":
-            answer = _try_systemd(limit_bytes)
+            limit = _try_systemd(limit_bytes)
         else:
-            answer = _try_cgroup(limit_bytes, int(name[-1]))
-        if isinstance(answer, Limit):
-            return answer, refused
-        refused.append(f"{name}: {answer}")
-    raise InputError(
-        f"limit_by: {refused[0]}; a limit of {format_bytes(limit_bytes)} can't be set with it here, use limit_by='auto'"
-    )
+            limit = _try_cgroup(limit_bytes, int(name[-1]))
+        if isinstance(limit, Limit):
+            return limit, refused
+        refused.append(f"{name}: {limit}")
+    wanted = format_bytes(limit_bytes)
+    raise InputError(f"limit_by: {refused[0]}; a limit of {wanted} is impossible with it here, use limit_by='auto'")

@@ -1,12 +1,8 @@
-"""One memory reading of a process tree, split by what the bytes are.
+"""Memory readings of a process tree, split into anonymous, file and shared bytes.
 
-Resident memory is not one number. Anonymous pages (`malloc`, tensors) can only be freed by the process; file pages
-(page cache, mapped files) are taken back by the kernel under pressure; shared pages (`/dev/shm`) are counted once per
-process by RSS although they exist once. Every reading here keeps the three apart, and the cgroup's own count, which is
-what an out-of-memory kill goes by, beside them.
-
-Nothing here promises to see spikes shorter than the sampling interval: for those there is the kernel's own peak
-counter (`Cgroup.peak_bytes`).
+Only the process can free anonymous pages (`malloc`, tensors); the kernel takes file pages (page cache, mapped files)
+back under pressure; RSS counts a shared page (`/dev/shm`) once per process. A cgroup's own count, which decides about
+an out-of-memory kill, is kept beside them. For spikes shorter than the sampling interval see `Cgroup.peak_bytes`.
 """
 
 from __future__ import annotations
@@ -21,17 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import format_bytes
-from .cgroup import Cgroup, _fields, effective_limit, read_whole
+from .cgroup import Cgroup, effective_limit, read_fields, read_whole
 from .cuda import cuda_in_use, cuda_reading
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes held by a process tree at one moment; None where the kernel gives no answer.
+    """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
-    `rss_*` are sums over processes, so pages that forked workers share are counted once per worker; `pss_*` divide
-    each shared page among its users and add up to what exists. `cgroup_*` count the whole cgroup, page cache included;
-    `cgroup_file_bytes` excludes shared memory.
+    `rss_*` are sums over processes and count pages that forked workers share once per worker; `pss_*` count each page
+    once. `cgroup_*` count the whole cgroup with its page cache; `cgroup_file_bytes` excludes shared memory.
     """
 
     num_processes: int | None = None
@@ -50,11 +45,10 @@ class Reading:
     cgroup_limit_bytes: int | None = None
 
     def held(self) -> tuple[int, int, int] | None:
-        """Anonymous, shared and file bytes of the tree, each page counted once; None where that is not known.
+        """Anonymous, shared and file bytes, each page counted once; None if unknown.
 
-        The cgroup's count where there is one, else PSS, which is not in every reading; RSS where it is one process
-        alone, and where the kernel gives no PSS. No process of a tree that was killed has an RSS any more: what its
-        cgroup still counts then is being given back.
+        From the cgroup if there is one, else from PSS, which not every reading has; from RSS for a single process and
+        on kernels without PSS. None for a killed tree: its cgroup still counts pages that are being freed.
         """
         if self.rss_anon_bytes is None:
             return None
@@ -66,39 +60,38 @@ class Reading:
 
     @property
     def held_bytes(self) -> int | None:
-        """Anonymous + shared memory, as `held` has it: what can't be taken back, unlike the page cache."""
-        held = self.held()
-        return None if held is None else held[0] + held[1]
+        """Anonymous + shared bytes, the memory that the kernel can't take back."""
+        parts = self.held()
+        return None if parts is None else parts[0] + parts[1]
 
 
 @functools.cache
 def _gives_pss() -> bool:
-    """Whether this kernel tells the parts of PSS, as Linux does since 5.2."""
-    return read_pss([os.getpid()])[1] is not None
+    return read_pss([os.getpid()])[1] is not None  # Linux since 5.2
 
 
 def process_tree(pid: int) -> list[int]:
-    """`pid` and its living descendants, from `/proc/PID/task/*/children`.
+    """Return `pid` and its living descendants, from `/proc/PID/task/*/children`.
 
-    psutil's `children(recursive=True)` reads the parents of all processes of the machine: 35 ms for a tree of 5 among
-    438, where this takes 0.09 ms and a sample is due every 20 ms; 77 ms against 27 ms for a tree of 301.
+    psutil's `children(recursive=True)` reads all processes of the machine: 35 ms for a tree of 5 among 438, against
+    0.09 ms here, with a sample due every 20 ms.
     """
-    found, queue = [], [pid]
+    tree, queue = [], [pid]
     while queue:
         current = queue.pop()
         try:
             tasks = os.listdir(f"/proc/{current}/task")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        found.append(current)
-        for task in tasks:  # one that has ended between the two calls has no children any more
+        tree.append(current)
+        for task in tasks:
             queue += [int(child) for child in (read_whole(f"/proc/{current}/task/{task}/children") or b"").split()]
-    return found
+    return tree
 
 
 def _sum_over(pids: Iterable[int], file: str, names: tuple[bytes, ...]) -> list[int | None]:
-    rows = [row for pid in pids if (row := _fields(f"/proc/{pid}/{file}", names, 1024))]
-    # A field that this kernel does not give is unknown, not zero.
+    rows = [row for pid in pids if (row := read_fields(f"/proc/{pid}/{file}", names, 1024))]
+    # A field that this kernel lacks is unknown, not zero.
     return [sum(row[name] for row in rows) if rows and all(name in row for row in rows) else None for name in names]
 
 
@@ -108,36 +101,32 @@ def read_rss(pids: Iterable[int]) -> tuple[int | None, int | None, int | None]:
     return anon, file, shmem
 
 
+def read_pss(pids: Iterable[int]) -> tuple[int | None, int | None, int | None, int | None]:
+    """Sums of Pss, Pss_Anon, Pss_File and Pss_Shmem in bytes; about 10 ms per resident GB, to walk the page tables."""
+    total, anon, file, shmem = _sum_over(pids, "smaps_rollup", (b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem"))
+    return total, anon, file, shmem
+
+
 def own_memory() -> tuple[int, int, int]:
     """This process's RssAnon + RssShmem, its whole RSS, and the highest RSS since `reset_peak`, in bytes."""
-    wanted = (b"RssAnon", b"RssShmem", b"VmRSS", b"VmHWM")
-    values = _fields("/proc/self/status", wanted, 1024) or {}
-    anon, shmem, rss, peak = (values.get(name, 0) for name in wanted)
+    names = (b"RssAnon", b"RssShmem", b"VmRSS", b"VmHWM")
+    values = read_fields("/proc/self/status", names, 1024) or {}
+    anon, shmem, rss, peak = (values.get(name, 0) for name in names)
     return anon + shmem, rss, max(peak, rss)
 
 
 def reset_peak() -> None:
-    """Set the kernel's high-water mark of this process's RSS to its present RSS (proc(5), /proc/PID/clear_refs).
+    """Set the kernel's peak of this process's RSS to its present RSS (proc(5), /proc/PID/clear_refs).
 
-    Without effect on kernels built without CONFIG_PROC_PAGE_MONITOR: a phase's peak is then the peak so far.
+    Without effect on kernels without CONFIG_PROC_PAGE_MONITOR: a phase's peak is then the peak so far.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def read_pss(pids: Iterable[int]) -> tuple[int | None, int | None, int | None, int | None]:
-    """Sums of Pss, Pss_Anon, Pss_File and Pss_Shmem in bytes.
-
-    The kernel walks every page table for it: about 10 ms per resident GB, so it is sampled less often.
-    """
-    names = (b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem")
-    total, anon, file, shmem = _sum_over(pids, "smaps_rollup", names)
-    return total, anon, file, shmem
-
-
 def read_memory(pid: int, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
-    """One reading of `pid` and its descendants, and of `cgroup` where there is one."""
-    # The cgroup first: processes that still have an RSS afterwards were not being killed while it was read.
+    """Read the memory of `pid` and its descendants, and of `cgroup` if there is one."""
+    # The cgroup first: processes that still have an RSS afterwards were not being killed meanwhile.
     counted: tuple[int | None, ...] = ()
     if cgroup:
         counted = cgroup.usage_bytes(), *cgroup.parts(), cgroup.peak_bytes(), cgroup.limit_bytes()
@@ -147,10 +136,7 @@ def read_memory(pid: int, *, cgroup: Cgroup | None = None, pss: bool = False) ->
 
 
 def memory_now() -> str:
-    """What this process and its children hold now, of which limit, and of the GPU where it is used: a line to print.
-
-    Anonymous + shared memory, each page once; `file` is page cache and mapped files, which the kernel takes back.
-    """
+    """Memory in use by this process and its children, its limit, and the GPU's memory if it is used, in one line."""
     reading = read_memory(os.getpid(), pss=True)
     limit, source = effective_limit()
     anon, shmem, file = reading.held() or (0, 0, 0)
@@ -163,16 +149,13 @@ def memory_now() -> str:
 
 
 def own_disk_bytes() -> dict[str, int]:
-    """Bytes that this process has had read from and written to disks so far (proc(5), /proc/PID/io); {} where unknown.
-
-    What the page cache served is not among them; its writes are counted when they are made, to the cache.
-    """
-    counted = _fields("/proc/self/io", (b"read_bytes", b"write_bytes"), 1) or {}
-    return {name.decode(): value for name, value in counted.items()}
+    """`read_bytes` and `write_bytes` of this process so far, without the page cache's reads (proc(5), /proc/PID/io)."""
+    values = read_fields("/proc/self/io", (b"read_bytes", b"write_bytes")) or {}
+    return {name.decode(): value for name, value in values.items()}
 
 
 def malloc_trim() -> bool:
-    """Ask glibc to give free heap pages back; False on a C library without `malloc_trim` (musl, macOS)."""
+    """Return free heap pages to the kernel; False on a C library without `malloc_trim` (musl, macOS)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return False
@@ -181,17 +164,17 @@ def malloc_trim() -> bool:
 
 
 def release_memory() -> dict[str, int | None]:
-    """Give back what can be given back, and say what each step gave: bytes by step, None where a step is impossible.
+    """Free unused memory; returns the bytes freed by each step, None where a step is impossible.
 
     `gc` and `malloc_trim` are measured by the fall of this process's RssAnon + RssShmem (PyG keeps a loader's CSC in
-    shared memory where it has workers). `synchronize` waits for queued kernels, without which `empty_cache` cannot free
-    their blocks; both are measured by the fall of reserved GPU memory. Negative numbers mean that the step cost memory.
+    shared memory if it has workers). `synchronize` waits for queued kernels, whose blocks `empty_cache` could not free;
+    both are measured by the fall of reserved GPU memory. A negative number means that the step took memory.
     """
     before = own_memory()[0]
     gc.collect()
     after_gc = own_memory()[0]
     trimmed = malloc_trim()
-    given: dict[str, int | None] = {
+    freed: dict[str, int | None] = {
         "gc": before - after_gc,
         "malloc_trim": after_gc - own_memory()[0] if trimmed else None,
         "synchronize": None,
@@ -202,5 +185,5 @@ def release_memory() -> dict[str, int | None]:
         torch.cuda.synchronize()
         synchronized = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
-        given |= {"synchronize": reserved - synchronized, "empty_cache": synchronized - torch.cuda.memory_reserved()}
-    return given
+        freed |= {"synchronize": reserved - synchronized, "empty_cache": synchronized - torch.cuda.memory_reserved()}
+    return freed

@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +18,7 @@ from conftest import MB, is_alive, python_child, tree, wait_until
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
 from ogbnlib.memory.cgroup import Cgroup, find_cgroup
-from ogbnlib.memory.limits import KINDS, Limit, Watchdog, make_limit
+from ogbnlib.memory.limits import Limit, Watchdog, make_limit
 from ogbnlib.memory.reading import Reading, read_pss
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.supervise import Outcome, supervise
@@ -47,14 +45,6 @@ def test_a_process_past_the_limit_is_killed_by_the_kernel(tmp_path: Path, kernel
     assert not limit.cgroup.path.exists()
 
 
-def test_the_cgroup_is_gone_after_an_ordinary_end_too(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
-    limit = kernel_limit(200 * MB)
-    outcome = start("print('done')", tmp_path, limit)
-    assert (outcome.exit_code, outcome.evidence["killed_by"], outcome.evidence["oom_kills"]) == (0, None, 0)
-    assert limit.cgroup is not None
-    assert not limit.cgroup.path.exists()
-
-
 def test_cgroups_of_killed_parents_go_with_the_next_one_and_a_number_that_is_used_again_is_none_in_its_way(
     kernel_limit: Callable[[int], Limit],
 ) -> None:
@@ -75,8 +65,12 @@ def test_cgroups_of_killed_parents_go_with_the_next_one_and_a_number_that_is_use
 
 
 def test_every_byte_of_the_child_is_charged_to_its_cgroup(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
-    outcome = start("b'x' * (50 << 20); import time; time.sleep(0.3)", tmp_path, kernel_limit(200 * MB))
+    limit = kernel_limit(200 * MB)
+    outcome = start("b'x' * (50 << 20); import time; time.sleep(0.3)", tmp_path, limit)
+    assert (outcome.exit_code, outcome.evidence["killed_by"], outcome.evidence["oom_kills"]) == (0, None, 0)
     assert (outcome.peak_bytes or 0) >= 50 * MB
+    assert limit.cgroup is not None
+    assert not limit.cgroup.path.exists()
     assert Run(tmp_path).timeline["cgroup_limit_bytes"].dropna().eq(200 * MB).all()
 
 
@@ -197,33 +191,6 @@ def test_no_process_of_the_tree_outlives_the_run(tmp_path: Path, limit_by: str) 
             os.kill(orphan, 9)
 
 
-def test_a_second_interrupt_leaves_neither_process_nor_recorder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[int] = []
-
-    def interrupted_twice(process: subprocess.Popen[bytes], *more: Any) -> str:
-        started.append(process.pid)
-        monkeypatch.setattr(process, "wait", first_wait(process))
-        raise KeyboardInterrupt
-
-    def first_wait(process: subprocess.Popen[bytes]) -> Callable[..., int]:
-        ordinary = process.wait
-
-        def wait(timeout: float | None = None) -> int:
-            monkeypatch.setattr(process, "wait", ordinary)
-            raise KeyboardInterrupt
-
-        return wait
-
-    monkeypatch.setattr("ogbnlib.runs.supervise._relay", interrupted_twice)
-    with pytest.raises(KeyboardInterrupt):
-        start("import time; time.sleep(300)", tmp_path, make_limit(200 * MB)[0])
-    assert not is_alive(started[0])
-    time.sleep(0.2)
-    assert [thread.name for thread in threading.enumerate() if thread.name == "memory-recorder"] == []
-
-
 def test_a_limit_that_is_no_longer_watched_ends_the_run(tmp_path: Path) -> None:
     limit, _ = make_limit(200 * MB, "watchdog")
 
@@ -237,15 +204,10 @@ def test_a_limit_that_is_no_longer_watched_ends_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "went-on").exists()
 
 
-@pytest.mark.parametrize(("signal", "code"), [(15, 143), (11, 139), (7, 135)])
-def test_death_by_a_signal_is_128_plus_its_number(tmp_path: Path, signal: int, code: int) -> None:
-    outcome = start(f"import os; os.kill(os.getpid(), {signal})", tmp_path, make_limit(None)[0])
+@pytest.mark.parametrize(("signal", "code"), [(15, 143), (11, 139), (9, 137)])
+def test_death_by_a_signal_is_not_blamed_on_the_limit(tmp_path: Path, signal: int, code: int) -> None:
+    outcome = start(f"import os; os.kill(os.getpid(), {signal})", tmp_path, make_limit(200 * MB)[0])
     assert (outcome.exit_code, outcome.evidence["killed_by"]) == (code, None)
-
-
-def test_a_kill_from_elsewhere_is_not_blamed_on_the_limit(tmp_path: Path) -> None:
-    outcome = start("import os; os.kill(os.getpid(), 9)", tmp_path, make_limit(200 * MB)[0])
-    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, None)
 
 
 # systemd-run, played by a script -------------------------------------------------------------------------------------
@@ -276,24 +238,22 @@ def test_systemd_run_gets_the_limit_and_runs_the_command(tmp_path: Path, monkeyp
     assert given[given.index("--") + 1] == sys.executable
 
 
-def test_systemd_run_without_a_limit_sets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_systemd(tmp_path, monkeypatch, "exit 0\n")
-    limit, _ = make_limit(None, "systemd-run")
-    assert not [word for word in limit.command(["true"]) if word.startswith("Memory")]
-
-
-def test_a_named_systemd_run_that_fails_is_refused_with_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("systemd-run", "limit_by: systemd-run: Failed to connect to bus.*limit_by='auto'"),
+        ("cgroup v2", "limit_by: cgroup v2: no memory controller"),
+        ("cgroup v1", "limit_by: cgroup v1: no memory controller"),
+        ("docker", "limit_by: expected auto or one of cgroup v2, cgroup v1.*'docker'"),
+    ],
+)
+def test_a_named_kind_that_is_impossible_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ) -> None:
     fake_systemd(tmp_path, monkeypatch, "echo 'Failed to connect to bus: No medium found' >&2; exit 1\n")
-    with pytest.raises(InputError, match=r"limit_by: systemd-run: Failed to connect to bus.*limit_by='auto'"):
-        make_limit(300 * MB, "systemd-run")
-
-
-def test_a_named_systemd_run_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(InputError, match="systemd-run is not installed"):
-        make_limit(300 * MB, "systemd-run")
+    monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": None)
+    with pytest.raises(InputError, match=words):
+        make_limit(300 * MB, kind)
 
 
 # cgroup v2, played by files ------------------------------------------------------------------------------------------
@@ -347,19 +307,14 @@ def test_a_v2_cgroup_gets_limit_no_swap_and_a_common_end(cgroup_v2: Path) -> Non
     assert not path.exists()
 
 
-def test_a_v2_cgroup_with_processes_is_left_for_its_parent(cgroup_v2: Path) -> None:
+def test_a_job_uses_a_parent_but_never_escapes_an_ancestor_that_has_a_limit(cgroup_v2: Path) -> None:
     occupied(cgroup_v2 / "job" / "step")
-    (cgroup_v2 / "job" / "memory.max").write_text(str(2**40))
+    (cgroup_v2 / "job" / "memory.max").write_text(str(2**30))
     limit, _ = make_limit(300 * MB, "cgroup v2")
     assert limit.cgroup is not None
     assert limit.cgroup.path.parent == cgroup_v2 / "job"
     limit.close()
-
-
-def test_a_job_never_escapes_an_ancestor_that_has_a_limit(cgroup_v2: Path) -> None:
-    occupied(cgroup_v2 / "job" / "step")
     occupied(cgroup_v2 / "job")
-    (cgroup_v2 / "job" / "memory.max").write_text(str(2**30))
     before = tree(cgroup_v2)
     with pytest.raises(InputError, match=r"limit_by: cgroup v2: .*job/step: .*; .*job: ") as caught:
         make_limit(300 * MB, "cgroup v2")
@@ -374,30 +329,6 @@ def test_what_could_not_be_had_is_said_beside_what_is_used(cgroup_v2: Path, monk
     limit, refused = make_limit(300 * MB)
     assert limit.name == "watchdog"
     assert [reason.split(":")[0] for reason in refused] == ["cgroup v2", "cgroup v1", "systemd-run"]
-
-
-def test_a_cgroup_whose_limit_is_refused_is_taken_away_again(cgroup_v2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object, path: Path, version: int) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(limits.CgroupLimit, "_set_limits", refuse)
-    with pytest.raises(InputError, match="Permission denied"):
-        make_limit(300 * MB, "cgroup v2")
-    assert not list(cgroup_v2.rglob("ogbnlib-*"))
-
-
-@pytest.mark.parametrize("kind", ["cgroup", "docker", "", "Watchdog"])
-def test_an_unknown_kind_is_refused_with_those_known(kind: str) -> None:
-    with pytest.raises(InputError, match=r"^limit_by: expected auto or one of cgroup v2, cgroup v1") as caught:
-        make_limit(2**30, kind)
-    assert repr(kind) in str(caught.value)
-
-
-def test_a_named_cgroup_version_that_is_not_mounted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": None)
-    for kind in KINDS[:2]:
-        with pytest.raises(InputError, match=f"limit_by: {kind}: no memory controller"):
-            make_limit(2**30, kind)
 
 
 def test_kill_tree_ends_children_and_their_children() -> None:
@@ -461,27 +392,9 @@ def inside(
     return answer
 
 
-def test_a_kill_for_an_outer_limit_is_not_blamed_on_the_runs_own(
-    tmp_path: Path, kernel_limit: Callable[[int], Limit]
-) -> None:
-    outer = kernel_limit(300 * MB)
-    code, evidence, peak, _, _ = inside(outer, 4096 * MB, tmp_path, HOG)
-    assert (code, evidence["killed_by"]) == (137, "kernel")
-    assert outer.cgroup is not None
-    assert evidence["outer_limit"] == {"limit_bytes": 300 * MB, "cgroup": str(outer.cgroup.path)}
-    assert (peak or 0) < 300 * MB
-
-
-def test_a_kill_for_the_runs_own_limit_is_not_blamed_on_the_one_around_it(
-    tmp_path: Path, kernel_limit: Callable[[int], Limit]
-) -> None:
-    code, evidence, _, _, _ = inside(kernel_limit(800 * MB), 80 * MB, tmp_path, HOG)
-    assert (code, evidence["killed_by"], evidence["outer_limit"]) == (137, "kernel", None)
-
-
-@pytest.mark.parametrize(("exit_code", "ends"), [(0, "by itself"), (75, "at a checkpoint"), (7, "with an error")])
+@pytest.mark.parametrize("exit_code", [0, 75, 7])
 def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
-    tmp_path: Path, kernel_limit: Callable[[int], Limit], exit_code: int, ends: str
+    tmp_path: Path, kernel_limit: Callable[[int], Limit], exit_code: int
 ) -> None:
     job = kernel_limit(400 * MB)
     code, evidence, peak, held, neighbour = inside(
@@ -494,14 +407,21 @@ def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
     assert 30 * MB < held < 80 * MB  # not the job's, which had 400 MB
 
 
-def test_in_a_job_the_runs_own_kill_is_told_with_the_limit_that_was_met(
-    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+@pytest.mark.parametrize(
+    ("outer_mb", "own_mb", "env"),
+    [(300, 4096, {}), (800, 80, {}), (300, 0, {"SLURM_JOB_ID": "1"})],
+    ids=["outer limit", "own limit", "job without own limit"],
+)
+def test_a_kill_is_blamed_on_the_limit_that_was_met(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit], outer_mb: int, own_mb: int, env: dict[str, str]
 ) -> None:
-    job = kernel_limit(300 * MB)
-    code, evidence, _, _, _ = inside(job, 0, tmp_path, HOG, SLURM_JOB_ID="1")
-    assert job.cgroup is not None
-    outer = {"limit_bytes": 300 * MB, "cgroup": str(job.cgroup.path)}
-    assert (code, evidence) == (137, {"killed_by": "kernel", "oom_kills": 1, "kills_around": 0, "outer_limit": outer})
+    outer = kernel_limit(outer_mb * MB)
+    code, evidence, peak, _, _ = inside(outer, own_mb * MB, tmp_path, HOG, **env)
+    assert (code, evidence["killed_by"], evidence["kills_around"]) == (137, "kernel", 0)
+    assert outer.cgroup is not None
+    expected = {"limit_bytes": outer_mb * MB, "cgroup": str(outer.cgroup.path)}
+    assert evidence["outer_limit"] == (None if own_mb == 80 else expected)
+    assert (peak or 0) < outer_mb * MB
 
 
 def test_in_a_job_a_killed_worker_is_the_runs_own_though_its_trainer_ends_by_itself(

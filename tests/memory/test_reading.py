@@ -14,8 +14,8 @@ import pytest
 from conftest import MB, python_child
 
 from ogbnlib.memory import reading as memory
-from ogbnlib.memory.cgroup import Cgroup, effective_limit, find_cgroup
-from ogbnlib.memory.reading import Reading, memory_now, process_tree, read_memory, read_pss, release_memory
+from ogbnlib.memory.cgroup import Cgroup, effective_limit
+from ogbnlib.memory.reading import Reading, memory_now, process_tree, read_memory, read_pss
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = (
@@ -76,12 +76,6 @@ def test_rss_counts_pages_of_forked_workers_twice_and_pss_once() -> None:
     assert 100 * MB <= (reading.pss_anon_bytes or 0) < 120 * MB
 
 
-def test_pss_is_read_only_when_asked_for() -> None:
-    reading = read_memory(os.getpid())
-    assert (reading.pss_bytes, reading.pss_anon_bytes, reading.pss_file_bytes, reading.pss_shmem_bytes) == (None,) * 4
-    assert (reading.cgroup_usage_bytes, reading.cgroup_limit_bytes) == (None, None)
-
-
 def test_the_tree_of_a_process_holds_its_children_and_theirs() -> None:
     code = (
         "import subprocess, sys\n"
@@ -105,7 +99,7 @@ def test_a_field_that_the_kernel_does_not_give_reads_as_unknown_and_not_as_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Linux before 5.2 writes Pss to smaps_rollup, but not its parts.
-    monkeypatch.setattr(memory, "_fields", lambda path, names, unit=1: {b"Pss": 7 * unit})
+    monkeypatch.setattr(memory, "read_fields", lambda path, names, unit=1: {b"Pss": 7 * unit})
     assert read_pss([1]) == (7 * 1024, None, None, None)
 
 
@@ -138,11 +132,10 @@ def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version
     group = cgroup(tmp_path, version)
     assert (group.usage_bytes(), group.limit_bytes(), group.peak_bytes()) == (5000, 9000, 7000)
     assert (group.oom_kills(), group.pids()) == (3, [11, 12])
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_file_memory_of_a_cgroup_excludes_shared_memory(tmp_path: Path, version: int) -> None:
-    assert cgroup(tmp_path, version).parts() == (4000, 600, 300)
+    assert group.parts() == (4000, 600, 300)  # file memory without shared memory
+    gone = Cgroup(tmp_path / "none", version)
+    assert (gone.usage_bytes(), gone.limit_bytes(), gone.peak_bytes(), gone.oom_kills()) == (None,) * 4
+    assert (gone.parts(), gone.pids()) == ((None, None, None), [])
 
 
 @pytest.mark.parametrize(
@@ -153,24 +146,10 @@ def test_no_limit_reads_as_none(tmp_path: Path, version: int, file: str, unlimit
     assert cgroup(tmp_path, version, **{file: unlimited + "\n"}).limit_bytes() is None
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_missing_cgroup_files_read_as_none(tmp_path: Path, version: int) -> None:
-    group = Cgroup(tmp_path / "none", version)
-    assert (group.usage_bytes(), group.limit_bytes(), group.peak_bytes(), group.oom_kills()) == (None,) * 4
-    assert (group.parts(), group.pids()) == ((None, None, None), [])
-
-
 def test_a_reading_carries_the_cgroups_figures(tmp_path: Path) -> None:
     reading = read_memory(os.getpid(), cgroup=cgroup(tmp_path, 2))
     assert (reading.cgroup_usage_bytes, reading.cgroup_peak_bytes, reading.cgroup_limit_bytes) == (5000, 7000, 9000)
     assert (reading.cgroup_anon_bytes, reading.cgroup_file_bytes, reading.cgroup_shmem_bytes) == (4000, 600, 300)
-
-
-def test_the_cgroup_of_this_process_is_found_and_counts_something() -> None:
-    if (found := find_cgroup()) is None:
-        pytest.skip("no memory controller is mounted here")
-    assert (found[0].usage_bytes() or 0) > 0 or found[0].path == found[1]
-    assert found[0].path.is_relative_to(found[1])
 
 
 @pytest.fixture
@@ -180,23 +159,16 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_the_effective_limit_names_slurms_variable_where_that_is_lowest(no_slurm: pytest.MonkeyPatch) -> None:
+def test_slurms_limit_is_the_effective_one_if_it_is_the_lowest(no_slurm: pytest.MonkeyPatch) -> None:
+    before = effective_limit()
+    no_slurm.setenv("SLURM_MEM_PER_NODE", "0")  # all memory of the node
+    assert effective_limit() == before
     no_slurm.setenv("SLURM_MEM_PER_NODE", "100")
-    assert effective_limit()[0] == 100 * MB
-    assert "SLURM_MEM_PER_NODE" in effective_limit()[1]
-
-
-def test_slurms_memory_per_cpu_is_multiplied_by_the_cpus(no_slurm: pytest.MonkeyPatch) -> None:
+    assert effective_limit() == (100 * MB, "Slurm --mem (SLURM_MEM_PER_NODE)")
+    no_slurm.delenv("SLURM_MEM_PER_NODE")
     no_slurm.setenv("SLURM_MEM_PER_CPU", "50")
     no_slurm.setenv("SLURM_CPUS_ON_NODE", "4")
-    assert effective_limit()[0] == 200 * MB
-    assert "SLURM_MEM_PER_CPU" in effective_limit()[1]
-
-
-def test_slurms_zero_means_all_memory_and_not_none(no_slurm: pytest.MonkeyPatch) -> None:
-    before = effective_limit()
-    no_slurm.setenv("SLURM_MEM_PER_NODE", "0")
-    assert effective_limit() == before
+    assert effective_limit() == (200 * MB, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)")
 
 
 def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, no_slurm: pytest.MonkeyPatch) -> None:
@@ -212,14 +184,6 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, n
 def test_without_cgroup_and_slurm_the_host_is_the_limit(no_slurm: pytest.MonkeyPatch) -> None:
     no_slurm.setattr("ogbnlib.memory.cgroup.find_cgroup", lambda: None)
     assert effective_limit() == (psutil.virtual_memory().total, "the host's RAM")
-
-
-def test_release_memory_reports_its_four_steps() -> None:
-    given = release_memory()
-    assert list(given) == ["gc", "malloc_trim", "synchronize", "empty_cache"]
-    assert isinstance(given["gc"], int)
-    if memory.cuda_in_use() is None:
-        assert (given["synchronize"], given["empty_cache"]) == (None, None)
 
 
 def test_malloc_trim_gives_back_a_heap_freed_in_small_blocks() -> None:
@@ -238,15 +202,17 @@ for _ in range(100_000):
 for block in blocks[:-1]:
     libc.free(block)
 before = read_memory(os.getpid()).rss_anon_bytes
-given = release_memory()
-print(json.dumps([given["malloc_trim"], before - read_memory(os.getpid()).rss_anon_bytes]))
+freed = release_memory()
+print(json.dumps([freed, before - read_memory(os.getpid()).rss_anon_bytes]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)
     if answer is None:
         pytest.skip("this C library has no malloc_trim")
-    claimed, seen = answer
-    assert claimed > 80 * MB
+    freed, seen = answer
+    assert list(freed) == ["gc", "malloc_trim", "synchronize", "empty_cache"]
+    assert (freed["synchronize"], freed["empty_cache"]) == (None, None)
+    assert freed["malloc_trim"] > 80 * MB
     assert seen > 80 * MB
 
 
@@ -256,7 +222,9 @@ def test_what_is_still_counted_of_a_tree_that_was_killed_is_not_held() -> None:
     assert dataclasses.replace(alive, rss_anon_bytes=None, cgroup_anon_bytes=3).held_bytes is None
 
 
-def test_memory_now_is_a_line_of_what_is_held_of_which_limit_children_included() -> None:
+def test_memory_now_is_a_line_of_what_is_held_of_which_limit_children_included(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def held() -> float:
         number, unit = memory_now().split()[:2]
         return float(number) * {"MB": 1, "GB": 1024}[unit]
@@ -267,10 +235,6 @@ def test_memory_now_is_a_line_of_what_is_held_of_which_limit_children_included()
     limit, source = effective_limit()
     assert f" held of {memory.format_bytes(limit)} ({source}): " in memory_now()
     assert "GPU" not in memory_now()
-    assert "\n" not in memory_now()
-
-
-def test_memory_now_has_the_gpu_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"allocated_bytes": 2 * 2**30, "reserved_bytes": 3 * 2**30, "free_bytes": 5 * 2**30}
     monkeypatch.setattr(memory, "cuda_reading", lambda: gpu)
     assert memory_now().endswith("; GPU: 2.00 GB allocated, 3.00 GB reserved, 5.00 GB free")
