@@ -12,16 +12,19 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from . import values as v
 from .errors import InputError, clear_errors, unknown_name
 from .files import write_json
-from .registry import MODELS
+from .registry import MODELS, POLICIES
 
-Loading = Literal["eager", "lazy", "shared", "store", "propagated"]
+if TYPE_CHECKING:
+    Loading = str
+else:
+    Loading = Literal[tuple(POLICIES)]
 _REMOVED = {"cuda_snapshot", "sampler"}  # parameters of earlier versions; config.json of an old run has them
 # Required and optional argument of each schedule, named as in torch's CosineAnnealingLR and StepLR.
 _SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
@@ -212,7 +215,12 @@ class TrainConfig(_Parameters):
     @property
     def on_disk(self) -> bool:
         """Whether features stay in a store, in its own dtype, and are read batch by batch."""
-        return self.loading in ("store", "propagated")
+        return POLICIES[self.loading].on_disk
+
+    @property
+    def propagated(self) -> bool:
+        """Whether the model learns from propagated features instead of sampled neighbors."""
+        return POLICIES[self.loading].propagated
 
     def learning_rate(self, epoch: int) -> float:
         """Learning rate of `epoch`, counted from 1; it has no state that a resumed run would need."""
@@ -277,7 +285,7 @@ def _conflict(config: TrainConfig) -> str:
         return f"eval_num_neighbors: expected one fan-out or {layers}, as in num_neighbors, got {list(fan_outs)}"
     if config.persistent_workers and config.num_workers == 0:
         return "persistent_workers: needs num_workers of at least 1, got num_workers=0"
-    entry, is_propagated = MODELS.get(config.model), config.loading == "propagated"
+    entry, is_propagated = MODELS.get(config.model), config.propagated
     if entry and entry.has_heads and config.hidden_channels % config.heads:
         return f"hidden_channels: expected a multiple of heads={config.heads}, got {config.hidden_channels}"
     name = "early_stopping" if config.early_stopping else "keep" if config.keep == "best" else ""

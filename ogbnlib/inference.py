@@ -25,8 +25,8 @@ from .memory.cuda import resolve_device
 from .progress import counted
 from .propagation.hops import left_bytes, propagated
 from .propagation.layers import Layer, LayerWise
+from .propagation.loader import HopLoader
 from .propagation.plan import fixed_bytes
-from .propagation.policy import HopLoader
 from .propagation.sweep import THREADS
 from .registry import MODELS
 from .sampling.loading import loader, node_ids
@@ -222,10 +222,10 @@ def predict_nodes(
     for file in (target, beside):
         check_new(file)
     store = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
-    if config.loading != "propagated" or store.hops is not None:
+    if not config.propagated or store.hops is not None:
         check_data(path, data, fingerprint(store, config))
     ids, what = _asked(nodes, store)
-    whole, size = config.loading == "propagated", config.eval_batch_size or config.batch_size
+    whole, size = config.propagated, config.eval_batch_size or config.batch_size
     if not (whole or sampled) and not (config.model in MODELS and MODELS[config.model].exact):
         raise InputError(f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled")
     say(f"{path}: predicting with its weights")

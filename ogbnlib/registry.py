@@ -1,4 +1,4 @@
-"""Registry of models: for each name its class, what it learns from, and formulas for its weights and its step.
+"""Registries of models and loading policies: for each name its class and its properties.
 
 Classes are given by dotted path, so that forecasts and the command line import no torch.
 """
@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Widths = list[tuple[int, int]]
+
+
+def load(path: str) -> Any:
+    """Import `module:Class`."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -80,9 +86,8 @@ class Model:
     )
 
     def load(self) -> Any:
-        """Import the class."""
-        module, _, name = self.path.partition(":")
-        return getattr(importlib.import_module(module), name)
+        """Import the class, and torch with it."""
+        return load(self.path)
 
 
 # Sampled neighbors ----------------------------------------------------------------------------------------------------
@@ -200,4 +205,35 @@ MODELS = {
     "sgc": Model(_HOPS, _linear_weights, _linear, propagated=True, widths=_sgc_widths),
     "sign": Model(_HOPS, _linear_weights, _sign, propagated=True, widths=_sign_widths),
     "sagn": Model(_HOPS, _sagn_weights, _sagn, propagated=True, has_heads=True, widths=_sagn_widths),
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One loading policy.
+
+    Attributes:
+        path: Module and class: it loads, builds loaders, and forecasts its phases; see `sampling.policies`.
+        on_disk: Whether features stay in a store, in its own dtype, and are read from there batch by batch.
+        propagated: Whether batches are rows of propagated features instead of sampled subgraphs.
+        smaller: Policies that take less memory for the same batches, the fastest first.
+    """
+
+    path: str
+    on_disk: bool = False
+    propagated: bool = False
+    smaller: tuple[str, ...] = ()
+
+    def load(self) -> Any:
+        """Import the class, without torch."""
+        return load(self.path)
+
+
+_SAMPLED = "ogbnlib.sampling.policies"
+POLICIES = {
+    "eager": Policy(f"{_SAMPLED}:EagerLoaders", smaller=("shared", "store")),
+    "lazy": Policy(f"{_SAMPLED}:LazyLoaders", smaller=("shared", "store")),
+    "shared": Policy(f"{_SAMPLED}:SharedLoaders", smaller=("store",)),
+    "store": Policy("ogbnlib.sampling.store_policy:StoreLoaders", on_disk=True),
+    "propagated": Policy("ogbnlib.propagation.policy:PropagatedLoaders", on_disk=True, propagated=True),
 }

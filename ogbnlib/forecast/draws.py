@@ -17,7 +17,7 @@ import numpy as np
 
 from ..graph.npz import Array
 from ..graph.store import Store, open_store
-from ..sampling.budget import BatchShape
+from .budget import BatchShape
 
 _EDGES = 2**19  # read at one hop, at most: 0.2 s
 _DRAWS = (2, 8)  # batches of a split: as many as have `_EDGES` edges together, within these bounds

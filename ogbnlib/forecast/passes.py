@@ -1,4 +1,4 @@
-"""What a pass over a split takes beside the graph: batches, a step, workers or windows, from sizes alone."""
+"""A pass over a split: batches, a step, workers or windows, from sizes alone; and the choice of a store's windows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..config import TrainConfig
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store import Store
-from ..sampling.budget import (
+from .budget import (
     BatchShape,
     Windows,
     batch_bytes,
@@ -40,23 +40,32 @@ UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a split, to train or to evaluate: what it holds beside the graph and the model, by parts."""
+    """One pass over a split, to train or to evaluate: bytes beside the graph and the model, by parts.
+
+    Attributes:
+        own_batches: Batches of this rank; None for all of the split.
+        sharers: Ranks on this node, which have the page cache in common.
+        reserve: Bytes that a store keeps free beside windows and beside the page cache; None for those of a step.
+    """
 
     config: TrainConfig
     size: GraphSize
     split: str
     batches: Batches
     training: bool = True
+    own_batches: int | None = None
+    sharers: int = 1
+    reserve: tuple[int, int] | None = None
 
     @classmethod
     def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Pass:
-        """With batches drawn from the store, if `size` is one, or else expected from mean degrees.
+        """A pass with batches drawn from the store, if `size` is one, or else expected from mean degrees.
 
-        Those of an evaluation have their own number of seeds and fan-outs.
+        Evaluations have their own number of seeds and fan-outs.
         """
         seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
         seeds = min(seeds, size.num_seeds[split])
-        if config.loading == "propagated":
+        if config.propagated:
             return cls(config, size, split, Batches.of(BatchShape((seeds,), ())), training)
         fan_out, count = config.fan_out(training), -(-size.num_seeds[split] // max(1, seeds))
         if isinstance(size, Store):
@@ -68,12 +77,12 @@ class Pass:
 
     @property
     def batch(self) -> BatchShape:
-        """The mean one: many of them together take as much as so many of it."""
+        """The mean batch, for sums over many of them."""
         return self.batches.mean
 
     @property
     def largest(self) -> BatchShape:
-        """The largest one, whose step is the peak."""
+        """The largest batch, whose step is the peak."""
         return self.batches.largest
 
     @property
@@ -82,6 +91,8 @@ class Pass:
 
     @property
     def num_batches(self) -> int:
+        if self.own_batches is not None:
+            return self.own_batches
         return -(-self.size.num_seeds[self.split] // max(1, self.batch.hop_nodes[0]))
 
     @property
@@ -124,10 +135,7 @@ class Pass:
         sampling = min(config.num_workers, self.num_batches) * sampling_bytes(self.batch)
         idle = idle_loaders * config.num_workers if config.persistent_workers else 0
         mean_bytes = batch_bytes(self.batch, self.size.num_features, self.itemsize)
-        return {
-            WORKERS[0]: ready * mean_bytes,
-            WORKERS[1]: (config.num_workers + idle) * WORKER_BYTES + sampling,
-        }
+        return {WORKERS[0]: ready * mean_bytes, WORKERS[1]: (config.num_workers + idle) * WORKER_BYTES + sampling}
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
         """By how much more than forecast the batches among `parts` may take, see `UNSURE`."""
@@ -137,7 +145,7 @@ class Pass:
     # Over a store -----------------------------------------------------------------------------------------------------
 
     def prefetched(self) -> dict[str, int]:
-        """Where a thread prepares the batches (`sampling.loader.prefetch`); windows aside."""
+        """Batches that a thread prepares (`sampling.loader.prefetch`) and a step, without windows."""
         ready = queued_bytes(self.batch, self.size.num_features, self.itemsize, max(0, self.num_batches - 1))
         return {READY: ready, **self.step()}
 
@@ -152,14 +160,15 @@ class Pass:
             self.num_batches,
             budget,
             training=self.training,
-            reserve=step_reserve_bytes(config, self.batch, size),
+            reserve=self.reserve or step_reserve_bytes(config, self.batch, size),
+            sharers=self.sharers,
             room_bytes=room_bytes,
             passes=max(1, config.epochs if self.training else config.num_evaluations(self.split)),
             always=always,
         )
 
     def window_bytes(self, windows: Windows) -> int:
-        """What a window really holds: each distinct node's features once, and every batch's own ids and edges."""
+        """Real bytes of a window: each distinct node's features once, and every batch's own ids and edges."""
         assert windows.window_batches is not None
         drawn = windows.window_batches * self.batch.num_nodes
         distinct = min(drawn, max(self.batch.num_nodes, distinct_nodes(self.size, self.config.undirected, drawn)))
@@ -167,15 +176,15 @@ class Pass:
         return int(distinct * self.size.num_features * self.itemsize) + own + window_fixed_bytes(self.size.num_nodes)
 
     def preparing_bytes(self, windows: Windows) -> int:
-        """What preparing a window takes beside it: its batches' samples, and three buffers that read the store."""
+        """Bytes beside a window while it is prepared: its batches' samples, and three buffers that read the store."""
         assert windows.window_batches is not None
         buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
         return windows.window_batches * sampled_batch_bytes(self.largest) + buffers
 
 
 def step_reserve_bytes(config: TrainConfig, batch: BatchShape, size: GraphSize) -> tuple[int, int]:
-    """What loading=store keeps free beside windows: batches on their way, a training step, weights; and beside the
-    page cache, where there are workers too.
+    """Bytes that loading=store keeps free beside windows, for ready batches, a step and weights; and beside the page
+    cache, with workers too.
 
     0 where `lookahead` is a size of its own: all of that is for windows.
     """
@@ -185,3 +194,18 @@ def step_reserve_bytes(config: TrainConfig, batch: BatchShape, size: GraphSize) 
     state = model_state_bytes(config, size.num_features, size.num_classes)
     step = sum(one.prefetched().values()) + state
     return step, step + sum(one.workers(idle_loaders=1).values())
+
+
+def choose_loaders(
+    train: Pass, evaluations: Mapping[str, Pass], budget: int | None, room_bytes: int
+) -> tuple[Windows, dict[str, Windows]]:
+    """Windows of the training loader, and of evaluations whose windows stay on disk between them, for all or for none.
+
+    Evaluations stay on disk if they take a third of `room_bytes` at the most and training has its windows there too.
+    """
+    kept = {split: one.windows(budget, room_bytes // 3, always=True) for split, one in evaluations.items()}
+    on_disk = [windows.spooling.disk_bytes for windows in kept.values() if windows.spooling is not None]
+    if len(on_disk) < len(kept) or sum(on_disk) > room_bytes // 3:
+        return train.windows(budget, room_bytes), {}
+    windows = train.windows(budget, room_bytes - sum(on_disk))
+    return windows, kept if windows.spooling is not None else {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
 from ..errors import GB, MB, InputError, format_bytes, parse_bytes
-from ..registry import MODELS
+from ..registry import MODELS, POLICIES
 from ..sources.catalog import graph_for
 from .phases import Forecast, margin_bytes, predict
 from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, smaller_fan_out
@@ -115,7 +115,7 @@ class Advice:
     def __str__(self) -> str:
         forecast, config, limit = self.forecast, self.forecast.config, self.limit_bytes
         size, fan_out = forecast.size, f"[{_word(config.num_neighbors)}]"
-        fan_out = f"{config.hops} hops ({config.norm})" if config.loading == "propagated" else fan_out
+        fan_out = f"{config.hops} hops ({config.norm})" if config.propagated else fan_out
         lines = [
             f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges; loading={config.loading}"
             f"{_convert_hint(forecast)}, {fan_out} x {config.batch_size}, {config.num_workers} workers",
@@ -194,18 +194,13 @@ def _turned_down(name: str, value: Any, smaller: Callable[[Any], Any]) -> Iterat
 
 def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
     """For each knob its changes, smallest first; the knobs in the order in which they should be turned."""
-    policies = ["shared"] if config.loading in ("eager", "lazy") else []
-    if not config.on_disk:
-        policies.append("store")
     return [
-        [{"loading": policy} for policy in policies],
+        [{"loading": policy} for policy in POLICIES[config.loading].smaller],
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" else [],
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
         [*_turned_down("batch_size", config.batch_size, lambda seeds: seeds // 2 if seeds >= 64 else None)],
         [{"eval_num_neighbors": None}] if config.eval_num_neighbors else [],
-        [*_turned_down("num_neighbors", config.num_neighbors, smaller_fan_out)]
-        if config.loading != "propagated"
-        else [],
+        [] if config.propagated else [*_turned_down("num_neighbors", config.num_neighbors, smaller_fan_out)],
     ]
 
 

@@ -7,6 +7,7 @@ the tests check the sums at other scales and settings. No torch, no data.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import statistics
@@ -15,9 +16,9 @@ from collections.abc import Sequence
 from ..config import TrainConfig
 from ..errors import MB
 from ..graph.store import GraphSize
-from ..sampling.budget import BatchShape
 from ..sources.catalog import size_of
 from ..sources.official import KNOWN
+from .budget import BatchShape
 
 __all__ = ["KNOWN", "GraphSize", "size_of"]
 
@@ -130,6 +131,13 @@ def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
 def label_itemsize(num_classes: int) -> int:
     """Bytes of `ogb_raw.label_dtype`: int16, or int64 beyond 32,767 classes."""
     return 2 if num_classes <= 32767 else 8
+
+
+def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
+    """A graph with the features that `config` has propagated over it."""
+    if size.hops is not None:
+        return size
+    return dataclasses.replace(size, num_features=size.num_features * (config.hops + 1), hops=config.hops)
 
 
 def raw_bytes(size: GraphSize) -> int:

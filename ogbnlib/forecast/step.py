@@ -17,10 +17,9 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..files import home
 from ..graph.store import GraphSize
-from ..propagation.plan import hop_size
 from ..registry import MODELS, Layer, LayerMemory
-from ..sampling.budget import BatchShape
-from .sizes import expected_batch
+from .budget import BatchShape
+from .sizes import expected_batch, hop_size
 
 
 def formula_of(config: TrainConfig) -> str:
@@ -33,7 +32,7 @@ def formula_of(config: TrainConfig) -> str:
         return config.model
     if ":" not in config.model:
         raise InputError(f"model: expected {', '.join(MODELS)}, or your own, got {config.model!r}")
-    return "sign" if config.loading == "propagated" else "sage"
+    return "sign" if config.propagated else "sage"
 
 
 # The user's own model -------------------------------------------------------------------------------------------------
@@ -64,7 +63,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     names = ("model", "model_args", "hidden_channels", "heads", "dropout", "precision", "hops")
-    layers = 0 if config.loading == "propagated" else len(config.num_neighbors)
+    layers = 0 if config.propagated else len(config.num_neighbors)
     return json.dumps([*(getattr(config, name) for name in names), layers, num_features, num_classes, stamp])
 
 
@@ -80,7 +79,7 @@ def _trial(config: TrainConfig, num_features: int, num_classes: int) -> Trial | 
 
 def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     """Whether the step of the config's model is known: by formulas or by a trial."""
-    size = hop_size(size, config) if config.loading == "propagated" else size
+    size = hop_size(size, config) if config.propagated else size
     return config.model in MODELS or _trial(config, size.num_features, size.num_classes) is not None
 
 
@@ -98,7 +97,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     Raises:
         InputError: with that process's message, when the model can't be found, created or trained.
     """
-    propagated = config.loading == "propagated"
+    propagated = config.propagated
     size = hop_size(size, config) if propagated else size
     channels, batch = (size.num_features, size.num_classes), BatchShape((_TRIAL_EDGES,), ())
     if not propagated:
@@ -145,7 +144,7 @@ def layers_of(config: TrainConfig, batch: BatchShape, num_features: int, num_cla
     Layer i of L reads the nodes within L - i hops of a seed and writes those within L - i - 1; the user's own model
     computes every layer for all nodes, from an edge list, as `forward(x, edge_index)` does.
     """
-    own, propagated = config.model not in MODELS, config.loading == "propagated"
+    own, propagated = config.model not in MODELS, config.propagated
     depth = config.hops if propagated else len(config.num_neighbors)
     widths = MODELS[formula_of(config)].widths(depth, num_features, config.hidden_channels, num_classes)
     layers = []

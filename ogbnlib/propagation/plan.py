@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import TrainConfig
@@ -101,13 +101,6 @@ def plan_hops(
     return HopPlan(
         size.num_features, min(width, size.num_features), rows_held, held_itemsize, 2 * result, read, minutes
     )
-
-
-def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
-    """A graph with the features that `config` has propagated over it."""
-    if size.hops is not None:
-        return size
-    return replace(size, num_features=size.num_features * (config.hops + 1), hops=config.hops)
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:

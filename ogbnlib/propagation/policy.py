@@ -1,58 +1,71 @@
-"""The fifth loading policy: batches of propagated features, rows of a mapped store without a graph."""
+"""The policy loading=propagated: batches are rows of a mapped store of propagated features, without a graph."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
-from torch_geometric.data import Data
-
-from ..graph.store import Store
-from ..sampling.loader import NO_EDGES, available_bytes, fill_page_cache
-from ..sampling.policies import DiskLoaders
-
-
-class HopLoader(DataLoader[int]):
-    """Batches of a split: `x` [B, (hops + 1) * F] in the store's dtype, hop by hop in a row, and `y` [B]."""
-
-    node_sampler = None  # which other loaders have
-
-    def __init__(self, store: Store, ids: Tensor, labels: Tensor, **arguments: Any) -> None:
-        self._store, self._ids, self._labels = store, ids, labels
-        super().__init__(range(len(ids)), collate_fn=self._batch, **arguments)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Any:
-        self._store.check_maps()
-        return super().__iter__()
-
-    def _batch(self, positions: list[int]) -> Data:
-        at = torch.tensor(positions)
-        ids = self._ids[at]
-        return Data(
-            x=torch.from_numpy(self._store.x[ids.numpy()]),
-            edge_index=NO_EDGES,
-            y=self._labels[at],
-            n_id=ids,
-            input_id=at,
-            batch_size=len(at),
-            num_sampled_nodes=[len(at)],
-            num_sampled_edges=[],
-        )
+from ..forecast.phases import Ledger
+from ..forecast.sizes import feature_itemsize, hop_size
+from ..graph.store import Store, is_store, open_store
+from ..sampling.store_policy import DiskLoaders
+from .plan import KERNEL_BYTES, fixed_bytes, plan_hops, propagated_path
 
 
 class PropagatedLoaders(DiskLoaders):
     """Rows come through the page cache, which the kernel takes back under pressure: any limit will do."""
 
-    def _load(self, store: Store) -> Data:
-        loaded = super()._load(store)
+    @classmethod
+    def phases(cls, run: Ledger) -> None:
+        """Propagate as many columns at a time as fit, unless a store of them exists; then train on rows."""
+        config, graph = run.config, run.size
+        if isinstance(graph, Store):
+            path = propagated_path(graph, config)
+            graph = (open_store(path) if graph.hops is None and is_store(path) else graph).size
+        run.size, itemsize = hop_size(graph, config), feature_itemsize(config, graph)
+        rows = graph.num_nodes if graph.hops is not None else sum(graph.num_seeds.values())
+        if graph.hops is None:
+            cls._forecast_propagation(run, graph, rows, itemsize)
+        propagating = len(run.phases)
+        cls._forecast_load(run)
+        cache_bytes = rows * run.size.num_features * itemsize
+        run.phase("load", {}, cache_bytes)
+        run.hold_model()
+        passes = [("train", run.one_pass("train", training=True))] if config.epochs else []
+        for when, splits in run.evaluations():
+            passes += [(f"{when} {split}", run.one_pass(split)) for split in splits]
+        for name, one in passes:
+            run.phase(name, one.step() | one.workers(0), cache_bytes)
+        run.least_bytes = max(run.least_bytes or 0, *(phase.held_bytes for phase in run.phases[propagating:]))
+
+    @classmethod
+    def _forecast_propagation(cls, run: Ledger, graph: Any, rows: int, itemsize: int) -> None:
+        config = run.config
+        fixed = fixed_bytes(graph, config.hops, threads=3)
+        column = graph.num_nodes * (4 if config.norm == "none" else itemsize)
+        reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at the most
+        one_column = 2 * column if config.hops > 1 else column
+        left = one_column * graph.num_features
+        if run.limit_bytes is not None:
+            left = max(one_column, min(left, run.limit_bytes - sum(run.held.values()) - fixed))
+        plan = plan_hops(
+            graph, config.hops, config.norm, left_bytes=left, itemsize=itemsize, kept=rows, reached=reached
+        )
+        buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
+        run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels may be compiled already
+        run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + one_column
+
+    def _load(self, store: Store) -> Any:
+        from ..sampling.loader import available_bytes, fill_page_cache
+
+        data = super()._load(store)
         if store.nbytes <= available_bytes() and self.config.epochs:
             with self.log.phase("load into page cache"):
                 fill_page_cache(store)
-        return loaded
+        return data
 
     def _build(self, split: str, shuffle: bool) -> Any:
+        from .loader import HopLoader
+
         arguments = self._arguments(split, shuffle)
         with self.log.phase(f"build {split} loader"):
             return HopLoader(self.store, arguments.pop("input_nodes"), self._labels[split], **arguments)

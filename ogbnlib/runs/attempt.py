@@ -13,7 +13,7 @@ from typing import Any
 from ..config import TrainConfig
 from ..errors import InputError
 from ..files import write_json
-from ..forecast.audit import audit
+from ..forecast.phases import audit
 from ..forecast.sizes import GraphSize
 from ..memory.recorder import EVENTS, RUNS_VARIABLE, TIMELINE, Recorder
 from .diagnosis import UNFINISHED, explain

@@ -28,6 +28,7 @@ from ..memory.signals import Stopped
 from ..memory.tally import Tally
 from ..memory.workers import WorkerDied
 from ..progress import in_notebook
+from ..registry import POLICIES
 
 _COMPILING = ", and compiling kernels, once, 90 MB more"
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
@@ -284,7 +285,7 @@ def _remedy(config: TrainConfig | None, tally: Tally, limit_bytes: int | None) -
     if name in ("", "open", "compile kernels"):  # no data is loaded yet, so no parameter changes it
         more = _COMPILING if name == "compile kernels" and (limit_bytes or 0) > RUNTIME_BYTES else ""
         return f"raise memory_limit: Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data{more}"
-    if config.loading in ("eager", "lazy"):
+    if "shared" in POLICIES[config.loading].smaller:
         coo = parts.get("edge_index (COO)", 0)
         kept = sum(size for part, size in parts.items() if part.endswith("CSC"))
         if not coo:

@@ -1,6 +1,6 @@
 """A PyG `NodeLoader` over a store on disk: batches from the page cache where it holds the store, else from windows.
 
-`fit_windows` decides from the memory that is left which of the two it is, and how many batches a window has;
+`StoreLoaders` decides from the memory that is left which of the two it is, and how many batches a window has;
 `StoreLoader` hands the batches out in order. A thread prepares ahead while the model trains.
 """
 
@@ -29,12 +29,12 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
+from ..forecast.budget import QUEUE_BATCHES, QUEUE_BYTES, Windows, queue_depth, usable_bytes
 from ..graph.disk import CHUNK_BYTES, DiskArray, Interrupted, disk_array
 from ..graph.store import Store
 from ..launcher import launch
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
-from .budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, choose_windows, queue_depth, usable_bytes
 from .choice import EpochSampler, GivenOrder
 from .sampler import CSCSampler
 from .spool import DiskFull, Place, Spool
@@ -125,47 +125,6 @@ def fill_page_cache(store: Store) -> None:
                 pass
 
 
-def fit_windows(
-    store: Store,
-    sampler: CSCSampler,
-    seeds: Tensor,
-    batch_size: int,
-    available: int | None,
-    *,
-    training: bool,
-    reserve: Callable[[BatchShape], tuple[int, int]] = lambda batch: (0, 0),
-    room_bytes: int = 0,
-    passes: int = 1,
-    always: bool = False,
-) -> Windows:
-    """`choose_windows` with one real batch, drawn through the maps, for what a batch holds.
-
-    Repeated nodes across batches only lower what the windows then take. `seeds` are as many of the ids that an epoch
-    starts from as this loader gets, `available` is for each rank of this node; `reserve` tells from that batch what a
-    step beside the windows takes. The other arguments are those of `choose_windows`.
-    """
-    files = {name: store.files[name].bytes for name in ("colptr", "row", "x")}
-    batches = -(-len(seeds) // batch_size)
-    if available is None or not batches:
-        return Windows(None, True, 0, available or 0)
-    probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
-    batch = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
-    return choose_windows(
-        files,
-        store.num_nodes,
-        store.num_features * store.feature_dtype.itemsize,
-        batch,
-        batches,
-        available,
-        training=training,
-        reserve=reserve(batch),
-        sharers=local_ranks(),
-        room_bytes=room_bytes,
-        passes=passes,
-        always=always,
-    )
-
-
 def begin_pass(loader: Any, name: str, sampler: CSCSampler, epoch: int) -> None:
     """Have the iterator that a PyG loader makes next draw at `epoch`, whatever other passes over it do.
 
@@ -191,7 +150,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         node_sampler: Decides the neighbors.
         input_nodes: int64 seeds, in RAM.
         labels: int16 or int64, one per seed.
-        windows: From `fit_windows`.
+        windows: From `choose_windows`.
         next_epoch: Where not None, passes count their epochs themselves from here on, and `x` is made float32.
         arguments: As for `torch.utils.data.DataLoader`; any `sampler` does, and an `EpochSampler` is one by epoch.
 

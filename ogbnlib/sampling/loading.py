@@ -23,15 +23,15 @@ from torch_geometric.loader import LinkLoader, NodeLoader, link_loader, node_loa
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes, parse_bytes, split_name
+from ..forecast.budget import BatchShape, queued_bytes, usable_bytes
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
-from .budget import BatchShape, queued_bytes, usable_bytes
 from .loader import StoreLoader, available_bytes, begin_pass
-from .policies import StoreLoaders
 from .sampler import CSCSampler
+from .store_policy import StoreLoaders
 
 _SHARE = 4  # of what is left, one part in four is spared for the model and its step
 
@@ -43,7 +43,7 @@ class _OneLoader(StoreLoaders):
         self, store: Store, config: TrainConfig, split: str, ids: Tensor, limit: int | None, drop_last: bool
     ) -> None:
         self._split, self._ids, self._limit, self.drop_last = split, ids, limit, drop_last
-        super().__init__(store, config, EventLog(None), 0, 1, self._spared)
+        super().__init__(store, config, EventLog(None), 0, 1)
 
     def _load(self, store: Store) -> Any:
         self.splits[self._split] = self._ids
@@ -52,7 +52,7 @@ class _OneLoader(StoreLoaders):
             self._available = max(0, min(self._available, usable_bytes(self._limit) - own_memory()[0]))
         return loaded
 
-    def _spared(self, batch: BatchShape) -> tuple[int, int]:
+    def _reserve(self, batch: BatchShape) -> tuple[int, int]:
         spared = queued_bytes(batch, self.num_features, 4) + self._available // _SHARE
         return spared, spared
 

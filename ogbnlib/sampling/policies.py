@@ -1,51 +1,51 @@
-"""The loading policies: the same batches, with the graph living in different places.
+"""The loading policies: the same batches, with the graph in different places.
 
 | policy | graph in memory | loaders |
 |---|---|---|
 | `eager` | COO + one CSC per loader | three stock PyG NeighborLoaders, resident |
-| `lazy` | COO + one or two CSCs | train resident; valid and test made on demand, used, deleted, memory released |
+| `lazy` | COO + one or two CSCs | train resident; valid and test built on demand, used, deleted, memory released |
 | `shared` | one CSC, int32 ids | views of it; building another costs nothing |
 | `store` | on disk, mapped or read ahead in windows | views of the files; building another costs nothing |
 
-`eager` and `lazy` let PyG's real `NeighborLoader` constructor build its own CSC, so what they cost is what the stock
-loader costs; only the sampling on that CSC is ours, which makes the batches of all policies equal for the same seed.
+A policy is one class and one line of `registry.POLICIES`. It loads a store, builds loaders, and forecasts its phases;
+`phases` works without torch, which is imported where batches are made. `eager` and `lazy` let PyG's real
+`NeighborLoader` constructor build its own CSC, so they cost as much as the stock loader; only the sampling on that CSC
+is ours, which makes the batches of all policies equal for the same seed.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader, NodeLoader
+from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
-from ..errors import clear_errors
-from ..files import warn_if_remote
-from ..graph.sort import restore_input_order
+from ..forecast.phases import Ledger
+from ..forecast.sizes import (
+    feature_itemsize,
+    label_itemsize,
+    shared_csc_bytes,
+    stock_csc_bytes,
+    stock_sort_bytes,
+    trained_edges,
+)
 from ..graph.store import Store
 from ..graph.writer import wrong_splits
-from ..launcher import launch
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..memory.workers import worker_arguments
+from ..registry import POLICIES
 from ..sources.catalog import check_store
-from .budget import BatchShape, spool_bytes, spool_dir, window_budget
-from .choice import EpochSampler
-from .loader import NO_EDGES, StoreLoader, Waiting, available_bytes, fill_page_cache, fit_windows, local_ranks
-from .sampler import CSCSampler
-from .window import compile_lookahead
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NodeLoader
+
+    from .sampler import CSCSampler
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
 STREAM = {"train": 0, "valid": 1, "test": 2}
-
-Reserve = Callable[[BatchShape], tuple[int, int]]
 
 
 class Loaders:
@@ -59,12 +59,13 @@ class Loaders:
     """
 
     y: Tensor
-    waiting: Waiting = staticmethod(lambda reading: False)
+    waiting: Callable[[tuple[str, int, int] | None], bool] = staticmethod(lambda reading: False)
     drop_last = False  # an incomplete last batch is trained on too
 
-    def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int, reserve: Reserve):
+    def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int):
+        import torch
+
         self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
-        self._reserve = reserve
         check_store(store, config)
         self._where = str(store.path)
         self.num_features, self.num_classes = store.num_features, store.num_classes
@@ -79,7 +80,9 @@ class Loaders:
         raise NotImplementedError
 
     def _load_nodes(self, store: Store) -> Tensor:
-        """Read features and labels; returns the features [num_nodes, num_features] in RAM."""
+        """Read features and labels; return the features [num_nodes, num_features] in RAM."""
+        import torch
+
         x = torch.from_numpy(store.read("x", self.config.feature_dtype))
         self.log.part("features", x.nbytes)
         self.y = torch.from_numpy(store.read("y"))
@@ -87,6 +90,10 @@ class Loaders:
         return x
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
+        import torch
+
+        from .choice import EpochSampler
+
         config = self.config
         input_nodes = self.splits[split]
         batch_size = config.batch_size if shuffle else config.eval_batch_size or config.batch_size
@@ -107,6 +114,8 @@ class Loaders:
         }
 
     def _sampler(self, split: str, colptr: Any, row: Any, training: bool) -> CSCSampler:
+        from .sampler import CSCSampler
+
         fan_out, seed = self.config.fan_out(training), self.config.seed + STREAM[split]
         return CSCSampler(colptr, row, fan_out, seed=seed, fixed=not training, where=self._where)
 
@@ -119,8 +128,7 @@ class Loaders:
 
     def train_loader(self) -> NodeLoader:
         """The shuffling loader of the train split; made at the first call, resident until `drop_train_loader`."""
-        kept = self.config.eval_splits if self.config.loading == "eager" else ()
-        for split in ("train", *kept):
+        for split in self.resident_splits(self.config):
             if split not in self._resident:
                 self._resident[split] = self._build(split, shuffle=split == "train")
         return self._resident["train"]
@@ -150,6 +158,8 @@ class Loaders:
             return self._build(split, shuffle=False)
         if split != "train":
             return resident
+        from torch_geometric.loader import NodeLoader
+
         # The resident train loader's CSC serves.
         colptr, row = resident.node_sampler.graph
         sampler = self._sampler(split, colptr, row, training=False)
@@ -169,17 +179,88 @@ class Loaders:
             if not kept and split not in self._resident:  # else it was made on the train loader's CSC
                 self._released(split)
 
+    # Forecast ---------------------------------------------------------------------------------------------------------
 
-class StockLoaders(Loaders):
-    """PyG's own loaders, each with its CSC: the train loader resident and the others when they are needed, or all."""
+    @classmethod
+    def resident_splits(cls, config: TrainConfig) -> list[str]:
+        """Splits whose loaders are built before training and stay."""
+        return ["train"]
+
+    @classmethod
+    def phases(cls, run: Ledger) -> None:
+        """Write the phases of a run into the ledger, with the parts that are in memory then."""
+        config = run.config
+        cls._forecast_load(run)
+        resident = cls.resident_splits(config) if config.epochs else []
+        for split in resident:
+            cls._forecast_build(run, split, f"build {split} loader")
+        run.hold_model()
+        evaluations = run.evaluations()
+        if config.epochs:
+            train = run.one_pass("train", training=True)
+            passing = train.step() | train.workers(len(resident) - 1 if evaluations[0][1] else 0)
+            run.phase("train", passing, unsure_bytes=train.unsure_bytes(passing))
+        for when, splits in evaluations:
+            if when == "final":
+                run.held.pop("train loader's CSC", None)
+                resident = resident[1:]
+            for split in splits:
+                if split not in resident:
+                    cls._forecast_build(run, split, f"build {split} loader ({when})")
+                # An evaluation of the train split has a loader of its own, on the resident one's CSC.
+                idle = [name for name in resident if name != split or split == "train"]
+                evaluation = run.one_pass(split)
+                passing = evaluation.step() | evaluation.workers(len(idle))
+                run.phase(f"{when} {split}", passing, unsure_bytes=evaluation.unsure_bytes(passing))
+                if split not in resident:
+                    run.held.pop(f"{split} loader's CSC", None)
+
+    @classmethod
+    def _forecast_load(cls, run: Ledger) -> None:
+        size = run.size
+        run.held["features"] = size.num_nodes * size.num_features * feature_itemsize(run.config, size)
+        run.held["labels"] = size.num_nodes * label_itemsize(size.num_classes)
+
+    @classmethod
+    def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
+        """Add the phase in which a loader is built; nothing where it is a view."""
+
+
+class LazyLoaders(Loaders):
+    """PyG's own loaders, each with its CSC: the train loader resident, the others built when they are needed."""
+
+    @classmethod
+    def _forecast_load(cls, run: Ledger) -> None:
+        super()._forecast_load(run)
+        run.held["edge_index (COO)"] = 16 * trained_edges(run.size, run.config.undirected)  # int64 [2, E]
+        run.phase("load", {})
+        others = [split for split in run.size.num_seeds if split != "train"]
+        run.num_sorts = 1 + sum(cls._num_builds(run.config, split) for split in others)
+
+    @classmethod
+    def _num_builds(cls, config: TrainConfig, split: str) -> int:
+        return config.num_evaluations(split)
+
+    @classmethod
+    def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
+        edges = trained_edges(run.size, run.config.undirected)
+        run.held[f"{split} loader's CSC"] = stock_csc_bytes(run.size, edges)
+        run.phase(phase, {"sort": stock_sort_bytes(run.size, edges)})
 
     def _load(self, store: Store) -> Data:
+        import torch
+        from torch_geometric.data import Data
+
         x = self._load_nodes(store)
         edge_index = torch.from_numpy(store.read_edge_index())
         self.log.part("edge_index (COO)", edge_index.nbytes)
         return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=store.num_nodes)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        from torch_geometric.loader import NeighborLoader
+
+        from ..graph.sort import restore_input_order
+
         with self.log.phase(f"build {split} loader"):
             with warnings.catch_warnings():
                 # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
@@ -195,10 +276,33 @@ class StockLoaders(Loaders):
             return loader
 
 
+class EagerLoaders(LazyLoaders):
+    """The same, all built before training and resident."""
+
+    @classmethod
+    def resident_splits(cls, config: TrainConfig) -> list[str]:
+        return ["train", *config.eval_splits]
+
+    @classmethod
+    def _num_builds(cls, config: TrainConfig, split: str) -> int:
+        return 1
+
+
 class SharedLoaders(Loaders):
     """One CSC for all loaders, which is the store's own, read into RAM; no COO ever exists."""
 
+    @classmethod
+    def _forecast_load(cls, run: Ledger) -> None:
+        run.held["shared CSC"] = shared_csc_bytes(run.size, trained_edges(run.size, run.config.undirected))
+        run.phase("build shared CSC", {})
+        super()._forecast_load(run)
+        run.phase("load", {})
+
     def _load(self, store: Store) -> Data:
+        from torch_geometric.data import Data
+
+        from .loader import NO_EDGES
+
         with self.log.phase("build shared CSC"):
             self.colptr, self.row = store.read("colptr"), store.read("row")
         self.log.part("shared CSC", self.colptr.nbytes + self.row.nbytes)
@@ -206,122 +310,11 @@ class SharedLoaders(Loaders):
         return Data(x=x, edge_index=NO_EDGES, y=self.y, num_nodes=store.num_nodes)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        from torch_geometric.loader import NodeLoader
+
         with self.log.phase(f"build {split} loader"):
             sampler = self._sampler(split, self.colptr, self.row, training=shuffle)
             return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
-
-
-class DiskLoaders(Loaders):
-    """Base of the policies whose store stays on disk, mapped: in RAM are the splits and the labels of their nodes."""
-
-    def _load(self, store: Store) -> Data:
-        self.store = store
-        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
-        store.advise_random()
-        held = [*self.splits.values(), *self._labels.values()]
-        self.log.part("splits and their labels", sum(t.nbytes for t in held))
-        return Data()
-
-    def labels(self, split: str) -> Tensor:
-        return self._labels[split]
-
-
-class StoreLoaders(DiskLoaders):
-    """Everything stays on disk; a loader holds its seeds, their labels and the batches on their way."""
-
-    def _load(self, store: Store) -> Data:
-        warn_if_remote(
-            store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
-        )
-        self._available = available_bytes()
-        self._spool_dir, self._room = self._spool()
-        return super()._load(store)
-
-    def _spool(self) -> tuple[Path, int]:
-        """The folder for windows, and how many bytes this process may keep there."""
-        folder = spool_dir(self.config.spool_dir)
-        with clear_errors(folder):
-            room = spool_bytes(self.config.spool, folder, local_ranks())
-        self.log.mark("note", spool_dir=str(folder), spool_room_bytes=room)
-        return folder, room
-
-    def _build(self, split: str, shuffle: bool) -> NodeLoader:
-        with self.log.phase(f"build {split} loader"):
-            companions = self._companions() if shuffle else {}
-            loader = self._made(split, shuffle, self._room - sum(_on_disk(kept) for kept in companions.values()))
-            if loader.windows.spooling is None:
-                companions = _none_of(companions)
-            loader.companions = [*companions.values()]
-            self._resident |= {_kept(name): kept for name, kept in companions.items()}
-            for name, one in [(split, loader), *companions.items()]:
-                windows = one.windows
-                self.log.mark("note", loader=name, windows=str(windows), window_batches=windows.window_batches)
-        if shuffle:
-            loader.last_epoch = self.config.epochs
-            here = launch()
-            first = here is None or here.local_rank == 0  # one rank fills it for all of its node
-            if loader.windows.window_batches is None and self.config.lookahead != "off" and first:
-                with self.log.phase("load into page cache"):
-                    fill_page_cache(self.store)
-        return loader
-
-    def _made(self, split: str, shuffle: bool, room_bytes: int, *, always: bool = False) -> StoreLoader:
-        """A loader for as many passes as the run has over its split; `always` on disk, whatever a pass costs."""
-        config, store, train = self.config, self.store, self._resident.get("train")
-        sampler = self._sampler(split, store.colptr, store.row, training=shuffle)
-        arguments = self._arguments(split, shuffle)
-        seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
-        training = None if train is None or shuffle else train.windows
-        windows = fit_windows(
-            store,
-            sampler,
-            seeds,
-            arguments["batch_size"],
-            window_budget(config.lookahead, self._available, training, local_ranks()),
-            training=shuffle,
-            reserve=self._reserve,
-            room_bytes=room_bytes,
-            passes=config.epochs if shuffle else config.num_evaluations(split),
-            always=always,
-        )
-        loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
-        loader.spool_dir, loader.waiting = self._spool_dir, self.waiting
-        loader.on_window, loader.on_pass = (
-            functools.partial(self.log.mark, event, loader=split) for event in ("window", "pass")
-        )
-        return loader
-
-    def _companions(self) -> dict[str, StoreLoader]:
-        """The loaders of all evaluations to come, if a third of the room on disk holds what they draw."""
-        wanted = [split for split in STREAM if self._room and self.config.num_evaluations(split)]
-        wanted = [split for split in wanted if len(self._arguments(split, False)["sampler"])]  # has this rank a batch?
-        made = {split: self._made(split, False, self._room // 3, always=True) for split in wanted}
-        if all(one.windows.spooling for one in made.values()) and sum(map(_on_disk, made.values())) <= self._room // 3:
-            return made
-        return _none_of(made)
-
-    def eval_loader(self, split: str) -> NodeLoader:
-        """As `Loaders.eval_loader`; one whose windows are on disk stays, with them."""
-        if (kept := self._resident.get(_kept(split))) is not None:
-            return kept
-        loader = self._build(split, shuffle=False)  # for `train` too, whose loader may hold its next window
-        if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
-            self._resident[_kept(split)] = loader
-        return loader
-
-
-def _kept(split: str) -> str:
-    return f"evaluation of {split}"
-
-
-def _none_of(loaders: dict[str, StoreLoader]) -> dict[str, StoreLoader]:
-    for loader in loaders.values():
-        loader.close()
-    return {}
-
-
-def _on_disk(loader: StoreLoader) -> int:
-    return loader.windows.spooling.disk_bytes if loader.windows.spooling else 0
 
 
 def compile_kernels(num_neighbors: list[int]) -> None:
@@ -329,6 +322,12 @@ def compile_kernels(num_neighbors: list[int]) -> None:
 
     Done on an empty graph before the data comes, so that the figures of later phases are the data's alone.
     """
+    import numpy as np
+
+    from ..graph.sort import restore_input_order
+    from .sampler import CSCSampler
+    from .window import compile_lookahead
+
     empty = np.empty(0, dtype=np.int64)
     restore_input_order(np.zeros(2, dtype=np.int64), empty, empty)
     compile_lookahead()
@@ -342,36 +341,26 @@ def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
     The pass begins at position `start` of the order, a multiple of the batch size.
     """
     loader.sampler.set_epoch(epoch, start)
-    if isinstance(loader.node_sampler, CSCSampler):
+    if hasattr(loader.node_sampler, "set_epoch"):
         loader.node_sampler.set_epoch(epoch)
 
 
 def _end_workers(loader: NodeLoader) -> None:
     """End persistent workers now: left to the garbage collector, torch waits five seconds for each of them."""
-    if isinstance(loader, StoreLoader):
+    if hasattr(loader, "close"):
         loader.close()
-    kept = loader._iterator
-    if kept is not None:
-        getattr(kept, "iterator", kept)._shutdown_workers()  # PyG wraps torch's iterator
+    iterator = loader._iterator
+    if iterator is not None:
+        getattr(iterator, "iterator", iterator)._shutdown_workers()  # PyG wraps torch's iterator
         loader._iterator = None
 
 
-def make_loaders(
-    store: Store,
-    config: TrainConfig,
-    log: EventLog,
-    rank: int = 0,
-    num_ranks: int = 1,
-    reserve: Reserve = lambda batch: (0, 0),
-) -> Loaders:
-    """Load `store` the way `config.loading` says; the loaders hand out the batches of `rank`.
-
-    Args:
-        reserve: Bytes that a step takes beside the windows, or the page cache, of loading=store, from a batch's shape.
+def make_loaders(store: Store, config: TrainConfig, log: EventLog, rank: int = 0, num_ranks: int = 1) -> Loaders:
+    """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`.
 
     Raises:
-        InputError: when the store ends early or has features that `feature_dtype` can't hold, when it can't do what
-            `config` asks for.
+        InputError: when the store ends early, has features that `feature_dtype` can't hold, or can't do what `config`
+            asks for.
     """
-    policies = {"eager": StockLoaders, "lazy": StockLoaders, "shared": SharedLoaders, "store": StoreLoaders}
-    return policies[config.loading](store, config, log, rank, num_ranks, reserve)
+    loaders: Loaders = POLICIES[config.loading].load()(store, config, log, rank, num_ranks)
+    return loaders

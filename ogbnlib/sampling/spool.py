@@ -24,9 +24,9 @@ import numpy as np
 
 from ..errors import InputError, clear_errors
 from ..files import Stream
+from ..forecast.budget import Spooling
 from ..graph.disk import DiskArray, Interrupted
 from ..graph.npz import Array
-from .budget import Spooling
 from .window import Seeds, Window, sample_windows
 
 Place = tuple[int, int, int]  # of a window: its epoch, the position the epoch goes on from, its first among those left

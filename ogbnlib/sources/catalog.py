@@ -288,11 +288,11 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     """
     if size.stored == "store":
         _check_direction(size, config.undirected)
-    if size.hops is not None and config.loading != "propagated":
+    if size.hops is not None and not config.propagated:
         raise InputError(
             f"loading: {size.name} has propagated features and no edges: set loading=propagated, got {config.loading!r}"
         )
-    if config.loading == "propagated":
+    if config.propagated:
         if size.hops is None:
             check_hops(size, config.hops, config.norm, "labelled")
         elif size.hops != config.hops:

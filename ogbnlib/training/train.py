@@ -27,7 +27,6 @@ from .. import marks
 from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, no_exit
 from ..files import home
-from ..forecast.passes import step_reserve_bytes
 from ..graph.store import Store
 from ..memory import cuda
 from ..memory.cuda import resolve_device
@@ -36,7 +35,6 @@ from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
 from ..memory.workers import workers_ended
 from ..propagation.hops import propagated
-from ..propagation.policy import PropagatedLoaders
 from ..registry import MODELS
 from ..runs.attempt import Attempt
 from ..runs.diagnosis import exit_code_of
@@ -152,7 +150,7 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
     limit = own_memory()[0] + min(available_bytes(), 2**30)
     how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
     store = open_for(config, memory_limit=limit, **how)
-    if config.loading != "propagated":
+    if not config.propagated:
         return store
     with log.phase("propagate"):
         return propagated(store, config, **how)
@@ -240,13 +238,11 @@ def train_prepared(
         if ranks.num_ranks > 1 and not config.on_disk:
             text = f"each of the {ranks.num_ranks} ranks holds its own copy of the data; loading=store shares one"
             log.mark("note", text=text)
-        whole = config.loading == "propagated"
+        whole = config.propagated
         if not whole:
             with log.phase("compile kernels"):
                 compile_kernels(list(config.num_neighbors))
-        reserve = functools.partial(step_reserve_bytes, config, size=store.size)
-        make = PropagatedLoaders if whole else make_loaders
-        loaders = make(store, config, log, ranks.rank, ranks.num_ranks, reserve)
+        loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks)
 
         def waiting(reading: tuple[str, int, int] | None) -> bool:
             if reading is not None:

@@ -11,7 +11,7 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.audit import audit, kind_of
+from ogbnlib.forecast.phases import audit, kind_of
 from ogbnlib.forecast.planner import margin_bytes
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run

@@ -12,13 +12,12 @@ import pytest
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.forecast.audit import kind_of
+from ogbnlib.forecast.budget import BatchShape, choose_windows
 from ogbnlib.forecast.passes import step_reserve_bytes
-from ogbnlib.forecast.phases import Forecast, predict
+from ogbnlib.forecast.phases import Forecast, kind_of, predict
 from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, WORKER_BYTES, GraphSize
 from ogbnlib.runs.folder import Run
-from ogbnlib.sampling.budget import BatchShape, choose_windows
 
 MB, GB = 2**20, 10**9
 NODES, EDGES = 111_059_956, 1_615_685_872

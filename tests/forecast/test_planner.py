@@ -217,7 +217,7 @@ def test_too_little_memory_is_told_how_much_is_enough() -> None:
 
 
 def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ogbnlib.forecast.phases.spool_bytes", lambda *_: 0)  # whatever disk is free here
+    monkeypatch.setattr("ogbnlib.sampling.store_policy.spool_bytes", lambda *_: 0)  # whatever disk is free here
     best, hurried = ladder(), ladder(max_epoch_s=1800)
     assert set(best["num_neighbors"]) == {"15 10 5"}
     assert best["epoch min"].max() > 30 >= hurried["epoch min"].max()

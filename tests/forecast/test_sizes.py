@@ -15,6 +15,7 @@ import pytest
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast import draws
+from ogbnlib.forecast.budget import BatchShape, batch_bytes
 from ogbnlib.forecast.draws import draw_batches
 from ogbnlib.forecast.sizes import (
     KNOWN,
@@ -31,7 +32,6 @@ from ogbnlib.forecast.sizes import (
 from ogbnlib.forecast.step import model_state_bytes, parameter_count
 from ogbnlib.graph.checks import label_dtype
 from ogbnlib.graph.store import Store, open_store
-from ogbnlib.sampling.budget import BatchShape, batch_bytes
 from ogbnlib.sources.catalog import open_dataset
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw

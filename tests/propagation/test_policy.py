@@ -16,8 +16,8 @@ from graphs import make_store
 from real_graphs import real_config, write_graph
 
 from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
+from ogbnlib.forecast.budget import BatchShape
 from ogbnlib.forecast.step import layer_memory, parameter_count
-from ogbnlib.sampling.budget import BatchShape
 from ogbnlib.training.models import HopModel
 from ogbnlib.training.train import train
 

@@ -22,6 +22,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.files import new_folder
+from ogbnlib.forecast.budget import BatchShape, Windows, choose_windows
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
@@ -30,7 +31,7 @@ from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.choice import EpochSampler
-from ogbnlib.sampling.loader import StoreLoader, Windows, available_bytes, fit_windows, prefetch
+from ogbnlib.sampling.loader import StoreLoader, available_bytes, prefetch
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
@@ -268,7 +269,11 @@ def test_leaving_a_source_that_then_fails_raises_nothing() -> None:
 def fit(store: Store, available: int | None, batch_size: int = BATCH, training: bool = True) -> Windows:
     sampler = CSCSampler(store.colptr, store.row, NUM_NEIGHBORS)
     seeds = torch.from_numpy(store.splits["train"])
-    return fit_windows(store, sampler, seeds, batch_size, available, training=training)
+    probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:batch_size]))
+    batch = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
+    files = {name: store.files[name].bytes for name in ("colptr", "row", "x")}
+    sizes = store.num_nodes, store.num_features * store.feature_dtype.itemsize, batch, -(-len(seeds) // batch_size)
+    return choose_windows(files, *sizes, available, training=training)
 
 
 def test_windows_are_planned_only_where_the_store_does_not_fit(stores: Callable[..., Store]) -> None:

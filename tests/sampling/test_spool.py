@@ -26,13 +26,13 @@ from torch_geometric.data import Data
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import clear_errors
 from ogbnlib.files import Stream, file_system
+from ogbnlib.forecast import budget
+from ogbnlib.forecast.budget import Spooling, Windows, spool_bytes
 from ogbnlib.graph.disk import DiskArray, Interrupted
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
-from ogbnlib.sampling import budget
-from ogbnlib.sampling.budget import Spooling, Windows, spool_bytes
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import make_loaders, set_epoch

@@ -23,12 +23,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.forecast.budget import BatchShape
 from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.planner import step_table
 from ogbnlib.forecast.step import activation_bytes, saved_bytes
 from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.sampling.budget import BatchShape
 from ogbnlib.sampling.policies import compile_kernels, make_loaders, set_epoch
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.models import GNN

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ogbnlib.errors import GB, MB
-from ogbnlib.sampling.budget import (
+from ogbnlib.forecast.budget import (
     QUEUE_BATCHES,
     QUEUE_BYTES,
     BatchShape,

@@ -1,0 +1,41 @@
+"""Batches of propagated features: rows of a mapped store, without a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
+
+from ..graph.store import Store
+from ..sampling.loader import NO_EDGES
+
+
+class HopLoader(DataLoader[int]):
+    """Batches of a split: `x` [B, (hops + 1) * F] in the store's dtype, hop by hop in a row, and `y` [B]."""
+
+    node_sampler = None  # which other loaders have
+
+    def __init__(self, store: Store, ids: Tensor, labels: Tensor, **arguments: Any) -> None:
+        self._store, self._ids, self._labels = store, ids, labels
+        super().__init__(range(len(ids)), collate_fn=self._batch, **arguments)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Any:
+        self._store.check_maps()
+        return super().__iter__()
+
+    def _batch(self, positions: list[int]) -> Data:
+        at = torch.tensor(positions)
+        ids = self._ids[at]
+        return Data(
+            x=torch.from_numpy(self._store.x[ids.numpy()]),
+            edge_index=NO_EDGES,
+            y=self._labels[at],
+            n_id=ids,
+            input_id=at,
+            batch_size=len(at),
+            num_sampled_nodes=[len(at)],
+            num_sampled_edges=[],
+        )

@@ -1,0 +1,198 @@
+"""The policy loading=store, whose graph and features stay on disk, mapped or read in windows; and its base class."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import clear_errors
+from ..files import warn_if_remote
+from ..forecast.budget import BatchShape, Windows, spool_bytes, spool_dir, usable_bytes, window_budget
+from ..forecast.draws import Batches
+from ..forecast.passes import Pass, choose_loaders
+from ..forecast.phases import Ledger
+from ..forecast.sizes import label_itemsize, store_bytes
+from ..graph.store import Store
+from ..launcher import launch
+from .policies import STREAM, Loaders
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NodeLoader
+
+    from .loader import StoreLoader
+
+
+class DiskLoaders(Loaders):
+    """Base of the policies whose store stays on disk, mapped: in RAM are the splits and the labels of their nodes."""
+
+    @classmethod
+    def _forecast_load(cls, run: Ledger) -> None:
+        per_seed = 8 + label_itemsize(run.size.num_classes)  # ids int64
+        run.held["splits and their labels"] = per_seed * sum(run.size.num_seeds.values())
+
+    def _load(self, store: Store) -> Data:
+        import torch
+        from torch_geometric.data import Data
+
+        self.store = store
+        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
+        store.advise_random()
+        tensors = [*self.splits.values(), *self._labels.values()]
+        self.log.part("splits and their labels", sum(tensor.nbytes for tensor in tensors))
+        return Data()
+
+    def labels(self, split: str) -> Tensor:
+        return self._labels[split]
+
+
+class StoreLoaders(DiskLoaders):
+    """The graph and features stay on disk; a loader has its seeds, their labels and the batches on their way."""
+
+    @classmethod
+    def phases(cls, run: Ledger) -> None:
+        cls._forecast(run)
+        if run.config.lookahead == "auto":
+            smallest = Ledger(run.config, run.size, run.held["runtime"], 0)  # windows of one batch, one at a time
+            cls._forecast(smallest)
+            run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)
+
+    @classmethod
+    def _forecast(cls, run: Ledger) -> None:
+        config, folder = run.config, spool_dir(run.config.spool_dir)
+        room = spool_bytes(config.spool, folder) if folder.is_dir() else 0
+        cls._forecast_load(run)
+        run.phase("load", {})
+        left = None
+        if run.limit_bytes is not None:
+            left = max(0, usable_bytes(run.limit_bytes) - sum(run.held.values()))
+        run.hold_model()
+        train, evaluations = run.one_pass("train", training=True), dict(run.evaluations())
+        passes = {split: run.one_pass(split) for split in {*evaluations["eval"], *evaluations["final"]}}
+        budget = window_budget(config.lookahead, left)
+        windows, kept = choose_loaders(train, passes, budget, room)
+        run.windows, cache_bytes = windows, sum(store_bytes(config, run.size).values())
+
+        def add(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
+            in_windows = windows.window_batches is not None  # prepared by a thread, whatever `num_workers` is
+            threaded = in_windows or not config.num_workers
+            passing = one.prefetched() if threaded else one.step() | one.workers(idle_loaders)
+            unsure_bytes = one.unsure_bytes(passing)
+            if in_windows:
+                count = 2 if windows.overlapped and windows.num_windows * num_passes > 1 else 1
+                passing |= {"windows": count * one.window_bytes(windows)}
+                if windows.spooling is None:
+                    passing["window being prepared"] = one.preparing_bytes(windows)
+                elif windows not in kept.values():
+                    passing["pass for the spool"] = windows.spooling.working_bytes
+            run.phase(name, passing, 0 if in_windows else cache_bytes, unsure_bytes)
+
+        if config.epochs:
+            add("train", train, windows, config.epochs, 0)
+        ahead: dict[str, int] = {}  # of the next epoch, while others are evaluated
+        if windows.prepared_ahead:
+            ahead["next window to train on"] = train.window_bytes(windows)
+            if windows.spooling is not None and windows.spooling.picked_batches < train.num_batches * config.epochs:
+                ahead["next pass for the spool"] = windows.spooling.working_bytes
+        run.held |= ahead
+        beside = window_budget(config.lookahead, left, windows)
+        for split in evaluations["eval"]:
+            add(f"eval {split}", passes[split], kept.get(split) or passes[split].windows(beside, room), 1, 1)
+        for name in ahead:
+            del run.held[name]
+        for split in evaluations["final"]:
+            add(f"final {split}", passes[split], kept.get(split) or passes[split].windows(budget, room), 1, 0)
+
+    def _load(self, store: Store) -> Data:
+        from .loader import available_bytes, local_ranks
+
+        warn_if_remote(
+            store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        )
+        self._available, self._ranks = available_bytes(), local_ranks()
+        self._spool_dir, self._room = self._spool()
+        return super()._load(store)
+
+    def _spool(self) -> tuple[Path, int]:
+        """The folder for windows, and how many bytes this process may keep there."""
+        folder = spool_dir(self.config.spool_dir)
+        with clear_errors(folder):
+            room = spool_bytes(self.config.spool, folder, self._ranks)
+        self.log.mark("note", spool_dir=str(folder), spool_room_bytes=room)
+        return folder, room
+
+    def _reserve(self, batch: BatchShape) -> tuple[int, int] | None:
+        """Bytes to keep free beside windows and beside the page cache; None for those of a training step."""
+        return None
+
+    def _pass(self, split: str, training: bool, budget: int | None) -> Pass:
+        """The pass of a loader, with the shape of one real batch, where windows are to be chosen."""
+        from torch_geometric.sampler import NodeSamplerInput
+
+        config, store, shape = self.config, self.store, BatchShape((0,), (0,))
+        arguments = self._arguments(split, shuffle=training)
+        num_batches = -(-len(arguments["sampler"]) // arguments["batch_size"])
+        if budget is not None and num_batches:
+            seeds = self.splits[split][: min(arguments["batch_size"], len(arguments["sampler"]))]
+            sampler = self._sampler(split, store.colptr, store.row, training)
+            probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds))
+            shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
+        batches = Batches.of(shape)
+        return Pass(config, store.size, split, batches, training, num_batches, self._ranks, self._reserve(shape))
+
+    def _build(self, split: str, shuffle: bool) -> StoreLoader:
+        config, train = self.config, self._resident.get("train")
+        with self.log.phase(f"build {split} loader"):
+            beside = None if train is None or shuffle else train.windows
+            budget = window_budget(config.lookahead, self._available, beside, self._ranks)
+            one, kept = self._pass(split, shuffle, budget), dict[str, Windows]()
+            if shuffle:
+                others = [name for name in STREAM if self._room and config.num_evaluations(name)]
+                evaluations = {name: self._pass(name, False, budget) for name in others}
+                evaluations = {name: other for name, other in evaluations.items() if other.num_batches}
+                windows, kept = choose_loaders(one, evaluations, budget, self._room)
+            else:
+                windows = one.windows(budget, self._room)
+            loader = self._loader(split, shuffle, windows)
+            companions = {name: self._loader(name, False, windows) for name, windows in kept.items()}
+            loader.companions = [*companions.values()]
+            self._resident |= {_kept(name): other for name, other in companions.items()}
+            for name, chosen in [(split, windows), *kept.items()]:
+                self.log.mark("note", loader=name, windows=str(chosen), window_batches=chosen.window_batches)
+        if shuffle:
+            from .loader import fill_page_cache
+
+            loader.last_epoch = config.epochs
+            here = launch()
+            first = here is None or here.local_rank == 0  # one rank fills it for all of its node
+            if windows.window_batches is None and config.lookahead != "off" and first:
+                with self.log.phase("load into page cache"):
+                    fill_page_cache(self.store)
+        return loader
+
+    def _loader(self, split: str, shuffle: bool, windows: Windows) -> StoreLoader:
+        from .loader import StoreLoader
+
+        store, arguments = self.store, self._arguments(split, shuffle)
+        sampler = self._sampler(split, store.colptr, store.row, training=shuffle)
+        loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
+        loader.spool_dir, loader.waiting = self._spool_dir, self.waiting
+        loader.on_window, loader.on_pass = (
+            functools.partial(self.log.mark, event, loader=split) for event in ("window", "pass")
+        )
+        return loader
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        """As `Loaders.eval_loader`; a loader whose windows are on disk stays, with them."""
+        if (kept := self._resident.get(_kept(split))) is not None:
+            return kept
+        loader = self._build(split, shuffle=False)  # for `train` too, whose loader may have its next window
+        if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
+            self._resident[_kept(split)] = loader
+        return loader
+
+
+def _kept(split: str) -> str:
+    return f"evaluation of {split}"
