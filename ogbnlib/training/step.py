@@ -52,7 +52,7 @@ class Learner:
         fused = all(value.is_floating_point() for value in values)
         self.optimizer = torch.optim.Adam(values, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
-        self.parts = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
+        self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         self._layers = self._names(), {*values}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._batches = 0  # of the running epoch or evaluation, for release_every and empty_cache_every

@@ -43,7 +43,7 @@ from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
 from ..sampling.policies import Loaders, compile_kernels, make_loaders
 from ..sources.catalog import open_for
-from .checkpoint import Keeper, Row, fingerprint
+from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
 from .distributed import Ranks, join
 from .models import GNN, parameter_bytes
@@ -261,13 +261,13 @@ def train_prepared(
             learner = _learner(config, loaders, run_dir, log, ranks, say, model, store)
             ranks.expect_beats(store.nbytes)
             num_seeds = len(loaders.splits["train"])
-            keeper = Keeper(run_dir, config, fingerprint(store, config), num_seeds, learner, log)
-            trainer = Trainer(config, loaders, learner, keeper, log, progress, stop)
+            checkpointer = Checkpointer(run_dir, config, fingerprint(store, config), num_seeds, learner, log)
+            trainer = Trainer(config, loaders, learner, checkpointer, log, progress, stop)
             if resume:
                 with ranks.together():
                     trainer.restore()
                 if ranks.first:
-                    trainer.take_over()
+                    checkpointer.take_over(trainer.state)
             trainer.run()
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)

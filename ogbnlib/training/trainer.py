@@ -1,4 +1,4 @@
-"""The trainer: steps, evaluations, and the boundaries between batches at which a run is saved and stopped."""
+"""The trainer: steps, evaluations, and the batch boundaries at which a run is saved or stopped."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from ..memory.signals import Stopped, StopRequest
 from ..progress import Count, Live, details
 from ..runs.folder import PROGRESS
 from ..sampling.policies import Loaders, set_epoch
-from .checkpoint import Keeper, Row, State
+from .checkpoint import Checkpointer, Row, State
 from .step import Learner
 
 _KEPT_EVERY_S = 0.5
 
 
 class Progress:
-    """Where a run stands, for who waits here, and in the run's folder for whoever waits elsewhere.
+    """Progress of a run, shown here and written to progress.json for other processes.
 
     Args:
         how: As `config.progress`, or "relayed": the process that started this one shows it.
@@ -60,17 +60,17 @@ class Progress:
         return (self._log.open[-1:] or ["starting"])[0]
 
     def keep(self, count: Count, info: Callable[[], Mapping[str, float | None]] = dict) -> None:
-        """Take a count of what the phase that goes on has done, with what is `info` of it when it is to be seen."""
+        """Show the count of the current phase with the values of `info`, at most every 0.5 s."""
         if (now := time.monotonic()) - self._kept_s < _KEPT_EVERY_S and count is self._count:
             return
         self._count, self._kept_s, count.phase = count, now, self._phase()
         vars(count).update(info())
         if self._file >= 0:
-            with contextlib.suppress(OSError):  # a folder that can't be written is told of where it costs something
+            with contextlib.suppress(OSError):  # the next checkpoint reports a folder that can't be written
                 os.pwrite(self._file, f"{json.dumps(asdict(count)):<400}\n".encode(), 0)
 
     def reading(self, name: str, done: int, total: int) -> None:
-        """While a batch is waited for: how many bytes of which array are read of those that it takes."""
+        """Show the bytes read of the array that the next batch needs."""
         what = f"reading {name}"
         if self._read.what != what or self._read.total != total or self._read.done > done:
             self._read = Count(total, what=what)
@@ -80,12 +80,12 @@ class Progress:
     def over(
         self, batches: Iterable[Data], total: int, info: Callable[[], Mapping[str, float | None]] = dict
     ) -> Generator[Data, None, None]:
-        """The batches, none of them held here while the next is made: `enumerate` holds one."""
+        """Yield and count the batches without a reference to one while the next is prepared."""
         count = Count(total, "batches")
         self.keep(count)
         for batch in batches:
             if not count.done:
-                count.began_s = time.time()  # what was read before says nothing of what is left
+                count.began_s = time.time()  # the first batch waits for reading, which is no measure of the rest
             yield batch
             del batch
             count.add(1)
@@ -93,25 +93,25 @@ class Progress:
 
 
 def note(text: str, log: EventLog, progress: Progress) -> None:
-    """Say something of a run to who watches, and to who reads its events."""
+    """Print a note and record it in the run's events."""
     log.mark("note", text=text)
     progress.say(text)
 
 
 class Trainer:
-    """One run's epochs: what learns, what it learns from, and where it stands."""
+    """The epochs of one run."""
 
     def __init__(
         self,
         config: TrainConfig,
         loaders: Loaders,
         learner: Learner,
-        keeper: Keeper,
+        checkpointer: Checkpointer,
         log: EventLog,
         progress: Progress,
         stop: StopRequest,
     ):
-        self.config, self.loaders, self.learner, self.keeper = config, loaders, learner, keeper
+        self.config, self.loaders, self.learner, self.checkpointer = config, loaders, learner, checkpointer
         self.log, self.progress, self.stop, self.ranks = log, progress, stop, learner.ranks
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
@@ -121,45 +121,40 @@ class Trainer:
     # Checkpoint and resume ------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write checkpoint.pt; all ranks come here."""
+        """Write checkpoint.pt; all ranks call this."""
         self._saved_s = time.monotonic()
-        self.keeper.save(self.state)
+        self.checkpointer.save(self.state)
 
     def restore(self) -> None:
-        """Go back to the last checkpoint, see `Keeper.restore`."""
-        self.state, notes = self.keeper.restore()
+        """Go back to the last checkpoint, see `Checkpointer.restore`."""
+        self.state, notes = self.checkpointer.restore()
         for text in notes:
             note(text, self.log, self.progress)
 
-    def take_over(self) -> None:
-        self.keeper.take_over(self.state)
-
     def _boundary(self, training: bool = False) -> None:
-        """Between two steps or two batches of an evaluation: the one place where a run stops on a signal."""
+        """Save or stop between two steps or two batches of an evaluation; a run stops on a signal only here."""
         due = training and 0 < self.config.checkpoint_every_s <= time.monotonic() - self._saved_s
-        # A GPU would be waited for at every step, so there it is looked at whenever there is something to save.
+        # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks it.
         spoiled = training and self.learner.device.type == "cpu" and not self.learner.loss_is_finite()
         number, due_anywhere, diverged = self.ranks.highest(self.stop.number, int(due), int(spoiled))
         if diverged:
-            raise self.keeper.diverged(self.state)
+            raise self.checkpointer.diverged(self.state)
         if number:
             name, state = signal.Signals(number).name, self.state
             self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.save()
             self.ranks.note_memory(self.log)
             where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
-            how = (
-                "go on with resume=True (--resume)"
-                if self.keeper.run_dir
-                else "without a run_dir nothing of it is kept"
+            hint = (
+                "go on with resume=True (--resume)" if self.checkpointer.run_dir else "nothing is kept without run_dir"
             )
-            raise Stopped(f"stopped by {name} {where}; {how}")
+            raise Stopped(f"stopped by {name} {where}; {hint}")
         if due_anywhere:
             self.save()
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """Inside, a stop ends the waiting for a batch too."""
+        """Let a stop signal end the wait for a batch inside."""
         try:
             yield
         except Interrupted:
@@ -169,7 +164,7 @@ class Trainer:
     # One epoch ------------------------------------------------------------------------------------------------------
 
     def train_epoch(self) -> None:
-        """The rest of the running epoch's pass over the train split."""
+        """Train on the remaining seeds of the current epoch."""
         config, state = self.config, self.state
         epoch, num_seeds = state.epoch + 1, self.num_seeds["train"]
         loader = self.loaders.train_loader()
@@ -192,12 +187,12 @@ class Trainer:
             assert next(batches, None) is None, "the loader has more batches than its share"
 
     def _left(self) -> dict[str, float | None]:
-        """The loss of the running epoch so far, and how long the run goes on; None before a step tells."""
+        """The epoch's loss so far and the remaining time of the run; None before the first steps."""
         state, rows = self.state, self.state.history
         left: dict[str, float | None] = {"loss": None, "run_left_s": None}
         if state.position:
             left["loss"] = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
-        # The time until the end of the first step here was spent on waiting, for a window say.
+        # Time until the end of the first step includes the wait for a window or for workers.
         if self._first is not None and state.position > self._first[1]:
             begun_s, begun = self._first
             epochs_left = self.config.epochs - state.epoch - state.position / self.num_seeds["train"]
@@ -208,7 +203,7 @@ class Trainer:
 
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
-        score = evaluator()  # before the phase, as its imports are none of the data's memory
+        score = evaluator()  # before the phase, whose memory should not include these imports
         self.learner.begin_evaluation()
         num_seeds, ranks = self.num_seeds[split], self.ranks
         size = self.config.eval_batch_size or self.config.batch_size
@@ -225,23 +220,23 @@ class Trainer:
                     del batch
                     self.learner.after_batch()
             assert next(batches, None) is None, "the loader has more batches than its share"
-        ranks.sum(predicted)  # each place was filled by one rank
+        ranks.sum(predicted)  # one rank has filled each place, the others have zeros there
         if undefined := int((predicted < 0).sum()):
             what = f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
-            raise self.keeper.diverged(self.state, what)
+            raise self.checkpointer.diverged(self.state, what)
         accuracy = torch.zeros((), dtype=torch.float64)
         if ranks.first:
             accuracy.fill_(score(self.loaders.labels(split), predicted))
         return float(ranks.sum(accuracy))
 
     def run(self) -> None:
-        """All epochs that are left, each with its evaluation, its line, its row and its checkpoint."""
+        """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its checkpoint."""
         config, num_seeds = self.config, self.num_seeds["train"]
         while not self._is_over():
             epoch = self.state.epoch + 1
             if self.state.position < num_seeds:  # else it was interrupted in its evaluation
                 self.train_epoch()
-                self.keeper.check_finite(self.state)
+                self.checkpointer.check_finite(self.state)
             loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
             if epoch == config.epochs:
                 # The final evaluation needs no train loader: its CSC and workers make room for the eval loaders.
@@ -254,24 +249,24 @@ class Trainer:
             self.state = State(epoch=epoch, history=[*self.state.history, row], batches_per_step=steps)
             self.learner.loss_sum.zero_()
             self._saved_s = time.monotonic()
-            self.keeper.save_epoch(self.state)
+            self.checkpointer.save_epoch(self.state)
             self.progress.say(epoch_line(row))
         if self.state.epoch < config.epochs:
             none = f"no better valid accuracy in {config.early_stopping} evaluations"
             note(f"{none}: epoch {self.state.epoch} was the last", self.log, self.progress)
-        # fp16 leaves out each step whose gradient is not finite; Adam has a state after the first that is not left out.
+        # fp16 skips every step whose gradient is not finite; Adam has a state after the first step not skipped.
         if self.state.epoch and self.learner.scaler.is_enabled() and not self.learner.optimizer.state:
-            raise self.keeper.diverged(self.state, "no step was ever taken, as no gradient was finite,")
+            raise self.checkpointer.diverged(self.state, "no step was ever taken, as no gradient was finite,")
         self.ranks.note_memory(self.log)
 
     def _is_over(self, *more: float | None) -> bool:
         return self.config.is_over([*(row["valid"] for row in self.state.history), *more])
 
     def _scores(self, epoch: int) -> Row:
-        """The accuracies that are wanted after `epoch`."""
+        """Evaluate the splits due after `epoch`."""
         splits = self.config.splits_to_evaluate(epoch)
         if splits:
-            self.save()  # a kill in an evaluation must not cost the epoch
+            self.save()  # a kill during the evaluation must not lose the epoch
         scores: Row = {split: self.evaluate(split) for split in splits}
         if epoch < self.config.epochs and self._is_over(scores.get("valid")):  # it is the last one after all
             final = self.config.replace(epochs=epoch).splits_to_evaluate(epoch)
@@ -282,11 +277,7 @@ class Trainer:
 
 
 def evaluator() -> Callable[[Tensor, Tensor], float]:
-    """The accuracy of (labels, predicted) by OGB's own evaluator.
-
-    All data sets that can be trained on have one label per node and the rule of ogbn-papers100M: the share of right
-    answers. The data set's name decides nothing, as it may be a path that begins like an official name.
-    """
+    """Return OGB's own accuracy of (labels, predicted); every supported data set has the rule of ogbn-papers100M."""
     from ogb.nodeproppred import Evaluator
 
     rule = Evaluator("ogbn-papers100M")
@@ -299,7 +290,7 @@ def evaluator() -> Callable[[Tensor, Tensor], float]:
 
 
 def epoch_line(row: Row) -> str:
-    """`Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s + 80s eval`, without what was not done."""
+    """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s + 80s eval`."""
     parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]
     for name, split in (("Train", "train"), ("Val", "valid"), ("Test", "test")):
         if row[split] is not None:

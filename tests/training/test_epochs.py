@@ -191,18 +191,18 @@ def test_the_best_model_is_kept_beside_the_last(tiny_config: Config, tmp_path: P
 def test_a_kill_between_the_best_model_and_the_checkpoint_loses_neither(
     tiny_config: Config, tmp_path: Path, valid: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ogbnlib.training.checkpoint import Keeper
+    from ogbnlib.training.checkpoint import Checkpointer
 
     valid[:] = [0.5, 0.7, 0.7, 0.6]
-    config, save = tiny_config(epochs=3, keep="best"), Keeper.save
+    config, save = tiny_config(epochs=3, keep="best"), Checkpointer.save
 
-    def dies(self: Keeper, state: Any) -> None:
+    def dies(self: Checkpointer, state: Any) -> None:
         if state.epoch == 2 and state.history:
             raise RuntimeError("as a kill would")
         save(self, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Keeper, "save", dies)
+        patch.setattr(Checkpointer, "save", dies)
         with pytest.raises(RuntimeError):
             train(config, tmp_path / "run")
     first = loaded(tmp_path / "run" / "best.pt")
