@@ -1,7 +1,7 @@
 """Train graph neural networks on ogbn-papers100M within the memory you have.
 
-The public names are imported on first use, so that `import ogbnlib`, the planner and the command line's help
-do not pay for importing torch.
+Public names are imported on first use, so that `import ogbnlib`, the planner and the command line's help do not import
+torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .marks import mark as mark  # not on first use: each use is to cost nothing where nobody watches
+from .marks import mark as mark  # imported at once: a call must cost nothing in a script that nobody watches
 from .marks import phase as phase
 
 __version__ = "0.1.0"
@@ -23,32 +23,47 @@ _NAMES = {
     "sources.ogb": "write_raw",
     "sources.tables": "open_tables",
     "sources.synth": "synthesize synthesize_store",
-    "sources.catalog": "open_dataset prepare_dataset size_of",
+    "sources.catalog": "open_dataset prepare_dataset",
     "sampling.sampler": "CSCSampler",
     "propagation.hops": "propagate",
-    "forecast.phases": "predict",
-    "forecast.planner": "ladder plan recommend step_table",
+    "forecast.planner": "ladder plan",
+    "runs": "list_runs",
     "runs.folder": "Run diagnose",
-    "runs.sandbox": "measure_runtime_bytes run scaled_limit watch",
+    "runs.sandbox": "run scaled_limit watch",
     "training.train": "train",
-    "inference": "predict_nodes",
-    "notebook.plots": "epoch_times plot_accuracy plot_cuda plot_forecast plot_knobs plot_peaks plot_runs plot_timeline",
-    "notebook.engine": "begin_notebook",
+    "inference": "predict",
     "notebook.magics": "load_ipython_extension",
-    "notebook.tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs"
-    " phase_seconds released",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-_MODULES = {"beliefs": "notebook.beliefs", "claims": "notebook.claims", "runs": "runs"}
-__all__ = sorted([*_HOME, *_MODULES, "mark", "phase", "__version__"])
+_MODULE = {name: module for module, names in _NAMES.items() for name in names.split()}
+# Names of earlier versions. Those with a place still work.
+_MOVED = {
+    "begin_notebook": "notebook.engine",
+    **dict.fromkeys(("epoch_times", "plot_accuracy", "plot_cuda", "plot_forecast", "plot_knobs"), "notebook.plots"),
+    **dict.fromkeys(("plot_peaks", "plot_runs", "plot_timeline"), "notebook.plots"),
+    **dict.fromkeys(("best_epochs", "compare_cuda", "compare_runs", "compare_steps"), "notebook.tables"),
+    **dict.fromkeys(("forecast_table", "loader_costs", "phase_seconds", "released"), "notebook.tables"),
+    **{"measure_runtime_bytes": "runs.sandbox", "size_of": "sources.catalog", "step_table": "forecast.planner"},
+}
+_RENAMED = {
+    "predict_nodes": "ogbnlib.predict",
+    "recommend": "ogbnlib.ladder or ogbnlib.plan",
+    "runs": "ogbnlib.list_runs",
+}
+__all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
-    if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("beliefs", "claims"):
+        return importlib.import_module(f"{__name__}.notebook.{name}")
+    if name in ("list_runs", "runs"):
+        module = importlib.import_module(f"{__name__}.runs")
+        return getattr(module, "list_runs", module)
+    if place := _MODULE.get(name) or _MOVED.get(name):
+        return getattr(importlib.import_module(f"{__name__}.{place}"), name)
+    if name == "predict_nodes":
+        return __getattr__("predict")
+    hint = f"; it is {_RENAMED[name]} now" if name in _RENAMED else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -185,7 +185,7 @@ def _of_hops(store: Store, ids: Array | None, graph: Store, batch_size: int) -> 
 @clear_errors()
 @no_exit()
 @kept_random_state()
-def predict_nodes(
+def predict(
     run_dir: StrPath,
     out: StrPath,
     *,

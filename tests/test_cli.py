@@ -90,7 +90,7 @@ MISTAKES = [
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "epochs"], "--set: expected KEY=VALUE"),
     (
         ["train", "--run-dir", "run", "--set", "dataset=none", "--set", "lr=1", "--set", "lr=2"],
-        "--set: lr is given twice",
+        "--set: expected KEY=VALUE",
     ),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "num_neighbors=3;2"], "num_neighbors: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "undirected=maybe"], "undirected: "),

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from conftest import left_in
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from ogbnlib import InputError, Store, TrainConfig, inference, open_store, predict_nodes
+from ogbnlib import InputError, Store, TrainConfig, inference, open_store, predict
 from ogbnlib.propagation import layers, sweep
 from ogbnlib.training.checkpoint import read_model
 from ogbnlib.training.train import train
@@ -59,12 +59,12 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
     monkeypatch.setattr(inference, "left_bytes", lambda limit: 2**30)
     monkeypatch.setattr(inference, "fixed_bytes", lambda *_: 2**30 - inference._STEP_BYTES - columns * 4 * 300)
     expected = in_ram(trained, tiny_store)
-    predict_nodes(trained, tmp_path / "scores.npy", nodes="all", scores=True, **QUIET)
+    predict(trained, tmp_path / "scores.npy", nodes="all", scores=True, **QUIET)
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, rtol=1e-4, atol=1e-5)
     some = np.random.default_rng(0).permutation(300)[:40]
     np.save(tmp_path / "some.npy", some)
     for nodes, ids in (("all", np.arange(300)), (str(tmp_path / "some.npy"), some), ("labelled", None)):
-        path = predict_nodes(trained, tmp_path / f"{Path(nodes).stem}-out.npy", nodes=nodes, **QUIET)
+        path = predict(trained, tmp_path / f"{Path(nodes).stem}-out.npy", nodes=nodes, **QUIET)
         if ids is None:
             ids = np.load(tmp_path / "labelled-out-nodes.npy")
             assert np.array_equal(ids, np.unique(np.concatenate([*open_store(tiny_store).splits.values()])))
@@ -81,7 +81,7 @@ def test_sampled_predictions_with_all_neighbors_are_the_exact_ones(
 ) -> None:
     train(tiny_config(eval_num_neighbors=-1), tmp_path / "run")
     exact, sampled = (
-        np.load(predict_nodes(tmp_path / "run", tmp_path / f"{way}.npy", scores=True, sampled=way, **QUIET))
+        np.load(predict(tmp_path / "run", tmp_path / f"{way}.npy", scores=True, sampled=way, **QUIET))
         for way in (False, True)
     )
     np.testing.assert_allclose(exact, sampled, rtol=1e-4, atol=1e-5)
@@ -98,13 +98,13 @@ def test_sampled_predictions_have_the_accuracies_of_the_evaluations(
     config = tiny_config(**{"num_neighbors": [3, 1], "seed": 5, "train_eval": "every_epoch", "epochs": 3, **changes})
     history = train(config, tmp_path / "run").history
     kept = max(history, key=lambda row: row["valid"] or 0.0) if config.keep == "best" else history[-1]
-    labelled = predict_nodes(tmp_path / "run", tmp_path / "some.npy", sampled=True, **QUIET)
-    everything = predict_nodes(tmp_path / "run", tmp_path / "all.npy", nodes="all", sampled=True, **QUIET)
+    labelled = predict(tmp_path / "run", tmp_path / "some.npy", sampled=True, **QUIET)
+    everything = predict(tmp_path / "run", tmp_path / "all.npy", nodes="all", sampled=True, **QUIET)
     ids, store = np.load(tmp_path / "some-nodes.npy"), open_store(tiny_store)
     assert np.array_equal(np.load(labelled), np.load(everything)[ids])
     for split, nodes in store.splits.items():
         some = np.random.default_rng(0).permutation(nodes)[:30]
-        few = predict_nodes(tmp_path / "run", tmp_path / f"{split}.npy", nodes=some, sampled=True, **QUIET)
+        few = predict(tmp_path / "run", tmp_path / f"{split}.npy", nodes=some, sampled=True, **QUIET)
         assert np.array_equal(np.load(few), np.load(everything)[some])
         assert float((np.load(everything)[nodes] == store.y[nodes]).mean()) == kept[split]
 
@@ -114,12 +114,12 @@ def test_a_model_of_propagated_features_predicts_from_them(
 ) -> None:
     config = tiny_config(loading="propagated", model="sign", data_dir=str(tmp_path), dataset=str(tiny_store))
     result = train(config, tmp_path / "run")
-    found = np.load(predict_nodes(tmp_path / "run", tmp_path / "out.npy", **QUIET))
+    found = np.load(predict(tmp_path / "run", tmp_path / "out.npy", **QUIET))
     ids, store = np.load(tmp_path / "out-nodes.npy"), open_store(tiny_store)
     test = np.searchsorted(ids, store.splits["test"])
     assert float((found[test] == store.y[store.splits["test"]]).mean()) == result.history[-1]["test"]
     with pytest.raises(InputError, match="has no features of 90 of these nodes; propagate for all nodes"):
-        predict_nodes(tmp_path / "run", tmp_path / "all.npy", nodes="all", **QUIET)
+        predict(tmp_path / "run", tmp_path / "all.npy", nodes="all", **QUIET)
     assert not (tmp_path / "all.npy").exists()
 
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
     def refused(said: str, run_dir: Path = trained, out: str = "out.npy", **how: Any) -> None:
         before = left_in(tmp_path)
         with pytest.raises(InputError, match=said):
-            predict_nodes(run_dir, tmp_path / out, **how, **QUIET)
+            predict(run_dir, tmp_path / out, **how, **QUIET)
         assert left_in(tmp_path) == before
 
     refused("expected the folder of a run", run_dir=tmp_path)
@@ -160,7 +160,7 @@ def test_another_data_set_at_the_path_is_refused(
     Store.from_data(data, tmp_path / "s", splits=splits, num_classes=4, progress=False)
     for sampled in (False, True):
         with pytest.raises(InputError, match=rf"expected the data set that .*\.pt was trained on .* other {words}"):
-            predict_nodes(tmp_path / "run", tmp_path / "out.npy", sampled=sampled, **QUIET)
+            predict(tmp_path / "run", tmp_path / "out.npy", sampled=sampled, **QUIET)
     assert not (tmp_path / "out.npy").exists()
 
 
@@ -169,13 +169,13 @@ def test_torchs_random_numbers_go_on_as_if_nothing_had_been_trained_or_predicted
 ) -> None:
     before = torch.get_rng_state()
     train(tiny_config(model="gat", epochs=1, dropout=0.5), tmp_path / "run")
-    predict_nodes(tmp_path / "run", tmp_path / "out.npy", sampled=True, **QUIET)
+    predict(tmp_path / "run", tmp_path / "out.npy", sampled=True, **QUIET)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_sampled_predictions_say_how_far_they_are(trained: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    predict_nodes(trained, tmp_path / "out.npy", sampled=True, say=len, progress=lambda count: told.append(str(count)))
+    predict(trained, tmp_path / "out.npy", sampled=True, say=len, progress=lambda count: told.append(str(count)))
     batches = sum(-(-seeds // 16) for seeds in (120, 40, 50))  # of each split, as in its evaluations
     assert [line.partition(",")[0] for line in told] == [f"{i + 1}/{batches}" for i in range(batches)]
 

@@ -25,7 +25,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.forecast.planner import plan
 from ogbnlib.graph.store import GraphSize, open_store
-from ogbnlib.inference import predict_nodes
+from ogbnlib.inference import predict
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run, is_locked
 from ogbnlib.runs.sandbox import run
@@ -275,7 +275,7 @@ def test_models_that_need_all_nodes_or_the_degrees_are_trained_and_predict(
     elif "degrees" in model:
         assert torch.equal(result.model.state_dict()["deg"], expected)
     nodes = store.splits["test"]
-    path = predict_nodes("run", "out.npy", nodes=nodes, sampled=True, progress=False, say=len)
+    path = predict("run", "out.npy", nodes=nodes, sampled=True, progress=False, say=len)
     assert float((np.load(path) == store.y[nodes]).mean()) == result.history[-1]["test"]
 
 
@@ -328,7 +328,7 @@ def test_two_ranks_evaluate_the_batch_norm_that_they_save(own: Config, here: Pat
     ended = run(config, run_dir="run", num_ranks=2, echo=False)
     assert ended.exit_code == 0, ended.diagnosis
     store, last = open_store(tiny_store), ended.metrics.iloc[-1]
-    found = np.load(predict_nodes("run", "out.npy", nodes="all", sampled=True, progress=False, say=len))
+    found = np.load(predict("run", "out.npy", nodes="all", sampled=True, progress=False, say=len))
     for split, nodes in store.splits.items():
         assert float((found[nodes] == store.y[nodes]).mean()) == last[split]
     # The first rank has three of the five batches, the last without another one beside it.
@@ -506,7 +506,7 @@ def test_weights_that_do_not_fit_the_model_are_one_sentence(own: Config, here: P
     with pytest.raises(InputError, match=refused):
         train(own(dropout=0.0, epochs=2), "run", resume=True)
     with pytest.raises(InputError, match=refused):
-        predict_nodes("run", "out.npy", sampled=True, progress=False, say=lambda text: None)
+        predict("run", "out.npy", sampled=True, progress=False, say=lambda text: None)
     assert Run("run").exit_code == 0
 
 
