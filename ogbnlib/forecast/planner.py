@@ -1,4 +1,4 @@
-"""Will it fit, and what would: `plan` a configuration, `recommend` one for a limit, the `ladder` of all limits.
+"""The planner: `plan` gives a configuration's memory and verdict, `ladder` the best configuration for each limit.
 
 No features are loaded; `phases.predict` does the arithmetic. A verdict allows for its error, `Forecast.margin_bytes`:
 FITS and WILL NOT FIT are claimed outside that margin, TIGHT inside it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ _UNCERTAIN = {
     "extrapolated": "a whole batch is too large to be drawn here; its size is extrapolated from a part of it",
 }
 FITS, TIGHT, WILL_NOT_FIT = "FITS", "TIGHT", "WILL NOT FIT"
-# What the ladder tries, the most capable first: each takes less memory than the one before it.
+# The ladder, the most capable rung first: each takes less memory than the one before it.
 _LARGE = {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 256}
 _MEDIUM = {"num_neighbors": (15, 10), "batch_size": 1024, "hidden_channels": 64}
 _SMALL = {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16}
@@ -41,23 +41,23 @@ RUNGS: tuple[dict[str, Any], ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
-_LADDER = ("loading", "features", "batch_size", "num_neighbors", "hidden", "peak GB", "page cache GB", "epoch min")
+_COLUMNS = ("loading", "features", "batch_size", "num_neighbors", "hidden", "peak GB", "page cache GB", "epoch min")
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
 
 
 def verdict(forecast: Forecast, limit_bytes: int) -> str:
     """FITS, TIGHT or WILL NOT FIT under a limit."""
-    need = forecast.least_bytes
-    if need + forecast.margin_bytes <= limit_bytes:
+    need, margin = forecast.least_bytes, forecast.margin_bytes
+    if need + margin <= limit_bytes:
         return FITS
-    return TIGHT if need - forecast.margin_bytes <= limit_bytes else WILL_NOT_FIT
+    return TIGHT if need - margin <= limit_bytes else WILL_NOT_FIT
 
 
 def sbatch_mem(forecast: Forecast, limit_bytes: int | None = None) -> str:
     """The `#SBATCH --mem` to ask for: the predicted peak and its margin, in whole GB.
 
-    A store's windows take what they are given, so there it is no more than a limit that fits. Page cache is on top of
-    what must be had: a job that asks for it as well reads the store from memory.
+    A store's windows adapt to the limit, so it is no more than a limit that fits. Page cache comes on top: a job that
+    asks for it as well reads the store from memory.
     """
     need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
     if forecast.windows is not None and limit_bytes is not None and verdict(forecast, limit_bytes) == FITS:
@@ -66,35 +66,35 @@ def sbatch_mem(forecast: Forecast, limit_bytes: int | None = None) -> str:
 
 
 def _convert_hint(forecast: Forecast) -> str:
-    """What makes the store that a forecast with loading=store is about, where there is none yet."""
+    """The command that makes the store of a forecast about one, where there is none yet."""
     config, size = forecast.config, forecast.size
     if not config.on_disk or size.stored == "store":
         return ""
-    both = " --undirected" if config.undirected or size.undirected else ""
+    undirected = " --undirected" if config.undirected or size.undirected else ""
     half = " --feature-dtype float16" if config.feature_dtype == "float16" else ""
-    return f" (after `python -m ogbnlib convert{both}{half}`)"
+    return f" (after `python -m ogbnlib convert{undirected}{half}`)"
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A changed configuration that fits: what was changed, and its own forecast."""
+    """A changed configuration that fits, with its own forecast."""
 
     changes: Mapping[str, Any]
     forecast: Forecast
 
     def __str__(self) -> str:
-        sets = " ".join(f"{name}={_word(value)}" for name, value in self.changes.items())
-        return f"{sets}: peak {format_bytes(self.forecast.peak_bytes)}{_convert_hint(self.forecast)}"
+        changes = " ".join(f"{name}={_text(value)}" for name, value in self.changes.items())
+        return f"{changes}: peak {format_bytes(self.forecast.peak_bytes)}{_convert_hint(self.forecast)}"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What `plan` returns; `print` it for the table, `to_dict` for the numbers."""
+    """The result of `plan`: `print` it for the table, `to_dict` for the numbers."""
 
     forecast: Forecast
     limit_bytes: int | None
     alternatives: tuple[Alternative, ...] = ()
-    model_problem: str = ""  # why a model of the user's own was not measured
+    model_problem: str = ""  # why the user's own model was not measured
 
     @property
     def verdict(self) -> str | None:
@@ -106,37 +106,36 @@ class Advice:
         import pandas as pd
 
         phases = self.forecast.phases
-        names = list(dict.fromkeys(name for phase in phases for name in phase.parts))
+        names = dict.fromkeys(name for phase in phases for name in phase.parts)
         rows = {name: [phase.parts.get(name, 0) / GB for phase in phases] for name in names}
-        rows["held at once"] = [phase.held_bytes / GB for phase in phases]
+        rows["memory in use"] = [phase.held_bytes / GB for phase in phases]
         rows["page cache wanted"] = [phase.cache_bytes / GB for phase in phases]
         return pd.DataFrame.from_dict(rows, orient="index", columns=[phase.name for phase in phases]).round(3)
 
     def __str__(self) -> str:
-        forecast, config, limit = self.forecast, self.forecast.config, self.limit_bytes
-        size, fan_out = forecast.size, f"[{_word(config.num_neighbors)}]"
-        fan_out = f"{config.hops} hops ({config.norm})" if config.propagated else fan_out
+        forecast, config, limit, size = self.forecast, self.forecast.config, self.limit_bytes, self.forecast.size
+        sampled = f"[{_text(config.num_neighbors)}]"
+        batches = f"{config.hops} hops ({config.norm})" if config.propagated else sampled
         lines = [
             f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges; loading={config.loading}"
-            f"{_convert_hint(forecast)}, {fan_out} x {config.batch_size}, {config.num_workers} workers",
+            f"{_convert_hint(forecast)}, {batches} x {config.batch_size}, {config.num_workers} workers",
             "",
-            f"{'phase':<30} {'held at once':>12}  largest parts",
+            f"{'phase':<30} {'memory in use':>13}  largest parts",
         ]
         for phase in forecast.phases:
             largest = sorted(phase.parts.items(), key=lambda item: -item[1])[:3]
+            parts = ", ".join(f"{name} {format_bytes(part)}" for name, part in largest)
             mark = " <- peak" if phase is forecast.peak else ""
-            parts = ", ".join(f"{name} {format_bytes(held)}" for name, held in largest)
-            lines.append(f"{phase.name:<30} {format_bytes(phase.held_bytes):>12}  {parts}{mark}")
+            lines.append(f"{phase.name:<30} {format_bytes(phase.held_bytes):>13}  {parts}{mark}")
         peak = f"peak {format_bytes(forecast.peak_bytes)} in '{forecast.peak.name}'"
         lines += ["", f"{peak}; {sbatch_mem(forecast, limit)}"]
-        if cached := forecast.cache_bytes:
-            lines.append(f"page cache: {format_bytes(cached)} would be used, and is given back under pressure")
-        if forecast.windows is not None and forecast.windows.window_batches is not None:
-            moved, took = format_bytes(forecast.windows.moved_bytes), forecast.epoch_s / 60
+        if forecast.cache_bytes:
+            cached = format_bytes(forecast.cache_bytes)
+            lines.append(f"page cache: {cached} would be used, and is given back under pressure")
+        if forecast.windows is not None and forecast.in_windows:
+            moved, minutes = format_bytes(forecast.windows.moved_bytes), forecast.epoch_s / 60
             lines.append(f"the store is read in {forecast.windows}")
-            lines.append(
-                f"an epoch of training moves {moved} between memory and disk, and takes about {took:.1f} min on 2 cores"
-            )
+            lines.append(f"an epoch of training moves {moved} from and to disk, and takes {minutes:.1f} min on 2 cores")
         if forecast.propagation is not None:
             lines.append(f"the graph is propagated over once, in {forecast.propagation}")
         step = format_bytes(sum(forecast.gpu.values()))
@@ -153,10 +152,9 @@ class Advice:
         if limit is not None:
             lines.append(f"under {format_bytes(limit)}: {self.verdict}")
         if self.alternatives:
-            lines += ["what would fit, the smallest change first:"]
-            lines += [f"  {alternative}" for alternative in self.alternatives]
+            lines += ["what would fit, the smallest change first:", *(f"  {other}" for other in self.alternatives)]
         elif limit is not None and self.verdict != FITS:
-            lines += ["nothing that was tried would fit: raise the limit"]
+            lines.append("no change that was tried fits: raise the limit")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,29 +181,29 @@ class Advice:
         }
 
 
-def _word(value: Any) -> str:
+def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _turned_down(name: str, value: Any, smaller: Callable[[Any], Any]) -> Iterator[dict[str, Any]]:
-    while (value := smaller(value)) is not None:
-        yield {name: value}
 
 
 def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
     """For each knob its changes, smallest first; the knobs in the order in which they should be turned."""
+    seeds, fan_out = [config.batch_size], [config.num_neighbors]
+    while seeds[-1] >= 64:
+        seeds.append(seeds[-1] // 2)
+    while not config.propagated and (smaller := smaller_fan_out(fan_out[-1])):
+        fan_out.append(smaller)
     return [
         [{"loading": policy} for policy in POLICIES[config.loading].smaller],
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" else [],
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
-        [*_turned_down("batch_size", config.batch_size, lambda seeds: seeds // 2 if seeds >= 64 else None)],
+        [{"batch_size": size} for size in seeds[1:]],
         [{"eval_num_neighbors": None}] if config.eval_num_neighbors else [],
-        [] if config.propagated else [*_turned_down("num_neighbors", config.num_neighbors, smaller_fan_out)],
+        [{"num_neighbors": counts} for counts in fan_out[1:]],
     ]
 
 
 def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int, runtime_bytes: int) -> list[Alternative]:
-    """What fits with the fewest knobs turned; for each set of knobs the smallest change."""
+    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest change."""
     knobs = _knobs(config)
     for count in range(1, len(knobs) + 1):
         found = []
@@ -231,12 +229,12 @@ def plan(
     size: GraphSize | None = None,
     runtime_bytes: int = RUNTIME_BYTES,
 ) -> Advice:
-    """Say what a configuration will hold, whether it fits a limit, and what would.
+    """Forecast a run's memory, and what would fit if it does not fit under a limit.
 
     Args:
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: Of the data set, when it is known; else a known OGB name or a folder's headers.
-        runtime_bytes: Of the process at rest; `sandbox.measure_runtime_bytes()` measures this machine's.
+        runtime_bytes: Of the process at rest, when another machine's is known.
 
     Raises:
         InputError: when the data set's size cannot be read, or the limit is not a size.
@@ -246,33 +244,31 @@ def plan(
     if not is_measured(config, size):
         try:
             try_model(config, size)
-        except InputError as error:  # it may be on the machine that is to train it
+        except InputError as error:  # the model may be on another machine, which is to train it
             problem = str(error)
     forecast = predict(config, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
-    if limit_bytes is None or verdict(forecast, limit_bytes) == FITS:
-        return Advice(forecast, limit_bytes, model_problem=problem)
-    return Advice(forecast, limit_bytes, tuple(_alternatives(config, size, limit_bytes, runtime_bytes)), problem)
+    others: list[Alternative] = []
+    if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
+        others = _alternatives(config, size, limit_bytes, runtime_bytes)
+    return Advice(forecast, limit_bytes, tuple(others), problem)
 
 
-def _rungs(dataset: str, settings: Mapping[str, Any]) -> list[TrainConfig]:
-    return [TrainConfig.create({"dataset": dataset, **rung, **settings}) for rung in RUNGS]
-
-
-def recommend(dataset: str, memory_limit: str | int, *, max_epoch_s: float | None = None, **settings: Any) -> Advice:
-    """The most capable rung of `RUNGS` that fits the limit, with `settings` of your own in its place where given.
+def recommend(dataset: str, memory_limit: str | int, *, max_epoch_s: float | None = None, **settings: Any) -> Forecast:
+    """Forecast the most capable rung of `RUNGS` that fits the limit; `settings` replace its values.
 
     Args:
-        max_epoch_s: Pass over rungs whose epoch takes longer, by `Forecast.epoch_s`.
+        max_epoch_s: Leave out rungs whose epoch takes longer, by `Forecast.epoch_s`.
 
     Raises:
         InputError: when not even the last rung fits, or is fast enough, or as `plan`.
     """
     limit_bytes, too_slow_s = parse_bytes(memory_limit), []
-    for config in _rungs(dataset, settings):
+    for rung in RUNGS:
+        config = TrainConfig.create({"dataset": dataset, **rung, **settings})
         forecast = predict(config, memory_limit_bytes=limit_bytes)
         if verdict(forecast, limit_bytes) == FITS:
             if max_epoch_s is None or forecast.epoch_s <= max_epoch_s:
-                return Advice(forecast, limit_bytes)
+                return forecast
             too_slow_s.append(forecast.epoch_s)
     if too_slow_s:
         least_s = math.ceil(min(too_slow_s))
@@ -282,7 +278,7 @@ def recommend(dataset: str, memory_limit: str | int, *, max_epoch_s: float | Non
 
 
 def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None, **settings: Any) -> pd.DataFrame:
-    """One row per allocation from 512 GB down to 4 GB: what to run, its predicted peak, and an epoch's time.
+    """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an epoch's time.
 
     Times are those of `Forecast.epoch_s`, a 2-core machine's: compare them with each other. With `max_epoch_s`, smaller
     batches and fan-outs are taken where a large one would take longer.
@@ -292,13 +288,14 @@ def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None
     """
     import pandas as pd
 
-    predict(_rungs(dataset, settings)[0])  # a mistake in the settings or the data set is not "nothing fits"
+    # A mistake in the settings or the data set is not "nothing fits".
+    predict(TrainConfig.create({"dataset": dataset, **RUNGS[0], **settings}))
     rows = []
     for allocation in ALLOCATIONS:
-        row: dict[str, Any] = dict.fromkeys(_LADDER, "")
+        row: dict[str, Any] = dict.fromkeys(_COLUMNS, "")
         rows.append(row)
         try:
-            best = recommend(dataset, allocation, max_epoch_s=max_epoch_s, **settings).forecast
+            best = recommend(dataset, allocation, max_epoch_s=max_epoch_s, **settings)
         except InputError:
             row["loading"] = "nothing fits" if max_epoch_s is None else "nothing fits in time"
             continue
@@ -307,7 +304,7 @@ def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None
             "loading": config.loading,
             "features": f"float{8 * feature_itemsize(config, best.size)}",
             "batch_size": config.batch_size,
-            "num_neighbors": _word(config.num_neighbors),
+            "num_neighbors": _text(config.num_neighbors),
             "hidden": config.hidden_channels,
             "peak GB": round(best.peak_bytes / GB, 1),
             "page cache GB": round(best.cache_bytes / GB, 1),
@@ -317,7 +314,7 @@ def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None
 
 
 def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """One row per option: what a training step will take, in MB (2**20 bytes), before anything is run.
+    """One row per option: memory of a training step in MB (2**20 bytes), before anything is run.
 
     Columns: `kept MB`, the activations that wait for the backward pass; `peak MB`, the most that layers have alive,
     kept ones included; `GPU step MB`, with the batch, the weights, their gradients and Adam's moments.
@@ -334,8 +331,7 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     rows = {}
     for name, changes in options.items():
         forecast = predict(config.replace(**changes))
-        size = forecast.size
+        size, gpu = forecast.size, forecast.gpu
         kept = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
-        taken = {"kept": kept, "peak": forecast.gpu["activations"], "GPU step": sum(forecast.gpu.values())}
-        rows[name] = {f"{word} MB": round(count / MB, 1) for word, count in taken.items()}
-    return pd.DataFrame.from_dict(rows, orient="index")
+        rows[name] = {"kept MB": kept, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
+    return (pd.DataFrame.from_dict(rows, orient="index") / MB).round(1)

@@ -22,7 +22,7 @@ from .budget import BatchShape
 
 __all__ = ["KNOWN", "GraphSize", "size_of"]
 
-# A training process at rest, kernels loaded (`train.warm_up`); `sandbox.measure_runtime_bytes` measures it anew.
+# A training process at rest, kernels loaded (`train.warm_up`); a test compares it with a real process.
 RUNTIME_BYTES = 354 * MB
 # What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers added 17 MB, 12 that
 # stay for three loaders 140 MB.

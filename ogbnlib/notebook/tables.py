@@ -43,7 +43,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M", *, runtime_bytes: 
 
     Args:
         full: A data set whose size is known, or a folder; nothing of it is loaded.
-        runtime_bytes: Of the process at rest; `sandbox.measure_runtime_bytes()` measures this machine's.
+        runtime_bytes: Of the process at rest, when another machine's is known.
 
     Raises:
         InputError: when a size cannot be read.

@@ -307,36 +307,21 @@ def _shrunk(config: TrainConfig | None) -> str | None:
 
 
 def measure_runtime_bytes() -> int:
-    """Anonymous + shared memory that a training process takes whatever its data: about 0.4 GB, see `train.warm_up`."""
-    # It sleeps for longer than the longest pause between two samples, so that one falls into it.
-    argv = [sys.executable, "-c", "import ogbnlib.training.train as t, time; t.warm_up(); time.sleep(0.3)"]
-    held: list[int] = []
-    # The first may compile the kernels, which takes some 90 MB more than loading them: then once more.
-    while not held or (len(held) == 1 and held[0] > 1.15 * RUNTIME_BYTES):
-        with tempfile.TemporaryDirectory() as tmp:
-            (folder := Path(tmp) / "measuring Python and torch alone").mkdir()
-            limit, _refused = make_limit(None)
-            env = {**MALLOC, "TMPDIR": tmp, RUN_VARIABLE: str(folder)}
-            outcome = supervise(argv, folder, limit, env=env, echo=False, how="auto")
-            if outcome.interrupted:
-                raise shortened(KeyboardInterrupt("interrupted"))
-            if outcome.exit_code != 0:
-                raise InputError(f"ogbnlib: it can't train here, run `python -m ogbnlib doctor`: {outcome.tail[-500:]}")
-            held.append(outcome.tally.peaks["anon_shmem_bytes"])
-    return min(held)
+    """Return the anonymous + shared memory of Python and torch in a training process: a constant."""
+    return RUNTIME_BYTES
 
 
 def scaled_limit(
     memory_limit: str | int,
     dataset: str,
     allocation: str = "128 GB",
-    runtime_bytes: int | None = None,
+    runtime_bytes: int = RUNTIME_BYTES,
     full: str = "ogbn-papers100M",
 ) -> int:
     """The limit, in bytes, under which a data set meets what `full`, a larger one, meets under `allocation`.
 
     "auto" is the share of `allocation` that its edge list and features are of the full one's, plus the interpreter's
-    own memory, which does not shrink with the data: `runtime_bytes`, measured where it is not given. Anything else is
+    own memory, which does not shrink with the data: `runtime_bytes`, by default `RUNTIME_BYTES`. Anything else is
     taken as it is.
 
     Raises:
@@ -345,7 +330,7 @@ def scaled_limit(
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
     share = parse_bytes(allocation, "allocation") * raw_bytes(size_of(dataset)) // raw_bytes(size_of(full))
-    return share + (measure_runtime_bytes() if runtime_bytes is None else runtime_bytes)
+    return share + runtime_bytes
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
