@@ -1,4 +1,4 @@
-"""A user's mistake as one exception, and sizes as people write and read them. Imports neither torch nor numpy."""
+"""Errors in one sentence, and sizes such as "8 GB". Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 
 
 class InputError(ValueError):
-    """A mistake in what the user gave: names the file or parameter, what was expected, what was found, what to do."""
+    """A user's mistake: names the file or parameter, the expected and the actual value, and the remedy."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows of it, instead of the frames between the cell and the check."""
+        """Show one line in a notebook instead of a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
-    """The same error, which IPython shows in these lines, by default one, without the frames it came through."""
+    """Have IPython show the error in these lines, by default one, without its traceback."""
     shown = lines or [f"{type(error).__name__}: {error}"]
-    error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # as IPython asks for it
+    error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # the hook of IPython
     return error
 
 
 @contextlib.contextmanager
 def no_exit() -> Iterator[None]:
-    """Inside, or in a function that it decorates, a call of sys.exit by the user's code becomes an `InputError`.
+    """Turn a call of sys.exit by the user's code into an `InputError`; a context manager and decorator.
 
-    Else sys.exit(0) in a model's forward would end the process as if its work were done.
+    Otherwise sys.exit(0) in a model's forward would look like a finished run.
     """
     try:
         yield
     except SystemExit as stop:
         frames = traceback.extract_tb(stop.__traceback__)
-        place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]  # which has exit and quit
+        place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]  # the module of exit and quit
         raise InputError(
             f"{place.filename}, line {place.lineno}: expected code that goes on, found sys.exit({stop.code!r}), which "
             "ends the process before its work is done; raise an error there instead"
@@ -50,11 +50,11 @@ def no_exit() -> Iterator[None]:
 
 
 class RankHung(RuntimeError):
-    """Another process of several that train together has shown no sign of life for minutes."""
+    """Another rank has shown no sign of life for minutes."""
 
 
 class Diverged(ArithmeticError):
-    """Training came to a loss or a weight that is not finite. What was saved before is finite."""
+    """A loss or a weight is not finite. Earlier checkpoints are finite."""
 
 
 _REMEDIES = {
@@ -69,36 +69,31 @@ _REMEDIES = {
     errno.EISDIR: "a file was expected; name one",
     errno.EEXIST: "name another place, or move it away",
     errno.ENOTEMPTY: "name another place, or move it away",
-    errno.ELOOP: "a link in it leads back to itself; make the link anew",
     errno.ENAMETOOLONG: "most file systems take names of 255 bytes; name a shorter one",
     errno.EIO: "its disk failed; look at `dmesg`, and bring the data to another disk",
-    errno.ESTALE: "its server no longer knows it; mount the file system again",
     errno.EMFILE: "raise the limit of `ulimit -n`, or lower num_workers",
-    errno.ENFILE: "close other programs: the machine has no more open files to give",
     **dict.fromkeys(
         (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.ENODEV),
         "its file system can't do that (lock, map or sync a file); name a place on a local disk",
     ),
 }
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # whatever the file
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of the disk, for any file
 
 
 @contextlib.contextmanager
 def clear_errors(path: object = None) -> Iterator[None]:
-    """Inside, or in a function that it decorates, what the disk refuses becomes an `InputError`: path, cause, remedy.
+    """Turn an error of the file system into an `InputError` with path, cause and remedy; also a decorator.
 
-    An `OSError` that names no file and is none of the disk's, such as a lost connection, remains what it is. An
-    interruption is one line in a notebook.
+    Other errors, such as a lost connection, pass. An interruption becomes one line in a notebook.
 
     Args:
-        path: what a call works on that does not say so itself, as write(2) and fsync(2).
+        path: The file, for calls whose errors do not name it, such as write(2) and fsync(2).
     """
     try:
         yield
     except KeyboardInterrupt as stop:
-        if not stop.args:
-            stop.args = ("interrupted" if path is None else f"{path}: interrupted",)
+        stop.args = stop.args or ("interrupted" if path is None else f"{path}: interrupted",)
         if not hasattr(stop, "_render_traceback_"):
             shortened(stop)
         raise
@@ -106,20 +101,17 @@ def clear_errors(path: object = None) -> Iterator[None]:
         named = isinstance(error.filename, str | bytes | os.PathLike)
         where = os.fsdecode(error.filename) if named else path
         cause = error.errno
-        if cause is None or isinstance(error, ConnectionError) or (where is None and cause not in _OF_THE_DISK):
+        if cause is None or isinstance(error, ConnectionError) or (where is None and cause not in _DISK):
             raise
         remedy = _REMEDIES.get(cause, "check the path and its disk")
         raise InputError(f"{where or 'a file'}: {os.strerror(cause).lower()}; {remedy}") from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
-    """A byte count from `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB.
+    """Parse `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB.
 
-    Units are binary, as Slurm's `--mem` and the kernel's cgroup files have them: 1 GB is 2**30 bytes.
-
-    Raises:
-        InputError: for a bare number too small to be a count of bytes (`8` may mean 8 bytes, 8 MB as in Slurm, or
-            8 GB), for a size of zero or below, and for anything else that is not a size.
+    Units are binary as in Slurm's `--mem` and cgroup files: 1 GB is 2**30 bytes. A small number without a unit is an
+    `InputError`, because `8` may mean 8 bytes, 8 MB as in Slurm, or 8 GB.
     """
     example = f'{name}: expected a size such as "8 GB" or "512 MB"'
     text = str(value).strip()
@@ -128,9 +120,7 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
         raise InputError(f"{example}, got {value!r}")
     number, prefix, _, suffix = match.groups()
     if not prefix and not suffix and float(number) < 2**20:
-        raise InputError(
-            f'{example}, got {value!r}, which is ambiguous without a unit; write "{text} GB" or "{text} MB"'
-        )
+        raise InputError(f'{example}, got {value!r}, ambiguous without a unit; write "{text} GB" or "{text} MB"')
     count = float(number) * _BINARY[prefix.upper()]
     if not 1 <= count < 2**60:
         raise InputError(f"{example}, above zero and below 2**60 bytes, got {value!r}")
@@ -138,7 +128,7 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
 
 
 def format_bytes(count: float | None) -> str:
-    """A size for people: `1.25 GB`, `310 MB` (binary units, as in `parse_bytes`)."""
+    """Format a size in binary units: `1.25 GB`, `310 MB`."""
     if count is None:
         return "unknown"
     if abs(count) >= 2**30:
@@ -149,12 +139,12 @@ def format_bytes(count: float | None) -> str:
 
 
 def split_name(name: Any) -> Any:
-    """Return "valid" for "val", which PyG and many data sets call it; anything else as it is."""
+    """Return "valid" for "val", the name in PyG and many data sets; return other names unchanged."""
     return "valid" if isinstance(name, str) and name == "val" else name
 
 
 def unknown_name(name: str, known: Iterable[str], what: str) -> str:
-    """The sentence for a misspelt name: the closest known one, then all of them."""
+    """Return the message for a misspelt name, with the closest known name and all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
@@ -162,5 +152,5 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
 
 
 def is_interactive() -> bool:
-    """Whether a person watches: a terminal, or a notebook opened in JupyterLab (papermill sets no session name)."""
+    """Whether the output goes to a terminal or to JupyterLab (papermill sets no session name)."""
     return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ

@@ -1,4 +1,4 @@
-"""How files of ours come to be: whole or not at all, and by one process at a time."""
+"""Files and folders that are written whole or not at all, by one process at a time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,20 @@ from filelock import FileLock, Timeout
 from .errors import InputError, clear_errors, format_bytes, shortened
 
 StrPath = str | os.PathLike[str]
-
-
 Stamp = tuple[int, int, int]
 
 
 def stamp(file: StrPath | int) -> Stamp:
     """Return size, mtime in ns and inode of a file, or of an open descriptor."""
-    found = os.stat(file)
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def replaced(path: StrPath) -> InputError:
-    """Return the error for a file that is not the one that this process began with."""
+    """Return the error for a file that changed while this process used it."""
     return InputError(
-        f"{path}: expected the file as it was when this process opened the data, found it replaced, changed or gone: "
-        "old and new values would mix; put the old data back to go on (--resume), or start a new run on the new data. "
-        "Write new data to a new folder"
+        f"{path}: expected the file that this process opened first, found it replaced, changed or gone; put the old "
+        "data back to go on (--resume), or write new data to a new folder and start a new run on them"
     )
 
 
@@ -52,29 +49,28 @@ def check_same(path: StrPath, before: Stamp) -> None:
 
 
 def home(path: StrPath) -> Path:
-    """A path as people write it: `~` is their home, also where no shell has seen it (a notebook, `--set`, JSON).
+    """Expand `~`, also where no shell has done so (a notebook, `--set`, JSON).
 
     Raises:
-        InputError: for `~NAME` of a user who is not known; for what no screen shows (the CR of a file from Windows,
-            blanks at an end), which would name another place than the one that is meant.
+        InputError: for `~NAME` of an unknown user, and for invisible characters such as the CR of a Windows file.
     """
     text = os.fspath(path)
     if text != text.strip() or not text.isprintable():
-        raise InputError(f"{text!r}: expected a path of characters that can be seen, no blanks at its ends; rename it")
+        raise InputError(f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it")
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise InputError(f"{path}: expected a folder, found a user's home (~) that is not known here") from None
+        raise InputError(f"{path}: expected a folder, found the home of an unknown user") from None
 
 
 def whereabouts(path: StrPath) -> str:
-    """The end of a sentence on a path that is not there: where it was looked for, and what there is instead."""
+    """Return the end of the message on a missing path: the working folder and similar names."""
     path, here = Path(os.path.abspath(home(path))), Path.cwd()
     text = f"; the working folder is {here}"
     if path.is_relative_to(here):
-        wanted = path.relative_to(here)
-        if found := next((str(up / wanted) for up in here.parents if (up / wanted).exists()), None):
-            return f"{text}, and there is {found}"
+        for folder in here.parents:
+            if (elsewhere := folder / path.relative_to(here)).exists():
+                return f"{text}, and there is {elsewhere}"
     around = next(folder for folder in path.parents if folder.is_dir())
     if names := sorted(entry.name for entry in around.iterdir() if not entry.name.startswith(".")):
         close = difflib.get_close_matches(path.name, names, 3, 0.5) or names
@@ -83,7 +79,7 @@ def whereabouts(path: StrPath) -> str:
 
 
 class _Output(io.FileIO):
-    """Remembers why writing failed: torch.save makes "enforce fail at inline_container.cc" of a full disk."""
+    """A file that remembers its write error, because torch.save raises another error on a full disk."""
 
     error: OSError | None = None
 
@@ -96,16 +92,17 @@ class _Output(io.FileIO):
 
 
 def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None) -> None:
-    """Make `path` appear whole or not at all: `write(file)` goes to a neighbour, which is fsynced and then renamed.
+    """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then renamed to `path`.
 
-    `file` is open for binary writing. A reader sees the old content or the new, never a part, whatever is killed; with
-    `keep` the old file is renamed to that, and between the two renames it is there under that name alone.
+    A reader sees the old or the new content, never a part, even if this process is killed. On an error, such as a full
+    disk, the old file stays.
 
-    Raises:
-        InputError: when the disk is full, or refuses in another way; what was at `path` is still there then.
+    Args:
+        write: Called with a file open for binary writing.
+        keep: New name for the old file; between the two renames it exists under that name only.
     """
     path = Path(path)
-    beside = hidden(path, f"{uuid.uuid4().hex}.part")
+    beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
     with clear_errors(path):
         try:
             with _Output(beside, "x") as raw:
@@ -124,13 +121,13 @@ def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPat
         _sync(path.parent)
 
 
-def hidden(path: Path, suffix: str) -> Path:
-    """The neighbour of `path` that `ls` does not show: `.NAME.suffix`."""
+def sibling_path(path: Path, suffix: str) -> Path:
+    """Return the hidden sibling `.NAME.suffix` of `path`."""
     return path.with_name(f".{path.name}.{suffix}")
 
 
 def _sync(path: Path) -> None:
-    """fsync(2) of a file, or of a folder's entries."""
+    """Sync a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -139,12 +136,12 @@ def _sync(path: Path) -> None:
 
 
 def write_json(path: StrPath, value: Any) -> None:
-    """`value` as indented JSON at `path`, atomically."""
+    """Write `value` as indented JSON, atomically."""
     write_atomically(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
 
 
 def likeness(path: StrPath) -> str:
-    """What lies where a sound file was expected, as far as its beginning shows: what a failed download leaves, say."""
+    """Describe a damaged file by its first bytes, for example the web page that a failed download leaves."""
     with clear_errors(path), open(path, "rb") as file:
         start, size = file.read(512).lstrip().lower(), os.fstat(file.fileno()).st_size
     if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
@@ -154,20 +151,19 @@ def likeness(path: StrPath) -> str:
 
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
-    """The hidden neighbour `.NAME.part` of `path` to build in; it takes its place once the block ends without an error.
+    """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is renamed to `path`.
 
-    What a killed process left in it is cleared by the next one.
+    After an error nothing is left behind; the remains of a killed process are deleted by the next one.
 
     Raises:
-        InputError: when `path` is a file or a folder with anything in it, another process is building it, or the disk
-            is full or refuses in another way, inside the block too. Nothing is left behind then.
+        InputError: if `path` is a file or a folder with content, another process fills it, or the disk is full.
     """
     with clear_errors(path):
-        path = Path(os.path.realpath(home(path)))  # of a link, what it points to is replaced
+        path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
         check_new(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = hidden(path, "part")
-        with locked(hidden(path, "lock"), f"{path}: it is being written"):
+        beside = sibling_path(path, "part")
+        with locked(sibling_path(path, "lock"), f"{path}: it is being written"):
             check_new(path)  # again: another process may have been faster
             if beside.exists():
                 shutil.rmtree(beside)
@@ -187,30 +183,30 @@ def new_folder(path: StrPath) -> Iterator[Path]:
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """The `.NAME.part`, or a propagation's `.NAME.blocks`, that killed processes left in `folder`: nobody is at it."""
-    found, locks = [], {".part": ".lock", ".blocks": ".hops.lock"}
+    """List the `.NAME.part`, and a propagation's `.NAME.blocks`, that killed processes left in `folder`."""
+    parts, locks = [], {".part": ".lock", ".blocks": ".hops.lock"}
     for part in sorted(path for path in folder.glob(".*.*") if path.suffix in locks and path.is_dir()):
         lock = part.with_suffix(locks[part.suffix])
         with contextlib.suppress(Timeout, PermissionError), contextlib.ExitStack() as stack:  # at work; another user's
             if lock.exists():
                 stack.enter_context(FileLock(lock, timeout=0))
-            found.append(part)
-    return found
+            parts.append(part)
+    return parts
 
 
 def check_new(path: Path) -> None:
-    """Refuse a target that is a file or a folder with anything in it."""
+    """Refuse a target that is a file or a folder with content."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        found = "other content" if path.is_dir() else "a file"
-        raise InputError(f"{path}: expected a new or empty folder, found {found}; name another one or delete it")
+        content = "other content" if path.is_dir() else "a file"
+        raise InputError(f"{path}: expected a new or empty folder, found {content}; name another one or delete it")
 
 
-# Each machine keeps its own pages or locks there for a while, or altogether.
+# File systems on which each machine caches pages or locks on its own.
 _LOOSE = ("nfs", "cifs", "smb", "9p", "afs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "vboxsf")
 
 
 def file_system(path: StrPath) -> str:
-    """The kind of file system that a path lies on, such as "ext4", "tmpfs", "nfs4"; "" where that is not known."""
+    """Return the type of a path's file system, such as "ext4", "tmpfs", "nfs4"; "" if unknown."""
     import psutil
 
     place = Path(os.path.realpath(path))
@@ -219,14 +215,14 @@ def file_system(path: StrPath) -> str:
 
 
 def warn_if_remote(path: StrPath, what: str) -> None:
-    """Warn, once a folder, where its file system is one on which `what` can't be relied upon."""
+    """Warn once per folder that `what` is unreliable on its network file system."""
     if (kind := file_system(path)).startswith(_LOOSE):
         place = os.path.realpath(path)
         warnings.warn(f"{place}: it lies on a network file system ({kind}): {what}", stacklevel=2)
 
 
 def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
-    """Refuse to write where the disk has less than `needed_bytes` left; `what` says what is needed, and for what."""
+    """Refuse to write to a disk with less than `needed_bytes` free; `what` is the message's expectation."""
     path = home(path).absolute()
     free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free
     if free < needed_bytes:
@@ -235,16 +231,13 @@ def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Keep other processes, on this machine or another that shares the disk, out of what the lock file `path` guards.
+    """Hold a lock file against other processes, on this machine or another that shares the disk.
 
-    The lock ends with the process at the latest; a file that a killed one leaves behind means nothing by itself.
+    The kernel releases the lock of a killed process; a file left behind means nothing by itself.
 
     Args:
-        what: begins the sentence that a process reads which is kept out.
-        wait: called twice a second while another process holds the lock.
-
-    Raises:
-        InputError: without `wait`, when another process holds it; when the file can't be made or locked.
+        what: Start of the other process's error message.
+        wait: Called twice a second while another process holds the lock; without it that is an `InputError`.
     """
     path, lock = Path(path), FileLock(path, thread_local=False)
     with clear_errors(path):
@@ -254,8 +247,7 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
                 break
             except Timeout:
                 if wait is None:
-                    holder = path.read_text().strip() if path.exists() else ""
-                    holder = holder or "another process"
+                    holder = (path.read_text().strip() if path.exists() else "") or "another process"
                     raise InputError(f"{what} by {holder}; wait for it, end it or name another folder") from None
                 wait()
                 time.sleep(0.5)
@@ -265,23 +257,22 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
             path.write_text(f"pid {os.getpid()} on {socket.gethostname()} (since {since})\n")
         yield
     finally:
-        # Before the lock goes: who opened the file and gets its lock now sees that it has no name any more, and opens
-        # the next one (filelock 3.24; st_nlink).
+        # Unlink before the release: a process that then gets the old file's lock sees that it has no name, and opens
+        # a new one (filelock 3.24 checks st_nlink).
         path.unlink(missing_ok=True)
         lock.release()
 
 
 def next_run_dir(runs_dir: StrPath, name: str) -> Path:
-    """`runs_dir/name`, or `name-2`, `name-3`, ... where it is taken: a repeated cell never overwrites a run."""
-    base = home(runs_dir) / name
-    candidate, number = base, 1
-    while candidate.exists():
-        number += 1
-        candidate = base.with_name(f"{name}-{number}")
-    return candidate
+    """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell overwrites no run."""
+    base, number = home(runs_dir) / name, 2
+    path = base
+    while path.exists():
+        path, number = base.with_name(f"{name}-{number}"), number + 1
+    return path
 
 
-DROP_BYTES = 32 * 2**20  # of written pages at most that wait for the disk, per file
+DROP_BYTES = 32 * 2**20  # most written pages of a file that wait for the disk
 
 
 class Stream(io.FileIO):

@@ -16,7 +16,7 @@ import torch
 
 from .config import TrainConfig
 from .errors import InputError, clear_errors, no_exit
-from .files import StrPath, check_new, hidden, home, locked, write_atomically
+from .files import StrPath, check_new, home, locked, sibling_path, write_atomically
 from .graph.bits import NodeSet
 from .graph.checks import label_dtype
 from .graph.npz import Array
@@ -229,7 +229,7 @@ def predict(
     if not (whole or sampled) and not (config.model in MODELS and MODELS[config.model].exact):
         raise InputError(f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled")
     say(f"{path}: predicting with its weights")
-    with locked(hidden(target, "lock"), f"{target}: it is being written"):
+    with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
         if whole:
             made = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
             check_data(path, data, fingerprint(made, config))
@@ -241,7 +241,7 @@ def predict(
             drawn = _sampled(store, config, parts, size, memory_limit)
             chunks = _by_model(config, weights, path, store, drawn, total, progress)
         else:
-            work, order = hidden(target, "work"), None if ids is None else np.argsort(ids)
+            work, order = sibling_path(target, "work"), None if ids is None else np.argsort(ids)
             chunks = _placed(_exact(store, _layers(config, weights), ids, work, memory_limit, progress), order)
         count = store.num_nodes if ids is None else len(ids)
         _write(target, chunks, count, store.num_classes, scores, {beside: ids} if what == "labelled" else {})

@@ -44,7 +44,9 @@ def _fan_out(value: int) -> int:
 
 
 def _unique(values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(values))
+    if len(set(values)) < len(values):
+        raise ValueError(f"expected each split once, got {list(values)}")
+    return values
 
 
 def _size(value: object) -> object:

@@ -39,10 +39,7 @@ def refuse(number: int) -> Callable[..., Any]:
         (errno.ENOSPC, "the disk is full: free space on it"),
         (errno.EDQUOT, "your share of the disk is full"),
         (errno.EACCES, "change its permissions"),
-        (errno.EROFS, "a disk that can be written"),
         (errno.ENAMETOOLONG, "name a shorter one"),
-        (errno.ELOOP, "a link in it leads back to itself"),
-        (errno.ENOTDIR, "a part of it is a file"),
         (errno.EIO, "its disk failed"),
         (errno.ENOLCK, "a local disk"),
         (errno.EUCLEAN, "check the path and its disk"),  # any other
@@ -185,7 +182,7 @@ def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert home("~/data") == Path("/home/me/data")
     assert home("data/~") == Path("data/~")
     for path in ("data\r", " data", "da\nta", Path("data\t")):
-        with pytest.raises(InputError, match="expected a path of characters that can be seen") as caught:
+        with pytest.raises(InputError, match="expected a path of visible characters") as caught:
             home(path)
         assert repr(str(path)) in str(caught.value)
     with pytest.raises(InputError, match="~nobody-of-this-name"):

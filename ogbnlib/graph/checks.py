@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError
-from ..files import Stamp, abandoned, hidden, stamp, whereabouts
+from ..files import Stamp, abandoned, sibling_path, stamp, whereabouts
 from .npz import Array
 
 SPLITS = ("train", "valid", "test")
@@ -191,7 +191,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         hint = ""
         if (path / "raw" / "data.npz").is_file():
             hint = "; this is a raw data set: convert it first"
-        elif (part := hidden(path, "part")).is_dir():
+        elif (part := sibling_path(path, "part")).is_dir():
             left = part in abandoned(path.parent)
             hint = (
                 f"; its conversion was interrupted ({part}): convert again" if left else "; it is being written: wait"

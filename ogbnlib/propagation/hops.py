@@ -20,7 +20,7 @@ import psutil
 
 from ..config import TrainConfig
 from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes
-from ..files import StrPath, check_new, check_space, hidden, home, locked, new_folder
+from ..files import StrPath, check_new, check_space, home, locked, new_folder, sibling_path
 from ..graph.bits import NodeSet
 from ..graph.checks import index_dtype
 from ..graph.npz import Array
@@ -127,7 +127,7 @@ def propagate(
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
     target, dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or store.feature_dtype)
     check_new(target)
-    work, left = hidden(target, "blocks"), left_bytes(memory_limit) - fixed_bytes(store.size, hops, THREADS)
+    work, left = sibling_path(target, "blocks"), left_bytes(memory_limit) - fixed_bytes(store.size, hops, THREADS)
     left -= min(_COMPILING_BYTES, left // 2)
     with contextlib.closing(Propagation(store, hops, norm, self_loops, _kept(store, nodes), dtype)) as made:
         # At the least: how many nodes a hop has to make is known once the graph has been read.
@@ -138,7 +138,7 @@ def propagate(
         how = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes}
         made_of = _made_of(store)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(hidden(target, "hops.lock"), f"{target}: it is being written"):
+        with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
             with counted("reading the graph", made.survey_bytes, progress) as tell:
                 made.survey(_counted(tell, check))

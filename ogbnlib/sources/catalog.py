@@ -20,7 +20,7 @@ import numpy as np
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes
-from ..files import StrPath, check_new, hidden, home, locked
+from ..files import StrPath, check_new, home, locked, sibling_path
 from ..graph.store import GraphSize, Store, is_store, open_store
 from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import RawDataset, open_raw
@@ -247,7 +247,7 @@ def open_dataset(
 def made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
     """Only one process makes what is to be at `target`; others wait, and look again."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(hidden(target, "once"), f"{target}: it is being made", wait=check):
+    with locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check):
         yield
 
 

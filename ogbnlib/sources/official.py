@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import InputError, clear_errors, format_bytes, unknown_name
-from ..files import StrPath, check_space, hidden, home, likeness, locked
+from ..files import StrPath, check_space, home, likeness, locked, sibling_path
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
@@ -85,9 +85,9 @@ def _download(
 ) -> None:
     """Fetch and unpack; `folder` appears whole or not at all, and a part of the archive is gone on with."""
     root.mkdir(parents=True, exist_ok=True)
-    url, archive = meta["url"], hidden(folder, "zip.part")
+    url, archive = meta["url"], sibling_path(folder, "zip.part")
     with (
-        locked(hidden(folder, "lock"), f"{folder}: it is being downloaded"),
+        locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as beside,
         clear_errors(archive),
     ):
