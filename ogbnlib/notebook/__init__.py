@@ -1,0 +1,21 @@
+"""Notebook helpers, imported on first use: tables, plots, verdicts, and the first call of every notebook."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_NAMES = {
+    "engine": "begin_notebook",
+    "plots": "epoch_times plot_accuracy plot_cuda plot_forecast plot_knobs plot_peaks plot_runs plot_timeline",
+    "tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs phase_seconds released"
+    " sampled_nodes",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,6 @@
-"""`papermill --engine ogbnlib`: strict parameters, an honest ending, an exit status that says what happened.
+"""Entry point of `papermill --engine ogbnlib`, and strict parameters.
 
-papermill loads this module each time it starts, by the entry point in pyproject.toml and while it is itself only half
-imported. So nothing of papermill is imported here before a notebook is executed; what executes it is in `kernel`.
+papermill itself only warns of an unknown name and goes on with the defaults (nteract/papermill#667).
 """
 
 from __future__ import annotations
@@ -25,118 +24,42 @@ from ..errors import InputError, unknown_name
 
 _TYPES = ("bool", "int", "float", "str", "list", "tuple", "dict", "set", "object")
 _NAMES = {**vars(typing), **{name: getattr(builtins, name) for name in _TYPES}, "typing": typing, "Path": Path}
-_GIVEN_BY_PAPERMILL = {"PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}  # --inject-paths
 
 
 class ParameterError(click.ClickException, InputError):
-    """Parameters that the notebook does not take; papermill's command line shows it in one line and exits with 2."""
+    """Parameters that the notebook does not accept; papermill's command line prints them and exits with 2."""
 
     exit_code = 2
 
 
-class Engine:
-    """What papermill calls."""
+class _Engine:
+    """`kernel.NotebookEngine`, imported on use: papermill loads entry points while it is half imported itself."""
 
-    @staticmethod
-    def execute_notebook(nb: Any, kernel_name: str, **options: Any) -> Any:
-        """Check the parameters, then execute `nb`; nothing is written where they are refused.
-
-        Raises:
-            ParameterError: for a parameter that the notebook does not define, or of a type it does not take.
-            kernel.NotebookEnded: when the kernel died, or a cell ended because a training run did not finish.
-            papermill.exceptions.PapermillExecutionError: for any other exception in a cell.
-        """
-        check_given(nb)
+    def __getattr__(self, name: str) -> Any:
         from .kernel import NotebookEngine
 
-        return NotebookEngine.execute_notebook(nb, kernel_name, **options)
-
-    @staticmethod
-    def nb_kernel_name(nb: Any, name: str | None = None) -> str:
-        from papermill.utils import nb_kernel_name
-
-        return nb_kernel_name(nb, name)
-
-    @staticmethod
-    def nb_language(nb: Any, language: str | None = None) -> str:
-        from papermill.utils import nb_language
-
-        return nb_language(nb, language)
+        return getattr(NotebookEngine, name)
 
 
-def takes(annotation: str | None, value: object) -> bool:
-    """Whether `value` fits. As in JSON: a list fits `tuple` and an int fits `float`, but a bool is not an int.
-
-    An annotation made of names other than Python's own types and `typing` can't be read here: it takes anything.
-    """
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(eval(annotation or "object", {"__builtins__": {}}, _NAMES))
-    except (NameError, AttributeError, TypeError, SyntaxError, PydanticUserError):
-        return True
-    try:
-        adapter.validate_json(json.dumps(value), strict=True)
-    except (ValidationError, TypeError):  # TypeError: not a value that a notebook's metadata can hold
-        return False
-    return True
-
-
-def read_parameters(source: str) -> dict[str, tuple[str | None, object]]:
-    """(type, default) of each assignment in a `parameters` cell; the type is the annotation, or else the default's.
-
-    papermill's own `inspect_notebook` goes by a regular expression, which passes over `str | None`, `Literal[...]` and
-    `tuple[int, ...]` as if there were no such parameter.
-
-    Raises:
-        SyntaxError: when the cell is not Python.
-    """
-    found = {}
-    for statement in ast.parse(source).body:
-        if not isinstance(statement, ast.Assign | ast.AnnAssign):
-            continue
-        annotation, default = getattr(statement, "annotation", None), None
-        with contextlib.suppress(ValueError, TypeError):  # an expression, or no value: it says nothing about the type
-            default = ast.literal_eval(statement.value)  # type: ignore[arg-type]
-        of_default = None if default is None else type(default).__name__
-        for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
-            if isinstance(target, ast.Name):
-                found[target.id] = ast.unparse(annotation).strip("'\"") if annotation else of_default, default
-    return found
-
-
-def _alike(value: object, default: object) -> bool:
-    """Whether the items of a list are of the kind of the default's: `[3x2]` is a list, but none of numbers."""
-    kinds = {type(item) for item in default} if isinstance(default, list) else set()
-    return not kinds or not isinstance(value, list) or {type(item) for item in value} <= kinds
-
-
-def _how_to_pass(name: str, annotation: str | None, value: object, default: object) -> str:
-    """What on papermill's command line would give the value that was probably meant, or one like the default."""
-    if takes(annotation, str(value)):
-        # A size without a unit is refused by what takes it.
-        unit = " GB" if name.endswith(("limit", "allocation")) and isinstance(value, int | float) else ""
-        return f"; pass it as text: -r {name} {json.dumps(f'{value}{unit}')}"
-    texts = [value, f"[{value.replace(' ', ', ')}]"] if isinstance(value, str) else []
-    texts += [f"{value:g}"] if isinstance(value, float) else []  # -p makes 1e3 a float
-    for text in [*texts, json.dumps(default, default=str)]:
-        with contextlib.suppress(yaml.YAMLError):
-            meant = yaml.safe_load(text)
-            if meant is not None and takes(annotation, meant) and _alike(meant, default):
-                return f"; pass it as -y '{name}: {json.dumps(meant)}'"
-    return ""
+Engine = _Engine()
 
 
 def begin_notebook() -> None:
-    """What a notebook does first: check its parameters, go to the one working folder, name versions and machine.
+    """Check the notebook's parameters, enter its working folder, and print versions and machine.
 
-    In a folder of the checkout, where JupyterLab starts a kernel, relative paths such as `data` and `runs` are seen
-    from the checkout; elsewhere from where papermill was started, as those on its command line, and that is named.
+    JupyterLab starts a kernel in a folder of the checkout; relative paths such as `data` and `runs` then start at the
+    checkout itself. Elsewhere they start where papermill was started.
 
     Raises:
-        ParameterError: as `check_parameters`.
+        ParameterError: for parameters that papermill's own engine lets through.
     """
     from ..runs.doctor import machine
 
-    check_parameters()
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    for defaults, injected in itertools.pairwise(shell.user_ns["In"] if shell else []):
+        if injected.startswith("# Parameters\n"):  # papermill's cell of values, below the cell of defaults
+            check_parameters({name: value for name, (_, value) in read_parameters(injected).items()}, defaults)
+            break
     print(machine())
     if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")
@@ -145,57 +68,70 @@ def begin_notebook() -> None:
     print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
 
 
-def check_parameters() -> None:
-    """Refuse, in a notebook's own cell, what papermill has injected: its stock engine goes on with the defaults.
-
-    papermill puts "# Parameters" and the values into a cell of their own, below that of the defaults. Without effect
-    where there is none: in JupyterLab, or outside of a notebook.
+def check_parameters(values: dict[str, Any], defaults: str) -> None:
+    """Compare values with the source of a `parameters` cell.
 
     Raises:
-        ParameterError: all that is wrong, one line each.
+        ParameterError: with a line for each unknown name and each value of the wrong type.
     """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    cells = [] if shell is None else shell.user_ns["In"]
-    for defaults, injected in itertools.pairwise(cells):
-        if injected.startswith("# Parameters\n"):
-            return _check({name: value for name, (_, value) in read_parameters(injected).items()}, defaults)
-
-
-def check_given(nb: Any) -> None:
-    """Compare the parameters that papermill was given with the notebook's `parameters` cell.
-
-    papermill only warns of an unknown name and goes on with the defaults (nteract/papermill#667). Its `-p` turns
-    "True", "False", "None" and numbers into values and leaves the rest as text, "false" and "[3, 2]" included.
-
-    Args:
-        nb: The notebook as papermill hands it to an engine, with the values in `metadata.papermill.parameters`.
-
-    Raises:
-        ParameterError: all that is wrong, one line each.
-    """
-    given = dict(nb.metadata.papermill.get("parameters") or {})
-    given = {name: value for name, value in given.items() if name not in _GIVEN_BY_PAPERMILL}
-    cell = next((cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None)
-    if given and cell is None:
-        raise ParameterError(
-            f"{', '.join(sorted(given))}: expected a notebook with a cell tagged 'parameters', found none; "
-            "tag the cell that assigns the defaults, or pass no parameters"
-        )
-    if cell is not None:
-        _check(given, cell.source)
-
-
-def _check(given: dict[str, Any], defaults: str) -> None:
     try:
-        known = read_parameters(defaults) if given else {}
+        known = read_parameters(defaults) if values else {}
     except SyntaxError as error:
         raise ParameterError(f"parameters cell: expected plain assignments in Python, found {error}") from None
     problems = []
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in known:
             problems.append(unknown_name(name, known, "parameter"))
-        elif not takes((expected := known[name])[0], value):
-            found = f"expected {expected[0]}, found {value!r} ({type(value).__name__})"
-            problems.append(f"{name}: {found}{_how_to_pass(name, expected[0], value, expected[1])}")
+        elif not accepts((parameter := known[name])[0], value):
+            found = f"expected {parameter[0]}, found {value!r} ({type(value).__name__})"
+            problems.append(f"{name}: {found}{_how_to_pass(name, value, *parameter)}")
     if problems:
         raise ParameterError("\n".join(problems))
+
+
+def read_parameters(source: str) -> dict[str, tuple[str | None, object]]:
+    """Return (type, default) of each assignment; the type is the annotation, or else the type of the default.
+
+    papermill's own `inspect_notebook` uses a regular expression that misses `str | None` and `tuple[int, ...]`.
+    """
+    parameters = {}
+    for statement in ast.parse(source).body:
+        if not isinstance(statement, ast.Assign | ast.AnnAssign):
+            continue
+        annotation, default = getattr(statement, "annotation", None), None
+        with contextlib.suppress(ValueError, TypeError):  # an expression, or no value, does not show a type
+            default = ast.literal_eval(statement.value)  # type: ignore[arg-type]
+        kind = None if default is None else type(default).__name__
+        kind = ast.unparse(annotation).strip("'\"") if annotation else kind
+        for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
+            if isinstance(target, ast.Name):
+                parameters[target.id] = kind, default
+    return parameters
+
+
+def accepts(annotation: str | None, value: object) -> bool:
+    """Check a value by JSON's rules: a list fits `tuple` and an int fits `float`, but a bool is not an int.
+
+    An annotation with names beyond Python's own types and `typing` can't be evaluated here, and accepts anything.
+    """
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(eval(annotation or "object", {"__builtins__": {}}, _NAMES))
+    except (NameError, AttributeError, TypeError, SyntaxError, PydanticUserError):
+        return True
+    try:
+        adapter.validate_json(json.dumps(value), strict=True)
+    except (ValidationError, TypeError):  # TypeError: not a JSON value
+        return False
+    return True
+
+
+def _how_to_pass(name: str, value: object, annotation: str | None, default: object) -> str:
+    """Name the option of papermill that passes the intended value, or else one like the default."""
+    if accepts(annotation, str(value)):  # -p turned text into a number; a size also needs its unit
+        unit = " GB" if name.endswith(("limit", "allocation")) and isinstance(value, int | float) else ""
+        return f"; pass it as text: -r {name} {json.dumps(f'{value}{unit}')}"
+    intended = None
+    with contextlib.suppress(yaml.YAMLError):  # -p leaves "[5, 4]" and "false" as text
+        intended = yaml.safe_load(f"{value:g}" if isinstance(value, float) else str(value))
+    examples = [example for example in (intended, default) if example is not None and accepts(annotation, example)]
+    return f"; pass it as -y '{name}: {json.dumps(examples[0])}'" if examples else ""

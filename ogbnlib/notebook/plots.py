@@ -1,4 +1,4 @@
-"""Pictures of runs: memory over time, several runs on one scale, and their epochs, accuracies, peaks and forecasts."""
+"""Plots of runs: memory over time, epochs, accuracies, peaks and forecasts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from matplotlib.ticker import MaxNLocator
 from ..errors import GB, MB, InputError
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..runs.folder import CONFIG, Run, RunLike, Runs, named
-from ..runs.timeline import Phase, held_memory
+from ..runs.timeline import held_memory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    Array = NDArray[np.floating[Any]]
 
-
-# Anonymous memory is what kills, so it has the strong colour; the file cache is reclaimable and pale.
+# Strong colours for memory that can't be reclaimed, a pale one for the file cache.
 PARTS = {
     "anon": ("anonymous", "#3b6fb6"),
     "shmem": ("shared (/dev/shm)", "#8e5bb0"),
@@ -34,25 +32,24 @@ CUDA_LAYERS = {
     "cuda_unallocated_bytes": ("reserved, not allocated", "#f0a35e"),
     "cuda_free_bytes": ("free", "#e8e8e8"),
 }
-_SHADES = {  # by what a phase's name begins with; a legend leaves out names that begin with "_"
+_SHADES = {  # prefix of a phase's name -> label and colour; legends leave out labels with a leading "_"
     "load": ("loading", "#e6e0d4"),
     "build": ("building loaders", "#f6c28b"),
     "train": ("training", "#dfe7f2"),
     "eval": ("evaluating", "#bfe3c0"),
     "release": ("_release", "#ffffff"),
 }
-_OTHER = "_other", "#ececec"
 LIMIT, KILLED = "#c0392b", "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
-_ROOM = 1.7  # of an axis' height: room above the highest sample and the limit for the phases' names
-_WAIT_S = 5.0  # without a sample: between two attempts of a run nothing is held
+_ROOM = 1.7  # height of the axis / the highest sample or limit: the phases' names stand above
+_PAUSE_S = 5.0  # longer without a sample is a pause between two attempts of a run
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
-def _axes(ax: Axes | None, width: float = 9, height: float = 4.2) -> Axes:
-    """`ax`, or those of a new figure; without the two borders that carry no scale."""
+def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes:
+    """Return `ax` or new axes, without the two borders that have no scale."""
     if ax is None:
         _, ax = plt.subplots(figsize=(width, height), layout="constrained")
     ax.spines[["top", "right"]].set_visible(False)
@@ -60,68 +57,63 @@ def _axes(ax: Axes | None, width: float = 9, height: float = 4.2) -> Axes:
 
 
 def _mark(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
-    """A label beside a point, on white so that the curve under it does not disturb."""
+    """Label a point, on a white background."""
     style = {"bbox": _LABEL, "zorder": 7, "fontsize": 8.5, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
 def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
-    """A figure's one unit: in bytes, by name, and what writes a number of them; GB where the largest size has one."""
+    """Return a figure's unit (bytes, name, format of a number): GB if the largest size reaches one."""
     return (GB, "GB", "{:.2f} GB".format) if largest_bytes >= GB else (MB, "MB", "{:.0f} MB".format)
 
 
 # Memory over time -----------------------------------------------------------------------------------------------------
 
 
-def _held(run: Run) -> tuple[Array, Array]:
-    """Times of the samples, and what was held at them in bytes, one row each of PARTS."""
-    held = held_memory(run.timeline)
-    return held["time_s"].to_numpy(), _stacks(held, PARTS)
-
-
-def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> Array:
-    stacks: Array = table[[*layers]].fillna(0).to_numpy().T
-    return stacks
+def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Return bytes [layers, samples]."""
+    return np.asarray(table[[*layers]].fillna(0), np.float64).T
 
 
 def _top_bytes(run: Run) -> float:
-    """The upper end of an axis for the highest sample, the limit, and above them the phases' names."""
-    highest = float(_held(run)[1].sum(axis=0).max(initial=0))
-    return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), 2**20)
+    """Return the upper end of an axis with room for the highest sample, the limit and the phases' names."""
+    highest = float(_stacks(held_memory(run.timeline), PARTS).sum(axis=0).max(initial=0))
+    return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
 
 def _draw_layers(
-    ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[str, tuple[str, str]], title: str | None
+    ax: Axes,
+    run: Run,
+    time_s: NDArray[np.float64],
+    stacks: NDArray[np.float64],
+    layers: Mapping[str, tuple[str, str]],
+    title: str | None,
 ) -> float:
-    """Stacked layers over the phases of a run, under what became of it; gives the right end of the axis."""
+    """Draw stacked layers over the run's phases; return the right end of the axis."""
     names, colours = zip(*layers.values(), strict=True)
     ax.stackplot(time_s, stacks, labels=names, colors=colours, linewidth=0, zorder=2)
     end_s = max(float(time_s[-1]), 1e-3) if len(time_s) else 1.0
     _draw_phases(ax, run, end_s)
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
-    out_of_memory = run.exit_code in (137, OUT_OF_CUDA_MEMORY)
-    title = title or f"{run.run_dir.name}: {run.state}"
-    ax.set_title(title, fontsize=10, color=KILLED if out_of_memory else "black")
+    colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else "black"
+    ax.set_title(title or f"{run.run_dir.name}: {run.state}", fontsize=10, color=colour)
     return end_s
 
 
-def _shade(phase: Phase) -> tuple[str, str] | None:
-    return next((shade for prefix, shade in _SHADES.items() if phase.name.lower().startswith(prefix)), None)
-
-
 def _draw_phases(ax: Axes, run: Run, end_s: float) -> None:
-    """Shaded spans, innermost last so that it is seen; labels stand upright, where the span is wide enough for one."""
-    trained = (run.run_dir / CONFIG).is_file()  # of another command each phase that it named is drawn
-    phases = [phase for phase in run.phases if _shade(phase) or not trained]
-    # Before the first phase Python starts and imports torch, 0.3 GB that a stranger would look for among the data.
+    """Shade each phase, inner phases above outer ones, with upright names where the span is wide enough."""
+    is_training = (run.run_dir / CONFIG).is_file()  # of other commands every phase is drawn
+    phases = [phase for phase in run.phases if not is_training or phase.name.lower().startswith((*_SHADES,))]
+    # Before the first phase Python imports torch, which takes 0.3 GB.
     spans = [(0.0, min(phase.start_s for phase in phases), "imports")] if phases else []
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
-        label, colour = _shade(phase) or _OTHER
+        shades = (shade for prefix, shade in _SHADES.items() if phase.name.lower().startswith(prefix))
+        label, colour = next(shades, ("_other", "#ececec"))
         label = "_again" if label in ax.get_legend_handles_labels()[1] else label
         ax.axvspan(phase.start_s, stop, color=colour, label=label, alpha=0.75, linewidth=0, zorder=0)
         ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
-        # A span that holds another one (eval holds build) is labelled where it is not covered: at its last stretch.
+        # The name of an outer phase stands behind the last inner one, which covers the span before.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
         spans.append((max([phase.start_s, *covered]), stop, phase.label))
@@ -141,71 +133,69 @@ def plot_timeline(
     top_bytes: float | None = None,
     legend: bool = True,
 ) -> Axes:
-    """One run's memory over time: anonymous, shared and file memory stacked, phases shaded, limit, peak, and a kill.
+    """Plot a run's memory over time: anonymous, shared and file memory stacked, phases, limit, peak, and a kill.
 
     Args:
-        run: A `Run` or the folder of one.
-        ax: Where to draw; a new figure by default.
+        run: A `Run` or its folder.
+        ax: Axes to draw on; a new figure by default.
         title: By default the folder's name and how the run ended.
-        top_bytes: The axis' upper end, to draw several runs on one scale.
+        top_bytes: Upper end of the axis, to draw several runs on one scale.
         legend: Whether to name the colours.
 
     Raises:
-        InputError: when the folder holds no timeline.
+        InputError: when the folder has no timeline.
     """
     run, ax = Run.open(run), _axes(ax)
-    time_s, stacks = _held(run)
-    top_bytes = top_bytes or _top_bytes(run)
+    samples = held_memory(run.timeline)
+    time_s, top_bytes = samples["time_s"].to_numpy(), top_bytes or _top_bytes(run)
     unit, name, text = _unit(top_bytes / _ROOM)
-    stacks = stacks / unit
-    waits = np.flatnonzero(np.diff(time_s) > _WAIT_S) + 1
-    drawn = np.insert(time_s, waits, time_s[waits]), np.insert(stacks, waits, np.nan, axis=1)
+    stacks = _stacks(samples, PARTS) / unit
+    pauses = np.flatnonzero(np.diff(time_s) > _PAUSE_S) + 1
+    drawn = np.insert(time_s, pauses, time_s[pauses]), np.insert(stacks, pauses, np.nan, axis=1)
     end_s = _draw_layers(ax, run, *drawn, PARTS, title)
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
         where = {"xycoords": ("axes fraction", "data"), "bbox": None}
         _mark(ax, f"limit {text(limit)}", (0.0, limit), (4, 3), color=LIMIT, **where)
-    held = stacks[0] + stacks[1]
-    if run.exit_code == 137 and len(held):
-        # The last sample falls before the last allocation: what the kernel stopped was the climb to the limit.
-        height = limit or held[-1]
-        ax.plot([end_s] * 2, [held[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
+    in_use = stacks[0] + stacks[1]
+    if run.exit_code == 137 and len(in_use):
+        # The last sample is older than the last allocation: the cross stands at the limit that stopped the climb.
+        height = limit or in_use[-1]
+        ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
-        if phase := run.diagnosis.phase:
-            # Well below the climb that it names, which it would hide.
+        if phase := run.diagnosis.phase:  # well below the climb, which the label would hide
             style = {"ha": "right", "va": "center", "color": KILLED}
             _mark(ax, f"killed in\n{phase}", (end_s, 0.4 * height), (-10, 0), **style)
-    elif len(held):
-        at = int(held.argmax())
-        ax.plot(time_s[at], held[at], "o", color="black", markersize=4, zorder=6)
+    elif len(in_use):
+        at = int(in_use.argmax())
+        ax.plot(time_s[at], in_use[at], "o", color="black", markersize=4, zorder=6)
         late = time_s[at] > 0.75 * end_s
         side = {"ha": "right" if late else "center", "va": "bottom"}
-        _mark(ax, f"peak {text(held[at])}", (time_s[at], held[at]), (-6 if late else 0, 8), **side)
+        _mark(ax, f"peak {text(in_use[at])}", (time_s[at], in_use[at]), (-6 if late else 0, 8), **side)
     ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
     if legend:
         ax.legend(ncol=4, **_BELOW)
     return ax
 
 
-def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None) -> Axes:
-    """A run's GPU memory over time, stacked: allocated, reserved but unallocated, free; and the largest free block.
+def plot_cuda(run: RunLike) -> Axes:
+    """Plot a run's GPU memory over time: allocated, reserved but unallocated, free, and the largest free block.
 
-    Allocations that needed a second try are ticks at the bottom, a failed one is a cross. Under `max_cuda_memory` the
-    top is the cap.
+    A tick at the bottom marks a retried allocation, a cross a failed one. The top is the cap of `max_cuda_memory`.
 
     Raises:
-        InputError: when the run marked no GPU memory, as on a CPU.
+        InputError: when the run recorded no GPU memory, as on a CPU.
     """
     run = Run.open(run)
     table = run.cuda
     if not len(table):
         raise InputError(f"{run.run_dir}: expected a run on a GPU, found no GPU memory in its events")
-    ax = _axes(ax)
+    ax = _axes()
     time_s, stacks = table["time_s"].to_numpy(), _stacks(table, CUDA_LAYERS)
     unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
     stacks = stacks / unit
-    _draw_layers(ax, run, time_s, stacks, CUDA_LAYERS, title)
+    _draw_layers(ax, run, time_s, stacks, CUDA_LAYERS, None)
     largest = table["cuda_largest_free_bytes"] / unit
     if largest.notna().any():
         base = stacks[0] + np.minimum(largest.to_numpy(), stacks[1])
@@ -222,10 +212,10 @@ def plot_cuda(run: RunLike, ax: Axes | None = None, *, title: str | None = None)
 
 
 def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
-    """Several runs side by side, every one on the same memory scale.
+    """Plot several runs side by side on one scale of memory.
 
     Args:
-        runs: Titles to runs or their folders, or these alone, which are called by their folders.
+        runs: Title -> run or folder, or a list of these, titled by their folders.
         columns: Panels in a row.
     """
     titled = [*named(runs).items()]
@@ -233,8 +223,7 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
         raise InputError("runs: expected at least one run to draw, got none")
     columns = min(columns, len(titled))
     rows = -(-len(titled) // columns)
-    # Three panels are as wide as a page of JupyterLab in a window of 1400 pixels, which would shrink wider ones.
-    size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows
+    size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows  # 3 panels fit JupyterLab in 1400 pixels
     figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
     for ax in grid.flat[len(titled) :]:
         ax.set_visible(False)
@@ -252,14 +241,14 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
 # Epochs, peaks and forecasts ------------------------------------------------------------------------------------------
 
 
-def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str], ax: Axes | None = None) -> Axes:
-    """Seconds per epoch against the memory limit, one line per policy; a cross where the policy was killed.
+def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) -> Axes:
+    """Plot seconds per epoch against the memory limit, one line per policy; a cross marks a killed run.
 
     Args:
-        runs: By (policy, limit).
-        limits: Their order on the axis.
+        runs: (policy, limit) -> run or folder.
+        limits: In the order of the axis.
     """
-    ax = _axes(ax, 7.5, 4)
+    ax = _axes(width=7.5, height=4)
     policies = list(dict.fromkeys(policy for policy, _ in runs))
     highest = 0.0
     for policy in policies:
@@ -267,21 +256,21 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str], 
         alive = {i: float(run.metrics["time_s"].mean()) for i, run in points if run.exit_code == 0}
         (line,) = ax.plot([*alive], [*alive.values()], "o-", label=policy, zorder=3)
         highest = max([highest, *alive.values()])
-        # Policies that die at the same limit stand beside each other.
+        # Crosses of several policies at one limit stand side by side.
         shift = 0.12 * (policies.index(policy) - len(policies) / 2)
         dead = [i + shift for i, run in points if run.exit_code != 0]
         style = {"color": line.get_color(), "markersize": 11, "markeredgecolor": "white"}
-        if dead:  # nothing drawn, but not clipped, takes up room down to the figure's corner
+        if dead:  # an empty line without clipping would claim room down to the figure's corner
             ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **style)
     ax.set_xticks(range(len(limits)), limits)
-    ax.set(ylim=(0, 1.15 * highest or 1), xlabel="memory limit at full size (cross: killed)")
-    ax.set_ylabel("seconds per epoch")
+    ax.set(ylim=(0, 1.15 * highest or 1), ylabel="seconds per epoch")
+    ax.set_xlabel("memory limit at full size (cross: killed)")
     ax.legend(**_PLAIN)
     return ax
 
 
 def plot_accuracy(runs: Runs) -> Figure:
-    """Loss, and accuracy on valid (full line) and test (dashed), over the epochs; a mark at the best valid accuracy."""
+    """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark the best epoch."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for name, run in named(runs).items():
         metrics = run.metrics
@@ -300,15 +289,9 @@ def plot_accuracy(runs: Runs) -> Figure:
 
 
 def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None = None, ax: Axes | None = None) -> Axes:
-    """Horizontal bars of peak memory by name, with the limit they have to stay under.
-
-    Args:
-        peaks: Runs, of which the most anonymous + shared memory is drawn, or bytes.
-    """
+    """Plot horizontal bars of peak memory (bytes, or the anonymous + shared memory of runs), and the limit."""
     ax = _axes(ax, 9, 0.5 * len(peaks) + 1.2)
-    sizes = [
-        float(peak) if isinstance(peak, int | float) else Run.open(peak).held_peak_bytes for peak in peaks.values()
-    ]
+    sizes = [size if isinstance(size, int | float) else Run.open(size).held_peak_bytes for size in peaks.values()]
     colours = [KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS["anon"][1] for size in sizes]
     unit, name, text = _unit(max([*sizes, limit_bytes or 0]))
     bars = ax.barh(list(peaks), [size / unit for size in sizes], color=colours)
@@ -323,48 +306,42 @@ def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None =
 
 
 def _draw_forecasts(ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[Any]) -> None:
-    """One bar a row, its columns stacked, and a black mark at what was measured; NaN has none."""
+    """Draw one stacked bar per row and a black mark at its measured peak, if that is not NaN."""
     predicted.plot.barh(ax=ax, stacked=True, width=0.62, color=colours, legend=False)
     rows = np.arange(len(predicted))
     ax.vlines(measured, rows - 0.38, rows + 0.38, color="black", linewidth=2.2, zorder=5, label="measured peak")
     ax.set_ylim(len(predicted) - 0.5, -0.5)
 
 
-def plot_forecast(run: RunLike, ax: Axes | None = None, *, title: str | None = None) -> Axes:
-    """A run's forecast beside what was measured: one bar a phase, its largest parts stacked, the measured peak a mark.
+def plot_forecast(run: RunLike) -> Axes:
+    """Plot a run's forecast: one bar per phase with its largest parts stacked, and a mark at the measured peak.
 
     Raises:
-        InputError: when the run has no result yet, or no forecast in it.
+        InputError: when the run has no result yet, or a result without a forecast.
     """
     run = Run.open(run)
     forecast = run.result.get("forecast", {})
     if "phases" not in forecast:
-        raise InputError(
-            f"{run.run_dir}: expected a result with a forecast, found {forecast.get('skipped', 'none')}; "
-            "only runs of `run` have one"
-        )
+        found = forecast.get("skipped", "none")
+        raise InputError(f"{run.run_dir}: expected a result of `run` with a forecast, found {found}")
     phases = pd.DataFrame.from_dict(forecast["phases"], orient="index")
     parts, measured = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0), phases["measured"].astype(float)
     unit, name, _ = _unit(max(parts.sum(axis=1).max(), measured.max()))
     largest = parts.max().nlargest(7).index
     drawn = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
-    ax = _axes(ax, 9, 0.5 * len(phases) + 1.6)
+    ax = _axes(height=0.5 * len(phases) + 1.6)
     colours = [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"]
     _draw_forecasts(ax, drawn / unit, measured / unit, colours)
     ax.set_xlabel(f"anonymous + shared memory in {name}")
-    ax.set_title(title or f"{run.run_dir.name}: predicted parts, measured peaks", fontsize=10)
+    ax.set_title(f"{run.run_dir.name}: predicted parts, measured peaks", fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
     return ax
 
 
-def plot_knobs(forecasts: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """One bar a setting: its predicted peak, the measured one as a mark, and beside it the full data set's forecast.
-
-    Args:
-        forecasts: As `forecast_table` makes them.
-    """
+def plot_knobs(forecasts: pd.DataFrame) -> Axes:
+    """Plot a `forecast_table`: one bar per setting with its predicted, measured and full-size peak."""
     (full,) = (name for name in forecasts.columns if name.endswith(" GB"))
-    ax, peaks = _axes(ax, 9, 0.4 * len(forecasts) + 1.6), forecasts[["predicted MB", "measured MB"]]
+    ax, peaks = _axes(height=0.4 * len(forecasts) + 1.6), forecasts[["predicted MB", "measured MB"]]
     _draw_forecasts(ax, peaks[["predicted MB"]], peaks["measured MB"], [PARTS["file"][1]])
     bars: Any = ax.containers[0]
     ax.bar_label(bars, [f"{size:.1f} GB" for size in forecasts[full]], padding=10, fontsize=9)

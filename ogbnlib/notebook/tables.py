@@ -1,24 +1,28 @@
-"""Tables for people: runs side by side, beside their forecast, and what loaders and releases took and gave."""
+"""Tables of runs: ends, peaks and times, forecasts beside measurements, costs of loaders and releases."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from ..config import TrainConfig
 from ..errors import GB, MB
 from ..forecast.phases import predict
 from ..forecast.sizes import RUNTIME_BYTES, size_of, trained_edges
 from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import Phase
+from ..sources.catalog import open_dataset
 
 
 def compare_runs(runs: Runs) -> pd.DataFrame:
-    """One row per run: how and where it ended, peak of anonymous + shared memory in GB, times, last metrics.
+    """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, times, last metrics.
 
     Args:
-        runs: Names to runs or their folders, or these alone: `compare_runs(["runs/a", "runs/b"])`.
+        runs: Name -> run or folder, or a list of these: `compare_runs(["runs/a", "runs/b"])`.
     """
     rows: dict[str, dict[str, Any]] = {}
     for name, run in named(runs).items():
@@ -36,17 +40,17 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
 
 
 def forecast_table(runs: Runs, full: str = "ogbn-papers100M", *, runtime_bytes: int = RUNTIME_BYTES) -> pd.DataFrame:
-    """One row per run: its predicted peak beside the measured one, and the forecast of the same settings on `full`.
+    """Return one row per run: predicted and measured peak, and the forecast of its settings on the data set `full`.
 
-    Peaks are anonymous + shared memory; the columns that end in "MB" and "GB" are 2**20 and 2**30 bytes. The error is
-    that of the prediction, relative to the measurement; both are NaN where a run was killed, whose peak is the limit's.
+    Peaks are anonymous + shared memory; MB and GB are 2**20 and 2**30 bytes. The error of the prediction is relative to
+    the measurement; both are NaN for a killed run, whose peak is that of its limit.
 
     Args:
-        full: A data set whose size is known, or a folder; nothing of it is loaded.
-        runtime_bytes: Of the process at rest, when another machine's is known.
+        full: Name of a known data set, or a folder; only its sizes are read.
+        runtime_bytes: Memory of Python and torch alone.
 
     Raises:
-        InputError: when a size cannot be read.
+        InputError: when the sizes can't be read.
     """
     rows = {}
     for name, run in named(runs).items():
@@ -66,10 +70,9 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M", *, runtime_bytes: 
 
 
 def loader_costs(run: RunLike) -> pd.DataFrame:
-    """What building each loader took, kept, and needed on the way, in MB and in bytes per edge.
+    """Return the memory that building each loader kept, and needed for a moment, in MB and in bytes per edge.
 
-    One row for each `build ... loader` phase of the run, and for the shared CSC where there is one; from the kernel's
-    own counters (`Run.phase_memory`), not from samples.
+    One row for each phase `build ... loader`, and for the shared CSC, from the kernel's counters (`Run.phase_memory`).
     """
     run = Run.open(run)
     table, edges = run.phase_memory, trained_edges(size_of(run.config.dataset), run.config.undirected)
@@ -82,9 +85,9 @@ def loader_costs(run: RunLike) -> pd.DataFrame:
 
 
 def released(run: RunLike) -> pd.DataFrame:
-    """What each call of `release_memory` in a run gave back, step by step in MB (negative: the step cost memory).
+    """Return the MB that each step of each `release_memory` call in a run gave back; negative if the step took memory.
 
-    NaN where a step is impossible, as CUDA's are on a CPU.
+    NaN for impossible steps, as those of CUDA on a CPU.
     """
     events = [event for event in Run.open(run).events if event["event"] == "release"]
     table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
@@ -94,10 +97,10 @@ def released(run: RunLike) -> pd.DataFrame:
 
 
 def compare_cuda(runs: Runs) -> pd.DataFrame:
-    """One row per run on a GPU: peaks of allocated and reserved memory in GB, retried allocations, seconds an epoch.
+    """Return one row per run: peaks of allocated and reserved GPU memory in GB, retried allocations, epoch seconds.
 
-    The peaks are torch's own (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GB" is the most
-    that was reserved beyond what was allocated in any reading. NaN for a run that used no GPU.
+    The peaks are torch's (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GB" is the largest
+    difference of reserved and allocated memory in any reading. NaN for a run without a GPU.
     """
     rows = {}
     for name, run in named(runs).items():
@@ -116,10 +119,10 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
 
 
 def compare_steps(runs: Runs) -> pd.DataFrame:
-    """One row per run: what a training step adds at its highest, in MB, an epoch's seconds, both to the first run's.
+    """Return one row per run: MB that a training step adds, seconds of an epoch, both also relative to the first run.
 
-    On a GPU what torch allocated there; else the trainer's own high-water mark within an epoch less what it held before
-    (`Run.phase_memory`), the batch and its sampling included.
+    On a GPU a step is the memory that torch allocated; else the rise within an epoch (`Run.phase_memory`), which
+    includes the batch and its sampling.
     """
     runs = named(runs)
     allocated, rows = compare_cuda(runs)["allocated GB"] * 2**10, {}
@@ -134,24 +137,24 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
 
 
 def best_epochs(runs: Runs) -> pd.DataFrame:
-    """One row per run: the epoch of its best valid accuracy, both accuracies in it, epochs trained, peak in GB.
+    """Return one row per run: epoch of the best valid accuracy, both accuracies, epochs trained, peak in GB.
 
-    NaN for a run that was never evaluated.
+    NaN for a run without an evaluation.
     """
     rows = {}
     for name, run in named(runs).items():
         best = run.metrics.sort_values("valid", ascending=False, kind="stable").dropna(subset="valid").head(1)
-        found = {"best epoch": best["epoch"].max(), "valid": best["valid"].max(), "test": best["test"].max()}
-        rows[name] = {**found, "epochs trained": len(run.metrics), "peak GB": round(run.held_peak_bytes / GB, 3)}
+        row = {"best epoch": best["epoch"].max(), "valid": best["valid"].max(), "test": best["test"].max()}
+        rows[name] = {**row, "epochs trained": len(run.metrics), "peak GB": round(run.held_peak_bytes / GB, 3)}
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def phase_seconds(runs: Runs) -> pd.DataFrame:
-    """Seconds that each run spent in each kind of phase, epochs summed, without the phases inside it."""
+    """Return the seconds of each run in each kind of phase, summed over epochs, without inner phases."""
     columns = {}
     for name, run in named(runs).items():
         own: defaultdict[str, float] = defaultdict(float)
-        entered: dict[int, Phase] = {}  # the last one at each depth
+        entered: dict[int, Phase] = {}  # depth -> its latest phase
         for phase in run.phases:
             entered[phase.depth] = phase
             if phase.end_s is None:
@@ -161,3 +164,35 @@ def phase_seconds(runs: Runs) -> pd.DataFrame:
                 own[outer.name] -= phase.end_s - phase.start_s
         columns[name] = own
     return pd.DataFrame(columns).fillna(0.0).round(3)
+
+
+def sampled_nodes(
+    config: TrainConfig,
+    settings: Mapping[str, Mapping[str, Any]],
+    full: str = "ogbn-papers100M",
+    num_batches: int = 10,
+) -> pd.DataFrame:
+    """Return one row per setting with the nodes of a batch: by arithmetic, counted, and expected on `full`.
+
+    "arithmetic" is seeds x (1 + k1 + k1 k2 ...), "counted" the mean of `num_batches` training batches of
+    `config.dataset`.
+    """
+    import torch
+    from torch_geometric.sampler import NodeSamplerInput
+
+    from ..sampling.sampler import CSCSampler
+
+    store, rows = open_dataset(config.dataset), {}
+    seeds = torch.from_numpy(np.random.default_rng(config.seed).permutation(store.splits["train"]))
+    for name, setting in settings.items():
+        changed = config.replace(**setting)
+        size, num_neighbors = changed.batch_size, changed.num_neighbors
+        sampler = CSCSampler(store.colptr, store.row, num_neighbors, seed=config.seed)
+        parts = torch.split(seeds, size)[: max(1, min(num_batches, len(seeds) // size))]  # full batches
+        counted = [len(sampler.sample_from_nodes(NodeSamplerInput(None, part)).node) for part in parts]
+        rows[name] = {
+            "arithmetic": size * int(1 + np.cumprod(num_neighbors).sum()),
+            "counted": round(np.mean(counted)),
+            full: round(predict(changed.replace(dataset=full), size_of(full)).batch.num_nodes),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")

@@ -18,6 +18,7 @@ import nbformat
 import pytest
 from conftest import wait_until
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:

@@ -1,0 +1,120 @@
+"""Verdict table: what people believe, what was measured, and whether the belief holds.
+
+Each comparison returns a `Finding`. Its threshold stands in the notebook, beside the belief, and is larger than the
+difference between two equal runs. A missing figure (NaN) and the peak of a killed run count as "not measured".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pandas as pd
+
+from ..errors import format_bytes
+from ..forecast.planner import FITS, Advice
+from ..runs.folder import Run
+
+WORDS = {True: "holds", False: "does not hold", None: "not measured"}
+
+
+class Finding(NamedTuple):
+    """A measurement in words, and whether the belief holds (None: not measured)."""
+
+    measured: str
+    holds: bool | None
+
+
+class VerdictTable(pd.DataFrame):  # type: ignore[misc]
+    """Table with one row per belief that is printed without shortened texts."""
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{row.belief}: {row.verdict}\n    {row.measured}" for row in self.itertuples())
+
+    def _repr_html_(self) -> str:
+        left = {"text-align": "left", "vertical-align": "top"}
+        styles = [{"selector": "th", "props": list(left.items())}]
+        return str(self.style.hide(axis="index").set_properties(**left).set_table_styles(styles).to_html())
+
+
+def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTable:
+    """Return a table with the columns belief, measured and verdict.
+
+    Args:
+        beliefs: Each belief with its finding, or with several named findings. The verdict on several is "half true" if
+            only some hold, and "not measured" if any is.
+    """
+    rows = []
+    for belief, found in beliefs.items():
+        parts = {"": found} if isinstance(found, Finding) else found
+        answers = {part.holds for part in parts.values()}
+        verdict = WORDS[None if None in answers else all(answers)]
+        if answers == {True, False}:
+            verdict = "half true: " + ", ".join(f"{name} {WORDS[part.holds]}" for name, part in parts.items())
+        measured = "; ".join(f"{name}: {part.measured}" if name else part.measured for name, part in parts.items())
+        rows.append((belief, measured, verdict))
+    return VerdictTable(rows, columns=["belief", "measured", "verdict"])
+
+
+def at_least(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
+    """Check that a figure reaches a threshold; `text` formats the figure, as in "{:.0%} of the time"."""
+    return Finding(text.format(value), None if math.isnan(value) else bool(value >= threshold))
+
+
+def at_most(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
+    """Check that a figure does not exceed a threshold."""
+    return at_least(-value, -threshold)._replace(measured=text.format(value))
+
+
+def close_to(value: float, expected: float, text: str = "{:.3g}", by: float = 0.1) -> Finding:
+    """Check that a figure differs from the expected one by the share `by` at most."""
+    return at_most(abs(value / expected - 1), by)._replace(measured=text.format(value))
+
+
+def lower_peak(before: Run, after: Run, by: float = 0.02) -> Finding:
+    """Check that the peak memory fell by the share `by` or more; the peaks of equal runs differ by less than 2 %."""
+    return _peaks(before, after, after.held_peak_bytes <= (1 - by) * before.held_peak_bytes)
+
+
+def higher_peak(before: Run, after: Run, by_bytes: float) -> Finding:
+    """Check that the peak memory rose by `by_bytes` or more."""
+    return _peaks(before, after, after.held_peak_bytes - before.held_peak_bytes >= by_bytes)
+
+
+def _peaks(before: Run, after: Run, holds: bool) -> Finding:
+    if unfinished := {run.run_dir.name: run for run in (before, after) if run.exit_code != 0}:
+        return Finding(finished(unfinished).measured, None)
+    return Finding(f"from {format_bytes(before.held_peak_bytes)} to {format_bytes(after.held_peak_bytes)}", holds)
+
+
+def finished(runs: Mapping[str, Run]) -> Finding:
+    """Check that at least one of the runs finished."""
+    ends = {name: "finished" if run.exit_code == 0 else f"exit code {run.exit_code}" for name, run in runs.items()}
+    return Finding(", ".join(f"{name} {end}" for name, end in ends.items()), "finished" in ends.values())
+
+
+def killed(runs: Mapping[str, Run]) -> Finding:
+    """Check that none of the runs finished."""
+    return finished(runs)._replace(holds=not finished(runs).holds)
+
+
+def fits(plans: Mapping[str, Advice]) -> Finding:
+    """Check that at least one of the forecasts fits its limit."""
+    needs = [f"{name} needs {format_bytes(plan.forecast.peak_bytes)}" for name, plan in plans.items()]
+    limits = {format_bytes(plan.limit_bytes) for plan in plans.values()}
+    return Finding(f"{', '.join(needs)}; limit {', '.join(limits)}", FITS in [plan.verdict for plan in plans.values()])
+
+
+def losses_differ(runs: Mapping[str, Run]) -> Finding:
+    """Check that the losses of the finished runs differ in any digit."""
+    losses = {name: tuple(run.metrics["loss"]) for name, run in runs.items() if run.exit_code == 0}
+    measured = "last loss " + ", ".join(f"{name} {series[-1]:.6f}" for name, series in losses.items())
+    return Finding(measured, len(set(losses.values())) > 1 if len(losses) > 1 else None)
+
+
+def as_accurate(one: float, other: float, num_nodes: int) -> Finding:
+    """Check that `one` accuracy is not below the `other`; not measured within two standard errors of the difference."""
+    error = math.sqrt((one * (1 - one) + other * (1 - other)) / num_nodes)  # of two binomial shares
+    measured = f"{one:.3f} against {other:.3f}, standard error of the difference {error:.3f}"
+    return Finding(measured, None if abs(one - other) <= 2 * error else one > other)

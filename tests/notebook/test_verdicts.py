@@ -1,0 +1,100 @@
+"""Promises of `verdicts`: computed from measurements, above noise, and never from the peak of a killed run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from conftest import MB, write_run
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.forecast.planner import plan
+from ogbnlib.notebook import verdicts
+from ogbnlib.notebook.verdicts import Finding
+from ogbnlib.runs.folder import METRIC_COLUMNS, Run
+
+Make = Callable[..., Run]
+HOLDS, FAILS, UNKNOWN = (verdicts.WORDS[holds] for holds in (True, False, None))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Make a run with a peak of `peak` MB of memory in use and one loss per epoch."""
+
+    def make(name: str, peak: float = 500, *, losses: tuple[float, ...] = (), exit_code: int = 0) -> Run:
+        sample = {"time_s": 0.5, "rss_anon_bytes": peak * MB, "rss_shmem_bytes": 0, "rss_file_bytes": 0}
+        folder = write_run(
+            tmp_path / name,
+            exit_code=exit_code,
+            samples=[sample],
+            sampled_peaks_bytes={"anon_shmem_bytes": int(peak * MB)},
+        )
+        epochs = {"epoch": range(1, 1 + len(losses)), "loss": losses}
+        pd.DataFrame(epochs, columns=METRIC_COLUMNS).to_csv(folder / "metrics.csv", index=False)
+        return Run.open(folder)
+
+    return make
+
+
+def verdict(found: Finding | dict[str, Finding]) -> str:
+    (row,) = verdicts.table({"a belief": found}).itertuples()
+    return row.verdict
+
+
+def test_figures_are_compared_with_a_threshold_and_nan_is_not_measured() -> None:
+    assert verdict(verdicts.at_least(0.3, 0.3)) == verdict(verdicts.at_most(0.3, 0.3)) == HOLDS
+    assert verdict(verdicts.at_least(0.29, 0.3)) == verdict(verdicts.at_most(0.31, 0.3)) == FAILS
+    assert verdict(verdicts.close_to(16.4, 15)) == HOLDS
+    assert verdict(verdicts.close_to(24.1, 15)) == FAILS
+    for comparison in (verdicts.at_least, verdicts.at_most, verdicts.close_to):
+        assert verdict(comparison(math.nan, 1.0)) == UNKNOWN
+    assert verdicts.at_least(0.25, 1, "{:.0%} of the time").measured == "25% of the time"
+
+
+def test_peaks_are_compared_beyond_noise_and_only_of_runs_that_finished(make: Make) -> None:
+    before, equal, lower = make("before", 500), make("equal", 492), make("lower", 489)
+    assert verdict(verdicts.lower_peak(before, equal)) == FAILS
+    assert verdict(verdicts.lower_peak(before, lower)) == HOLDS
+    assert verdict(verdicts.higher_peak(before, make("higher", 560), by_bytes=60 * MB)) == HOLDS
+    assert verdict(verdicts.higher_peak(before, make("almost", 559), by_bytes=60 * MB)) == FAILS
+    killed = verdicts.lower_peak(before, make("killed", 100, exit_code=137))
+    assert killed == Finding("killed exit code 137", None)
+
+
+def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
+    alive, dead = make("alive"), make("dead", exit_code=137)
+    assert verdict(verdicts.finished({"a": alive, "b": dead})) == HOLDS
+    assert verdict(verdicts.finished({"b": dead})) == FAILS
+    assert verdict(verdicts.killed({"a": alive, "b": dead})) == FAILS
+    assert verdicts.killed({"b": dead}) == Finding("b exit code 137", True)
+    wide, narrow = (plan(TrainConfig.create(dataset="ogbn-papers100M"), limit) for limit in ("512 GB", "8 GB"))
+    assert verdict(verdicts.fits({"wide": wide, "narrow": narrow})) == HOLDS
+    assert verdict(verdicts.fits({"narrow": narrow})) == FAILS
+
+
+def test_losses_differ_in_any_digit(make: Make) -> None:
+    one, same, other = make("one", losses=(2.0, 1.0)), make("same", losses=(2.0, 1.0)), make("other", losses=(2.1, 1.0))
+    dead = make("dead", losses=(3.0, 1.0), exit_code=137)
+    assert verdict(verdicts.losses_differ({"one": one, "same": same, "dead": dead})) == FAILS
+    assert verdict(verdicts.losses_differ({"one": one, "other": other})) == HOLDS
+    assert verdict(verdicts.losses_differ({"one": one, "dead": dead})) == UNKNOWN
+
+
+def test_accuracies_within_two_standard_errors_are_not_told_apart() -> None:
+    assert verdict(verdicts.as_accurate(0.50, 0.60, 1000)) == FAILS
+    assert verdict(verdicts.as_accurate(0.60, 0.50, 1000)) == HOLDS
+    assert verdict(verdicts.as_accurate(0.50, 0.52, 1000)) == UNKNOWN
+
+
+def test_a_belief_with_parts_is_half_true_where_only_some_hold_and_shown_in_full() -> None:
+    yes, no, unknown = verdicts.at_least(2, 1), verdicts.at_least(0, 1), verdicts.at_least(math.nan, 1)
+    assert verdict({"memory": yes, "time": no}) == "half true: memory holds, time does not hold"
+    assert verdict({"memory": yes, "time": yes}) == HOLDS
+    assert verdict({"memory": no, "time": no}) == FAILS
+    assert verdict({"memory": yes, "time": unknown}) == UNKNOWN
+    table = verdicts.table({"x" * 200: {"memory": yes, "time": no}})
+    assert repr(table) == f"{'x' * 200}: half true: memory holds, time does not hold\n    memory: 2; time: 0"
+    assert "x" * 200 in table._repr_html_()
