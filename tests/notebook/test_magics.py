@@ -1,4 +1,4 @@
-"""Promises of `%%memory` and `%%memory_limit`: a cell's memory is seen, a cell may die, the kernel never does."""
+"""Promises of `%%memory` and `%%memory_limit`: a cell's memory is shown, a cell may be killed, the kernel never."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_book(*cells: str) -> NotebookNode:
 
 
 def execute(*cells: str) -> list[dict[str, str]]:
-    """Executes cells, whatever they raise; for each what it showed, by kind."""
+    """Executes cells, whatever they raise; returns the outputs of each by kind."""
     book = make_book(LOAD, *cells)
     nbclient.NotebookClient(book, allow_errors=True, timeout=120).execute()
     return [shown(cell) for cell in book.cells[1:]]
@@ -68,7 +68,7 @@ def test_memory_shows_peak_and_what_a_cell_left_behind_and_leaves_it_as_it_was()
     assert "100 MB given back" in after["stdout"]
     assert "SyntaxError" in syntax["error"]
     assert "magics.py" not in syntax["error"]
-    assert nothing["error"] == "InputError: %%memory: expected nothing behind it, got 'x'"
+    assert nothing["error"] == "InputError: %%memory: expected no arguments, got 'x'"
 
 
 def test_a_limited_cell_takes_variables_prints_and_gives_results_back() -> None:
@@ -101,24 +101,20 @@ def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path, limit_by:
 
 MISTAKES: list[tuple[str, str]] = [
     ("5\n1", "InputError: memory_limit: expected a size such as"),
-    ("1GB --in nope\n1", "InputError: --in nope: expected a variable of the notebook, found none"),
-    ("1GB --in 3\n1", "InputError: %%memory_limit: expected names of variables after --in and --out, got '3'"),
-    ("1GB --in f\n1", "InputError: --in f: expected what cloudpickle can copy to another process, found a generator"),
-    ("1GB --out nope\n1", "InputError: --out nope: expected a variable of the cell, found none"),
-    ("1GB --out g\ng = (i for i in [])", "InputError: --out g: expected what cloudpickle can copy"),
+    ("1GB --in nope\n1", "InputError: --in nope: expected a variable of the notebook"),
+    ("1GB --in 3\n1", "InputError: %%memory_limit: expected names of variables"),
+    ("1GB --in f\n1", "InputError: --in f: expected an object that cloudpickle can copy"),
+    ("1GB --out nope\n1", "InputError: --out nope: expected a variable of the cell"),
+    ("1GB --out g\ng = (i for i in [])", "InputError: --out g: expected an object that cloudpickle can copy"),
     ("1GB --limit-by magic\n1", "InputError: limit_by: expected auto or one of"),
-    ("1GB\nprint(f)", "NameError: name 'f' is not defined\na limited cell knows no variable of the notebook but"),
+    ("1GB\nprint(f)", "NameError: name 'f' is not defined\na limited cell has only the variables"),
     ("1GB\nx = 1\n%nosuch x", "UsageError: Line magic function `%nosuch` not found."),
     ("1GB\nx = 1\nf(", "SyntaxError: incomplete input"),
     ("1GB\ndef g():\n    1 / 0\n\ng()", "----> 2     1 / 0\n\nZeroDivisionError: division by zero"),
-    ("1GB\ninput('name? ')", "EOFError: EOF when reading a line\na limited cell has no keyboard"),
+    ("1GB\ninput('name? ')", "EOFError: EOF when reading a line"),
     ("1GB\nraise KeyboardInterrupt", "----> 1 raise KeyboardInterrupt\n\nKeyboardInterrupt: "),
     ("1GB\nimport sys\nsys.exit(3)", "SystemExit: 3"),
-    ("1GB --out x\nimport os, sys\nx = 1\nsys.exit(0)", "SystemExit: 0"),
-    (
-        "1GB --in kept --out kept\nimport os\nkept = 1\nos._exit(0)",
-        "CellFailed: --out kept: not set, as the cell ended its process itself",
-    ),
+    ("1GB --in kept --out kept\nimport os\nkept = 1\nos._exit(0)", "CellFailed: --out kept: not set"),
     (f"150MB --out x\n{FILL}", "CellFailed: --out x: not set, as the cell's process ended: out of memory"),
 ]
 
@@ -191,13 +187,15 @@ def test_a_cell_does_what_a_plain_one_does(magic: str) -> None:
         assert "image/png" in done
 
 
-def test_a_failing_cell_shows_its_own_traceback_and_its_memory() -> None:
+def test_a_failing_cell_shows_its_own_traceback_and_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     cells = execute(*(f"%%memory\n{cell}" for cell in ("def g():\n    1 / 0\n\ng()", "raise KeyboardInterrupt")))
     for cell, line in zip(cells, ("----> 3     1 / 0\n", "----> 2 raise KeyboardInterrupt\n"), strict=True):
         assert line in cell["error"]
         assert "magics.py" not in cell["error"]
         assert cell["stdout"].startswith("memory: ")
         assert "image/png" in cell
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ogbnlib-cell")]
 
 
 @pytest.mark.parametrize("magic", ["%%memory", "%%memory_limit 1GB"])
@@ -205,12 +203,6 @@ def test_a_cell_that_fails_fails_under_papermill_too(tmp_path: Path, magic: str)
     nbformat.write(make_book(LOAD, f"{magic}\nraise ValueError('mine')", "1"), tmp_path / "in.ipynb")
     with pytest.raises(PapermillExecutionError, match="mine"):
         papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
-
-
-def test_nothing_of_a_cell_is_left_in_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    execute("%%memory\n1", "%%memory_limit 1GB\n1", "%%memory_limit 1GB\n1/0")
-    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ogbnlib-cell")]
 
 
 @pytest.mark.parametrize(
