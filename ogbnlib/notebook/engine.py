@@ -35,6 +35,18 @@ class ParameterError(click.ClickException, InputError):
 class _Engine:
     """`kernel.NotebookEngine`, imported on use: papermill loads entry points while it is half imported itself."""
 
+    def execute_notebook(self, nb: Any, kernel_name: str, **options: Any) -> Any:
+        """Check the parameters, then execute `nb`; refused parameters leave the output file as it was."""
+        from .kernel import NotebookEngine
+
+        values = dict(nb.metadata.papermill.get("parameters") or {})
+        values = {name: value for name, value in values.items() if not name.startswith("PAPERMILL_")}  # --inject-paths
+        cell = next((cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None)
+        if values and cell is None:
+            raise ParameterError(f"{', '.join(values)}: expected a cell tagged 'parameters' with defaults, found none")
+        check_parameters(values, cell.source if cell else "")
+        return NotebookEngine.execute_notebook(nb, kernel_name, **options)
+
     def __getattr__(self, name: str) -> Any:
         from .kernel import NotebookEngine
 

@@ -30,7 +30,6 @@ from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
 from ..runs.diagnosis import explain_exit_code
 from ..runs.folder import Run, RunEnded
-from .engine import ParameterError, check_parameters
 
 _OVERWRITTEN = re.compile(r".*\r(?=[^\n])")  # text that a carriage return overwrites
 
@@ -217,19 +216,12 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
 
     @classmethod
     def execute_notebook(cls, nb: Any, kernel_name: str, progress_bar: Any = True, **options: Any) -> Any:
-        """Check the parameters, then execute `nb`; refused parameters leave the output file as it was.
+        """Execute a notebook whose parameters have been checked.
 
         Raises:
-            ParameterError: for an unknown parameter or a value of the wrong type.
             NotebookEnded: when the kernel died, or a cell failed because a training run did not finish.
             papermill.exceptions.PapermillExecutionError: for any other exception in a cell.
         """
-        values = dict(nb.metadata.papermill.get("parameters") or {})
-        values = {name: value for name, value in values.items() if not name.startswith("PAPERMILL_")}  # --inject-paths
-        cell = next((cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None)
-        if values and cell is None:
-            raise ParameterError(f"{', '.join(values)}: expected a cell tagged 'parameters' with defaults, found none")
-        check_parameters(values, cell.source if cell else "")
         log_cells, died = bool(progress_bar) and not is_interactive(), None
         options |= {"progress_bar": progress_bar and not log_cells, "log_cells": log_cells}
         try:
