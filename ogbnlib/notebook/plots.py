@@ -151,8 +151,8 @@ def plot_timeline(
     unit, name, text = _unit(top_bytes / _ROOM)
     stacks = _stacks(samples, PARTS) / unit
     pauses = np.flatnonzero(np.diff(time_s) > _PAUSE_S) + 1
-    drawn = np.insert(time_s, pauses, time_s[pauses]), np.insert(stacks, pauses, np.nan, axis=1)
-    end_s = _draw_layers(ax, run, *drawn, PARTS, title)
+    with_gaps = np.insert(time_s, pauses, time_s[pauses]), np.insert(stacks, pauses, np.nan, axis=1)
+    end_s = _draw_layers(ax, run, *with_gaps, PARTS, title)
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
@@ -322,16 +322,15 @@ def plot_forecast(run: RunLike) -> Axes:
     run = Run.open(run)
     forecast = run.result.get("forecast", {})
     if "phases" not in forecast:
-        found = forecast.get("skipped", "none")
-        raise InputError(f"{run.run_dir}: expected a result of `run` with a forecast, found {found}")
+        raise InputError(f"{run.run_dir}: expected a result with a forecast, found {forecast.get('skipped', 'none')}")
     phases = pd.DataFrame.from_dict(forecast["phases"], orient="index")
     parts, measured = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0), phases["measured"].astype(float)
     unit, name, _ = _unit(max(parts.sum(axis=1).max(), measured.max()))
     largest = parts.max().nlargest(7).index
-    drawn = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
+    stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(height=0.5 * len(phases) + 1.6)
     colours = [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"]
-    _draw_forecasts(ax, drawn / unit, measured / unit, colours)
+    _draw_forecasts(ax, stacks / unit, measured / unit, colours)
     ax.set_xlabel(f"anonymous + shared memory in {name}")
     ax.set_title(f"{run.run_dir.name}: predicted parts, measured peaks", fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)

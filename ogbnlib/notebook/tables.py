@@ -1,4 +1,4 @@
-"""Tables of runs: ends, peaks and times, forecasts beside measurements, costs of loaders and releases."""
+"""Tables of runs: exit, peaks, times, forecast and measurement, cost of loaders and releases."""
 
 from __future__ import annotations
 
