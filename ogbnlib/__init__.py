@@ -45,6 +45,7 @@ _MOVED = {
     **{"measure_runtime_bytes": "runs.sandbox", "size_of": "sources.catalog", "step_table": "forecast.planner"},
 }
 _RENAMED = {
+    **dict.fromkeys(("beliefs", "claims"), "ogbnlib.notebook.verdicts"),
     "predict_nodes": "ogbnlib.predict",
     "recommend": "ogbnlib.ladder or ogbnlib.plan",
     "runs": "ogbnlib.list_runs",
@@ -53,8 +54,6 @@ __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("beliefs", "claims"):
-        return importlib.import_module(f"{__name__}.notebook.{name}")
     if name in ("list_runs", "runs"):
         module = importlib.import_module(f"{__name__}.runs")
         return getattr(module, "list_runs", module)
