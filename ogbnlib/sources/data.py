@@ -14,6 +14,7 @@ from ..errors import InputError, split_name
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
 from ..graph.npz import Array, slices
+from ..graph.store import GraphSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,15 @@ class Source(ABC):
         return f"{self.name}, split {split}"
 
     def facts(self) -> dict[str, Any]:
-        """Its name and sizes, as meta.json and `GraphSize` have them."""
+        """Return name and sizes, the content of meta.json."""
         names = ("name", "num_nodes", "num_edges", "num_features", "num_classes")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def size(self) -> GraphSize:
+        """The sizes; the splits are read."""
+        num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
+        return GraphSize(**self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)

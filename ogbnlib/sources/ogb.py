@@ -22,7 +22,6 @@ from ..files import Stamp, StrPath, home, likeness, new_folder, stamp, whereabou
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
-from ..graph.store import GraphSize
 from .data import ArraySource, Source
 
 RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
@@ -64,12 +63,6 @@ class RawDataset(Source):
     @property
     def _data(self) -> Path:
         return self.path / "raw" / "data.npz"
-
-    @property
-    def size(self) -> GraphSize:
-        """Its sizes; the split files are read."""
-        num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
-        return GraphSize(**self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize)
 
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
         """(src, dst) int64 pairs in file order, `chunk_edges` at a time; the edge index is never held.

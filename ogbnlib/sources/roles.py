@@ -1,297 +1,287 @@
-"""What the columns of one's own files stand for: features, labels and splits, read in pieces and checked."""
+"""Features, labels and splits in a user's own files, read in pieces and checked."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..errors import InputError
 from ..graph.checks import SPLITS
 from ..graph.npz import CHUNK_BYTES, Array, load, slices
-from ..graph.table import Nodes, Table, Where, cast, is_number, numbers, without_missing
+from ..graph.table import Nodes, Piece, Table, is_number, numbers, without_missing
 
 NODE = ("node_id", "node", "id")
 _LABEL, _SPLIT = ("label", "y", "class"), ("split", "set")
 _SPLIT_OF = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
-_FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # the second half is in
-# Column names of what is hardly a feature: ids, as paper_id and paperId, pandas' index, and what is to be learnt.
-_NO_FEATURE = re.compile(r"(.*[^a-zA-Z])?(ids?|ID|idx|index|key|name)|\w*[a-z](Id|ID|Idx)|labels?|class|target|split")
-_FEW = 20  # rows in which distinct whole numbers may be a feature by chance
-
-
-def is_index(name: str) -> bool:
-    """Whether pandas writes its index under this name."""
-    return name in ("", "__index_level_0__") or name.startswith("Unnamed: ")
+_FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # of masks; the second half means "in the split"
+# Columns that are hardly features: ids such as paper_id and paperId, pandas' index, and the labels themselves.
+_NO_FEATURE = re.compile(
+    r"|Unnamed: .*|__index_level_0__|(.*[^a-zA-Z])?(ids?|ID|idx|index|key|name)|\w*[a-z](Id|ID|Idx)"
+    r"|labels?|class|target|split"
+)
+_FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
 
 
 def refusal(table: Table, expected: str, hint: str) -> InputError:
-    """The sentence for columns that are neither known nor named."""
+    """Return the error for columns that are neither known nor named."""
     names = ", ".join(map(repr, table.names)) if table.header else f"{len(table.names)}, without names"
-    pandas = [f" ({name!r} is pandas' index: index=False leaves it out)" for name in table.names if is_index(name)]
-    return InputError(f"{table.file}: expected {expected}, found columns {names}{''.join(pandas[:1])}; {hint}")
+    return InputError(f"{table.file}: expected {expected}, found columns {names}; {hint}")
 
 
-def named(first: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether one of these fields is one of the names of columns, in any case."""
+def is_named(first: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether one of these fields is a column's name, in any case."""
     return bool({text.lower() for text in first} & {name.lower() for name in names})
 
 
 def leave_out(table: Table, used: Sequence[str | None]) -> None:
-    """Say which columns are not used."""
+    """Name the columns that are not used on standard error; standard output belongs to the caller."""
     if others := [name for name in table.names if name not in used]:
-        text = f"{table.file}: left out: {'column' if len(others) == 1 else 'columns'} {', '.join(map(repr, others))}"
-        print(text, file=sys.stderr)  # standard output belongs to the caller
+        print(f"{table.file}: left out: {', '.join(map(repr, others))}", file=sys.stderr)
 
 
-def check_named(table: Table, given: Sequence[str], counts: Sequence[int], option: str) -> None:
+def check_named(table: Table, columns: Sequence[str], counts: Sequence[int], option: str) -> None:
     """Check columns that an option names."""
-    missing = [name for name in given if name not in table.names]
-    if len(given) not in counts or missing or len(set(given)) < len(given):
-        wrong = f"no {missing[0]}" if missing and len(given) in counts else f"{len(given)} names"
-        wrong = f"{given[0]} twice" if len(set(given)) < len(given) else wrong
-        many = " or ".join(["one", "two"][count - 1] for count in counts)
-        expected = f"expected {many} of its columns, {', '.join(table.names)}"
-        raise InputError(f"{table.file}: {expected}, found {wrong} ({option})")
+    if len(columns) not in counts or len({*columns} & {*table.names}) < len(columns):
+        many = " or ".join(map(str, counts))
+        expected = f"{many} of the columns {', '.join(table.names)}"
+        raise InputError(f"{option}: {table.file}: expected {expected}, found {','.join(columns)}")
 
 
 # Features ------------------------------------------------------------------------------------------------------------
 
 
 class Features:
-    """A file of features, and the column of it that names the nodes.
+    """A file of features.
 
     Attributes:
         own: the column of node ids, or None.
         width: features of a node.
-        dtype: of the features in the file; float32 for what is no array and not float16.
+        dtype: of the features in the file; for a table float32, or float16 if all its columns are.
     """
 
     def __init__(self, file: Path, known: Sequence[str], has_nodes: bool) -> None:
-        self.file, self.own, self._list = file, None, False
-        self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.own: str | None = None
         self._array = load(file) if file.suffix == ".npy" else None
         if self._array is not None:
-            self.dtype = self._array.dtype
-            if self._array.ndim != 2 or 0 in self._array.shape or self.dtype.kind not in "fiub":
-                found = f"{self.dtype} {list(self._array.shape)}"
-                raise InputError(f"{file}: expected features [N, F], numbers, at least one of each, found {found}")
-            self.width = self._array.shape[1]
+            self.dtype, shape = self._array.dtype, self._array.shape
+            if len(shape) != 2 or 0 in shape or self.dtype.kind not in "fiub":
+                raise InputError(f"{file}: expected features [N, F], numbers, found {self.dtype} {list(shape)}")
+            self.num_rows, self.width = shape
             return
-        count = [str(number) for number in range(2**16)]
-        self.table = table = Table(file, lambda first: is_number(first[-1]) and first != count[: len(first)], "")
-        self.own = table.one_of(known)
-        first = next((batch for _, batch in table.batches(table.names) if len(batch[0])), None)
+        count = [str(number) for number in range(2**16)]  # pandas' names for columns without a name
+        self.table = table = Table(file, lambda first: is_number(first[-1]) and first != count[: len(first)])
+        first = next((batch for batch in table.batches(table.names) if len(batch[0].values)), None)
         if first is None:
             raise InputError(f"{file}: expected a row for each node, found none")
-        head = dict(zip(table.names, first, strict=True))
-        name = table.names[0]
-        if self.own is None and not has_nodes and head[name].type == "string" and not is_number(str(head[name][0])):
+        head = {piece.name: piece for piece in first}
+        self.own, name = table.one_of(known), table.names[0]
+        if (
+            not self.own
+            and not has_nodes
+            and first[0].values.type == "string"
+            and not is_number(str(first[0].values[0]))
+        ):
             self.own = name
             print(f"{file}: column {name!r} is taken for the nodes' names", file=sys.stderr)
         self.columns = [name for name in table.names if name != self.own]
         self._check_columns(head)
-        self.width = len(self.columns)
+        self.num_rows, self.width = table.num_rows, len(self.columns)
+        kinds = [head[name].values.type for name in self.columns]
         if self._list:
-            length = head[self.columns[0]][0].as_py()
-            self.width = len(length or [])
-            if not length:
-                raise InputError(f"{table.where(0)}: expected a list of numbers, found {length}")
-        types = {str(getattr(head[name].type, "value_type", head[name].type)) for name in self.columns}
+            values = head[self.columns[0]].values[0].as_py()
+            head[self.columns[0]].refuse([not values], "a list of numbers")
+            self.width, kinds = len(values), [kinds[0].value_type]
+        types = {*map(str, kinds)}
         self.dtype = np.dtype(np.float16 if types == {"halffloat"} else np.float32)
 
-    @property
-    def num_rows(self) -> int:
-        """Of a csv file only a pass over it tells."""
-        return self.table.num_rows if self._array is None else len(self._array)
-
-    def _check_columns(self, head: dict[str, Any]) -> None:
-        lists = [name for name in self.columns if hasattr(head[name].type, "value_type")]
-        self._list = bool(lists)
-        if not self.columns or (lists and len(self.columns) > 1):
-            raise refusal(self.table, "columns of numbers, or one of lists", "leave the others out of the file")
-        hint = "; name it with --id-column if it holds the ids of the nodes, else leave it out of the file or rename it"
-        if self.table.header:
-            for name in self.columns:
-                if is_index(name) or _NO_FEATURE.fullmatch(name):
-                    raise refusal(self.table, f"columns of features, not {name!r}", hint[2:])
+    def _check_columns(self, head: dict[str, Piece]) -> None:
+        self._list = any(hasattr(head[name].values.type, "value_type") for name in self.columns)
+        if not self.columns or (self._list and len(self.columns) > 1):
+            raise refusal(self.table, "columns of numbers, or one of lists", "remove the others from the file")
+        hint = "name it with --id-column if it holds node ids, else rename it or remove it from the file"
+        for name in self.columns:
+            if self.table.header and _NO_FEATURE.fullmatch(name):
+                raise refusal(self.table, f"columns of features, not {name!r}", hint)
         name, *others = self.columns
         stem = re.sub(r"\d+$", "", name)  # x of x0, before x1
-        if self.own or lists or not others or len(head[name]) < _FEW or (stem and others[0].startswith(stem)):
+        if (
+            self.own
+            or self._list
+            or not others
+            or len(head[name].values) < _FEW
+            or (stem and others[0].startswith(stem))
+        ):
             return
-        values = numbers(cast(head[name], "double", self._where(name), 0, "a number"))
+        values = numbers(head[name].cast("double", "a number"))
         if (values == np.floor(values)).all() and len(np.unique(values)) == len(values):
-            found = f"expected columns of features, found different whole numbers in column {name!r}, as ids would be"
-            raise InputError(f"{self.file}: {found}{hint}")
+            raise refusal(self.table, f"features, not different whole numbers in column {name!r}, like ids", hint)
 
     def chunks(self, nodes: Nodes) -> Iterator[Array]:
-        """Rows of features [n, F], of an array in its own dtype, else float64, in the order of `nodes`.
+        """Yield rows of features [n, F] in the order of `nodes`: an array's own dtype, else float64.
 
         Raises:
-            InputError: naming the row, for what is no number, a list of another length, or a row of another node.
+            InputError: naming the row, for a value that is no number, a list of another length, a row of another node.
         """
         rows = max(1, CHUNK_BYTES // (8 * self.width))
         if self._array is not None:
             yield from slices(self._array, rows)
             return
-        where = self.table.where
-        for start, batch in self.table.batches([*self.columns, *([self.own] if self.own else [])]):
+        for *columns, last in self.table.batches([*self.columns, *([self.own] if self.own else [])]):
             if self.own:
-                wrong = nodes(batch[-1], where, start) != np.arange(start, start + len(batch[0]))
-                if wrong.any():
-                    row = int(wrong.argmax())
-                    found = f"found {batch[-1][row]} out of order"
-                    raise InputError(f"{where(start + row)}: expected the nodes in the order of their names, {found}")
-            for begin in range(0, len(batch[0]), rows):
-                pieces = [values[begin : begin + rows] for values in batch[: len(self.columns)]]
-                yield self._from_lists(pieces[0], start + begin) if self._list else self._rows(pieces, start + begin)
+                last.refuse(nodes(last) != last.rows, "the nodes in the order of their names")
+            else:
+                columns.append(last)
+            for begin in range(0, len(last.values), rows):
+                pieces = [column[begin : begin + rows] for column in columns]
+                pieces = [self._flat(pieces[0])] if self._list else pieces
+                values = [numbers(piece.cast("double", "a number")) for piece in pieces]
+                yield values[0].reshape(-1, self.width) if self._list else np.stack(values, axis=1)
 
-    def _rows(self, pieces: list[Any], begin: int) -> Array:
-        columns = zip(self.columns, pieces, strict=True)
-        return np.stack(
-            [numbers(cast(values, "double", self._where(name), begin, "a number")) for name, values in columns], axis=1
-        )
-
-    def _where(self, name: str) -> Where:
-        return lambda row: f"{self.table.where(row)}, column {name!r}"
-
-    def _from_lists(self, values: Any, begin: int) -> Array:
+    def _flat(self, piece: Piece) -> Piece:
+        """The numbers in a column of lists, each of `width`."""
         import pyarrow.compute as pc
 
-        lengths = numbers(pc.if_else(values.is_null(), -1, pc.list_value_length(values)).fill_null(-1))
-        if (wrong := lengths != self.width).any():
-            row = int(wrong.argmax())
-            found = "none" if lengths[row] < 0 else f"one of {lengths[row]}"
-            raise InputError(f"{self.table.where(begin + row)}: expected a list of {self.width} numbers, found {found}")
+        lists = piece.values
+        lengths = numbers(pc.if_else(lists.is_null(), -1, pc.list_value_length(lists)).fill_null(-1))
+        piece.refuse(lengths != self.width, f"a list of {self.width} numbers")
+        return replace(piece, values=lists.flatten(), per_row=self.width)
 
-        flat = cast(values.flatten(), "double", lambda at: self.table.where(begin + at // self.width), 0, "a number")
-        return numbers(flat).reshape(-1, self.width)
+
+# Columns by node -----------------------------------------------------------------------------------------------------
+
+
+def value_columns(table: Table, known: Sequence[str], values: Sequence[str], option: str) -> tuple[str | None, str]:
+    """Return the column of node ids, None where row i is node i, and the column of one of the names `values`."""
+    own, value = table.one_of(known), table.one_of(values)
+    if len(table.names) <= 2 and not table.header:
+        own, value = (None, *table.names)[-2:]
+    elif len(table.names) == 1 and own is None:
+        value = table.names[0]
+    if value is None or (own is None and len(table.names) > 1):
+        raise refusal(table, f"columns {known[0]} and {values[0]}", option)
+    return own, value
+
+
+def by_node(table: Table, own: str | None, column: str, nodes: Nodes) -> Iterator[tuple[Array, Piece]]:
+    """Yield (node ids, values of `column`).
+
+    Raises:
+        InputError: naming the row, for an unknown or repeated node; without ids, for another number of rows.
+    """
+    if own is None and table.num_rows != nodes.num_nodes:
+        expected = f"expected {nodes.num_nodes} rows, one for each node"
+        raise InputError(f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count")
+    seen = np.zeros(nodes.num_nodes, bool)
+    for piece, *ids_piece in table.batches([column, *([own] if own else [])]):
+        ids = nodes(ids_piece[0]) if own else piece.rows
+        again = seen[ids]
+        again[np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])] = True
+        (ids_piece or [piece])[0].refuse(again, "each node once", " again")
+        seen[ids] = True
+        yield ids, piece
 
 
 # Labels --------------------------------------------------------------------------------------------------------------
 
 
 class Labels:
-    """A file of labels: its table, the column of labels and that of node ids, None where row i is node i."""
+    """A file of labels.
 
-    def __init__(self, file: Path, given: Sequence[str] | None, known: Sequence[str]) -> None:
+    Attributes:
+        own: the column of node ids, or None where row i is node i.
+        dtype: of the labels in the file; float64 for text.
+    """
 
-        def is_data(first: list[str]) -> bool:
-            return not named(first, [*(given or ()), *known, *_LABEL]) and any(t and is_number(t) for t in first)
-
-        self.table = table = Table(file, is_data, "one label a node [N]")
-        self.own, label = table.one_of(known), table.one_of(_LABEL)
-        if given is not None:
-            check_named(table, given, (1, 2), "--label-columns")
-            self.own, label = (self.own if self.own != given[-1] else None), given[-1]
-            self.own = given[0] if len(given) == 2 else self.own
-        elif len(table.names) == 1 and self.own is None:
-            label = table.names[0] if not is_index(table.names[0]) or not table.header else None
-        elif not table.header and len(table.names) == 2:
-            self.own, label = table.names
-        if label is None or (self.own is None and given is None and len(table.names) > 1):
+    def __init__(self, file: Path, columns: Sequence[str] | None, known: Sequence[str]) -> None:
+        names = [*(columns or ()), *known, *_LABEL]
+        self.table = table = Table(file, lambda first: not is_named(first, names) and any(map(_is_filled, first)))
+        if columns is None:
             hint = f"name them: --label-columns {NODE[0]},{_LABEL[0]}, or only that of labels where row i is node i"
-            raise refusal(table, f"columns {known[0]} and {_LABEL[0]}", hint)
-        self.label, kind = label, next((str(values.type) for _, (values,) in table.batches([label])), "")
+            self.own, self._label = value_columns(table, known, _LABEL, hint)
+        else:
+            check_named(table, columns, (1, 2), "--label-columns")
+            own, self._label = table.one_of(known), columns[-1]
+            self.own = columns[0] if len(columns) == 2 else None if own == self._label else own
+        kind = next((str(piece.values.type) for piece in table.column(self._label)), "")
         self.dtype = np.dtype(kind if kind.startswith(("int", "uint")) else float)
-        self._missing: set[str] = set()  # words for no label
-        leave_out(table, [self.own, label])
+        leave_out(table, [self.own, self._label])
 
     def read(self, nodes: Nodes, num_classes: int) -> tuple[Array, Array | None]:
-        """int32 [N], -1 where there is no label; and of text, the classes' names, sorted: UTF-8 bytes [C].
+        """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8 bytes [C].
 
         Raises:
-            InputError: naming the row, for what is no label or no node, and nodes that come twice.
+            InputError: naming the row, for a wrong label, an unknown node, and a node that comes twice.
         """
-        codes: dict[str, int] | None = None  # of classes that are text, in the order of their first nodes
-        values, seen = np.full(nodes.num_nodes, -1, np.int32), np.zeros(nodes.num_nodes, bool)
-        where, num_rows = self.table.where, 0
-        for begin, batch in self.table.batches([self.label, *([self.own] if self.own else [])]):
-            num_rows = begin + len(batch[0])
-            ids = nodes(batch[1], where, begin) if self.own else np.arange(begin, min(num_rows, nodes.num_nodes))
-            again = seen[ids]
-            again[np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])] = True
-            if again.any():
-                at = int(again.argmax())
-                raise InputError(f"{where(begin + at)}: expected each node once, found {batch[1][at]} again")
-            seen[ids] = True
-            found, codes = self._codes(batch[0], begin, num_classes, codes)
-            values[ids] = found[: len(ids)]
-        if not self.own and num_rows != nodes.num_nodes:
-            hint = "; blank lines do not count" * (".csv" in self.table.file.name)
-            expected = f"expected {nodes.num_nodes} labels, one for each row of {nodes.rows}"
-            raise InputError(f"{self.table.file}: {expected}, found {num_rows}{hint}")
-        if not codes:
-            return values, None
-        names = sorted(codes)
-        places = np.empty(len(names) + 1, np.int32)
-        places[[codes[name] for name in names]], places[-1] = np.arange(len(names)), -1
-        return places[values], np.array([name.encode() for name in names])
-
-    def _codes(self, values: Any, begin: int, num_classes: int, codes: dict[str, int] | None) -> tuple[Array, Any]:
+        import pyarrow as pa
         import pyarrow.compute as pc
 
-        where = self.table.where
-        if values.type == "string":
-            texts, values = values, without_missing(values)
-            some = values.drop_null()
-            if codes is None and len(some) and not is_number(some[0].as_py()):
-                codes = {}
-            if codes is not None and len(some):
-                for name in pc.unique(some).to_pylist():
-                    if is_number(name):
-                        row = begin + int(pc.index(values, name).as_py())
-                        raise InputError(f"{where(row)}: expected a label of text as before it, found {name!r}")
-                    codes.setdefault(name, len(codes))
-                    if len(codes) > num_classes:
-                        raise InputError(f"{self.table.file}: expected at most {num_classes} classes, found more")
-                words = {*pc.unique(texts.filter(values.is_null())).to_pylist()} - {None, "", *self._missing}
-                for word in sorted(words):  # which may be a class
-                    print(f"{self.table.file}: {word!r} is taken for no label", file=sys.stderr)
-                self._missing |= words
-                coded = values.dictionary_encode()
-                places = np.array([*(codes[name] for name in coded.dictionary.to_pylist()), -1])
-                return places[coded.indices.fill_null(-1).to_numpy()], codes
-        found = numbers(cast(values, "double", where, begin, "a label"))
-        known = ~np.isnan(found) & (found != -1)
-        wrong = known & ((found != np.floor(found)) | (found < 0) | (found >= num_classes))
-        if wrong.any():
-            at = int(wrong.argmax())
-            expected = f"expected whole labels from 0 to {num_classes - 1}, or NaN or -1 where there is none"
-            raise InputError(f"{where(begin + at)}: {expected}, found {values[at].as_py()}")
-        return np.where(known, found, -1).astype(np.int32), codes
+        names, labels = self._class_names(num_classes), np.full(nodes.num_nodes, -1, np.int32)
+        expected = f"whole labels from 0 to {num_classes - 1}, or NaN or -1 where there is none"
+        for ids, piece in by_node(self.table, self.own, self._label, nodes):
+            if names:
+                places = pc.index_in(without_missing(piece.values), value_set=pa.array(names))
+                labels[ids] = places.fill_null(-1).to_numpy()
+                continue
+            values = numbers(piece.cast("double", "a label"))
+            known = ~np.isnan(values) & (values != -1)
+            piece.refuse(known & ((values != np.floor(values)) | (values < 0) | (values >= num_classes)), expected)
+            labels[ids] = np.where(known, values, -1)
+        return labels, np.array([name.encode() for name in names]) if names else None
+
+    def _class_names(self, num_classes: int) -> list[str]:
+        """The sorted classes of labels that are text; [] for numbers."""
+        import pyarrow.compute as pc
+
+        names, words = set[str](), set[str]()
+        for piece in self.table.column(self._label):
+            if piece.values.type != "string":
+                return []
+            known = without_missing(piece.values)
+            names |= {*pc.unique(known.drop_null()).to_pylist()}
+            words |= {*pc.unique(piece.values.filter(known.is_null())).to_pylist()} - {None, ""}
+            if names and all(map(is_number, names)):
+                return []
+            if any(map(is_number, names)):
+                found = ", ".join(sorted(names)[:5])
+                raise InputError(f"{self.table.file}: expected labels of text or of numbers, found both: {found}")
+            if len(names) > num_classes:
+                raise InputError(f"{self.table.file}: expected at most {num_classes} classes, found more")
+        if words and names:  # a class may be called "none"
+            print(f"{self.table.file}: taken for no label: {', '.join(sorted(words))}", file=sys.stderr)
+        return sorted(names)
+
+
+def _is_filled(text: str) -> bool:
+    return bool(text) and is_number(text)
 
 
 # Splits --------------------------------------------------------------------------------------------------------------
 
 
 def read_split(file: Path, nodes: Nodes, known: Sequence[str]) -> Array:
-    """int64 ids of one split, by a file of ids or a mask.
+    """Return int64 ids of one split, from a file of ids or a mask.
 
     Raises:
-        InputError: naming the row, for what is no node; for a mask that is not of all nodes.
+        InputError: naming the row, for an unknown node; for a mask that is not of all nodes.
     """
-
-    def is_data(first: list[str]) -> bool:
-        return nodes.known(first[:1]) or first[0].lower() in _FLAGS
-
     expected = f"node ids [n] or a mask of {nodes.num_nodes} booleans"
-    table = Table(file, is_data, expected)
+    table = Table(file, lambda first: nodes.known(first[:1]) or first[0].lower() in _FLAGS)
     column = table.one_of(known) or table.names[0]
-    if len(table.names) > 1 or (table.header and is_index(column)):
-        raise refusal(table, f"one column, {expected}", "keep that one alone")
+    if len(table.names) > 1:
+        raise refusal(table, f"one column, {expected}", "remove the others")
     if table.header and nodes.kind == "string" and file.suffix != ".parquet" and table.one_of(known) is None:
         raise refusal(table, f"in the first line a node, or {known[0]}", "--id-column names another column")
-    if (mask := _mask(table, column)) is not None and len(mask) > 2:
+    mask = _mask(table, column)
+    if mask is not None and len(mask) > 2:  # two flags may be the ids 0 and 1
         if len(mask) == nodes.num_nodes:
             return np.flatnonzero(mask)
         raise InputError(f"{file}: expected {expected}, found a mask of {len(mask)}")
-    found = [nodes(values, table.where, begin) for begin, (values,) in table.batches([column])]
-    return np.concatenate([np.empty(0, np.int64), *found])
+    return np.concatenate([np.empty(0, np.int64), *map(nodes, table.column(column))])
 
 
 def _mask(table: Table, column: str) -> Array | None:
@@ -300,10 +290,10 @@ def _mask(table: Table, column: str) -> Array | None:
     import pyarrow.compute as pc
 
     parts = [np.empty(0, bool)]
-    for _, (values,) in table.batches([column]):
-        if hasattr(values.type, "value_type") or pa.types.is_temporal(values.type):
+    for piece in table.column(column):
+        if hasattr(piece.values.type, "value_type"):
             return None
-        flags = pc.index_in(pc.utf8_lower(values.cast("string")), value_set=pa.array(_FLAGS))
+        flags = pc.index_in(pc.utf8_lower(piece.values.cast("string")), value_set=pa.array(_FLAGS))
         if flags.null_count:
             return None
         parts.append(numbers(flags) >= len(_FLAGS) // 2)
@@ -311,34 +301,24 @@ def _mask(table: Table, column: str) -> Array | None:
 
 
 def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Array]:
-    """int64 ids of the splits, by a file of the split of each node; a node of none has an empty one.
+    """Return int64 ids of the splits, from a file that names the split of each node, empty for none.
 
     Raises:
-        InputError: naming the row, for what is no node or no split.
+        InputError: naming the row, for an unknown node or split, and a node that comes twice.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = Table(file, lambda first: first[-1].lower() in _SPLIT_OF, "the split of each node [N]")
-    own, column = table.one_of(known), table.one_of(_SPLIT)
-    if not table.header and len(table.names) <= 2:
-        own, column = (None, *table.names)[-2:]
-    if column is None or (own is None and len(table.names) > 1):
-        raise refusal(table, f"columns {known[0]} and {_SPLIT[0]}", "rename them; --id-column names that of the nodes")
+    table = Table(file, lambda first: first[-1].lower() in _SPLIT_OF)
+    own, column = value_columns(table, known, _SPLIT, "rename them; --id-column names that of the nodes")
     leave_out(table, [own, column])
-    found: dict[str, list[Array]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
-    if own is None and table.num_rows != nodes.num_nodes:
-        raise InputError(f"{file}: expected the splits of {nodes.num_nodes} nodes, found {table.num_rows}")
-    for begin, batch in table.batches([column, *([own] if own else [])]):
-        ids = nodes(batch[1], table.where, begin) if own else np.arange(begin, begin + len(batch[0]))
-        words = without_missing(cast(batch[0], "string", table.where, begin, "the name of a split"))
-        places = pc.index_in(pc.utf8_lower(words), value_set=pa.array(list(_SPLIT_OF)))
+    parts: dict[str, list[Array]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
+    for ids, piece in by_node(table, own, column, nodes):
+        words = without_missing(piece.cast("string", "the name of a split"))
+        places = pc.index_in(pc.utf8_lower(words), value_set=pa.array([*_SPLIT_OF]))
         wrong = np.asarray(places.is_null()) & np.asarray(words.is_valid())
-        if wrong.any():
-            at = int(wrong.argmax())
-            raise InputError(f"{table.where(begin + at)}: expected train, valid, test or an empty cell, "
-                             f"found {words[at].as_py()!r}")  # fmt: skip
+        piece.refuse(wrong, "train, valid, test or an empty cell")
         places = places.fill_null(-1).to_numpy()
         for place, split in enumerate(_SPLIT_OF.values()):
-            found[split].append(ids[places == place])
-    return {split: np.sort(np.concatenate(parts), kind="stable") for split, parts in found.items()}
+            parts[split].append(ids[places == place])
+    return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}
