@@ -140,15 +140,6 @@ def write_json(path: StrPath, value: Any) -> None:
     write_atomically(path, lambda file: file.write((json.dumps(value, indent=2) + "\n").encode()))
 
 
-def likeness(path: StrPath) -> str:
-    """Describe a damaged file by its first bytes, for example the web page that a failed download leaves."""
-    with clear_errors(path), open(path, "rb") as file:
-        start, size = file.read(512).lstrip().lower(), os.fstat(file.fileno()).st_size
-    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        return f"a web page of {format_bytes(size)}"
-    return "an empty file" if not size else "damage" if start.strip(b"\0") else "zeros"
-
-
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
     """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is renamed to `path`.

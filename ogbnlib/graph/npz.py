@@ -1,6 +1,6 @@
-"""Arrays of a compressed .npz file as streams, both ways, in memory bounded by a chunk.
+"""Streams of the arrays in a compressed .npz file, both ways, in memory bounded by a chunk.
 
-numpy can neither map a compressed archive, which `raw/data.npz` of ogbn-papers100M is, nor read a part of a member.
+numpy can neither map a compressed archive, such as `raw/data.npz` of ogbn-papers100M, nor read a part of a member.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import InputError, clear_errors
-from ..files import StrPath, likeness
+from ..files import StrPath
 
 Array = NDArray[Any]
 CHUNK_BYTES = 8 * 2**20
 
 
 def slices(array: Array, rows: int) -> Iterator[Array]:
-    """`array` in pieces of so many rows."""
+    """Return `array` in pieces of `rows` rows."""
     return (array[begin : begin + rows] for begin in range(0, len(array), max(1, rows)))
 
 
 def load(file: Path) -> Array:
-    """An .npy file, mapped."""
+    """Map an .npy file."""
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"{file}: expected a numpy array without objects, found otherwise ({error})") from None
+        raise InputError(f"{file}: expected a numpy array without objects ({error})") from None
     if not isinstance(array, np.ndarray):
         raise InputError(f"{file}: expected one numpy array, found an .npz archive; save each array with numpy.save")
     return array
 
 
 def write_npz(path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]) -> None:
-    """A new compressed .npz file; a member is its shape, its dtype and, in C order, its values in chunks of any shape.
+    """Write a compressed .npz file. A member is its shape, its dtype and, in C order, its values in chunks.
 
-    Level 1 because features are close to noise: level 6 takes twice the time for 1 % less.
+    Raises:
+        ValueError: for chunks with more or fewer values than the shape.
     """
+    # Level 1, because features are close to noise: level 6 takes twice the time for 1 % less.
     with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, (shape, given, chunks) in members.items():
-            dtype, written = np.dtype(given), 0
+        for name, (shape, kind, chunks) in members.items():
+            dtype, written = np.dtype(kind), 0
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)}
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, header)
@@ -56,15 +58,15 @@ def write_npz(path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLik
                     member.write(np.ascontiguousarray(chunk, dtype).reshape(-1).view(np.uint8).data)
                     written += chunk.size
             if written != math.prod(shape):
-                raise ValueError(f"{name}: shape {tuple(shape)} was announced, but its chunks held {written} values")
+                raise ValueError(f"{name}: expected the values of shape {tuple(shape)}, found {written}")
 
 
 class Member:
     """One array of an .npz file as a stream of values; damage of any kind becomes an `InputError`.
 
     Attributes:
-        where: file and member, with which errors begin.
-        shape, dtype, fortran_order: of its header.
+        where: file and member, for messages.
+        shape, dtype, fortran_order: the header.
     """
 
     _header = threading.Lock()  # numpy parses it by ast, which in Python 3.11 is not safe in threads (gh-106905)
@@ -99,8 +101,7 @@ class Member:
         except InputError:
             raise
         except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, struct.error) as error:
-            found = f"{likeness(self.file)} ({error})"
-            raise InputError(f"{self.where}: expected a sound file, found {found}; copy or download it anew") from None
+            raise InputError(f"{self.where}: damaged ({error}); copy or download the file again") from None
 
     def __enter__(self) -> Member:
         return self
@@ -110,7 +111,7 @@ class Member:
         self._zip.close()
 
     def read(self, count: int) -> Array:
-        """The next `count` values, in the member's own dtype."""
+        """Return the next `count` values, in the member's own dtype."""
         values = np.empty(count, self.dtype)
         view, filled = values.view(np.uint8).data, 0
         with self._damage():
@@ -128,7 +129,7 @@ class Member:
             self.read(min(step, count - begin))
 
     def finish(self) -> None:
-        """zipfile compares the CRC only when it sees the end, which is one read past the last value."""
+        """Check the CRC, which zipfile does when it reads past the last value."""
         with self._damage():
             if self._stream.read(1):
                 raise EOFError("it holds more than its header announces")

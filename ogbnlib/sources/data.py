@@ -1,8 +1,7 @@
-"""What can be written as a store or in OGB's layout: any `Source`, read in pieces; and arrays held in RAM as one."""
+"""A `Source` is anything that can be written as a store or in OGB's layout, such as arrays in RAM."""
 
 from __future__ import annotations
 
-import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,45 +18,45 @@ from ..graph.store import GraphSize
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
-    """A data set in pieces; each iterator can be had again from its beginning."""
+    """A data set, read in pieces; each call begins at the first one."""
 
     name: str
     num_nodes: int
     num_edges: int
     num_features: int
     num_classes: int
-    feature_dtype: np.dtype[Any]  # of a store's features
+    feature_dtype: np.dtype[Any]  # in a store
 
     @abstractmethod
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        """(sources, destinations) int64, in range, at most `chunk_edges` of them."""
+        """Yield (sources, destinations) int64, in range, at most `chunk_edges` at a time."""
 
     @abstractmethod
     def x_chunks(self) -> Iterator[Array]:
-        """Rows of features [n, F] in any float dtype, unchecked."""
+        """Yield rows of features [n, F] in any float dtype, unchecked."""
 
     @abstractmethod
     def label_chunks(self) -> Iterator[Array]:
-        """int16 or int64 [n], -1 where there is no label."""
+        """Yield labels: int16 or int64 [n], -1 for none."""
 
     @abstractmethod
     def read_splits(self) -> dict[str, Array]:
-        """int64 ids of `SPLITS`, in their order, unchecked."""
+        """Return int64 ids of `SPLITS`, in this order, unchecked."""
 
     def name_chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
-        """Where nodes had names elsewhere: their dtype, and the names in order of the nodes."""
+        """Return the dtype of the nodes' names, and the names in order of the nodes; None without names."""
         return None
 
     @property
     def label_names(self) -> Array | None:
-        """Where labels were text: UTF-8 bytes [C], the name of each class."""
+        """The names of the classes, UTF-8 bytes [C]; None if labels were numbers."""
         return None
 
-    def check_unchanged(self) -> None:  # noqa: B027  # what lies in RAM is
-        """Refuse files that were replaced or written to since they were opened."""
+    def check_unchanged(self) -> None:  # noqa: B027  # arrays in RAM have no files
+        """Refuse files that changed since they were opened."""
 
     def where(self, split: str) -> str:
-        """What a sentence about a split begins with."""
+        """Return the place of a split, for messages."""
         return f"{self.name}, split {split}"
 
     def facts(self) -> dict[str, Any]:
@@ -74,11 +73,11 @@ class Source(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySource(Source):
-    """Arrays in RAM as a `Source`; `from_arrays` makes one of anything that can be."""
+    """Arrays in RAM as a `Source`; use `from_arrays`, which checks them."""
 
     edge_index: Array = field(repr=False)  # whole numbers [2, E], source above destination
     x: Array = field(repr=False)  # [N, F], finite
-    y: Array = field(repr=False)  # int16 or int64 [N], -1 where there is no label
+    y: Array = field(repr=False)  # int16 or int64 [N], -1 for no label
     splits: Mapping[str, Array] = field(repr=False)
 
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
@@ -98,7 +97,7 @@ class ArraySource(Source):
     def from_arrays(
         cls, name: str, edge_index: Any, x: Any, y: Any, splits: Mapping[str, Any], num_classes: int | None = None
     ) -> ArraySource:
-        """Check arrays or torch tensors and hold them, without a copy where there need be none; see `ogb.write_raw`.
+        """Check arrays or torch tensors, without a copy where possible; see `ogb.write_raw`.
 
         Raises:
             InputError: naming the argument and what is wrong with it.
@@ -108,11 +107,8 @@ class ArraySource(Source):
             raise InputError(f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}")
         num_nodes = len(x)
         if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-            found = f"got shape {list(y.shape)}"
-            raise InputError(
-                f"y: expected one label for each of the {num_nodes} rows of x, {found}; a node has one class: pass "
-                "y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
-            )
+            hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
+            raise InputError(f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}")
         if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
             found = f"{edge_index.dtype} {list(edge_index.shape)}"
             raise InputError(f"edge_index: expected whole numbers [2, E], got {found}")
@@ -120,8 +116,8 @@ class ArraySource(Source):
             found = f"{edge_index.min()} to {edge_index.max()}"
             raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {found}")
         if num_classes is not None:
-            number = isinstance(num_classes, numbers.Real) and not isinstance(num_classes, bool)
-            if not number or num_classes % 1 != 0 or not 0 < num_classes <= MAX_CLASSES:
+            whole = hasattr(num_classes, "__index__") and np.ndim(num_classes) == 0
+            if not whole or not 0 < num_classes <= MAX_CLASSES:
                 raise InputError(f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}")
             num_classes = int(num_classes)
         labels = clean_labels(y, num_classes or MAX_CLASSES, "y")
@@ -129,7 +125,6 @@ class ArraySource(Source):
         ids = _split_ids(splits, num_nodes)
         for split, problem in split_problems(ids, num_nodes, lambda nodes: labels[nodes] >= 0):
             raise InputError(f"splits[{split!r}]: {problem}")
-        # The array's own dtype where a store can have it.
         dtype = x.dtype if x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
         for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), dtype, "x"):
             pass
@@ -140,10 +135,9 @@ class ArraySource(Source):
 
 
 def _numpy(value: Any, name: str) -> Array:
-    """An array or a torch tensor (on any device) as numpy, without a copy where there need be none."""
+    """An array or a torch tensor (on any device) as numpy, without a copy where possible."""
     try:
-        if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-            value = value.float()  # numpy has no bfloat16; float32 holds each of its values
+        value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value  # exact in float32
         array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name}: expected a numpy array or a torch tensor numpy can hold; {error}") from None
@@ -153,7 +147,7 @@ def _numpy(value: Any, name: str) -> Array:
 
 
 def mask_ids(values: Any, num_nodes: int) -> Array | None:
-    """Return the node ids that a mask [N] of booleans, or of zeros and ones, holds; None for anything else."""
+    """Return the node ids in a mask [N] of booleans, or of zeros and ones; None for anything else."""
     mask = _numpy(values, "mask")
     if mask.shape != (num_nodes,) or (mask.dtype.kind != "b" and not np.isin(mask, (0, 1)).all()):
         return None
@@ -161,16 +155,16 @@ def mask_ids(values: Any, num_nodes: int) -> Array | None:
 
 
 def _split_ids(splits: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
-    """Return int64 ids of the three splits, which are ids, masks of booleans or, from three nodes on, of 0 and 1."""
+    """Return int64 ids of the three splits: ids, masks of booleans or, from three nodes on, of 0 and 1."""
     names = sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
     if names != sorted(SPLITS):
         raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
-    splits, found_ids = {split_name(name): ids for name, ids in splits.items()}, {}
-    for name in SPLITS:
-        ids = _numpy(splits[name], f"splits[{name!r}]")
-        if (ids.dtype.kind == "b" or num_nodes > 2) and (of_mask := mask_ids(ids, num_nodes)) is not None:
-            ids = of_mask
+    ids_of = {}
+    for name, values in splits.items():
+        where, ids = f"splits[{name!r}]", _numpy(values, f"splits[{name!r}]")
+        of_mask = mask_ids(ids, num_nodes) if ids.dtype.kind == "b" or num_nodes > 2 else None
+        ids = ids if of_mask is None else of_mask
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise InputError(f"splits[{name!r}]: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
-        found_ids[name] = ids.astype(np.int64)
-    return found_ids
+            raise InputError(f"{where}: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
+        ids_of[split_name(name)] = ids.astype(np.int64)
+    return {name: ids_of[name] for name in SPLITS}

@@ -1,8 +1,7 @@
-"""OGB's own data sets, and their download. Nothing here prompts."""
+"""OGB's own data sets and their download, which asks nothing."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import http.client
@@ -16,12 +15,12 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ..errors import InputError, clear_errors, format_bytes, unknown_name
-from ..files import StrPath, check_space, home, likeness, locked, sibling_path
+from ..files import StrPath, check_space, home, locked, sibling_path
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
@@ -38,7 +37,7 @@ def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seed
 
 
 # Open Graph Benchmark (Hu et al., NeurIPS 2020), table 2 and the pages of its data sets. OGB adds the reverse edges of
-# products and proteins on reading. mag: papers and their citations alone; proteins: no node features, 112 labels.
+# products and proteins on reading. mag: only papers and their citations; proteins: no node features, 112 labels.
 KNOWN = {
     size.name: size
     for size in (
@@ -51,79 +50,12 @@ KNOWN = {
 }
 
 
-OFFICIAL_DIR = "dataset"  # where official data sets are looked for without data_dir
-_TIMEOUT_S = 60.0
-
-
-def _fetch(url: str, file: Path, say: Callable[[str], object], progress: bool) -> None:
-    """Add to `file` what it lacks of a URL's content; where the connection fails, what came so far stays."""
-    have = file.stat().st_size if file.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    with contextlib.ExitStack() as stack:
-        try:
-            answer = stack.enter_context(urllib.request.urlopen(request, timeout=_TIMEOUT_S))
-        except urllib.error.HTTPError as error:
-            if error.code == 416 and have:  # there is nothing beyond what is here
-                return
-            raise
-        have = have if answer.status == 206 else 0
-        left = int(answer.headers.get("Content-Length") or 0)
-        needed = left + have + left  # the archive, and what is in it
-        again = f", {format_bytes(have)} of it are here" if have else ""
-        say(f"{url}: {format_bytes(have + left)}{again}; needs {format_bytes(needed)} of disk until it is unpacked")
-        check_space(file.parent, needed, f"{format_bytes(needed)} of free disk space to download and unpack {url}")
-        with open(file, "ab" if have else "wb") as out, counted("download", left, progress) as done:
-            while piece := answer.read(2**20):
-                out.write(piece)
-                done(len(piece))
-    if left and (found := file.stat().st_size) != have + left:
-        raise ConnectionError(f"it ended after {found} of {have + left} bytes")
-
-
-def _download(
-    meta: Mapping[str, Any], root: Path, folder: Path, say: Callable[[str], object], progress: bool = True
-) -> None:
-    """Fetch and unpack; `folder` appears whole or not at all, and a part of the archive is gone on with."""
-    root.mkdir(parents=True, exist_ok=True)
-    url, archive = meta["url"], sibling_path(folder, "zip.part")
-    with (
-        locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
-        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as beside,
-        clear_errors(archive),
-    ):
-        try:
-            _fetch(url, archive, say, progress)
-        except (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
-            raise InputError(f"download: {url} could not be fetched ({error}); the next attempt goes on here") from None
-        try:
-            with doing("unpack", "auto" if progress else "none"), zipfile.ZipFile(archive) as packed:
-                packed.extractall(beside)
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-            archive.unlink()
-            raise InputError(f"download: {url} could not be unpacked ({error}); download it again") from None
-        os.replace(os.path.join(beside, meta["download_name"]), folder)
-        archive.unlink()
-
-
-def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True) -> Path:
-    """The folder of an official data set under `root`, downloaded where it is not there; a download goes on.
-
-    Args:
-        say: told the size and the disk space that is needed, before anything is fetched.
-        progress: show how far it is.
-
-    Raises:
-        InputError: for a name that is not known, too little disk space, and a download that fails.
-    """
-    found = locate_official(name, home(root))
-    if not found.present:
-        _download(found.meta, found.folder.parent, found.folder, say, progress)
-    return found.folder
+OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where an official data set lies, and what ogb's master.csv says of it."""
+    """The place of an official data set, and its line in ogb's master.csv."""
 
     name: str
     meta: Mapping[str, str]
@@ -136,48 +68,120 @@ class Located:
         return int(self.meta["num classes"])
 
 
+# Downloads ------------------------------------------------------------------------------------------------------------
+
+
+def _fetch(url: str, file: Path, say: Callable[[str], object], progress: bool) -> None:
+    """Append the missing part of a URL's content to `file`, which keeps what has come when the connection breaks."""
+    have = file.stat().st_size if file.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        answer = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # the file is complete
+            return
+        raise
+    with answer:
+        have = have if answer.status == 206 else 0
+        left = int(answer.headers.get("Content-Length") or 0)
+        needed = left + have + left  # the archive and its content
+        say(f"{url}: {format_bytes(left)} to fetch after {format_bytes(have)}; needs {format_bytes(needed)} of disk")
+        check_space(file.parent, needed, f"{format_bytes(needed)} of free disk space to download and unpack {url}")
+        with open(file, "ab" if have else "wb") as out, counted("download", left, progress) as done:
+            while piece := answer.read(2**20):
+                out.write(piece)
+                done(len(piece))
+    if left and file.stat().st_size != have + left:
+        raise ConnectionError(f"it ended after {file.stat().st_size} of {have + left} bytes")
+
+
+def _download(found: Located, say: Callable[[str], object], progress: bool = True) -> None:
+    """Fetch and unpack: the folder appears whole or not at all, and a broken download is resumed.
+
+    ogb's download asks on the terminal; PyG's starts again at the first byte.
+    """
+    url, folder = found.meta["url"], found.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    archive = sibling_path(folder, "zip.part")
+    with (
+        locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
+        clear_errors(archive),
+    ):
+        try:
+            _fetch(url, archive, say, progress)
+        except (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
+            raise InputError(f"download: {url} could not be fetched ({error}); the next attempt resumes it") from None
+        try:
+            with doing("unpack", "auto" if progress else "none"), zipfile.ZipFile(archive) as packed:
+                packed.extractall(beside)
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            archive.unlink()
+            raise InputError(f"download: {url} could not be unpacked ({error}); download it again") from None
+        os.replace(os.path.join(beside, found.meta["download_name"]), folder)
+        archive.unlink()
+
+
+def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True) -> Path:
+    """Return the folder of an official data set under `root`, downloaded if it is missing.
+
+    Args:
+        say: called with the size and the needed disk space, before anything is fetched.
+        progress: show it.
+
+    Raises:
+        InputError: for an unknown name, too little disk space, and a download that fails.
+    """
+    found = locate_official(name, home(root))
+    if not found.present:
+        _download(found, say, progress)
+    return found.folder
+
+
+# Opening --------------------------------------------------------------------------------------------------------------
+
+
 def is_official(name: str) -> bool:
-    """Whether a data set's name is one of OGB's, as no folder of that name exists here."""
+    """Whether a name is one of OGB's; a folder of that name comes first."""
     return name.startswith("ogbn-") and not Path(name).is_dir()
 
 
 def locate_official(name: str, root: StrPath) -> Located:
-    """All checks of `open_official`, without reading or downloading anything; imports neither torch nor ogb."""
+    """Do all checks of `open_official` without reading or downloading anything; imports neither torch nor ogb."""
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
         head, *lines = csv.reader(file)
     table = {column: {line[0]: line[i] for line in lines} for i, column in enumerate(head) if i}
     if name not in table:
         raise InputError(f"dataset: {unknown_name(name, table, 'official data set')}")
-    meta, root = table[name], Path(root)
+    meta = table[name]
     if meta["is hetero"] == "True" or meta["eval metric"] != "acc":
-        raise InputError(f"dataset: expected one kind of node and accuracy as the metric, which {name} has not")
-    folder, binary = root / name.replace("-", "_"), meta["binary"] == "True"
-    expected = folder / "raw" / ("data.npz" if binary else "edge.csv.gz")
-    if folder.exists() and not expected.is_file():
-        raise InputError(f"{expected}: expected this file, found none; move {folder} away or complete it")
-    parts = [f"raw/{part}" for part in ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")]
-    parts += [f"split/{meta['split']}/{split}" for split in SPLITS]
-    missing = [f"{part}.csv.gz" for part in parts if not (folder / f"{part}.csv.gz").is_file()]
-    if expected.is_file() and not binary and missing:
-        raise InputError(f"{folder}: expected {', '.join(missing)} in it, found none; download the data set again")
-    release = folder / f"RELEASE_v{meta['version']}.txt"
-    if expected.is_file() and not binary and not release.is_file():
-        raise InputError(f"{release}: expected this file; ogb takes the data set for outdated, so download it again")
-    return Located(name, meta, folder, binary, expected.is_file())
+        raise InputError(f"dataset: {name}: only data sets of one kind of node with accuracy as the metric can be used")
+    folder, binary = Path(root) / name.replace("-", "_"), meta["binary"] == "True"
+    files = ["raw/data.npz"]
+    if not binary:
+        raw = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")
+        files = [f"raw/{part}.csv.gz" for part in raw] + [f"split/{meta['split']}/{split}.csv.gz" for split in SPLITS]
+        files += [f"RELEASE_v{meta['version']}.txt"]  # without it ogb takes the data set for outdated
+    missing = [file for file in files if not (folder / file).is_file()]
+    if folder.exists() and missing:
+        raise InputError(
+            f"{folder}: expected {', '.join(missing)} in it, found none; move it away and download it again"
+        )
+    return Located(name, meta, folder, binary, folder.exists())
 
 
 def open_official(found: Located) -> RawDataset | ArraySource:
-    """One of OGB's own data sets, downloaded where it is not there yet.
+    """Open one of OGB's own data sets, downloaded if it is missing.
 
     ogbn-papers100M (binary layout) is streamed, since ogb's loader needs more than 128 GB for it
     (snap-stanford/ogb#407); the others, csv files, are read into RAM.
 
     Raises:
-        InputError: for a failed download, and for damage and labels that cannot be.
+        InputError: for a failed download, damage, and wrong labels.
     """
     if not found.present:
-        _download(found.meta, found.folder.parent, found.folder, print)
+        _download(found, print)
     if found.binary:
         return open_raw(found.folder, num_classes=found.num_classes)
     before, raw = stamps(found.folder), found.folder / "raw"
@@ -185,15 +189,13 @@ def open_official(found: Located) -> RawDataset | ArraySource:
     labels = _table(raw / "node-label.csv.gz", "fiu")
     for name, rows in (("node", x), ("edge", edges)):
         file = raw / f"num-{name}-list.csv.gz"
-        if (said := _table(file, "iu", columns=1)).tolist() != [[len(rows)]]:
-            raise InputError(f"{file}: expected {len(rows)}, the lines of the other files, found {said[:3].tolist()}")
-    if found.meta["add_inverse_edge"] == "True":  # each edge before its reverse, as ogb's reader has them
+        if (counts := _table(file, "iu", columns=1).tolist()) != [[len(rows)]]:
+            raise InputError(f"{file}: expected {len(rows)}, the lines of the other files, found {counts[:3]}")
+    if found.meta["add_inverse_edge"] == "True":  # each edge before its reverse, in the order of ogb's reader
         edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
-    splits = read_split_files(found.folder / "split" / found.meta["split"])
+    splits, x = read_split_files(found.folder / "split" / found.meta["split"]), x.astype(np.float32, copy=False)
     try:
-        source = ArraySource.from_arrays(
-            found.name, edges.T, x.astype(np.float32, copy=False), labels, splits, found.num_classes
-        )
+        source = ArraySource.from_arrays(found.name, edges.T, x, labels, splits, found.num_classes)
     except InputError as error:
         raise InputError(f"{found.folder}: {error}") from None
     check_unchanged(found.folder, before)
@@ -210,15 +212,9 @@ def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
     except InputError:
         raise
     except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(
-            f"{file}: expected numbers, gzipped, found {likeness(file)} ({error}); download the data set again"
-        ) from None
-    whole = kinds == "iu"
+        raise InputError(f"{file}: expected numbers, gzipped ({error}); download the data set again") from None
     if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (columns or table.shape[1]):
-        expected = f"{columns or ''} columns of {'whole ' if whole else ''}numbers".strip()
-        first = ",".join(map(str, table.iloc[0, :5]))
-        raise InputError(
-            f"{file}: expected {expected} without a header line, found {table.shape[1]} columns that begin with "
-            f"{first!r}; download the data set again"
-        )
+        expected = f"{columns or ''} columns of {'whole ' * (kinds == 'iu')}numbers without a header line"
+        found = f"{table.shape[1]} columns that begin with {','.join(map(str, table.iloc[0, :5]))!r}"
+        raise InputError(f"{file}: expected {expected}, found {found}; download the data set again")
     return table.to_numpy()

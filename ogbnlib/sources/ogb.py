@@ -1,7 +1,7 @@
-"""OGB's on-disk layout as ogbn-papers100M has it: read in pieces, and written from any `Source`.
+"""OGB's on-disk layout of ogbn-papers100M: read in pieces, and written from any `Source`.
 
-OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over; here no member is ever held. Importing this
-module imports neither torch nor ogb.
+OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over. Nothing here holds a member, or imports torch
+or ogb.
 """
 
 from __future__ import annotations
@@ -18,60 +18,51 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, clear_errors
-from ..files import Stamp, StrPath, home, likeness, new_folder, stamp, whereabouts, write_json
+from ..files import Stamp, StrPath, home, new_folder, stamp, whereabouts, write_json
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
 from .data import ArraySource, Source
 
 RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
-_MAPPING = """Node i is row i of node_feat and node_label in raw/; label c is class c. No outside identifiers are known.
-"""
-
+_MAPPING = (
+    "Node i is row i of node_feat and node_label in raw/; label c is class c. No outside identifiers are known.\n"
+)
 
 Stamps = dict[str, Stamp]
 
 
 def stamps(folder: Path) -> Stamps:
-    """Size, mtime in ns and inode of each file that a data set in one of OGB's layouts is read from, by its path."""
+    """Return size, mtime in ns and inode of each file of a data set in one of OGB's layouts, by its path."""
     files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
     files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
     return {str(file.relative_to(folder)): stamp(file) for file in files}
 
 
 def check_unchanged(folder: Path, before: Stamps) -> None:
-    """Refuse what is in `folder` where a file was replaced, added, removed or written to since `stamps` gave `before`.
-
-    What was read of it may be of both, and no checksum would say so.
-    """
+    """Refuse a data set with a file that is not as in `before`: a mix of old and new data has no wrong checksum."""
     now = stamps(folder)
     if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
-        raise InputError(f"{folder / changed[0]}: it changed while it was read; begin again once nobody writes to it")
+        raise InputError(f"{folder / changed[0]}: it changed while it was read; start again when the file is complete")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawDataset(Source):
-    """A data set in OGB's binary layout as a `Source`; `open_raw` makes one.
+    """A data set in OGB's binary layout as a `Source`, from `open_raw`.
 
-    Every read raises `InputError`, naming file and member, on damage (CRC, truncation) and on values that cannot be.
+    Reading raises `InputError`, naming file and member, for damage (CRC, truncation) and wrong values.
     """
 
     path: Path
     file_dtype: np.dtype[Any]  # of the features in the file; `feature_dtype` is float32 for float64
-    stamps: Stamps = field(repr=False, compare=False)  # of when it was opened
+    stamps: Stamps = field(repr=False, compare=False)  # at opening
 
     @property
     def _data(self) -> Path:
         return self.path / "raw" / "data.npz"
 
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        """(src, dst) int64 pairs in file order, `chunk_edges` at a time; the edge index is never held.
-
-        Row 1 of a [2, E] array starts halfway: a second stream, wound forward, follows the first.
-
-        Raises:
-            InputError: naming the first edge with an id outside 0 .. N-1.
-        """
+        # Row 1 of a [2, E] array starts halfway: a second stream, wound forward, follows the first.
         with Member(self._data, "edge_index") as first, Member(self._data, "edge_index") as second:
             paired = first.fortran_order
             if not paired:
@@ -85,10 +76,8 @@ class RawDataset(Source):
                 src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
                 if min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= self.num_nodes:
                     bad = np.flatnonzero((np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= self.num_nodes))[0]
-                    raise InputError(
-                        f"{first.where}: expected node ids from 0 to {self.num_nodes - 1}; "
-                        f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
-                    )
+                    found = f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
+                    raise InputError(f"{first.where}: expected node ids from 0 to {self.num_nodes - 1}, {found}")
                 yield src, dst
             (first if paired else second).finish()
 
@@ -122,54 +111,48 @@ def _label_chunks(path: Path, num_classes: int) -> Iterator[Array]:
 
 
 def split_folder(path: Path) -> Path:
+    """Return the folder of the split: split/time, or the only one in split/."""
     folder = path / "split"
-    found = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-    if folder / "time" in found or len(found) == 1:
-        split = folder / "time" if folder / "time" in found else found[0]
-        missing = [f"{name}.csv.gz" for name in SPLITS if not (split / f"{name}.csv.gz").is_file()]
-        if not missing:
-            return split
-        raise InputError(f"{split}: expected train, valid and test.csv.gz, found no {', '.join(missing)}")
-    raise InputError(f"{folder}: expected a folder named time, or just one, found {[entry.name for entry in found]}")
+    inner = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    if folder / "time" in inner:
+        return folder / "time"
+    if len(inner) != 1:
+        names = [entry.name for entry in inner]
+        raise InputError(f"{folder}: expected a folder named time, or just one, found {names}")
+    return inner[0]
 
 
 def read_split_files(folder: Path) -> dict[str, Array]:
-    """The int64 ids in the three files of a split's folder, unchecked."""
+    """Return the int64 ids in the three files of a split's folder, unchecked."""
     splits = {}
     for name in SPLITS:
         file = folder / f"{name}.csv.gz"
         try:
             with clear_errors(file), gzip.open(file, "rt") as lines:
-                if not file.stat().st_size:
-                    raise EOFError("it is empty")
                 splits[name] = np.array(lines.read().split(), dtype=np.int64)
+            if not file.stat().st_size:
+                raise EOFError("it is empty")
         except InputError:
             raise
         except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-            found = likeness(file)
-            raise InputError(f"{file}: expected one node id a line, gzipped, found {found} ({error})") from None
+            raise InputError(f"{file}: expected one node id a line, gzipped, found damage ({error})") from None
     return splits
 
 
-def _hint(path: Path) -> str:
-    """What to say of a folder without raw/data.npz."""
+def _no_raw_data(path: Path) -> InputError:
+    """The error for a folder without raw/data.npz."""
     if not path.is_dir():
-        found = "a file" if path.exists() else "a link that leads nowhere" if path.is_symlink() else "no such folder"
-        return f"{path}: expected a data set folder, found {found}{'' if path.exists() else whereabouts(path)}"
+        return InputError(f"{path}: expected a data set folder, found none{whereabouts(path)}")
+    found, hint = "none", ""
     if (path / META).is_file():
-        return f"{path}: expected raw data, found a store, which needs no conversion; name it as the data set"
-    if (path / "data.npz").is_file():
-        return f"{path}: expected a data set folder, found its raw folder; pass {path.resolve().parent}"
-    if (path / "raw" / "edge.csv.gz").is_file():
-        return (
-            f"{path}: expected raw/data.npz, found OGB's csv layout; name it as ogb does, such as ogbn-arxiv, and pass "
-            "data_dir, the folder above it"
-        )
-    nested = [entry.parent.parent for entry in path.glob("*/raw/data.npz")]
-    if len(nested) == 1:
-        return f"{path}: expected raw/data.npz, found a data set one folder down; pass {nested[0]}"
-    found = f" but in {', '.join(str(folder) for folder in sorted(nested)[:3])}" if nested else ""
-    return f"{path}: expected raw/data.npz in it, found none{found}"
+        found, hint = "a store", "; name it as the data set, it needs no conversion"
+    elif (path / "raw" / "edge.csv.gz").is_file():
+        found, hint = "OGB's csv layout", "; pass its official name, such as ogbn-arxiv, and data_dir, the folder above"
+    elif (path / "data.npz").is_file():
+        hint = f"; pass {path.resolve().parent}"
+    elif nested := [entry.parent.parent for entry in path.glob("*/raw/data.npz")]:
+        hint = f"; pass {nested[0]}"
+    return InputError(f"{path}: expected raw/data.npz in it, found {found}{hint}")
 
 
 @clear_errors()
@@ -177,15 +160,17 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     """Open a folder in OGB's binary layout, ours or the official ogbn-papers100M; no large member is read.
 
     `node_feat` may be float16, 32 or 64 of either byte order, `edge_index` any whole numbers in C or Fortran order.
-    Without `num_classes` it is taken from meta.json and, where there is none, is the largest label plus one.
+
+    Args:
+        num_classes: by default that of meta.json and, without one, the largest label plus one.
 
     Raises:
         InputError: naming file and member, when anything is missing, damaged, or of another shape or type.
     """
     path = home(path)
-    data, stamped = path / "raw" / "data.npz", stamps(path)
+    data, labels, stamped = path / "raw" / "data.npz", path / "raw" / "node-label.npz", stamps(path)
     if not data.is_file():
-        raise InputError(_hint(path))
+        raise _no_raw_data(path)
     counts = []
     for name in ("num_nodes_list", "num_edges_list"):
         with Member(data, name) as member:
@@ -194,56 +179,47 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
             counts.append(int(member.read(1)[0]))
             member.finish()
     num_nodes, num_edges = counts
+    sizes = f"{num_nodes} nodes and {num_edges} edges (num_nodes_list and num_edges_list in {data})"
     for name, kinds in {"edge_index": "iu", "node_label": "fiu", "node_feat": "f"}.items():
-        with Member(path / "raw" / "node-label.npz" if name == "node_label" else data, name) as member:
+        with Member(labels if name == "node_label" else data, name) as member:
             shape, dtype = member.shape, member.dtype
-        fits = {"edge_index": shape == (2, num_edges), "node_feat": len(shape) == 2 and shape[0] == num_nodes}
-        if not fits.get(name, shape in {(num_nodes, 1), (num_nodes,)}):
-            sizes = f"{num_nodes} nodes and {num_edges} edges (num_nodes_list and num_edges_list in {data})"
+        expected: dict[str, Any] = {"edge_index": [(2, num_edges)], "node_label": [(num_nodes,), (num_nodes, 1)]}
+        if shape not in expected.get(name, [(num_nodes, *shape[1:2])]):
             raise InputError(f"{member.where}: expected a shape for {sizes}, found {shape}")
         if dtype.kind not in kinds:
-            kind = {"f": "floats", "iu": "whole numbers", "fiu": "numbers"}[kinds]
-            raise InputError(f"{member.where}: expected {kind}, found {dtype}")
-    if not num_nodes or not shape[1]:
-        raise InputError(f"{member.where}: expected at least one node and one feature, found shape {shape}")
+            raise InputError(f"{member.where}: expected numpy's kind {' or '.join(kinds)}, found {dtype}")
+    if len(shape) != 2 or 0 in shape:
+        raise InputError(f"{member.where}: expected [N, F] of at least one node and one feature, found shape {shape}")
     if member.fortran_order and 1 not in shape:
-        raise InputError(
-            f"{member.where}: expected rows (C order), found columns (Fortran order), which can't be streamed; "
-            "save it again from np.ascontiguousarray"
-        )
-    split_folder(path)
-    meta = _read_meta(path)
-    for key, value in (("num_nodes", num_nodes), ("num_edges", num_edges)):
-        if meta.get(key, value) != value:
-            raise InputError(f"{path / 'meta.json'}: {key} is {meta[key]}, but raw/data.npz has {value}")
-    num_classes = num_classes if num_classes is not None else meta.get("num_classes")
+        raise InputError(f"{member.where}: expected rows (C order), found columns; save np.ascontiguousarray of it")
+    missing = [name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()]
+    if missing:
+        raise InputError(f"{split_folder(path)}: expected {missing[0]}.csv.gz, found none")
+    meta = _read_meta(path / "meta.json", num_nodes, num_edges)
+    num_classes = meta.get("num_classes") if num_classes is None else num_classes
     if num_classes is None:
-        with Member(path / "raw" / "node-label.npz", "node_label") as member:
+        with Member(labels, "node_label") as member:
             num_classes = count_classes(_label_chunks(path, MAX_CLASSES), member.dtype, member.where)
     return RawDataset(
-        path=path,
-        name=str(meta.get("name", path.resolve().name)),
-        num_nodes=num_nodes,
-        num_edges=num_edges,
-        num_features=shape[1],
-        num_classes=num_classes,
+        path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=num_nodes, num_edges=num_edges,
+        num_features=shape[1], num_classes=num_classes, file_dtype=dtype, stamps=stamped,
         feature_dtype=np.dtype(np.float16 if dtype.itemsize == 2 else np.float32),
-        file_dtype=dtype,
-        stamps=stamped,
-    )
+    )  # fmt: skip
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    file = path / "meta.json"
+def _read_meta(file: Path, num_nodes: int, num_edges: int) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        meta = json.loads(file.read_text())
-    except ValueError as error:
-        raise InputError(f"{file}: expected JSON, found something else ({error})") from None
-    classes = meta.get("num_classes", 1) if isinstance(meta, dict) else None
-    if isinstance(classes, bool) or not isinstance(classes, int) or not 1 <= classes <= MAX_CLASSES:
-        raise InputError(f"{file}: expected an object with num_classes from 1 to {MAX_CLASSES}, found {meta!r}")
+        meta = dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file}: expected a JSON object, found something else ({error})") from None
+    classes = meta.get("num_classes", 1)
+    if not isinstance(classes, int) or not 1 <= classes <= MAX_CLASSES:
+        raise InputError(f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {classes}")
+    for key, value in (("num_nodes", num_nodes), ("num_edges", num_edges)):
+        if meta.get(key, value) != value:
+            raise InputError(f"{file}: {key} is {meta[key]}, but raw/data.npz has {value}")
     return meta
 
 
@@ -251,9 +227,10 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def write_layout(folder: Path, source: Source, done: Callable[[int], object] = lambda count: None) -> None:
-    """Write any `Source` into `folder` as OGB's binary layout, in memory bounded by a chunk; its values are trusted.
+    """Write any `Source` as OGB's binary layout, in memory bounded by a chunk and without checks.
 
-    `done` is told the bytes of each chunk.
+    Args:
+        done: called with the bytes of each chunk.
     """
     for part in ("raw", "split/time", "mapping", "processed"):  # ogb saves into processed/ without making it
         (folder / part).mkdir(parents=True)
@@ -296,7 +273,7 @@ def write_raw(
     num_classes: int | None = None,
     name: str | None = None,
 ) -> RawDataset:
-    """Put any graph into OGB's binary layout, as ogbn-papers100M has it, so that OGB's own classes open it too.
+    """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes open it too.
 
     Everything is checked before anything is written, and the folder appears whole or not at all.
 
@@ -306,7 +283,7 @@ def write_raw(
         x: features [N, F], finite; stored as float32.
         y: labels [N] or [N, 1]: -1 or NaN where there is none.
         splits: node ids, or boolean masks over all nodes, of train, valid and test.
-        num_classes: the largest label plus one when not given.
+        num_classes: the largest label plus one if None.
 
     Raises:
         InputError: naming the argument and what is wrong with it.

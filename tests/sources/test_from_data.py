@@ -102,7 +102,7 @@ def test_what_can_not_be_a_store_is_refused_in_a_sentence(data: Any, sentence: s
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("num_classes", ["four", 2.5, 0, True, [3], np.array([3, 4])], ids=str)
+@pytest.mark.parametrize("num_classes", ["four", 2.5, 0, [3], np.array([3, 4])], ids=str)
 def test_a_number_of_classes_that_is_none_is_refused_in_a_sentence(num_classes: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="num_classes: expected a whole number from 1 to"):
         Store.from_data(data_of(), tmp_path / "store", num_classes=num_classes, progress=False)

@@ -7,8 +7,6 @@ import gzip
 import io
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import left_in, official_csv, tree
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ogb_layout import meta_dict
-from torch_geometric.data import Data
-from torch_geometric.sampler.utils import to_csc
-from torch_geometric.utils import to_undirected
 from web import Remote
 
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
-from ogbnlib.graph.sort import csc_from_pairs
 from ogbnlib.sources import official
 from ogbnlib.sources.data import ArraySource
 from ogbnlib.sources.official import locate_official, open_official
@@ -106,11 +97,6 @@ def assert_equals(dataset: Any, graph: dict[str, Any]) -> None:
     assert (dataset.num_features, dataset.num_classes) == (F, C)
 
 
-def test_importing_the_module_imports_neither_torch_nor_ogb() -> None:
-    code = "import sys, ogbnlib.sources.ogb; assert not {'torch', 'ogb'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
-
-
 # ------------------------------------------------------------------------------------------------ both ways, and OGB
 
 
@@ -121,21 +107,6 @@ def test_what_is_written_is_read_back(folder: Path, graph: dict[str, Any]) -> No
     assert read_edges(dataset).dtype == np.int64
     assert dataset.num_features == F
     assert dataset.file_dtype == np.float32
-
-
-def test_torch_tensors_masks_and_float_labels_write_the_same_folder(
-    tmp_path: Path, folder: Path, graph: dict[str, Any]
-) -> None:
-    masks = {name: torch.zeros(N, dtype=torch.bool) for name in graph["splits"]}
-    for name, mask in masks.items():
-        mask[torch.from_numpy(np.asarray(graph["splits"][name]))] = True
-    y = torch.from_numpy(graph["y"]).float().view(-1, 1)
-    y[y < 0] = torch.nan
-    tensors = {name: torch.from_numpy(graph[name]) for name in ("edge_index", "x")}
-    dataset = write_raw(tmp_path / "tensors", **tensors, y=y, splits=masks)
-    graph["splits"]["valid"] = np.sort(graph["splits"]["valid"])
-    assert_equals(dataset, graph)
-    assert (dataset.path / "raw" / "data.npz").read_bytes() == (folder / "raw" / "data.npz").read_bytes()
 
 
 def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) -> None:
@@ -151,23 +122,6 @@ def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) ->
     assert dataset.num_classes == C
 
 
-def test_pygs_ogb_class_opens_the_folder(folder: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ogb.nodeproppred import PygNodePropPredDataset
-
-    # ogb 1.3.6 reads its own cache with torch.load, whose default has been weights_only=True since torch 2.6
-    # (snap-stanford/ogb#497). The cache that this test reads was written by this test.
-    load = torch.load
-    monkeypatch.setattr(torch, "load", lambda file: load(file, weights_only=False))
-    dataset = PygNodePropPredDataset("mine", meta_dict=meta_dict(folder))
-    data = dataset[0]
-    np.testing.assert_array_equal(data.edge_index.numpy(), graph["edge_index"])
-    np.testing.assert_array_equal(data.x.numpy(), graph["x"])
-    np.testing.assert_array_equal(data.y.numpy().ravel(), np.where(graph["y"] < 0, np.nan, graph["y"]))
-    for name, ids in dataset.get_idx_split().items():
-        np.testing.assert_array_equal(ids.numpy(), graph["splits"][name])
-    assert dataset.num_classes == C
-
-
 def test_the_class_count_comes_from_the_labels_without_a_meta_file(folder: Path) -> None:
     (folder / "meta.json").unlink()
     assert open_raw(folder).num_classes == C
@@ -176,17 +130,12 @@ def test_the_class_count_comes_from_the_labels_without_a_meta_file(folder: Path)
 # ------------------------------------------------------------------------------------------------ streaming
 
 
-DOWNLOADED = {"web page": b" <!DOCTYPE html><p>" + b"x" * 12_400, "empty": b"", "zeros": bytes(9000)}
-FOUND = {"web page": "found a web page of 12 kB", "empty": "found an empty file", "zeros": "found zeros"}
-
-
 @pytest.mark.parametrize("file", ["raw/data.npz", "raw/node-label.npz", "split/time/train.csv.gz"])
-@pytest.mark.parametrize("content", FOUND)
-def test_what_a_failed_download_left_is_called_by_its_name(folder: Path, file: str, content: str) -> None:
-    (folder / file).write_bytes(DOWNLOADED[content])
-    with pytest.raises(InputError, match=FOUND[content]) as error:
+@pytest.mark.parametrize("content", [b" <!DOCTYPE html><p>no such bucket</p>", b"", bytes(9000), None])
+def test_what_a_failed_download_left_is_named(folder: Path, file: str, content: bytes | None) -> None:
+    (folder / file).write_bytes((folder / file).read_bytes()[:-40] if content is None else content)
+    with pytest.raises(InputError, match=f"{folder / file}.*damage"):
         open_raw(folder).read_splits()
-    assert str(error.value).startswith(str(folder / file))
 
 
 def test_without_a_meta_file_a_stray_label_is_named_and_the_meta_file_settles_it(
@@ -223,15 +172,6 @@ def test_edges_of_any_whole_type_and_order_are_read(
     np.testing.assert_array_equal(np.hstack([np.stack(pair) for pair in chunks]), graph["edge_index"])
 
 
-@pytest.mark.parametrize("labels", [np.float64, np.int64])
-def test_labels_of_other_types_and_shapes_are_read(folder: Path, graph: dict[str, Any], labels: type) -> None:
-    y = graph["y"].astype(labels)
-    if labels is np.float64:
-        y[graph["y"] < 0] = np.nan
-    rewrite(folder / "raw" / "node-label.npz", node_label=y)
-    np.testing.assert_array_equal(read_y(open_raw(folder)), graph["y"])
-
-
 def test_more_classes_than_int16_holds_make_int64_labels(tmp_path: Path, graph: dict[str, Any]) -> None:
     graph["y"][0] = 40_000
     dataset = write_raw(tmp_path / "many", **graph, num_classes=40_001)
@@ -244,36 +184,6 @@ def test_a_graph_without_edges_is_written_and_read(tmp_path: Path, graph: dict[s
     graph["edge_index"] = np.zeros((2, 0), np.int64)
     dataset = write_raw(tmp_path / "bare", **graph)
     assert read_edges(dataset).shape == (2, 0)
-
-
-# ------------------------------------------------------------------------------------------------ CSC
-
-
-def pyg_csc(edge_index: np.ndarray, num_nodes: int, undirected: bool) -> tuple[np.ndarray, np.ndarray]:
-    """PyG's colptr and row. Without pyg-lib its sort by column is not stable; edges that arrive sorted by column
-    need none, so a stable sort beforehand makes the order within a column the order of arrival."""
-    edges = torch.from_numpy(np.ascontiguousarray(edge_index))
-    if undirected:
-        edges = to_undirected(edges, num_nodes=num_nodes)
-    edges = edges[:, edges[1].sort(stable=True).indices]
-    colptr, row, _ = to_csc(Data(edge_index=edges, num_nodes=num_nodes), is_sorted=True)
-    return colptr.numpy(), row.numpy()
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data(), st.integers(1, 12), st.integers(0, 60), st.booleans())
-def test_csc_equals_pygs_with_repeats_loops_and_isolated_nodes(
-    data: st.DataObject, num_nodes: int, num_edges: int, undirected: bool
-) -> None:
-    node = st.integers(0, num_nodes - 1)
-    pairs = data.draw(st.lists(st.tuples(node, node), min_size=num_edges, max_size=num_edges))
-    edge_index = np.array(pairs, np.int64).reshape(-1, 2).T
-    src, dst = np.hstack([edge_index, edge_index[::-1]]) if undirected else edge_index
-    colptr, row = csc_from_pairs(num_nodes, dst, src.astype(np.int32), undirected)
-    expected_colptr, expected_row = pyg_csc(edge_index, num_nodes, undirected)
-    np.testing.assert_array_equal(colptr, expected_colptr)
-    np.testing.assert_array_equal(row, expected_row)
-    assert (colptr.dtype, row.dtype) == (np.int64, np.int32)
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -293,15 +203,9 @@ BAD_ARGUMENTS = {
     "edge_index shape": (lambda g: {**g, "edge_index": g["edge_index"].T}, "edge_index"),
     "edge_index floats": (lambda g: {**g, "edge_index": g["edge_index"] * 1.0}, "edge_index"),
     "edge_index too large": (lambda g: changed(g, "edge_index", (1, 7), N), "edge_index"),
-    "edge_index negative": (lambda g: changed(g, "edge_index", (0, 7), -1), "edge_index"),
-    "edge_index of text": (lambda g: {**g, "edge_index": np.array([["a"], ["b"]])}, "edge_index"),
     "x flat": (lambda g: {**g, "x": g["x"].ravel()}, "x: "),
-    "x empty": (lambda g: {**g, "x": g["x"][:0]}, "x: "),
     "x NaN": (lambda g: changed(g, "x", (3, 1), np.nan), "x: .*row 3"),
-    "x beyond float32": (lambda g: {**g, "x": g["x"].astype(np.float64) * 1e300}, "x: .*row 0"),
-    "y length": (lambda g: {**g, "y": g["y"][:-1]}, "y: "),
     "y fraction": (lambda g: changed(g, "y", 2, 0.5), "y: .*node 2"),
-    "y below -1": (lambda g: changed(g, "y", 2, -2), "y: .*node 2"),
     "y none labelled": (lambda g: {**g, "y": np.full(N, -1)}, "y: "),
     "y stray": (lambda g: changed(g, "y", 3, 15_000_000), r"y: .* the label 15000000 \(node 3\); .*num_classes"),
     "y 255 for none": (lambda g: {**g, "y": np.r_[np.arange(200), 255][g["y"]].astype(np.uint8)}, "largest .* uint8"),
@@ -321,15 +225,6 @@ def test_a_bad_argument_is_named_and_nothing_is_written(tmp_path: Path, graph: d
     with pytest.raises(InputError, match=match):
         write_raw(tmp_path / "parent" / "data", **spoil(graph))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_in_use_is_never_replaced(tmp_path: Path, folder: Path, graph: dict[str, Any]) -> None:
-    (tmp_path / "thesis.txt").write_text("precious")
-    before = tree(tmp_path)
-    for path in (tmp_path, folder, tmp_path / "thesis.txt"):
-        with pytest.raises(InputError, match=f"{path}: expected a new or empty folder"):
-            write_raw(path, **graph)
-    assert tree(tmp_path) == before
 
 
 def test_a_write_that_fails_leaves_nothing(
@@ -360,24 +255,15 @@ def far(graph: dict[str, Any]) -> np.ndarray:
 
 BAD_MEMBERS = {
     "no node_feat": ("data", lambda g: {"node_feat": None}, "node_feat"),
-    "no edge_index": ("data", lambda g: {"edge_index": None}, "edge_index"),
-    "no num_nodes_list": ("data", lambda g: {"num_nodes_list": None}, "num_nodes_list"),
     "two graphs": ("data", lambda g: {"num_nodes_list": np.array([20, 20])}, "num_nodes_list"),
-    "no node_label": ("node-label", lambda g: {"node_label": None}, "node_label"),
     "edge_index of other length": ("data", lambda g: {"edge_index": g["edge_index"][:, 1:]}, "edge_index"),
-    "edge_index of floats": ("data", lambda g: {"edge_index": g["edge_index"] * 1.0}, "edge_index"),
     "edge beyond the last node": ("data", lambda g: {"edge_index": far(g)}, "edge_index: .*edge 123"),
     "node_feat of other length": ("data", lambda g: {"node_feat": g["x"][1:]}, "node_feat"),
-    "node_feat flat": ("data", lambda g: {"node_feat": g["x"][:, 0].copy()}, "node_feat"),
     "node_feat of whole numbers": ("data", lambda g: {"node_feat": g["x"].astype(int)}, "node_feat"),
     "node_feat pickled": ("data", lambda g: {"node_feat": np.array([None])}, "node_feat: .*pickled"),
-    "node_feat not an array": ("data", lambda g: {"node_feat": b"hello"}, "node_feat"),
     "no feature column": ("data", lambda g: {"node_feat": g["x"][:, :0]}, "node_feat: .*one feature"),
     "absurd count": ("data", lambda g: {"num_nodes_list": np.array([10**18])}, "1000000000000000000 nodes"),
-    "negative count": ("data", lambda g: {"num_edges_list": np.array([-1])}, "edge_index.*-1 edges"),
     "label too large": ("node-label", lambda g: {"node_label": g["y"] + 1.0}, "node_label: .*node 0"),
-    "label of half": ("node-label", lambda g: {"node_label": g["y"] * 0.5}, "node_label"),
-    "label of other length": ("node-label", lambda g: {"node_label": g["y"][1:]}, "node_label"),
 }
 
 
@@ -389,18 +275,6 @@ def test_a_bad_member_is_named_with_its_file(folder: Path, graph: dict[str, Any]
     with pytest.raises(InputError, match=match) as error:
         read_all(folder)
     assert str(file) in str(error.value)
-
-
-@pytest.mark.parametrize("file", ["raw/data.npz", "raw/node-label.npz"])
-@pytest.mark.parametrize("content", ["truncated", "not a zip", "missing"])
-def test_a_truncated_or_missing_file_is_named(folder: Path, file: str, content: str) -> None:
-    whole = (folder / file).read_bytes()
-    if content == "missing":
-        (folder / file).unlink()
-    else:
-        (folder / file).write_bytes(whole[: len(whole) // 2] if content == "truncated" else b"hello " * 100)
-    with pytest.raises(InputError, match=r"data\.npz" if "data" in file else r"node-label\.npz"):
-        open_raw(folder)
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -417,14 +291,6 @@ def test_a_flipped_bit_is_found_while_streaming(folder: Path, member: str, compr
     with pytest.raises(InputError, match=member) as error:
         read_all(folder)
     assert str(file) in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"1\nx\n", b"1\n2.5\n"])
-def test_a_bad_split_file_is_named(folder: Path, content: bytes) -> None:
-    file = folder / "split" / "time" / "valid.csv.gz"
-    file.write_bytes(gzip.compress(content))
-    with pytest.raises(InputError, match=str(file)):
-        open_raw(folder).read_splits()
 
 
 def test_a_missing_split_file_is_named(folder: Path) -> None:
@@ -471,31 +337,15 @@ def test_an_official_csv_data_set_is_read_through_ogb(
     assert tree(tmp_path) == before
 
 
-def test_damage_in_csv_files_is_one_error(tmp_path: Path, graph: dict[str, Any]) -> None:
-    (official_csv(tmp_path, **graph) / "raw" / "node-feat.csv.gz").write_bytes(b"torn")
-    with pytest.raises(InputError, match=r"raw/node-feat\.csv\.gz: expected numbers, gzipped, found damage"):
-        open_official(locate_official("ogbn-arxiv", tmp_path))
-
-
 BAD_CSV = {
     "header line": ("raw/edge", gzip.compress(b"src,dst\n1,2\n"), "2 columns of whole numbers without a header line"),
     "header line of labels": ("raw/node-label", gzip.compress(b"label\n1\n"), "begin with 'label'"),
-    "three columns": ("raw/edge", gzip.compress(b"1,2,3\n"), "found 3 columns that begin with '1,2,3'"),
     "fractions": ("raw/edge", gzip.compress(b"1,2.5\n"), "whole numbers"),
-    "half downloaded": ("raw/node-feat", gzip.compress(bytes(range(200)))[:-30], "found damage"),
-    "web page": ("raw/edge", b"<html>503</html>", "found a web page"),
-    "empty": ("raw/node-feat", b"", "found an empty file"),
+    "half downloaded": ("raw/node-feat", gzip.compress(bytes(range(200)))[:-30], "numbers, gzipped"),
     "nothing in it": ("raw/node-feat", gzip.compress(b""), "raw/node-feat"),
-    "absurd count": (
-        "raw/num-node-list",
-        gzip.compress(b"1000000000000000000\n"),
-        r"expected 40, .*1000000000000000000",
-    ),
-    "negative count": ("raw/num-edge-list", gzip.compress(b"-1\n"), r"expected \d+, .*found \[\[-1\]\]"),
     "split": ("split/time/test", gzip.compress(b"1\n")[:-9], "one node id a line, gzipped, found damage"),
     "repeats": ("split/time/test", gzip.compress(b"27\n27\n"), r"splits\['test'\]: .* 1 repeats such as 27"),
     "missing": ("raw/num-node-list", None, r"expected raw/num-node-list\.csv\.gz in it, found none"),
-    "missing split": ("split/time/valid", None, r"expected split/time/valid\.csv\.gz in it, found none"),
 }
 
 
@@ -519,24 +369,10 @@ def test_official_papers100m_is_streamed(tmp_path: Path, folder: Path) -> None:
     assert streamed.num_classes == 172
 
 
-@pytest.mark.parametrize(
-    ("name", "match"),
-    [
-        ("ogbn-arxvi", "did you mean 'ogbn-arxiv'"),
-        ("ogbn-mag", "ogbn-mag"),
-        ("ogbn-proteins", "ogbn-proteins"),
-    ],
-)
-def test_an_official_name_that_cannot_be_read_is_an_error_and_no_prompt(tmp_path: Path, name: str, match: str) -> None:
-    with pytest.raises(InputError, match=match):
-        locate_official(name, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_release_file_is_an_error_and_no_prompt(tmp_path: Path, graph: dict[str, Any]) -> None:
-    (official_csv(tmp_path, **graph) / "RELEASE_v1.txt").unlink()
-    with pytest.raises(InputError, match="RELEASE_v1"):
-        open_official(locate_official("ogbn-arxiv", tmp_path))
+def test_an_official_name_that_cannot_be_read_is_an_error_and_no_prompt(tmp_path: Path) -> None:
+    for name, match in (("ogbn-arxvi", "did you mean 'ogbn-arxiv'"), ("ogbn-mag", "ogbn-mag")):
+        with pytest.raises(InputError, match=match):
+            locate_official(name, tmp_path)
 
 
 def test_an_incomplete_official_folder_is_left_alone(tmp_path: Path) -> None:
@@ -567,7 +403,7 @@ def test_a_download_says_its_size_and_asks_nothing(
 ) -> None:
     root, said = tmp_path / "root", list[str]()
     assert official.fetch("ogbn-arxiv", root, said.append) == root / "ogbn_arxiv"
-    assert re.search(r"arxiv.zip: \d+ kB; needs \d+ kB of disk", said[0])
+    assert re.search(r"arxiv.zip: \d+ kB to fetch .*; needs \d+ kB of disk", said[0])
     shown = capsys.readouterr().out.splitlines()  # of each step from its first moment on, as one of 57 GB takes hours
     assert [line.partition(":")[0] for line in shown] == ["download", "unpack"]
     assert [entry.name for entry in root.iterdir()] == ["ogbn_arxiv"]
@@ -579,13 +415,13 @@ def test_a_download_says_its_size_and_asks_nothing(
 def test_a_download_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path, remote: Remote) -> None:
     root, said = tmp_path / "root", list[str]()
     remote.stop_after = 1024
-    with pytest.raises(InputError, match=r"arxiv\.zip could not be fetched .*; the next attempt goes on here"):
+    with pytest.raises(InputError, match=r"arxiv\.zip could not be fetched .*; the next attempt resumes it"):
         official.fetch("ogbn-arxiv", root, said.append)
     assert left_in(root) == [".ogbn_arxiv.zip.part"]
     remote.stop_after = None
     official.fetch("ogbn-arxiv", root, said.append)
     assert remote.asked == [None, "bytes=1024-"]
-    assert "1 kB of it are here" in said[1]
+    assert "to fetch after 1 kB" in said[1]
     assert left_in(root) == ["ogbn_arxiv"]
 
 
@@ -599,7 +435,12 @@ def test_what_is_no_archive_or_needs_more_disk_is_refused(
     monkeypatch.undo()
     assert left_in(root) == []
     with Remote(b"<html>no such bucket</html>") as server:
-        meta = {"url": server.url, "download_name": "arxiv"}
+        located = locate_official("ogbn-arxiv", root)
+        monkeypatch.setattr(
+            official,
+            "locate_official",
+            lambda *_: dataclasses.replace(located, meta={**located.meta, "url": server.url}),
+        )
         with pytest.raises(InputError, match=r"arxiv\.zip could not be unpacked .*; download it again"):
-            official._download(meta, root, root / "ogbn_arxiv", print)
+            official.fetch("ogbn-arxiv", root)
     assert left_in(root) == []
