@@ -1,8 +1,8 @@
-"""What a data set's name means, in one place: a store, or what is converted to one once and kept.
+"""The one place that decides what a data set's name means: a store, or data that are converted to a store once.
 
-A name is a store's folder, a folder in OGB's binary layout or of files of one's own, or an official name. What is not a
-store yet is converted into a store beside it, `NAME.store` (`NAME-undirected.store`, `-float16`), or in `data_dir`, and
-found there by every later run, notebook and policy. `locate` and `size_of` look at headers alone (and at csv files).
+A name is a store's folder, a folder in OGB's binary layout or of a user's own files, or an official name. Other data
+than a store are converted to a store beside them, `NAME.store` (`NAME-undirected.store`, `-float16`), or in `data_dir`,
+where every later run, notebook and policy finds it. `locate` and `size_of` read only headers (and csv files).
 """
 
 from __future__ import annotations
@@ -30,38 +30,37 @@ if TYPE_CHECKING:
     from .convert import FeatureDtype, Progress
     from .data import Source
 
-# `convert` and `synth` are imported where they are used: they compile kernels, and planners ask for sizes alone.
+# `convert` and `synth` compile kernels, and planners only ask for sizes: both are imported on use.
 
 
 @dataclass(frozen=True)
-class _Named:
-    """A data set that is no store itself: where it lies and where its store does."""
+class _Pending:
+    """A data set that is not a store, and the store to make of it."""
 
     official: str | None  # its name among OGB's
     folder: Path
-    raw: RawDataset | None  # None for other files, and for what is still to be downloaded
-    source: Callable[[], Source]  # what the store is made of, downloaded where it is not there yet
+    raw: RawDataset | None  # None for own files, csv files, and data that are not downloaded yet
+    source: Callable[[], Source]  # downloads missing data
     target: Path
     undirected: bool
     dtype: np.dtype[Any]  # of the store's features
 
     @property
     def size(self) -> GraphSize:
-        """As it is before it is converted, but for the features."""
-        raw = self.raw or (None if self.official in KNOWN else self.source())
-        assert raw is None or isinstance(raw, RawDataset | TableSource)
-        size = KNOWN[self.official or ""] if raw is None else raw.size
-        return dataclasses.replace(size, feature_itemsize=self.dtype.itemsize)
+        """The sizes before conversion, with the itemsize of the store's features."""
+        size = KNOWN.get(self.official or "") if self.raw is None else self.raw.size
+        return dataclasses.replace(size or self.source().size, feature_itemsize=self.dtype.itemsize)
 
 
 def _resolve(
-    dataset: str, data_dir: StrPath | None, undirected: bool | None, feature_dtype: FeatureDtype | None, download: bool
-) -> Store | _Named:
-    """The store that a name means, or what is still to be made into one, and can be.
-
-    Raises:
-        InputError: as `open_dataset` before it reads or writes anything.
-    """
+    dataset: str,
+    *,
+    data_dir: StrPath | None = None,
+    undirected: bool | None = None,
+    feature_dtype: FeatureDtype | None = None,
+    download: bool = False,
+) -> Store | _Pending:
+    """Return the store that a name means, or the data to convert, after all checks of `open_dataset`."""
     dataset = str(home(dataset))
     data_dir = None if data_dir is None else home(data_dir)
     if is_store(dataset):
@@ -72,118 +71,93 @@ def _resolve(
     source: Callable[[], Source]
     if is_official(dataset):
         official = locate_official(dataset, data_dir or OFFICIAL_DIR)
-        folder, source = official.folder, functools.partial(open_official, official)
-        if official.present and official.binary:
-            raw = open_raw(folder, num_classes=official.num_classes)
+        folder, source, own = official.folder, functools.partial(open_official, official), np.dtype(np.float32)
+        raw = open_raw(folder, num_classes=official.num_classes) if official.present and official.binary else None
+    elif is_tables(dataset):
+        folder = Path(os.path.abspath(dataset))
+        source, own = functools.partial(open_tables, folder), stored_dtype(folder)
     else:
         folder = Path(os.path.abspath(dataset))
-        tables = is_tables(folder)
-        raw = None if tables else open_raw(folder)
-        source = functools.partial(open_tables if tables else open_raw, folder)
-    own = np.dtype(np.float32) if raw is None else raw.feature_dtype
-    own = stored_dtype(folder) if official is None and raw is None else own
+        source = functools.partial(open_raw, folder)
+        raw = open_raw(folder)
+    own = own if raw is None else raw.feature_dtype
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
     name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
-    beside = folder.parent if data_dir is None else Path(data_dir)
-    of_ogb = None if official is None else dataset
-    named = _Named(of_ogb, folder, raw, source, beside / f"{name}.store", bool(undirected), dtype)
-    if (made := _existing(named)) is not None:
-        return made
+    target = (folder.parent if data_dir is None else data_dir) / f"{name}.store"
+    pending = _Pending(official.name if official else None, folder, raw, source, target, bool(undirected), dtype)
+    if (store_of_it := _existing(pending)) is not None:
+        return store_of_it
     if official is not None and not official.present and not download:
         raise InputError(f"{folder}: {dataset} is not there; pass download=True, or data_dir, the folder that holds it")
-    check_new(named.target)
-    there = next(folder for folder in named.target.absolute().parents if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        reason = "no permission" if there.is_dir() else f"{there} is a file"
-        raise InputError(
-            f"{named.target}: the data set is to be converted to a store there, which can't be written ({reason})"
-            "; pass data_dir, a folder of your own (for an official name with a link in it to the data set's folder)"
-        )
-    return named
+    check_new(target)
+    parent = next(folder for folder in target.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
+        hint = "pass data_dir, a folder of your own (for an official name with a link in it to the data set's folder)"
+        raise InputError(f"{target}: the data set's store can't be written here; {hint}")
+    return pending
 
 
-def _existing(named: _Named) -> Store | None:
-    """The store that was made of a data set before; None where there is none.
-
-    That of an official data set serves without it too: the raw files may be deleted.
+def _existing(pending: _Pending) -> Store | None:
+    """The store that was made of a data set before, whose raw files may be deleted if it is official; or None.
 
     Raises:
-        InputError: when what lies in its place is of other data, of data that changed since, or made in another way.
+        InputError: for a store of other data, of data that changed since, or made with other options.
     """
-    if not is_store(named.target):
+    if not is_store(pending.target):
         return None
     from .convert import origin_of
 
-    store, now = open_store(named.target), origin_of(named.folder)
-    made_of = {key: store.origin.get(key) for key in now}
-    if named.folder.exists() and made_of["files"] != now["files"]:
-        if made_of["raw"] != now["raw"]:
-            raise InputError(
-                f"{store.path}: expected the store of {named.folder}, found one of {made_of['raw'] or 'other data'}; "
-                "use another data_dir, or move it away"
-            )
-        raise InputError(
-            f"{named.folder}: it changed since {store.path} was made of it; delete the store to have it converted "
-            "again, or name the store as the data set to go on with it as it was"
-        )
-    if (store.undirected, store.feature_dtype) != (named.undirected, named.dtype):
-        raise InputError(
-            f"{store.path}: expected a store with undirected={named.undirected}, {named.dtype} features, "
-            f"found undirected={store.undirected}, {store.feature_dtype}; "
-            "move it away, or name it as the data set"
-        )
+    store, now = open_store(pending.target), origin_of(pending.folder)
+    raw, files = store.origin.get("raw"), store.origin.get("files")
+    if pending.folder.exists() and files != now["files"]:
+        if raw != now["raw"]:
+            found = f"expected the store of {pending.folder}, found one of {raw or 'other data'}"
+            raise InputError(f"{store.path}: {found}; use another data_dir, or move it away")
+        hint = "delete the store to convert the data again, or name the store as the data set to keep the old data"
+        raise InputError(f"{pending.folder}: it changed since {store.path} was made of it; {hint}")
+    if (store.undirected, store.feature_dtype) != (pending.undirected, pending.dtype):
+        expected = f"expected a store with undirected={pending.undirected}, {pending.dtype} features"
+        found = f"found undirected={store.undirected}, {store.feature_dtype}"
+        raise InputError(f"{store.path}: {expected}, {found}; move it away, or name it as the data set")
     return store
 
 
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
-    """Refuse `undirected` where it contradicts what a store has."""
     if undirected not in (None, store.undirected):
-        raise InputError(
-            f"undirected: {getattr(store, 'path', store.name)} was made with undirected={store.undirected}, asked for "
-            f"was {undirected}; leave it out, or name the data that the store was made from"
-        )
+        found = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
+        raise InputError(f"undirected: {found}, got {undirected}; omit it, or name the store's original data")
 
 
 @clear_errors()
-def locate(
-    dataset: str,
-    *,
-    data_dir: StrPath | None = None,
-    undirected: bool | None = None,
-    feature_dtype: FeatureDtype | None = None,
-    download: bool = False,
-) -> GraphSize:
-    """The checks of `open_dataset` and the sizes of what it opens, from headers alone; nothing is made or downloaded.
+def locate(dataset: str, **options: Any) -> GraphSize:
+    """Check a data set and return its sizes, from headers alone; nothing is written or downloaded.
 
-    Sizes are those of the store, or, while that is still to be made (`stored` is "raw" or "csv"), of what it will be
-    made of, with `feature_itemsize` of the store.
+    Before the store exists (`stored` is "raw" or "csv"), sizes are those of the data, with the `feature_itemsize` of
+    the store.
+
+    Args:
+        options: data_dir, undirected, feature_dtype and download of `open_dataset`.
 
     Raises:
-        InputError: as `open_dataset` before it reads or writes anything.
+        InputError: for all that `open_dataset` refuses before it reads or writes anything.
     """
-    return _resolve(dataset, data_dir, undirected, feature_dtype, download).size
+    return _resolve(dataset, **options).size
 
 
-def size_of(
-    dataset: str,
-    *,
-    data_dir: StrPath | None = None,
-    undirected: bool | None = None,
-    feature_dtype: FeatureDtype | None = None,
-    download: bool = False,
-) -> GraphSize:
-    """`locate` for planning: an official data set that is not there has its known size.
+def size_of(dataset: str, **options: Any) -> GraphSize:
+    """Return the sizes of a data set for planning: those of `locate`, or the known ones of an official data set.
 
     Raises:
-        InputError: for an OGB name that is not known, and as `locate` for a folder.
+        InputError: for an unknown OGB name; for a folder see `locate`.
     """
+    known = KNOWN.get(dataset) if is_official(dataset) else None
     try:
-        size = locate(dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download)
+        size = locate(dataset, **options)
     except InputError:
-        if dataset not in KNOWN or not is_official(dataset):
+        if known is None:
             raise
-        return KNOWN[dataset]
-    return size if size.stored == "store" or not is_official(dataset) else KNOWN.get(dataset, size)
+        return known
+    return size if size.stored == "store" else known or size
 
 
 @clear_errors()
@@ -199,53 +173,53 @@ def open_dataset(
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Open a data set as a store, which is made first where there is none: once, in bounded memory.
+    """Open a data set as a store; other data are converted first: once, in bounded memory.
 
-    Another process that is converting it already is waited for.
+    Waits for another process that is converting the same data.
 
     Args:
-        dataset: a store's folder, a folder in OGB's binary layout or of one's own files (`open_tables`), or an official
-            name, which a folder of that name here comes before.
-        data_dir: where official data sets are looked for, by default "dataset", and where stores made from other data
-            are kept, by default beside them.
-        undirected: with reverse edges; None takes a store as it is and converts other data without.
-        feature_dtype: to convert to, "float16" or "float32"; by default the data's own, float32 for float64. A store
-            that is named has its own.
-        memory_limit: as in `convert`.
-        download: consent to fetch an official data set that is not there.
-        say: told what is converted, to where and how large.
-        progress: as in `convert`.
-        check: called between chunks and while waiting; what it raises ends the conversion, and nothing is left behind.
+        dataset: a store's folder, a folder in OGB's binary layout or of a user's own files (`open_tables`), or an
+            official name; a folder of that name comes first.
+        data_dir: the folder of official data sets, by default "dataset", and of stores made from other data, by default
+            beside the data.
+        undirected: with reverse edges. If omitted, a store's own setting is used, and other data are converted without.
+        feature_dtype: of a new store, "float16" or "float32"; by default the data's own, float32 for float64.
+        memory_limit: that of `convert`.
+        download: fetch a missing official data set.
+        say: called with the data, the place and the size of a new store.
+        progress: that of `convert`.
+        check: called between chunks and while waiting; its exception ends the conversion, and nothing is left behind.
 
     Raises:
-        InputError: for a name that means nothing; for `undirected` that contradicts a store; for a store of other data,
-            or of data that changed since, in the place of the one that is to be made; for a place that can't be written
-            to; and as `convert`.
+        InputError: for an unknown name; for `undirected` that contradicts a store; for a store of other or changed data
+            at the place of the new one; for a place that can't be written; see also `convert`.
     """
-    named = _resolve(dataset, data_dir, undirected, feature_dtype, download)
-    if isinstance(named, Store):
-        return named
-    with made_once(named.target, check):
-        if (made := _existing(named)) is not None:
-            return made
+    pending = _resolve(
+        dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download
+    )
+    if isinstance(pending, Store):
+        return pending
+    with made_once(pending.target, check):
+        if (store := _existing(pending)) is not None:
+            return store
         from .convert import convert, disk_bytes, origin_of
 
-        source = named.raw or named.source()
-        about = format_bytes(disk_bytes(source, named.undirected, named.dtype)[0])
+        source = pending.raw or pending.source()
+        about = format_bytes(disk_bytes(source, pending.undirected, pending.dtype)[0])
         own = source.file_dtype if isinstance(source, RawDataset | TableSource) else np.dtype(np.float32)
-        if own.itemsize > named.dtype.itemsize:
-            about += f", features rounded from {own} to {named.dtype}"
-        say(f"{named.folder}: converting it, once, to {named.target}, about {about}")
+        if own.itemsize > pending.dtype.itemsize:
+            about += f", features rounded from {own} to {pending.dtype}"
+        say(f"{pending.folder}: converting it, once, to {pending.target}, about {about}")
         return convert(
-            source, named.target, origin=origin_of(named.folder),
-            undirected=named.undirected, feature_dtype=named.dtype.name,  # type: ignore[arg-type]  # float16 or float32
+            source, pending.target, origin=origin_of(pending.folder),
+            undirected=pending.undirected, feature_dtype=pending.dtype.name,  # type: ignore[arg-type]
             memory_limit=memory_limit, progress=progress, check=check,
         )  # fmt: skip
 
 
 @contextlib.contextmanager
 def made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
-    """Only one process makes what is to be at `target`; others wait, and look again."""
+    """Let one process make `target` while the others wait; each then looks whether it exists."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check):
         yield
@@ -254,7 +228,7 @@ def made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
 # For a run ------------------------------------------------------------------------------------------------------------
 
 
-def _asked(config: TrainConfig) -> dict[str, Any]:
+def _options(config: TrainConfig) -> dict[str, Any]:
     rounded = config.on_disk and config.feature_dtype == "float16"  # in RAM it is rounded on reading
     names = ("data_dir", "undirected", "download")
     return {name: getattr(config, name) for name in names} | {"feature_dtype": "float16" if rounded else None}
@@ -262,59 +236,55 @@ def _asked(config: TrainConfig) -> dict[str, Any]:
 
 def locate_for(config: TrainConfig) -> GraphSize:
     """`locate` the data set of a run, and `check_store`."""
-    size = locate(config.dataset, **_asked(config))
+    size = locate(config.dataset, **_options(config))
     check_store(size, config)
     return size
 
 
 def graph_for(config: TrainConfig) -> GraphSize:
-    """The store of a run's data set, opened; while there is none, its sizes as `size_of` has them."""
-    with contextlib.suppress(InputError):  # of an official data set that is not there, too
-        if isinstance(found := _resolve(config.dataset, **_asked(config)), Store):
-            return found
-    return size_of(config.dataset, **_asked(config))
+    """Open the store of a run's data set; before it exists, return its sizes (`size_of`)."""
+    with contextlib.suppress(InputError):  # a missing official data set too
+        if isinstance(store := _resolve(config.dataset, **_options(config)), Store):
+            return store
+    return size_of(config.dataset, **_options(config))
 
 
 def open_for(config: TrainConfig, **how: Any) -> Store:
-    """`open_dataset` of a run; `how` as there."""
-    return open_dataset(config.dataset, **_asked(config), **how)
+    """`open_dataset` for a run, with more of its options in `how`."""
+    return open_dataset(config.dataset, **_options(config), **how)
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
-    """Refuse what `config` asks of a data set that does not hold it: a direction, hops.
+    """Refuse a data set without the direction or the hops that `config` needs.
 
     Raises:
         InputError: naming the parameter.
     """
     if size.stored == "store":
         _check_direction(size, config.undirected)
-    if size.hops is not None and not config.propagated:
-        raise InputError(
-            f"loading: {size.name} has propagated features and no edges: set loading=propagated, got {config.loading!r}"
-        )
-    if config.propagated:
-        if size.hops is None:
-            check_hops(size, config.hops, config.norm, "labelled")
-        elif size.hops != config.hops:
-            raise InputError(f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops")
+    if config.propagated and size.hops is None:
+        check_hops(size, config.hops, config.norm, "labelled")
+    elif config.propagated and size.hops != config.hops:
+        raise InputError(f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops")
+    elif not config.propagated and size.hops is not None:
+        found = f"{size.name} has propagated features and no edges"
+        raise InputError(f"loading: {found}: set loading=propagated, got {config.loading!r}")
 
 
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
-    """Refuse what can't be propagated, or not as over the whole graph.
+    """Refuse wrong parameters of a propagation, and a data set without edges.
 
     Raises:
         InputError: naming the parameter.
     """
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
         raise InputError(f"hops: expected a number of hops, at least 1, got {hops!r}")
-    for name, given, known in (("norm", norm, ("row", "sym", "none")), ("nodes", nodes, ("labelled", "all"))):
-        if given not in known:
-            raise InputError(f"{name}: expected one of {', '.join(known)}, got {given!r}")
+    for name, value, known in (("norm", norm, ("row", "sym", "none")), ("nodes", nodes, ("labelled", "all"))):
+        if value not in known:
+            raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
     if size.hops is not None:
-        raise InputError(
-            f"{size.name}: expected a graph to propagate over, found the features of {size.hops} hops, without edges; "
-            "name the store that it was made from"
-        )
+        found = f"expected a graph, found the features of {size.hops} hops, without edges"
+        raise InputError(f"{size.name}: {found}; name the store that it was made from")
 
 
 # For a notebook -------------------------------------------------------------------------------------------------------
@@ -324,18 +294,17 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
 def prepare_dataset(
     dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool | None = None
 ) -> str:
-    """The folder of a store for a notebook: that of `dataset`, or without one of the generated data set.
+    """Return the folder of a store for a notebook: that of `dataset`, or of the synthetic data set if it is "".
 
-    Made on first use in `data_dir`, where every notebook and run finds it.
+    The store is made on first use in `data_dir`, where every notebook and run finds it.
 
     Raises:
-        InputError: as `open_dataset` and `synthesize_store`.
+        InputError: see `open_dataset` and `synthesize_store`.
     """
     if dataset:
         store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:
-        name = f"synthetic-{scale:g}-seed{seed}" + ("-undirected" if undirected else "")
-        path = home(data_dir) / f"{name}.store"
+        path = home(data_dir) / f"synthetic-{scale:g}-seed{seed}{'-undirected' if undirected else ''}.store"
         with contextlib.nullcontext() if is_store(path) else made_once(path, lambda: None):
             if not is_store(path):
                 from .synth import synthesize_store
@@ -343,10 +312,7 @@ def prepare_dataset(
                 print(f"{path}: generating it, once")
                 synthesize_store(path, scale, seed, undirected=bool(undirected))
         store = open_store(path)
-    here = Path.cwd()
-    shown = store.path.relative_to(here) if store.path.is_relative_to(here) else store.path
-    print(
-        f"{shown}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
-        f"{format_bytes(store.nbytes)}"
-    )
+    shown = store.path.relative_to(Path.cwd()) if store.path.is_relative_to(Path.cwd()) else store.path
+    sizes = f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features"
+    print(f"{shown}: {sizes}, {format_bytes(store.nbytes)}")
     return str(store.path)

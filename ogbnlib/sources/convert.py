@@ -1,9 +1,9 @@
-"""From any `Source` to a store, in bounded memory: nothing of the graph's size is ever held.
+"""Conversion of any `Source` to a store in bounded memory: nothing of the graph's size is ever in memory.
 
 The CSC comes from a bucketed external sort. One pass over the edges writes (dst, src) pairs to a temporary file,
-chunk by chunk, each chunk sorted by ranges of destinations; then one range after the other is read, sorted in RAM by a
-stable counting sort and appended to `row.npy`. Both directions of disk traffic are sequential or in long pieces, and
-within a column the order is that of the input. Features are converted in a second thread meanwhile.
+chunk by chunk, each chunk sorted by ranges of destinations. Then range by range is read, sorted in RAM by a stable
+counting sort and appended to `row.npy`. Disk traffic is sequential or in long pieces both ways, and within a column the
+order is that of the input. A second thread converts the features meanwhile.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from .ogb import open_raw, stamps
 from .tables import TableSource, find_files, is_tables, open_tables, origin_of_files
 
 FeatureDtype = Literal["float16", "float32"]
-Progress = bool | Callable[[Count], object]  # whether to show it; a function is told instead
-_DEFAULT_BYTES = 2**30  # beside what the process holds already, which a notebook with torch loaded does
+Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
+_DEFAULT_BYTES = 2**30  # beside what the process uses already, a notebook with torch loaded for example
 _KERNEL_BYTES = 96 * 2**20  # compiling the kernels
-_CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES  # features and edges on their way, and pages not yet on disk
+_CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES  # chunks of features and edges, and pages not yet on disk
 _MIN_WORKSPACE = 32 * 2**20
 
 Item = TypeVar("Item")
 
 
 def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """`items`, each made in another thread while the one before it is used: inflating takes half of all the time.
+    """Yield `items`, each made in another thread while the one before it is used: inflating takes half of the time.
 
-    To be closed by who uses it: the garbage collector may come by in a thread that is just starting, and there the wait
-    for this one's thread never ends (Python 3.11 holds the lock of all threads' ends then).
+    Close it explicitly. The garbage collector may run in a thread that is just starting, where the wait for this
+    thread's end never returns (Python 3.11 holds the lock of all threads' ends then).
     """
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, items, None)
@@ -85,7 +85,6 @@ class _Conversion:
                 self.done(chunk.nbytes)
 
     def features(self) -> None:
-        """x.npy, checked; runs beside the rest."""
         try:
             with contextlib.closing(_ahead(self.source.x_chunks())) as ahead:
                 chunks = finite(ahead, self.x_dtype, f"{self.source.name}, node_feat")
@@ -94,40 +93,34 @@ class _Conversion:
             self.stop.set()
             raise
 
-    def check_splits(self, splits: dict[str, Array]) -> None:
-        nodes, begin = NodeSet(self.source.num_nodes), 0
-        for chunk in self.source.label_chunks():
-            nodes.add(begin + np.flatnonzero(chunk >= 0))
-            begin += len(chunk)
-        for name, problem in split_problems(splits, self.source.num_nodes, nodes.contains):
-            raise InputError(f"{self.source.where(name)}: {problem}")
-
-    def rest(self, edges: EdgeSort, splits: dict[str, Array]) -> None:
-        """Everything but the features."""
+    def graph(self, edges: EdgeSort) -> None:
         source, writer = self.source, self.writer
+        with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
+            edges.read(ahead)
         with writer.create("row", index_dtype(source.num_nodes)) as row, writer.create("colptr", "<i8") as colptr:
             edges.write(row, colptr)
         self.per_node("y", label_dtype(source.num_classes), source.label_chunks())
-        for name, nodes in splits.items():
-            writer.write(name, nodes)
-        if (names := source.name_chunks()) is not None:
-            self.per_node("node_name", *names)
-        if source.label_names is not None:
-            writer.write("label_name", source.label_names)
 
     def run(self, undirected: bool, workspace: int) -> None:
         source, splits = self.source, self.source.read_splits()
-        self.check_splits(splits)
-        edges = EdgeSort(
-            self.writer.folder, source.num_nodes, source.num_edges,
-            undirected=undirected, workspace=workspace, done=self.done,
-        )  # fmt: skip
+        labelled, begin = NodeSet(source.num_nodes), 0
+        for chunk in source.label_chunks():
+            labelled.add(begin + np.flatnonzero(chunk >= 0))
+            begin += len(chunk)
+        for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
+            raise InputError(f"{source.where(name)}: {problem}")
+        sizes = (source.num_nodes, source.num_edges)
+        edges = EdgeSort(self.writer.folder, *sizes, undirected=undirected, workspace=workspace, done=self.done)
         with ThreadPoolExecutor(1) as pool:
             features = pool.submit(self.features)
             try:
-                with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
-                    edges.read(ahead)
-                self.rest(edges, splits)
+                self.graph(edges)
+                for name, nodes in splits.items():
+                    self.writer.write(name, nodes)
+                if (names := source.name_chunks()) is not None:
+                    self.per_node("node_name", *names)
+                if source.label_names is not None:
+                    self.writer.write("label_name", source.label_names)
                 features.result()
             except _Abandoned:
                 features.result()
@@ -136,7 +129,7 @@ class _Conversion:
 
 
 def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Bytes of the finished store, at most, and of the temporary files beside it."""
+    """Return the bytes of the finished store, at most, and of the temporary files."""
     num_pairs = source.num_edges * (2 if undirected else 1)
     item = np.dtype(index_dtype(source.num_nodes)).itemsize
     per_node = 8 + np.dtype(label_dtype(source.num_classes)).itemsize + source.num_features * feature_dtype.itemsize
@@ -144,53 +137,48 @@ def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -
 
 
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
-    """What is left for sorting, in bytes."""
-    held = own_memory()[0]
-    if memory_limit is None:
-        limit = min(held + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))
-    else:
-        limit = parse_bytes(memory_limit)
+    """The bytes left for sorting."""
+    used, available = own_memory()[0], effective_limit()[0]
+    limit = min(used + _DEFAULT_BYTES, int(0.95 * available)) if memory_limit is None else parse_bytes(memory_limit)
     data_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize + 16 * source.num_edges
-    fixed = held + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + source.num_nodes // 8
+    fixed = used + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + source.num_nodes // 8
     if limit < (least := fixed + _MIN_WORKSPACE):
         name = "memory_limit"
         if memory_limit is None and "SLURM_JOB_ID" in os.environ:  # the job's, of which 5 % stay free
-            name, least, limit = "--mem", int(least / 0.95), effective_limit()[0]
-        raise InputError(
-            f"{name}: expected at least {format_bytes(least)} to convert {source.name} "
-            f"({format_bytes(held)} are held by this process already), got {format_bytes(limit)}"
-        )
+            name, least, limit = "--mem", int(least / 0.95), available
+        expected = f"at least {format_bytes(least)} to convert {source.name} (this process uses {format_bytes(used)})"
+        raise InputError(f"{name}: expected {expected}, got {format_bytes(limit)}")
     return limit - fixed
 
 
 def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> tuple[Source, dict[str, Any]]:
-    """What `convert` takes by its name, as a `Source`, and what a store says of where it is from.
+    """Return a named data set as a `Source`, and the origin that its store records.
 
     Args:
-        data_dir: where official data sets are looked for.
-        options: as in `open_tables`; of a folder in OGB's layout num_classes alone.
+        data_dir: the folder of official data sets.
+        options: those of `open_tables`; for a folder in OGB's layout only num_classes.
 
     Raises:
-        InputError: as `open_official`, `open_tables` and `open_raw`; for an official name that is not there.
+        InputError: see `open_official`, `open_tables` and `open_raw`; for an official data set that is missing.
     """
     name = home(name)
-    official = locate_official(str(name), home(data_dir)) if is_official(str(name)) else None
-    if official is not None:
+    if is_official(str(name)):
+        official = locate_official(str(name), home(data_dir))
         if options:
             raise InputError(f"{name}: expected no files or columns beside an official name, got {', '.join(options)}")
         if not official.present:
             raise InputError(f"{official.folder}: {name} is not there: python -m ogbnlib download {name}")
         return open_official(official), origin_of(official.folder)
-    for_tables = sorted({*options} - {"num_classes"})
-    source = open_tables(name, **options) if for_tables or is_tables(name) else open_raw(name, **options)
+    tables = {*options} - {"num_classes"} or is_tables(name)
+    source = open_tables(name, **options) if tables else open_raw(name, **options)
     return source, dict(source.origin) if isinstance(source, TableSource) else origin_of(source.path)
 
 
 def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any) -> Store:
     """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index`, `train_mask`, `val_mask`, `test_mask`.
 
-    Edges keep their order within a column. A message on standard error names what else the `Data` holds, such as
-    edge_attr, which a store does not keep, and features that are rounded.
+    Edges keep their order within a column. A message on standard error names the attributes that a store does not keep,
+    such as edge_attr, and rounded features.
 
     Args:
         splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for an empty one.
@@ -198,45 +186,39 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
 
     Raises:
         InputError: naming the attribute, for a `HeteroData`, for attributes that are missing or do not fit together;
-            and as `convert`.
+            see also `convert`.
     """
-    if hasattr(data, "node_types"):
-        raise InputError(
-            "data: expected a Data of one kind of node and edge, got a HeteroData; see its to_homogeneous()"
-        )
-    if not hasattr(data, "to_dict"):
-        raise InputError(f"data: expected a PyG Data such as dataset[0], got {type(data).__name__}")
+    if hasattr(data, "node_types") or not hasattr(data, "to_dict"):
+        hint = "; see its to_homogeneous()" if hasattr(data, "node_types") else ""
+        raise InputError(f"data: expected a PyG Data such as dataset[0], got {type(data).__name__}{hint}")
     masks = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
     wanted = ["edge_index", "x", "y", *masks.values()]
-    held = {str(name): value for name, value in data.to_dict().items() if value is not None}
-    if missing := [name for name in wanted if name not in held]:
-        hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if set(missing) & {*masks.values()} else ""
-        if "edge_index" in missing and "adj_t" in held:
-            hint = "; set data.edge_index, of the edges that adj_t was made from"
+    values = {str(name): value for name, value in data.to_dict().items() if value is not None}
+    if missing := [name for name in wanted if name not in values]:
+        hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if {*missing} & {*masks.values()} else ""
+        hint += "; set data.edge_index, the edges of adj_t" if "edge_index" in missing and "adj_t" in values else ""
         raise InputError(f"data: expected {', '.join(wanted)}, found no {', '.join(missing)}{hint}")
     for mask in masks.values():
-        if (ids := mask_ids(held[mask], held["x"].shape[0])) is None:
-            found = f"{held[mask].dtype} {list(held[mask].shape)}"
-            columns = ", ".join(f"'{split}': data.{name}[:, 0]" for split, name in masks.items())
-            many = f"; pass one column of each, splits={{{columns}}}" if held[mask].ndim == 2 else ""
-            raise InputError(f"data.{mask}: expected booleans [N], got {found}{many}")
-        held[mask] = ids
-    others = sorted(set(held) - {*wanted, "num_nodes", "train_mask", "val_mask", "test_mask"})
+        found = f"{values[mask].dtype} {list(values[mask].shape)}"
+        if (ids := mask_ids(values[mask], values["x"].shape[0])) is None:
+            hint = f"; pass one column of each as splits, such as data.{mask}[:, 0]" if values[mask].ndim == 2 else ""
+            raise InputError(f"data.{mask}: expected booleans [N], got {found}{hint}")
+        values[mask] = ids
+    others = sorted({*values} - {*wanted, "num_nodes", "train_mask", "val_mask", "test_mask"})
     if others:
         print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
-    if held.get("num_nodes", len(held["x"])) != len(held["x"]):
-        raise InputError(f"data.num_nodes: expected {len(held['x'])}, one a row of x, got {held['num_nodes']}")
-    splits = {split: held[mask] for split, mask in masks.items()} if splits is None else splits
-    named = {name: options.pop(name, None) for name in ("name", "num_classes")}
-    name = named["name"] or Path(path).absolute().name
-    source = ArraySource.from_arrays(name, held["edge_index"], held["x"], held["y"], splits, named["num_classes"])
+    if values.get("num_nodes", len(values["x"])) != len(values["x"]):
+        raise InputError(f"data.num_nodes: expected {len(values['x'])}, one a row of x, got {values['num_nodes']}")
+    splits = {split: values[mask] for split, mask in masks.items()} if splits is None else splits
+    name, num_classes = options.pop("name", None) or Path(path).absolute().name, options.pop("num_classes", None)
+    source = ArraySource.from_arrays(name, values["edge_index"], values["x"], values["y"], splits, num_classes)
     if source.x.dtype.itemsize > source.feature_dtype.itemsize and not options.get("feature_dtype"):
         print(f"{path}: x is {source.x.dtype}, and kept as {source.feature_dtype}", file=sys.stderr)
     return convert(source, path, **options)
 
 
 def origin_of(folder: Path) -> dict[str, Any]:
-    """What a store says of the folder it was made from: its path, and each file's size and mtime in ns."""
+    """Return the origin that a store records: the folder's path, and each file's size and mtime in ns."""
     if is_tables(folder):
         return origin_of_files(folder.resolve(), find_files(folder))
     return {"raw": str(folder.resolve()), "files": {name: [*stamp[:2]] for name, stamp in stamps(folder).items()}}
@@ -257,25 +239,24 @@ def convert(
     """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
 
     Args:
-        source: a folder in OGB's binary layout or of one's own files (`open_tables`), an official name whose data are
-            in "dataset", or any `Source`.
+        source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an official name in the folder
+            "dataset", or any `Source`.
         path: new or empty.
         undirected: add reverse edges; columns are then sorted and without repeats.
-        feature_dtype: float16 halves disk and traffic; values that it can't hold are refused. By default the data set's
+        feature_dtype: float16 halves disk and traffic; values beyond its range are refused. By default the data set's
             own, float32 for float64.
-        memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beside what it holds already, or its
-            limit where that is less. It also does inside a memory cgroup of that size, written pages included. A larger
+        memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beside what it uses already, or the limit
+            of the process if that is less. A memory cgroup of that size is enough, written pages included. A larger
             one makes fewer and longer ranges to sort; 1 GB is enough for ogbn-papers100M.
-        progress: show how far it is: a line that updates itself, in a log one every 30 s. A function is told instead.
-        check: called between chunks; what it raises ends the conversion, and nothing is left behind.
-        origin: what the store says of where it is from; of a folder by default, `origin_of` it.
+        progress: show it: a bar, in a log a line every 30 s. A function is called instead.
+        check: called between chunks; its exception ends the conversion, and nothing is left behind.
+        origin: the origin that the store records; for a folder by default `origin_of` it.
 
     Raises:
-        InputError: before anything is written, for bad parameters, a target in use or held by another converter, too
-            small a limit or too little disk space; while streaming, for damage, a disk that refuses, files that are
-            replaced meanwhile, ids out of range, features that are not finite or too large, and splits that overlap or
-            have no label. Nothing is left behind then. After a SIGKILL the hidden `.NAME.part` remains, which the next
-            conversion clears.
+        InputError: before anything is written, for bad parameters, a target in use, a limit that is too small, or too
+            little disk space; while streaming, for damage, disk errors, replaced files, ids out of range, features that
+            are not finite or too large, and splits that overlap or have no label. Nothing is left behind then. A
+            SIGKILL leaves the hidden `.NAME.part`, which the next conversion clears.
     """
     if isinstance(source, str | os.PathLike):
         source, of = open_source(source)
