@@ -78,19 +78,19 @@ class Member:
                 raise InputError(f"{self.where}: expected this file of OGB's binary layout, found none")
             self._zip = zipfile.ZipFile(file)
             if f"{name}.npy" not in self._zip.namelist():
-                found = ", ".join(entry.removesuffix(".npy") for entry in self._zip.namelist())
-                raise InputError(f"{self.where}: expected such a member, found only: {found or 'none'}")
+                members = ", ".join(entry.removesuffix(".npy") for entry in self._zip.namelist())
+                raise InputError(f"{self.where}: expected such a member, found only: {members or 'none'}")
             self._stream = self._zip.open(f"{name}.npy")
             version = np.lib.format.read_magic(self._stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             with self._header:
                 self.shape, self.fortran_order, self.dtype = read(self._stream)
-            left = self._zip.getinfo(f"{name}.npy").file_size - self._stream.tell()
+            size = self._zip.getinfo(f"{name}.npy").file_size - self._stream.tell()
         if self.dtype.hasobject:
             raise InputError(f"{self.where}: expected numbers, found pickled objects, which are never loaded")
-        if left != (expected := math.prod(self.shape) * self.dtype.itemsize):
+        if size != (expected := math.prod(self.shape) * self.dtype.itemsize):
             raise InputError(
-                f"{self.where}: expected {expected} bytes for shape {self.shape} of {self.dtype}, found {left}"
+                f"{self.where}: expected {expected} bytes for shape {self.shape} of {self.dtype}, found {size}"
             )
 
     @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """The one place that decides what a data set's name means: a store, or data that are converted to a store once.
 
-A name is a store's folder, a folder in OGB's binary layout or of a user's own files, or an official name. Other data
-than a store are converted to a store beside them, `NAME.store` (`NAME-undirected.store`, `-float16`), or in `data_dir`,
-where every later run, notebook and policy finds it. `locate` and `size_of` read only headers (and csv files).
+A name is a store's folder, a folder in OGB's binary layout or of a user's own files, or an official name. Any other
+data set is converted to a store in the same folder, `NAME.store` (`NAME-undirected.store`, `-float16`), or in
+`data_dir`, where every later run, notebook and policy finds it. `locate` and `size_of` read headers (and csv files).
 """
 
 from __future__ import annotations
@@ -111,21 +111,21 @@ def _existing(pending: _Pending) -> Store | None:
     raw, files = store.origin.get("raw"), store.origin.get("files")
     if pending.folder.exists() and files != now["files"]:
         if raw != now["raw"]:
-            found = f"expected the store of {pending.folder}, found one of {raw or 'other data'}"
-            raise InputError(f"{store.path}: {found}; use another data_dir, or move it away")
+            problem = f"expected the store of {pending.folder}, found one of {raw or 'other data'}"
+            raise InputError(f"{store.path}: {problem}; use another data_dir, or move it away")
         hint = "delete the store to convert the data again, or name the store as the data set to keep the old data"
         raise InputError(f"{pending.folder}: it changed since {store.path} was made of it; {hint}")
     if (store.undirected, store.feature_dtype) != (pending.undirected, pending.dtype):
         expected = f"expected a store with undirected={pending.undirected}, {pending.dtype} features"
-        found = f"found undirected={store.undirected}, {store.feature_dtype}"
-        raise InputError(f"{store.path}: {expected}, {found}; move it away, or name it as the data set")
+        problem = f"found undirected={store.undirected}, {store.feature_dtype}"
+        raise InputError(f"{store.path}: {expected}, {problem}; move it away, or name it as the data set")
     return store
 
 
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
     if undirected not in (None, store.undirected):
-        found = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
-        raise InputError(f"undirected: {found}, got {undirected}; omit it, or name the store's original data")
+        problem = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
+        raise InputError(f"undirected: {problem}, got {undirected}; omit it, or name the store's original data")
 
 
 @clear_errors()
@@ -181,7 +181,7 @@ def open_dataset(
         dataset: a store's folder, a folder in OGB's binary layout or of a user's own files (`open_tables`), or an
             official name; a folder of that name comes first.
         data_dir: the folder of official data sets, by default "dataset", and of stores made from other data, by default
-            beside the data.
+            the folder of the data.
         undirected: with reverse edges. If omitted, a store's own setting is used, and other data are converted without.
         feature_dtype: of a new store, "float16" or "float32"; by default the data's own, float32 for float64.
         memory_limit: that of `convert`.
@@ -267,8 +267,8 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     elif config.propagated and size.hops != config.hops:
         raise InputError(f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops")
     elif not config.propagated and size.hops is not None:
-        found = f"{size.name} has propagated features and no edges"
-        raise InputError(f"loading: {found}: set loading=propagated, got {config.loading!r}")
+        problem = f"{size.name} has propagated features and no edges"
+        raise InputError(f"loading: {problem}: set loading=propagated, got {config.loading!r}")
 
 
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
@@ -283,8 +283,8 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
         if value not in known:
             raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
     if size.hops is not None:
-        found = f"expected a graph, found the features of {size.hops} hops, without edges"
-        raise InputError(f"{size.name}: {found}; name the store that it was made from")
+        problem = f"expected a graph, found the features of {size.hops} hops, without edges"
+        raise InputError(f"{size.name}: {problem}; name the store that it was made from")
 
 
 # For a notebook -------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from .tables import TableSource, find_files, is_tables, open_tables, origin_of_f
 
 FeatureDtype = Literal["float16", "float32"]
 Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
-_DEFAULT_BYTES = 2**30  # beside what the process uses already, a notebook with torch loaded for example
+_DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
 _KERNEL_BYTES = 96 * 2**20  # compiling the kernels
 _CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES  # chunks of features and edges, and pages not yet on disk
 _MIN_WORKSPACE = 32 * 2**20
@@ -192,19 +192,19 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
         hint = "; see its to_homogeneous()" if hasattr(data, "node_types") else ""
         raise InputError(f"data: expected a PyG Data such as dataset[0], got {type(data).__name__}{hint}")
     masks = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
-    wanted = ["edge_index", "x", "y", *masks.values()]
+    required = ["edge_index", "x", "y", *masks.values()]
     values = {str(name): value for name, value in data.to_dict().items() if value is not None}
-    if missing := [name for name in wanted if name not in values]:
+    if missing := [name for name in required if name not in values]:
         hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if {*missing} & {*masks.values()} else ""
         hint += "; set data.edge_index, the edges of adj_t" if "edge_index" in missing and "adj_t" in values else ""
-        raise InputError(f"data: expected {', '.join(wanted)}, found no {', '.join(missing)}{hint}")
+        raise InputError(f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}")
     for mask in masks.values():
-        found = f"{values[mask].dtype} {list(values[mask].shape)}"
+        kind = f"{values[mask].dtype} {list(values[mask].shape)}"
         if (ids := mask_ids(values[mask], values["x"].shape[0])) is None:
             hint = f"; pass one column of each as splits, such as data.{mask}[:, 0]" if values[mask].ndim == 2 else ""
-            raise InputError(f"data.{mask}: expected booleans [N], got {found}{hint}")
+            raise InputError(f"data.{mask}: expected booleans [N], got {kind}{hint}")
         values[mask] = ids
-    others = sorted({*values} - {*wanted, "num_nodes", "train_mask", "val_mask", "test_mask"})
+    others = sorted({*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"})
     if others:
         print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
     if values.get("num_nodes", len(values["x"])) != len(values["x"]):
@@ -245,7 +245,7 @@ def convert(
         undirected: add reverse edges; columns are then sorted and without repeats.
         feature_dtype: float16 halves disk and traffic; values beyond its range are refused. By default the data set's
             own, float32 for float64.
-        memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beside what it uses already, or the limit
+        memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beyond its present memory, or the limit
             of the process if that is less. A memory cgroup of that size is enough, written pages included. A larger
             one makes fewer and longer ranges to sort; 1 GB is enough for ogbn-papers100M.
         progress: show it: a bar, in a log a line every 30 s. A function is called instead.
@@ -271,11 +271,11 @@ def convert(
     check_space(target, final + temporary, f"{format_bytes(final + temporary)} of free disk space ({needed})")
     total = source.num_nodes * (source.num_features * x_dtype.itemsize + 2) + 16 * source.num_edges + temporary
 
-    with new_folder(target) as folder, counted("convert", total, progress) as told:
+    with new_folder(target) as folder, counted("convert", total, progress) as advance:
 
         def done(count: int) -> None:
             check()
-            told(count)
+            advance(count)
 
         writer = StoreWriter(folder)
         _Conversion(source, writer, done, x_dtype).run(undirected, workspace)

@@ -100,7 +100,7 @@ class ArraySource(Source):
         """Check arrays or torch tensors, without a copy where possible; see `ogb.write_raw`.
 
         Raises:
-            InputError: naming the argument and what is wrong with it.
+            InputError: naming the argument and the mistake.
         """
         edge_index, x, y = _numpy(edge_index, "edge_index"), _numpy(x, "x"), _numpy(y, "y")
         if x.ndim != 2 or 0 in x.shape:
@@ -110,11 +110,11 @@ class ArraySource(Source):
             hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
             raise InputError(f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}")
         if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
-            found = f"{edge_index.dtype} {list(edge_index.shape)}"
-            raise InputError(f"edge_index: expected whole numbers [2, E], got {found}")
+            actual = f"{edge_index.dtype} {list(edge_index.shape)}"
+            raise InputError(f"edge_index: expected whole numbers [2, E], got {actual}")
         if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
-            found = f"{edge_index.min()} to {edge_index.max()}"
-            raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {found}")
+            actual = f"{edge_index.min()} to {edge_index.max()}"
+            raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
         if num_classes is not None:
             whole = hasattr(num_classes, "__index__") and np.ndim(num_classes) == 0
             if not whole or not 0 < num_classes <= MAX_CLASSES:

@@ -72,7 +72,7 @@ class Located:
 
 
 def _fetch(url: str, file: Path, say: Callable[[str], object], progress: bool) -> None:
-    """Append the missing part of a URL's content to `file`, which keeps what has come when the connection breaks."""
+    """Append the missing part of a URL's content to `file`, which keeps a part when the connection breaks."""
     have = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -83,24 +83,24 @@ def _fetch(url: str, file: Path, say: Callable[[str], object], progress: bool) -
         raise
     with answer:
         have = have if answer.status == 206 else 0
-        left = int(answer.headers.get("Content-Length") or 0)
-        needed = left + have + left  # the archive and its content
-        say(f"{url}: {format_bytes(left)} to fetch after {format_bytes(have)}; needs {format_bytes(needed)} of disk")
+        size = int(answer.headers.get("Content-Length") or 0)
+        needed = size + have + size  # the archive and its content
+        say(f"{url}: {format_bytes(size)} to fetch after {format_bytes(have)}; needs {format_bytes(needed)} of disk")
         check_space(file.parent, needed, f"{format_bytes(needed)} of free disk space to download and unpack {url}")
-        with open(file, "ab" if have else "wb") as out, counted("download", left, progress) as done:
+        with open(file, "ab" if have else "wb") as out, counted("download", size, progress) as done:
             while piece := answer.read(2**20):
                 out.write(piece)
                 done(len(piece))
-    if left and file.stat().st_size != have + left:
-        raise ConnectionError(f"it ended after {file.stat().st_size} of {have + left} bytes")
+    if size and file.stat().st_size != have + size:
+        raise ConnectionError(f"it ended after {file.stat().st_size} of {have + size} bytes")
 
 
-def _download(found: Located, say: Callable[[str], object], progress: bool = True) -> None:
+def _download(located: Located, say: Callable[[str], object], progress: bool = True) -> None:
     """Fetch and unpack: the folder appears whole or not at all, and a broken download is resumed.
 
     ogb's download asks on the terminal; PyG's starts again at the first byte.
     """
-    url, folder = found.meta["url"], found.folder
+    url, folder = located.meta["url"], located.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     archive = sibling_path(folder, "zip.part")
     with (
@@ -118,7 +118,7 @@ def _download(found: Located, say: Callable[[str], object], progress: bool = Tru
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             archive.unlink()
             raise InputError(f"download: {url} could not be unpacked ({error}); download it again") from None
-        os.replace(os.path.join(beside, found.meta["download_name"]), folder)
+        os.replace(os.path.join(beside, located.meta["download_name"]), folder)
         archive.unlink()
 
 
@@ -132,10 +132,10 @@ def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, pro
     Raises:
         InputError: for an unknown name, too little disk space, and a download that fails.
     """
-    found = locate_official(name, home(root))
-    if not found.present:
-        _download(found, say, progress)
-    return found.folder
+    located = locate_official(name, home(root))
+    if not located.present:
+        _download(located, say, progress)
+    return located.folder
 
 
 # Opening --------------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def locate_official(name: str, root: StrPath) -> Located:
     return Located(name, meta, folder, binary, folder.exists())
 
 
-def open_official(found: Located) -> RawDataset | ArraySource:
+def open_official(located: Located) -> RawDataset | ArraySource:
     """Open one of OGB's own data sets, downloaded if it is missing.
 
     ogbn-papers100M (binary layout) is streamed, since ogb's loader needs more than 128 GB for it
@@ -180,25 +180,25 @@ def open_official(found: Located) -> RawDataset | ArraySource:
     Raises:
         InputError: for a failed download, damage, and wrong labels.
     """
-    if not found.present:
-        _download(found, print)
-    if found.binary:
-        return open_raw(found.folder, num_classes=found.num_classes)
-    before, raw = stamps(found.folder), found.folder / "raw"
+    if not located.present:
+        _download(located, print)
+    if located.binary:
+        return open_raw(located.folder, num_classes=located.num_classes)
+    before, raw = stamps(located.folder), located.folder / "raw"
     edges, x = _table(raw / "edge.csv.gz", "iu", columns=2), _table(raw / "node-feat.csv.gz", "fiu")
     labels = _table(raw / "node-label.csv.gz", "fiu")
     for name, rows in (("node", x), ("edge", edges)):
         file = raw / f"num-{name}-list.csv.gz"
         if (counts := _table(file, "iu", columns=1).tolist()) != [[len(rows)]]:
             raise InputError(f"{file}: expected {len(rows)}, the lines of the other files, found {counts[:3]}")
-    if found.meta["add_inverse_edge"] == "True":  # each edge before its reverse, in the order of ogb's reader
+    if located.meta["add_inverse_edge"] == "True":  # each edge before its reverse, in the order of ogb's reader
         edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
-    splits, x = read_split_files(found.folder / "split" / found.meta["split"]), x.astype(np.float32, copy=False)
+    splits, x = read_split_files(located.folder / "split" / located.meta["split"]), x.astype(np.float32, copy=False)
     try:
-        source = ArraySource.from_arrays(found.name, edges.T, x, labels, splits, found.num_classes)
+        source = ArraySource.from_arrays(located.name, edges.T, x, labels, splits, located.num_classes)
     except InputError as error:
-        raise InputError(f"{found.folder}: {error}") from None
-    check_unchanged(found.folder, before)
+        raise InputError(f"{located.folder}: {error}") from None
+    check_unchanged(located.folder, before)
     return source
 
 
@@ -215,6 +215,6 @@ def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
         raise InputError(f"{file}: expected numbers, gzipped ({error}); download the data set again") from None
     if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (columns or table.shape[1]):
         expected = f"{columns or ''} columns of {'whole ' * (kinds == 'iu')}numbers without a header line"
-        found = f"{table.shape[1]} columns that begin with {','.join(map(str, table.iloc[0, :5]))!r}"
-        raise InputError(f"{file}: expected {expected}, found {found}; download the data set again")
+        actual = f"{table.shape[1]} columns that begin with {','.join(map(str, table.iloc[0, :5]))!r}"
+        raise InputError(f"{file}: expected {expected}, found {actual}; download the data set again")
     return table.to_numpy()

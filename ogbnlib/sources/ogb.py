@@ -76,8 +76,8 @@ class RawDataset(Source):
                 src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
                 if min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= self.num_nodes:
                     bad = np.flatnonzero((np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= self.num_nodes))[0]
-                    found = f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
-                    raise InputError(f"{first.where}: expected node ids from 0 to {self.num_nodes - 1}, {found}")
+                    edge = f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
+                    raise InputError(f"{first.where}: expected node ids from 0 to {self.num_nodes - 1}, found {edge}")
                 yield src, dst
             (first if paired else second).finish()
 
@@ -143,16 +143,19 @@ def _no_raw_data(path: Path) -> InputError:
     """The error for a folder without raw/data.npz."""
     if not path.is_dir():
         return InputError(f"{path}: expected a data set folder, found none{whereabouts(path)}")
-    found, hint = "none", ""
+    content, hint = "none", ""
     if (path / META).is_file():
-        found, hint = "a store", "; name it as the data set, it needs no conversion"
+        content, hint = "a store", "; name it as the data set, it needs no conversion"
     elif (path / "raw" / "edge.csv.gz").is_file():
-        found, hint = "OGB's csv layout", "; pass its official name, such as ogbn-arxiv, and data_dir, the folder above"
+        content, hint = (
+            "OGB's csv layout",
+            "; pass its official name, such as ogbn-arxiv, and data_dir, the folder above",
+        )
     elif (path / "data.npz").is_file():
         hint = f"; pass {path.resolve().parent}"
     elif nested := [entry.parent.parent for entry in path.glob("*/raw/data.npz")]:
         hint = f"; pass {nested[0]}"
-    return InputError(f"{path}: expected raw/data.npz in it, found {found}{hint}")
+    return InputError(f"{path}: expected raw/data.npz in it, found {content}{hint}")
 
 
 @clear_errors()
@@ -286,7 +289,7 @@ def write_raw(
         num_classes: the largest label plus one if None.
 
     Raises:
-        InputError: naming the argument and what is wrong with it.
+        InputError: naming the argument and the mistake.
     """
     source = ArraySource.from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
     with new_folder(path) as folder:

@@ -247,8 +247,8 @@ class Labels:
             if names and all(map(is_number, names)):
                 return []
             if any(map(is_number, names)):
-                found = ", ".join(sorted(names)[:5])
-                raise InputError(f"{self.table.file}: expected labels of text or of numbers, found both: {found}")
+                both = ", ".join(sorted(names)[:5])
+                raise InputError(f"{self.table.file}: expected labels of text or of numbers, found both: {both}")
             if len(names) > num_classes:
                 raise InputError(f"{self.table.file}: expected at most {num_classes} classes, found more")
         if words and names:  # a class may be called "none"

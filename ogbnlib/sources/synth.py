@@ -37,7 +37,7 @@ _NODES = 2**15  # per chunk: 16 MB of features
 _PERIODS = {"train": (0.2, 0.7), "valid": (0.7, 0.82), "test": (0.82, 1.0)}  # of all papers, in order of time
 # Tuned at scale 0.01 with an MLP on [x, Ax, AAx]: accuracy 0.21 on features alone, 0.40 with one hop, 0.47 with two;
 # with reverse edges 0.58 and 0.68. For papers100M, 0.49 and 0.63-0.66 are reported (pyg-team#9386).
-_HOMOPHILY = 0.58  # share of citations within the class, beside those that fall there by chance
+_HOMOPHILY = 0.58  # share of citations within the class, in addition to those by chance
 _RECENT, _RECENT_SPAN = 0.65, 0.03  # share of citations to recent papers, and their mean age as a part of all time
 _AGE_POWER = 2.0  # other citations go to the time t * U**2: old papers collect more
 _FAME_POWER = 2.5  # within a block and class, U**2.5 picks the paper: few collect most
@@ -60,7 +60,7 @@ def _uniform(bits):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def _degree(keys, j, degrees):  # type: ignore[no-untyped-def]
-    """The number of references of the paper at time j; the first block cites nobody."""
+    """The number of references of the paper at time j; the first block cites no paper."""
     if j < 1024:
         return 0
     bits = _draw(keys[0], j, 0)
@@ -96,7 +96,7 @@ def _citations(begin, end, keys, order, degrees, slot_class, class_slot, shape, 
             low, high = 0, 1024
             if _uniform(_draw(keys[3], j, k)) < homophily:
                 low, high = class_slot[slot_class[slot]], class_slot[slot_class[slot] + 1]
-            # Who is famous differs from block to block, or the same slots would be the hubs of all time.
+            # The famous papers differ from block to block, or the same slots would be the hubs of all time.
             fame = int(_uniform(_draw(keys[4], j, k)) ** fame_power * (high - low))
             turn = _draw(keys[4], target, 1_000_003) % np.uint64(high - low)
             to = low + (fame + np.int64(turn)) % (high - low)

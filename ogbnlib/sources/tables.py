@@ -11,7 +11,7 @@
 | `nodes` | where ids are names (text, or numbers that leave gaps): the name of each row of the features |
 
 Names may also be a column of the features: `node_id`, `node` or `id`, or the first, of text. Edges and features are
-streamed; what is held is 4 bytes a node for labels, and about 50 where ids are names.
+streamed; memory use is 4 bytes a node for labels, and about 50 for names.
 """
 
 from __future__ import annotations
@@ -187,46 +187,46 @@ def open_tables(
         label_columns: the columns of the node and of its label, or of the label alone: row i is node i.
         id_column: the column of node ids in features, labels, nodes and splits; "node_id", "node" or "id" if None.
         num_classes: the largest label plus one if None.
-        files: paths of `edges`, `features` and so on, where they are not those in the folder. `features` may be "ones",
+        files: paths of `edges`, `features` and so on, instead of those in the folder. `features` may be "ones",
             or "degree": log(1 + in-degree) and log(1 + out-degree), 8 bytes a node in memory.
 
     Raises:
-        InputError: naming the file, the column, the line or row, and what was expected; for a column that is neither
+        InputError: naming the file, the column, the line or row, and the expectation; for a column that is neither
             known nor named.
     """
-    made = str(files.get("features"))
-    found, path = find_files(folder, files), home(folder).resolve()
-    origin, known = origin_of_files(path, found), (id_column, *NODE) if id_column else NODE
-    features = None if made in MADE_FEATURES else Features(found["features"], known, "nodes" in found)
-    label_file = Labels(found["labels"], label_columns, known)
-    names = _names(found["nodes"], known) if "nodes" in found else None
+    generated = str(files.get("features"))
+    paths, path = find_files(folder, files), home(folder).resolve()
+    origin, known = origin_of_files(path, paths), (id_column, *NODE) if id_column else NODE
+    features = None if generated in MADE_FEATURES else Features(paths["features"], known, "nodes" in paths)
+    label_file = Labels(paths["labels"], label_columns, known)
+    names = _names(paths["nodes"], known) if "nodes" in paths else None
     if names is None and features is not None and features.own is not None:
         names = (features.table, features.own)
     if relabel and names is None:
         raise InputError(
-            f"--relabel: expected a file nodes, or a column {NODE[0]} in {found['features'].name}, found none"
+            f"--relabel: expected a file nodes, or a column {NODE[0]} in {paths['features'].name}, found none"
         )
     if features is None and names is None and label_file.own is not None:
         raise InputError(f"{folder}: expected, without features, a file nodes, or a label for each node in order")
     num_nodes = (features or (names or [label_file.table])[0]).num_rows
-    nodes = Nodes(num_nodes, found.get("features", found.get("nodes", found["labels"])).name, names)
-    edges, ends = _edges(found["edges"], nodes, edge_columns)
+    nodes = Nodes(num_nodes, paths.get("features", paths.get("nodes", paths["labels"])).name, names)
+    edges, ends = _edges(paths["edges"], nodes, edge_columns)
     labels, class_names = label_file.read(nodes, num_classes or MAX_CLASSES)
-    num_classes = num_classes or count_classes([labels], label_file.dtype, str(found["labels"]))
+    num_classes = num_classes or count_classes([labels], label_file.dtype, str(paths["labels"]))
     splits = (
-        read_splits(found["splits"], nodes, known)
-        if "splits" in found
-        else {split: read_split(found[split], nodes, known) for split in SPLITS}
+        read_splits(paths["splits"], nodes, known)
+        if "splits" in paths
+        else {split: read_split(paths[split], nodes, known) for split in SPLITS}
     )
-    tables = [file for role, file in found.items() if role != "edges" and file.suffix != ".npy"]
+    tables = [file for role, file in paths.items() if role != "edges" and file.suffix != ".npy"]
     if id_column and not any(Table(file, lambda first: id_column.isdigit()).one_of([id_column]) for file in tables):
-        raise InputError(f"--id-column: expected a column {id_column!r} in a file beside edges, found none")
+        raise InputError(f"--id-column: expected a column {id_column!r} in another file than edges, found none")
     dtype = features.dtype if features else np.dtype(np.float32)
     source = TableSource(
-        name=name or path.name, path=path, files=found, origin=origin, num_nodes=num_nodes,
-        num_features=features.width if features else 1 + (made == "degree"), num_edges=edges.num_rows,
+        name=name or path.name, path=path, files=paths, origin=origin, num_nodes=num_nodes,
+        num_features=features.width if features else 1 + (generated == "degree"), num_edges=edges.num_rows,
         num_classes=num_classes, feature_dtype=_stored(dtype), file_dtype=dtype, nodes=nodes, ends=(edges, ends),
-        features=lambda: features.chunks(nodes) if features else _made_features(made, source),
+        features=lambda: features.chunks(nodes) if features else _made_features(generated, source),
         labels=labels.astype(label_dtype(num_classes)), class_names=class_names, splits=splits,
     )  # fmt: skip
     return source
@@ -261,10 +261,10 @@ def _edges(file: Path, nodes: Nodes, columns: Sequence[str] | None) -> tuple[Tab
     return table, list(columns)
 
 
-def _made_features(made: str, source: TableSource) -> Iterator[Array]:
+def _made_features(generated: str, source: TableSource) -> Iterator[Array]:
     """Features [n, 1] of ones; or [n, 2], log(1 + in-degree) and log(1 + out-degree), by a pass over the edges."""
     features = np.broadcast_to(np.ones(1, np.float32), (source.num_nodes, 1))
-    if made == "degree":
+    if generated == "degree":
         degrees = np.zeros((source.num_nodes, 2), np.float32)
         for src, dst in source.edge_chunks():
             np.add.at(degrees[:, 0], dst, 1)

@@ -25,7 +25,7 @@ from ogbnlib.sources import catalog
 from ogbnlib.sources.catalog import check_store, locate, open_dataset, prepare_dataset, size_of
 from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.official import KNOWN
-from ogbnlib.sources.ogb import open_raw, write_raw
+from ogbnlib.sources.ogb import write_raw
 
 SEEDS = {"train": 20, "valid": 10, "test": 5}
 
@@ -56,12 +56,6 @@ def said() -> list[str]:
 def opened(said: list[str]) -> Callable[..., Any]:
     """`open_dataset` that notes what it says."""
     return lambda dataset, **how: open_dataset(str(dataset), say=said.append, progress=False, **how)
-
-
-def float64(raw: Path) -> None:
-    with np.load(raw / "raw" / "data.npz") as data:
-        members = {**data, "node_feat": data["node_feat"].astype(np.float64)}
-    np.savez_compressed(raw / "raw" / "data.npz", **members)
 
 
 # What a name means ----------------------------------------------------------------------------------------------------
@@ -110,19 +104,6 @@ def test_an_official_csv_data_set_is_converted_beside_its_folder(
     assert len(said) == 1
 
 
-def test_official_papers100m_is_streamed_into_its_store(tmp_path: Path, raw: Path, opened: Any) -> None:
-    (raw / "meta.json").unlink()
-    raw.rename(tmp_path / "ogbn_papers100M")
-    store = opened("ogbn-papers100M", data_dir=tmp_path)
-    assert (store.path, store.num_classes) == (tmp_path / "ogbn_papers100M.store", 172)
-
-
-def test_rounding_of_float64_is_said(raw: Path, opened: Any, said: list[str]) -> None:
-    float64(raw)
-    assert opened(raw).feature_dtype == "float32"
-    assert said[0].endswith("mine.store, about 1 MB, features rounded from float64 to float32")
-
-
 def test_sizes_come_from_headers_before_and_after(raw: Path, opened: Any, arrays: dict[str, Any]) -> None:
     expected = GraphSize("mine", 60, 400, 5, 4, SEEDS)
     before = tree(raw.parent)
@@ -149,20 +130,15 @@ def test_a_known_data_set_has_its_size_wherever_it_is(tmp_path: Path, arrays: di
         size_of("ogbn-arxive")
 
 
-@pytest.mark.parametrize("name", ["ogbn-mine.store", "ogbn-arxiv.store", "ogbn-arxiv", "ogbn-mine"])
+@pytest.mark.parametrize("name", ["ogbn-arxiv.store", "ogbn-arxiv"])
 def test_a_folder_that_is_called_like_an_official_data_set_is_itself(
     name: str, tiny_dir: Path, tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ogbnlib.training.train import train
-
     shutil.copytree(tiny_store if name.endswith(".store") else tiny_dir, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     assert size_of(name).num_nodes == 300
     if not name.endswith(".store"):
         assert make_store(name, "converted", progress=False).num_nodes == 300
-    values = {"batch_size": 64, "num_neighbors": [2], "hidden_channels": 4, "device": "cpu", "progress": "none"}
-    (row,) = train(TrainConfig.create(dataset=name, epochs=1, **values)).history
-    assert row["test"] is not None
 
 
 def test_planning_imports_no_kernels() -> None:
@@ -175,34 +151,35 @@ def test_planning_imports_no_kernels() -> None:
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("look", [locate, open_dataset])
-def test_a_direction_that_contradicts_a_store_is_refused(look: Any, raw: Path, opened: Any) -> None:
+def test_a_direction_that_contradicts_a_store_is_refused(raw: Path, opened: Any) -> None:
     for has in (False, True):
         store = opened(raw, undirected=has)
-        with pytest.raises(InputError, match=f"undirected: {store.path} was made with undirected={has}, asked for was"):
-            look(str(store.path), undirected=not has)
-        look(str(store.path), undirected=has)
-        look(str(store.path))
+        with pytest.raises(InputError, match=f"undirected: {store.path} was made with undirected={has}, got"):
+            locate(str(store.path), undirected=not has)
+        locate(str(store.path), undirected=has)
+        locate(str(store.path))
 
 
-@pytest.mark.parametrize("look", [locate, open_dataset])
-def test_a_source_that_changed_since_is_refused(look: Any, raw: Path, opened: Any) -> None:
+def test_a_source_that_changed_since_is_refused(raw: Path, opened: Any) -> None:
     store = opened(raw)
     os.utime(raw / "raw" / "data.npz")
     match = f"{raw}: it changed since {store.path} was made of it; delete the store .* or name the store"
     with pytest.raises(InputError, match=match):
-        look(str(raw))
+        locate(str(raw))
     assert opened(store.path) == store
     shutil.rmtree(store.path)
     assert opened(raw) == store
 
 
-@pytest.mark.parametrize("look", [locate, open_dataset])
-def test_a_store_of_other_data_in_its_place_is_refused(look: Any, raw: Path, tmp_path: Path, opened: Any) -> None:
+def test_a_store_of_other_data_or_other_content_in_its_place_is_refused(raw: Path, tmp_path: Path, opened: Any) -> None:
     other = shutil.copytree(raw, tmp_path / "elsewhere" / "mine", copy_function=shutil.copy)
     store = opened(other, data_dir=tmp_path)
     with pytest.raises(InputError, match=f"{store.path}: expected the store of {raw}, found one of {other}"):
-        look(str(raw))
+        locate(str(raw))
+    shutil.rmtree(store.path)
+    store.path.write_text("mine")
+    with pytest.raises(InputError, match=r"mine\.store: expected a new or empty folder, found a file"):
+        locate(str(raw))
 
 
 def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(
@@ -217,18 +194,10 @@ def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(
 
 
 @pytest.mark.parametrize("changes", [{"feature_dtype": "float16"}, {"undirected": True}], ids=str)
-@pytest.mark.parametrize("look", [locate, open_dataset])
-def test_a_store_made_in_another_way_in_its_place_is_refused(look: Any, raw: Path, changes: dict[str, Any]) -> None:
+def test_a_store_made_in_another_way_in_its_place_is_refused(raw: Path, changes: dict[str, Any]) -> None:
     make_store(raw, raw.with_name("mine.store"), progress=False, **changes)
     with pytest.raises(InputError, match=r"mine\.store: expected a store with undirected=False, float32 features"):
-        look(str(raw))
-
-
-@pytest.mark.parametrize("look", [locate, open_dataset])
-def test_other_content_in_its_place_is_refused(look: Any, raw: Path) -> None:
-    raw.with_name("mine.store").write_text("mine")
-    with pytest.raises(InputError, match=r"mine\.store: expected a new or empty folder, found a file"):
-        look(str(raw))
+        locate(str(raw))
 
 
 @contextlib.contextmanager
@@ -244,8 +213,7 @@ def as_another_user() -> Iterator[None]:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("look", [locate, open_dataset])
-def test_a_folder_that_cannot_be_written_asks_for_data_dir(look: Any, arrays: dict[str, Any]) -> None:
+def test_a_folder_that_cannot_be_written_asks_for_data_dir(arrays: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_raw(folder / "data" / "mine", **arrays)
@@ -253,7 +221,7 @@ def test_a_folder_that_cannot_be_written_asks_for_data_dir(look: Any, arrays: di
             place.chmod(mode)
         try:
             with as_another_user(), pytest.raises(InputError, match=rf"{name}/data/mine\.store: .* pass data_dir"):
-                look(str(folder / "data" / "mine"))
+                locate(str(folder / "data" / "mine"))
         finally:
             (folder / "data").chmod(0o755)
         assert left_in(folder / "data") == ["mine"]
@@ -298,12 +266,8 @@ print("STORE", open_dataset(sys.argv[1], progress=False).path)
 def test_two_processes_at_once_convert_once(synth_dir: Path, tmp_path: Path) -> None:
     raw = tmp_path / "mine"
     raw.symlink_to(synth_dir)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", OPEN, str(raw)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(3)
-    ]
+    command = [sys.executable, "-c", OPEN, str(raw)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -371,13 +335,7 @@ def test_a_named_data_set_is_kept_in_a_notebooks_folder(raw: Path, tmp_path: Pat
         prepare_dataset(path, tmp_path / "data", 0.01, undirected=False)
 
 
-def test_a_long_conversion_says_how_far_it_is(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    open_dataset(str(raw), say=lambda text: None)
-    assert capsys.readouterr().out.startswith("convert: 0 kB of ")  # from its first moment on
-
-
 def test_it_takes_the_memory_it_is_given(raw: Path, opened: Any) -> None:
     with pytest.raises(InputError, match=r"memory_limit: expected at least .* to convert mine"):
         opened(raw, memory_limit="20 MB")
     assert left_in(raw.parent) == ["mine"]
-    assert open_raw(raw).num_nodes == 60
