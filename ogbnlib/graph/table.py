@@ -1,4 +1,4 @@
-"""Columns of a .npy, .csv, .csv.gz or .parquet file, and node ids in them; pyarrow and pandas are imported on use.
+"""Columns of a .npy, .csv, .csv.gz or .parquet file, and node ids in them. Import it on use: it imports pyarrow.
 
 pyarrow reads in pieces and keeps the order of the rows. DuckDB joined the same ids in three times the memory, and had
 to sort.
@@ -19,6 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
 
 from ..errors import InputError
 from .npz import Array, load
@@ -42,15 +47,11 @@ class Table:
 
     Attributes:
         names: the names of the columns; "1", "2" and so on for a file without a header.
-        header: whether the file names its columns.
         first: the fields of the first line of a csv file.
 
     Args:
         is_data: whether the fields of the first line of a csv file are data; else they are column names.
         pair: an .npy file holds two columns as [2, E], not one as [N].
-
-    Raises:
-        InputError: for a file that can't be read, is empty, or has two columns of the same name.
     """
 
     def __init__(self, file: Path, is_data: Callable[[list[str]], bool], pair: bool = False) -> None:
@@ -77,18 +78,14 @@ class Table:
 
     @contextlib.contextmanager
     def _damage(self) -> Iterator[None]:
-        import pyarrow as pa
-
         try:
             yield
         except (pa.ArrowException, OSError, EOFError, zlib.error, csv.Error) as error:
             raise InputError(f"{self.file}: damaged or not a table: {str(error).strip().splitlines()[0]}") from None
 
     def _parquet(self) -> Any:
-        import pyarrow.parquet
-
         # With a buffer, a row group is read page by page; without one, each of its columns is held whole.
-        return pyarrow.parquet.ParquetFile(self.file, buffer_size=2**20, pre_buffer=False)
+        return pa.parquet.ParquetFile(self.file, buffer_size=2**20, pre_buffer=False)
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """(line, fields) of a csv file's rows: slow, for the header and the line of a mistake."""
@@ -116,9 +113,6 @@ class Table:
         return (piece for (piece,) in self.batches([name]))
 
     def _arrays(self, columns: list[int]) -> Iterator[list[Any]]:
-        import pyarrow as pa
-        import pyarrow.csv as read
-
         if self._array is not None:
             for begin in range(0, self._array.shape[1], BATCH_ROWS):
                 rows = [np.ascontiguousarray(self._array[i, begin : begin + BATCH_ROWS]) for i in columns]
@@ -130,11 +124,11 @@ class Table:
         else:
             # The header is read as data, because a quoted name may span lines.
             texts, skip = {f"f{i}": pa.string() for i in columns}, int(self.header)
-            for batch in read.open_csv(
+            for batch in pa.csv.open_csv(
                 self.file,
-                read_options=read.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=True),
-                parse_options=read.ParseOptions(newlines_in_values=True),
-                convert_options=read.ConvertOptions(column_types=texts, include_columns=list(texts)),
+                read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=True),
+                parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+                convert_options=pa.csv.ConvertOptions(column_types=texts, include_columns=list(texts)),
             ):
                 yield [column.slice(skip) for column in batch.columns]
                 skip = 0
@@ -184,13 +178,7 @@ class Piece:
             raise InputError(f"{place}: expected {expected}, found {reprlib.repr(self.values[at].as_py())}{hint}")
 
     def cast(self, kind: str, expected: str, hint: str = "") -> Any:
-        """Cast to int64, double or string; missing values become null, and 3.0 is the whole number 3.
-
-        Raises:
-            InputError: for a value that is not `expected`, naming its row.
-        """
-        import pyarrow as pa
-
+        """Cast to int64, double or string; missing values become null, and 3.0 is the whole number 3."""
         try:
             return _cast(self.values, kind)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -217,18 +205,12 @@ def numbers(values: Any) -> Array:
 
 def without_missing(values: Any) -> Any:
     """Text stripped, with null for the words that mean "missing"."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     values = pc.utf8_trim_whitespace(values)
     missing = pc.is_in(pc.utf8_lower(values), value_set=pa.array(_MISSING))
     return pc.if_else(missing, pa.scalar(None, pa.string()), values)
 
 
 def _cast(values: Any, kind: str) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_string(values.type) and kind != "string":
         for text in (values, without_missing(values)):
             with contextlib.suppress(pa.ArrowInvalid):
@@ -254,9 +236,6 @@ class Nodes:
     Args:
         rows: the file whose rows are the nodes, for messages.
         names: the table and its column with the name of each node, in the order of the rows.
-
-    Raises:
-        InputError: for names that are missing, longer than `LONGEST_NAME` or repeated, or not one for each node.
     """
 
     def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
@@ -264,9 +243,6 @@ class Nodes:
         self._expected, self._hint = f"node ids from 0 to {num_nodes - 1}, the rows of {rows}", f"; {RELABEL}"
         if names is None:
             return
-        import pandas as pd
-        import pyarrow.compute as pc
-
         table, column = names
         if not all(_are_whole(piece.values) for piece in table.column(column)):
             self.kind = "string"
@@ -290,8 +266,6 @@ class Nodes:
 
     def _keys(self, piece: Piece) -> Array:
         """Whole numbers, or hashes of text."""
-        import pandas as pd
-
         keys = piece.cast(self.kind, self._expected, self._hint)
         missing = keys.is_null() if self.kind == "int64" else np.asarray(keys.fill_null("")) == ""
         piece.refuse(missing, self._expected, self._hint)
@@ -299,8 +273,6 @@ class Nodes:
 
     def known(self, texts: Sequence[str]) -> bool:
         """Whether any of these csv fields can be an id."""
-        import pandas as pd
-
         texts = [text for text in texts if text]
         if self.kind == "int64":
             return any(map(is_number, texts))
@@ -308,11 +280,7 @@ class Nodes:
         return bool((self._index.get_indexer(keys) >= 0).any())
 
     def __call__(self, piece: Piece) -> Array:
-        """Return int64 rows of ids.
-
-        Raises:
-            InputError: for an unknown id, naming its row in the file.
-        """
+        """Return int64 rows of ids."""
         ids = self._keys(piece)
         if self.names is not None:
             ids = self._index.get_indexer(ids)
@@ -332,8 +300,6 @@ class Nodes:
 
 def _are_whole(values: Any) -> bool:
     """Whether names are whole numbers, written as int64 writes them: "007" and "7" are two names."""
-    import pyarrow as pa
-
     with contextlib.suppress(pa.ArrowInvalid):
         return values.type != "string" or values.cast("int64").cast("string").equals(values)
     return False

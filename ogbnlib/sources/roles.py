@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import InputError
 from ..graph.checks import SPLITS
@@ -24,6 +26,7 @@ _NO_FEATURE = re.compile(
     r"|Unnamed: .*|__index_level_0__|(.*[^a-zA-Z])?(ids?|ID|idx|index|key|name)|\w*[a-z](Id|ID|Idx)"
     r"|labels?|class|target|split"
 )
+_ENDS = (("source", "target"), ("src", "dst"))
 _FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
 
 
@@ -50,6 +53,43 @@ def check_named(table: Table, columns: Sequence[str], counts: Sequence[int], opt
         many = " or ".join(map(str, counts))
         expected = f"{many} of the columns {', '.join(table.names)}"
         raise InputError(f"{option}: {table.file}: expected {expected}, found {','.join(columns)}")
+
+
+def has_column(file: Path, name: str) -> bool:
+    """Whether a table has a column of this name."""
+    return file.suffix != ".npy" and Table(file, lambda first: name.isdigit()).one_of([name]) is not None
+
+
+# Edges and names -----------------------------------------------------------------------------------------------------
+
+
+def name_table(file: Path, known: Sequence[str]) -> tuple[Table, str]:
+    """Return the table with the nodes' names, and their column."""
+    table = Table(file, lambda first: not is_named(first, known))
+    column = table.one_of(known) or (table.names[0] if len(table.names) == 1 else None)
+    if column is None:
+        raise refusal(table, f"a column {known[0]}", "name it with --id-column")
+    leave_out(table, [column])
+    return table, column
+
+
+def edge_table(file: Path, nodes: Nodes, columns: Sequence[str] | None) -> tuple[Table, list[str]]:
+    """Return the table of edges, with its columns of sources and of targets."""
+    table = Table(file, lambda first: not is_named(first, columns or ()) and nodes.known(first), pair=True)
+    if columns is not None:
+        check_named(table, columns, (2,), "--edge-columns")
+    elif not table.header and len(table.names) == 2:
+        columns = table.names
+        if table.first == ["0", "1"]:  # pandas' default column names, or the edge 0 -> 1
+            print(f"{file}: the first line, 0,1, is read as an edge; if it is a header, remove it", file=sys.stderr)
+    else:
+        pairs = [[table.one_of([end]) for end in pair] for pair in _ENDS]
+        columns = next(([str(end) for end in pair] for pair in pairs if None not in pair), None)
+    if columns is None:
+        hint = "name them: --edge-columns SOURCE,TARGET (1,2 where they have no names); csv files need commas"
+        raise refusal(table, "columns source and target, or two without names, of node ids", hint)
+    leave_out(table, columns)
+    return table, list(columns)
 
 
 # Features ------------------------------------------------------------------------------------------------------------
@@ -122,11 +162,7 @@ class Features:
             raise refusal(self.table, f"features, not different whole numbers in column {name!r}, like ids", hint)
 
     def chunks(self, nodes: Nodes) -> Iterator[Array]:
-        """Yield rows of features [n, F] in the order of `nodes`: an array's own dtype, else float64.
-
-        Raises:
-            InputError: naming the row, for a value that is no number, a list of another length, a row of another node.
-        """
+        """Yield rows of features [n, F] in the order of `nodes`: an array's own dtype, else float64."""
         rows = max(1, CHUNK_BYTES // (8 * self.width))
         if self._array is not None:
             yield from slices(self._array, rows)
@@ -144,8 +180,6 @@ class Features:
 
     def _flat(self, piece: Piece) -> Piece:
         """The numbers in a column of lists, each of `width`."""
-        import pyarrow.compute as pc
-
         lists = piece.values
         lengths = numbers(pc.if_else(lists.is_null(), -1, pc.list_value_length(lists)).fill_null(-1))
         piece.refuse(lengths != self.width, f"a list of {self.width} numbers")
@@ -168,11 +202,7 @@ def value_columns(table: Table, known: Sequence[str], values: Sequence[str], opt
 
 
 def by_node(table: Table, own: str | None, column: str, nodes: Nodes) -> Iterator[tuple[Array, Piece]]:
-    """Yield (node ids, values of `column`).
-
-    Raises:
-        InputError: naming the row, for an unknown or repeated node; without ids, for another number of rows.
-    """
+    """Yield (node ids, values of `column`)."""
     if own is None and table.num_rows != nodes.num_nodes:
         expected = f"expected {nodes.num_nodes} rows, one for each node"
         raise InputError(f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count")
@@ -212,14 +242,7 @@ class Labels:
         leave_out(table, [self.own, self._label])
 
     def read(self, nodes: Nodes, num_classes: int) -> tuple[Array, Array | None]:
-        """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8 bytes [C].
-
-        Raises:
-            InputError: naming the row, for a wrong label, an unknown node, and a node that comes twice.
-        """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
+        """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8 bytes [C]."""
         names, labels = self._class_names(num_classes), np.full(nodes.num_nodes, -1, np.int32)
         expected = f"whole labels from 0 to {num_classes - 1}, or NaN or -1 where there is none"
         for ids, piece in by_node(self.table, self.own, self._label, nodes):
@@ -235,8 +258,6 @@ class Labels:
 
     def _class_names(self, num_classes: int) -> list[str]:
         """The sorted classes of labels that are text; [] for numbers."""
-        import pyarrow.compute as pc
-
         names, words = set[str](), set[str]()
         for piece in self.table.column(self._label):
             if piece.values.type != "string":
@@ -264,11 +285,7 @@ def _is_filled(text: str) -> bool:
 
 
 def read_split(file: Path, nodes: Nodes, known: Sequence[str]) -> Array:
-    """Return int64 ids of one split, from a file of ids or a mask.
-
-    Raises:
-        InputError: naming the row, for an unknown node; for a mask that is not of all nodes.
-    """
+    """Return int64 ids of one split, from a file of ids or a mask."""
     expected = f"node ids [n] or a mask of {nodes.num_nodes} booleans"
     table = Table(file, lambda first: nodes.known(first[:1]) or first[0].lower() in _FLAGS)
     column = table.one_of(known) or table.names[0]
@@ -286,9 +303,6 @@ def read_split(file: Path, nodes: Nodes, known: Sequence[str]) -> Array:
 
 def _mask(table: Table, column: str) -> Array | None:
     """The mask in a column of booleans, or of zeros and ones alone; None for other values."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     parts = [np.empty(0, bool)]
     for piece in table.column(column):
         if hasattr(piece.values.type, "value_type"):
@@ -301,14 +315,7 @@ def _mask(table: Table, column: str) -> Array | None:
 
 
 def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Array]:
-    """Return int64 ids of the splits, from a file that names the split of each node, empty for none.
-
-    Raises:
-        InputError: naming the row, for an unknown node or split, and a node that comes twice.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+    """Return int64 ids of the splits, from a file that names the split of each node, empty for none."""
     table = Table(file, lambda first: first[-1].lower() in _SPLIT_OF)
     own, column = value_columns(table, known, _SPLIT, "rename them; --id-column names that of the nodes")
     leave_out(table, [own, column])

@@ -16,11 +16,10 @@ streamed; memory use is 4 bytes a node for labels, and about 50 for names.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +28,13 @@ from ..files import StrPath, home
 from ..graph.checks import MAX_CLASSES, SPLITS, count_classes, finite, label_dtype
 from ..graph.npz import Array, slices
 from ..graph.store import is_store
-from ..graph.table import BATCH_ROWS, Nodes, Table
 from .data import Source
 from .ogb import split_folder
-from .roles import NODE, Features, Labels, check_named, is_named, leave_out, read_split, read_splits, refusal
+
+if TYPE_CHECKING:
+    from ..graph.table import Nodes, Table
+
+# `roles` and `graph.table` import pyarrow and pandas, and most runs have a store: they are imported on use.
 
 _NAMES = {  # of each role's file
     "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
@@ -41,7 +43,7 @@ _NAMES = {  # of each role's file
 }  # fmt: skip
 ROLES, REQUIRED = tuple(_NAMES), ("edges", "features", "labels")
 MADE_FEATURES = ("ones", "degree")
-_ENDS = (("source", "target"), ("src", "dst"))
+_CHUNK_NODES = 2**17
 _ENDINGS = (".npy", ".parquet", ".csv", ".csv.gz")
 
 
@@ -137,7 +139,7 @@ class TableSource(Source):
         return finite(self.features(), self.feature_dtype, str(self.files.get("features", "features")))
 
     def label_chunks(self) -> Iterator[Array]:
-        return slices(self.labels, BATCH_ROWS)
+        return slices(self.labels, _CHUNK_NODES)
 
     def read_splits(self) -> dict[str, Array]:
         return dict(self.splits)
@@ -155,6 +157,8 @@ class TableSource(Source):
 
 def stored_dtype(folder: StrPath) -> np.dtype[Any]:
     """Return the dtype of the features in a store of the files in `folder`."""
+    from .roles import NODE, Features
+
     return _stored(Features(find_files(folder)["features"], NODE, True).dtype)
 
 
@@ -194,12 +198,14 @@ def open_tables(
         InputError: naming the file, the column, the line or row, and the expectation; for a column that is neither
             known nor named.
     """
+    from .roles import NODE, Features, Labels, edge_table, has_column, name_table, read_split, read_splits
+
     generated = str(files.get("features"))
     paths, path = find_files(folder, files), home(folder).resolve()
     origin, known = origin_of_files(path, paths), (id_column, *NODE) if id_column else NODE
     features = None if generated in MADE_FEATURES else Features(paths["features"], known, "nodes" in paths)
     label_file = Labels(paths["labels"], label_columns, known)
-    names = _names(paths["nodes"], known) if "nodes" in paths else None
+    names = name_table(paths["nodes"], known) if "nodes" in paths else None
     if names is None and features is not None and features.own is not None:
         names = (features.table, features.own)
     if relabel and names is None:
@@ -210,7 +216,7 @@ def open_tables(
         raise InputError(f"{folder}: expected, without features, a file nodes, or a label for each node in order")
     num_nodes = (features or (names or [label_file.table])[0]).num_rows
     nodes = Nodes(num_nodes, paths.get("features", paths.get("nodes", paths["labels"])).name, names)
-    edges, ends = _edges(paths["edges"], nodes, edge_columns)
+    edges, ends = edge_table(paths["edges"], nodes, edge_columns)
     labels, class_names = label_file.read(nodes, num_classes or MAX_CLASSES)
     num_classes = num_classes or count_classes([labels], label_file.dtype, str(paths["labels"]))
     splits = (
@@ -218,8 +224,8 @@ def open_tables(
         if "splits" in paths
         else {split: read_split(paths[split], nodes, known) for split in SPLITS}
     )
-    tables = [file for role, file in paths.items() if role != "edges" and file.suffix != ".npy"]
-    if id_column and not any(Table(file, lambda first: id_column.isdigit()).one_of([id_column]) for file in tables):
+    others = [file for role, file in paths.items() if role != "edges"]
+    if id_column and not any(has_column(file, id_column) for file in others):
         raise InputError(f"--id-column: expected a column {id_column!r} in another file than edges, found none")
     dtype = features.dtype if features else np.dtype(np.float32)
     source = TableSource(
@@ -232,35 +238,6 @@ def open_tables(
     return source
 
 
-def _names(file: Path, known: Sequence[str]) -> tuple[Table, str]:
-    """The table with the nodes' names, and their column."""
-    table = Table(file, lambda first: not is_named(first, known))
-    column = table.one_of(known) or (table.names[0] if len(table.names) == 1 else None)
-    if column is None:
-        raise refusal(table, f"a column {known[0]}", "name it with --id-column")
-    leave_out(table, [column])
-    return table, column
-
-
-def _edges(file: Path, nodes: Nodes, columns: Sequence[str] | None) -> tuple[Table, list[str]]:
-    """The table of edges, with its columns of sources and of targets."""
-    table = Table(file, lambda first: not is_named(first, columns or ()) and nodes.known(first), pair=True)
-    if columns is not None:
-        check_named(table, columns, (2,), "--edge-columns")
-    elif not table.header and len(table.names) == 2:
-        columns = table.names
-        if table.first == ["0", "1"]:  # pandas' default column names, or the edge 0 -> 1
-            print(f"{file}: the first line, 0,1, is read as an edge; if it is a header, remove it", file=sys.stderr)
-    else:
-        pairs = [[table.one_of([end]) for end in pair] for pair in _ENDS]
-        columns = next(([str(end) for end in pair] for pair in pairs if None not in pair), None)
-    if columns is None:
-        hint = "name them: --edge-columns SOURCE,TARGET (1,2 where they have no names); csv files need commas"
-        raise refusal(table, "columns source and target, or two without names, of node ids", hint)
-    leave_out(table, columns)
-    return table, list(columns)
-
-
 def _made_features(generated: str, source: TableSource) -> Iterator[Array]:
     """Features [n, 1] of ones; or [n, 2], log(1 + in-degree) and log(1 + out-degree), by a pass over the edges."""
     features = np.broadcast_to(np.ones(1, np.float32), (source.num_nodes, 1))
@@ -270,4 +247,4 @@ def _made_features(generated: str, source: TableSource) -> Iterator[Array]:
             np.add.at(degrees[:, 0], dst, 1)
             np.add.at(degrees[:, 1], src, 1)
         features = np.log1p(degrees, out=degrees)
-    return slices(features, BATCH_ROWS)
+    return slices(features, _CHUNK_NODES)

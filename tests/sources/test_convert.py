@@ -424,6 +424,7 @@ convert(sys.argv[1], sys.argv[2], undirected=True, progress=False)
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_no_store_or_a_whole_one(synth_dir: Path, tmp_path: Path) -> None:
     target, reference = tmp_path / "s", convert(synth_dir, tmp_path / "r", undirected=True, progress=False)
     seconds = None
@@ -472,6 +473,7 @@ def test_a_second_converter_is_told_who_holds_the_target(raw: Path, tmp_path: Pa
     assert_same(convert(raw, tmp_path / "s", progress=False), raw)
 
 
+@pytest.mark.slow
 def test_it_lives_in_a_cgroup_that_the_raw_file_does_not_fit_in(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:

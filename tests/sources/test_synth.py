@@ -97,6 +97,7 @@ def ridge_accuracy(dataset: RawDataset, hops: int, undirected: bool) -> float:
     return float(((b @ weights + target.mean(axis=0)).argmax(axis=1) == y[splits["test"]]).mean())
 
 
+@pytest.mark.slow
 def test_hops_and_reverse_edges_each_help(tmp_path: Path) -> None:
     dataset = synthesize(tmp_path / "learn", 0.002, num_features=32, num_classes=20, progress=False)
     features = ridge_accuracy(dataset, 0, False)
