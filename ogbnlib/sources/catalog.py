@@ -124,8 +124,8 @@ def _existing(pending: _Pending) -> Store | None:
 
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
     if undirected not in (None, store.undirected):
-        problem = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
-        raise InputError(f"undirected: {problem}, got {undirected}; omit it, or name the store's original data")
+        problem = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}, asked for was {undirected}"
+        raise InputError(f"undirected: {problem}; omit it, or name the store's original data")
 
 
 @clear_errors()

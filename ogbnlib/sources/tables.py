@@ -198,6 +198,7 @@ def open_tables(
         InputError: naming the file, the column, the line or row, and the expectation; for a column that is neither
             known nor named.
     """
+    from ..graph.table import Nodes
     from .roles import NODE, Features, Labels, edge_table, has_column, name_table, read_split, read_splits
 
     generated = str(files.get("features"))

@@ -154,7 +154,7 @@ def test_planning_imports_no_kernels() -> None:
 def test_a_direction_that_contradicts_a_store_is_refused(raw: Path, opened: Any) -> None:
     for has in (False, True):
         store = opened(raw, undirected=has)
-        with pytest.raises(InputError, match=f"undirected: {store.path} was made with undirected={has}, got"):
+        with pytest.raises(InputError, match=f"undirected: {store.path} was made with undirected={has}, asked for was"):
             locate(str(store.path), undirected=not has)
         locate(str(store.path), undirected=has)
         locate(str(store.path))
