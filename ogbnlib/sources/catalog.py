@@ -124,8 +124,9 @@ def _existing(pending: _Pending) -> Store | None:
 
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
     if undirected not in (None, store.undirected):
-        problem = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}, asked for was {undirected}"
-        raise InputError(f"undirected: {problem}; omit it, or name the store's original data")
+        store_has = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
+        hint = "omit it, or name the store's original data"
+        raise InputError(f"undirected: {store_has}, asked for was {undirected}; {hint}")
 
 
 @clear_errors()
