@@ -98,11 +98,7 @@ def _resolve(
 
 
 def _existing(pending: _Pending) -> Store | None:
-    """The store that was made of a data set before, whose raw files may be deleted if it is official; or None.
-
-    Raises:
-        InputError: for a store of other data, of data that changed since, or made with other options.
-    """
+    """The store that was made of a data set before, whose raw files may be deleted if it is official; or None."""
     if not is_store(pending.target):
         return None
     from .convert import origin_of
@@ -256,11 +252,7 @@ def open_for(config: TrainConfig, **how: Any) -> Store:
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
-    """Refuse a data set without the direction or the hops that `config` needs.
-
-    Raises:
-        InputError: naming the parameter.
-    """
+    """Refuse a data set without the direction or the hops that `config` needs."""
     if size.stored == "store":
         _check_direction(size, config.undirected)
     if config.propagated and size.hops is None:
@@ -273,11 +265,7 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
 
 
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
-    """Refuse wrong parameters of a propagation, and a data set without edges.
-
-    Raises:
-        InputError: naming the parameter.
-    """
+    """Refuse wrong parameters of a propagation, and a data set without edges."""
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
         raise InputError(f"hops: expected a number of hops, at least 1, got {hops!r}")
     for name, value, known in (("norm", norm, ("row", "sym", "none")), ("nodes", nodes, ("labelled", "all"))):

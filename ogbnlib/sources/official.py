@@ -175,11 +175,7 @@ def open_official(located: Located) -> RawDataset | ArraySource:
     """Open one of OGB's own data sets, downloaded if it is missing.
 
     ogbn-papers100M (binary layout) is streamed, since ogb's loader needs more than 128 GB for it
-    (snap-stanford/ogb#407); the others, csv files, are read into RAM.
-
-    Raises:
-        InputError: for a failed download, damage, and wrong labels.
-    """
+    (snap-stanford/ogb#407); the others, csv files, are read into RAM."""
     if not located.present:
         _download(located, print)
     if located.binary:

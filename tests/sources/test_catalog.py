@@ -298,10 +298,7 @@ def test_who_waits_for_another_conversion_can_be_stopped(raw: Path) -> None:
         if len(waited) == 2:
             raise Stopped("enough")
 
-    with (
-        python_child(code, str(raw.with_name(".mine.store.once"))),
-        pytest.raises(Stopped, match="enough"),
-    ):
+    with python_child(code, str(raw.with_name(".mine.store.once"))), pytest.raises(Stopped, match="enough"):
         open_dataset(str(raw), say=len, progress=False, check=stop)
     assert left_in(raw.parent) == ["mine"]
 
