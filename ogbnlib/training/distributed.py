@@ -1,11 +1,11 @@
-"""The processes that train together, one rank each: `torch.distributed` as torchrun sets it up.
+"""Ranks: the processes of one training, connected by `torch.distributed` as torchrun sets it up.
 
-Batches of the one global order are dealt out in turn, and a step covers one of every rank (times `accumulate`), so W
-ranks make the steps that one makes with W times the `accumulate`, on the same batches with the same neighbors. What is
-asked here of all ranks goes over gloo; gradients go over gloo on the CPU and over NCCL between GPUs.
+The batches of one global order are dealt out in turn, and a step covers one batch of every rank (times `accumulate`).
+W ranks therefore take the same steps as one rank with W times the `accumulate`, on the same batches. Gradients travel
+over NCCL between GPUs; everything else uses gloo.
 
-Gradients are summed and buffers shared here, not by `DistributedDataParallel`: it needs a forward pass of every rank in
-every step, and a rank that has no batch left would have to invent one, whose numbers go into BatchNorm's buffers.
+Gradients are summed here, not by `DistributedDataParallel`, which needs a forward pass of every rank in every step: a
+rank without a batch would have to invent one, whose numbers would enter BatchNorm's buffers.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from ..memory.signals import Stopped, StopRequest
 from ..progress import seconds
 
 T = TypeVar("T")
-_TIMEOUT = datetime.timedelta(hours=12)  # of a rank that waits while another one downloads and converts the data set
-# In training a rank hangs that shows no sign of life for ten minutes, and for the time that a pass over the store takes
-# on a slow disk; for a minute once the run has been told to stop, as the time limit is near.
+_TIMEOUT = datetime.timedelta(hours=12)  # another rank may download and convert the data set
+# A training rank hangs if it shows no sign of life for ten minutes plus one pass over the store on a slow disk; for one
+# minute after a stop signal, when the time limit is near.
 _PATIENCE_S, _SLOW_DISK_BYTES_PER_S, _STOPPING_S = 600.0, 50e6, 60.0
 _BEAT_S = 1.0
 
 
 class _Pulse:
-    """Signs of life of the ranks, counted in the store through which they met.
+    """Signs of life of the ranks, counted in torch's key-value store.
 
     Attributes:
-        patience_s: How long a rank may show none while another one waits for it; None lets it.
+        patience_s: Longest time without a sign of life while another rank waits; None waits for ever.
     """
 
     def __init__(self, rank: int, num_ranks: int, stop: StopRequest):
@@ -55,17 +55,13 @@ class _Pulse:
         self._beaten_s, self._sign = 0.0, object()
 
     def beat(self, sign: object) -> None:
-        """Show that this rank goes on, where `sign` is another one than before; at most once a second."""
+        """Count a sign of life if `sign` has changed, at most once a second."""
         if sign != self._sign and time.monotonic() - self._beaten_s >= _BEAT_S:
             self._beaten_s, self._sign = time.monotonic(), sign
             self._store.add(f"ogbnlib/beats/{self._rank}", 1)
 
     def wait(self, work: Any) -> None:
-        """Wait for a collective so that signals are handled meanwhile, which a wait of gloo's own would keep back.
-
-        Raises:
-            RankHung: where another rank shows no sign of life.
-        """
+        """Wait for a collective, in short sleeps because gloo's own wait blocks signals; watch the other ranks."""
         begun_s = looked_s = time.monotonic()
         seen: dict[int, tuple[int, float]] = {}
         while not work.is_completed():
@@ -86,14 +82,14 @@ class _Pulse:
                 process = self._store.get(f"ogbnlib/process/{rank}").decode()
                 raise RankHung(
                     f"rank {rank} ({process}) has shown no sign of life for {seconds(now_s - since_s)} while rank "
-                    f"{self._rank} waited for it: it hangs, perhaps in the model's own code; go on from the last "
-                    "checkpoint (--resume), and where it hangs again look at it with `py-spy dump --pid`"
+                    f"{self._rank} waited for it; go on from the last checkpoint (--resume), and if it hangs again, "
+                    "look at it with `py-spy dump --pid`"
                 )
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together; alone by default, and every method is then without effect."""
+    """This process among the ranks; alone by default, and then no method has an effect."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -102,23 +98,23 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Rank 0: the one that writes, prints and scores."""
+        """Whether this is rank 0, which writes, prints and scores."""
         return self.rank == 0
 
     def beat(self, sign: object) -> None:
-        """Show the other ranks that this one goes on, where `sign` is another one than before."""
+        """Show the other ranks a sign of life if `sign` has changed."""
         if self.pulse is not None:
             self.pulse.beat(sign)
 
     def expect_beats(self, num_bytes: int) -> None:
-        """From here on a rank hangs that shows no sign of life for longer than it takes to read so many bytes."""
+        """Start to report ranks that hang, allowing for the time to read `num_bytes`."""
         if self.pulse is not None:
             self.pulse.patience_s = _PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S
 
     def _take_part(self, collective: Callable[..., Any], tensor: Tensor, **how: Any) -> Tensor:
         if self.pulse is not None:
             if tensor.is_cuda:
-                self.highest(0)  # nothing interrupts a kernel of NCCL's that waits: begin it when all ranks are here
+                self.highest(0)  # nothing interrupts a waiting NCCL kernel, so start it when all ranks are ready
             work = collective(tensor, async_op=True, **how)
             if not tensor.is_cuda:
                 self.pulse.wait(work)
@@ -126,16 +122,16 @@ class Ranks:
         return tensor
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Sum over all ranks, in place."""
         return self._take_part(dist.all_reduce, tensor)
 
     def highest(self, *numbers: int) -> list[int]:
-        """The largest that any rank gave, number by number; what all ranks must decide alike hangs on it."""
+        """Return the maximum over all ranks of each number, for decisions that all ranks must share."""
         highest: list[int] = self._take_part(dist.all_reduce, torch.tensor(numbers), op=dist.ReduceOp.MAX).tolist()
         return highest
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """Give all ranks the first one's values of some tensors, in place."""
+        """Copy the first rank's values of the tensors to all ranks, in place."""
         shared = [tensor.detach() for tensor in tensors if tensor.numel()]
         if self.num_ranks == 1 or not shared:
             return
@@ -146,7 +142,7 @@ class Ranks:
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum each parameter's gradient over the ranks, in place; it stays None where no rank has one."""
+        """Sum each parameter's gradient over the ranks, in place; it stays None if no rank has one."""
         if self.num_ranks == 1:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -160,30 +156,30 @@ class Ranks:
                 parameter.grad = part.view_as(parameter)
 
     def wait(self) -> None:
-        """Return when all ranks have come here; an `InputError` that any of them raises in `together` ends the wait."""
+        """Return when all ranks have called this; an error that a rank raises in `together` ends the wait."""
         with self.together():
             pass
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """An `InputError` or `Stopped` that any rank raises inside is raised by all of them at the end."""
+        """Raise an `InputError` or `Stopped` of any rank inside the block on all ranks at its end."""
         mine: InputError | Stopped | None = None
         try:
             yield
         except (InputError, Stopped) as error:
             mine = error
-        # The lowest rank with an error tells the others of it.
+        # The lowest rank with an error sends its text to the others.
         first = self.num_ranks - self.highest(0 if mine is None else self.num_ranks - self.rank)[0]
         if first < self.num_ranks:
-            words = torch.zeros(8192, dtype=torch.uint8)
+            buffer = torch.zeros(8192, dtype=torch.uint8)
             if first == self.rank:
-                said = f"{'stopped' if isinstance(mine, Stopped) else ''}\n{mine}".encode()[: len(words)]
-                words[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
-            stopped, _, message = bytes(self.sum(words).tolist()).rstrip(b"\0").decode(errors="ignore").partition("\n")
+                text = f"{'stopped' if isinstance(mine, Stopped) else ''}\n{mine}".encode()[: len(buffer)]
+                buffer[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+            stopped, _, message = bytes(self.sum(buffer).tolist()).rstrip(b"\0").decode(errors="ignore").partition("\n")
             raise mine or (Stopped(message) if stopped else InputError(f"{message} (rank {first})"))
 
     def in_turn(self, function: Callable[[], T]) -> T:
-        """`function()` of the first rank of each node, then of the others, which find what it has converted."""
+        """Call `function` on the first rank of each node, then on the others, which find the converted data."""
         result: list[T] = []
         for turn in (True, False) if self.num_ranks > 1 else (True,):
             with self.together():
@@ -192,7 +188,7 @@ class Ranks:
         return result[0]
 
     def note_memory(self, log: EventLog) -> None:
-        """Mark each rank's anonymous bytes, and its bytes with shared pages divided among their users (PSS)."""
+        """Mark each rank's anonymous bytes and its PSS (shared pages divided among their users)."""
         if self.num_ranks == 1:
             return
         table = torch.zeros(self.num_ranks, 2, dtype=torch.int64)
@@ -204,13 +200,10 @@ class Ranks:
 
 @contextlib.contextmanager
 def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
-    """Meet the other ranks, as the launcher's environment names them; alone without one.
-
-    Args:
-        stop: Tells that this process has been asked to stop.
+    """Connect to the other ranks of the launcher's environment; without a launcher this process is alone.
 
     Raises:
-        InputError: when a GPU is wanted and this node has fewer of them than ranks, and as `launch`.
+        InputError: if the node has fewer GPUs than ranks, or a variable of the launcher is missing or wrong.
     """
     if (here := launch()) is None:
         yield Ranks()
@@ -231,34 +224,32 @@ def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
         dist.init_process_group(backend, timeout=_TIMEOUT)
     try:
         yield Ranks(rank, num_ranks, local_rank, _Pulse(rank, num_ranks, stop))
-    except Stopped:  # all of them have
+    except Stopped:  # on all ranks
         _leave(owned)
         raise
-    _leave(owned)  # not after another error: the others may still wait for this rank, and its end tells them
+    _leave(owned)  # not after another error: the other ranks may wait for this one and notice its end
 
 
 _ends_here = False
 
 
 def end_here() -> None:
-    """Say that this process lives for one training alone and will end through `end`."""
+    """Declare that this process serves one training and will end through `end`."""
     global _ends_here
     _ends_here = True
 
 
 def end(code: int) -> NoReturn:
-    """End this process past Python's own end, which would end gloo's threads, see `_leave`, and wait for workers and
-    for the threads of a user's model.
-    """
+    """End this process at once: Python's own end would wait for workers, a model's threads and gloo, see `_leave`."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _leave(owned: bool) -> None:
-    # gloo's threads need Python's lock to drop the tensors of the last collective, and its end waits for them with that
-    # lock held (pytorch/pytorch#56297): seen to block for ever in one stop of three. A process that has nothing else to
-    # do leaves that end out; another one lends them the lock by sleeping first.
+    # gloo's threads need Python's lock to drop the tensors of the last collective, but its end waits for them with the
+    # lock held (pytorch/pytorch#56297): one stop of three blocked for ever. A process that ends anyway skips that; any
+    # other one sleeps first, which releases the lock.
     if owned and not _ends_here:
         time.sleep(0.2)
         dist.destroy_process_group()

@@ -31,10 +31,10 @@ from torch_geometric.utils import spmm
 from ..config import TrainConfig
 from ..graph.store import Store
 
-_PIECE_NODES = 2**20  # whose offsets are in memory at a time, 8 MB
+_PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# oneDNN and ATen each keep their last 1024 products, compiled for one shape of matrices, and sampled batches hardly
-# ever repeat a shape: under bf16 on the CPU that held 600 MB that nothing used again. Read at the first product.
+# oneDNN and ATen each cache 1024 products compiled for one shape, but sampled batches hardly ever repeat a shape: under
+# bf16 on the CPU 600 MB were never used again. Both read these variables at the first product.
 for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_name, "16")
 # torch says this once per process; the one product used here is tested against the dense formula.
@@ -42,7 +42,7 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 
 
 def _csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None = None) -> Tensor:
-    """The edges, ascending by target, as a sparse [num_targets, num_sources] matrix of `values` (by default ones).
+    """Return edges, ascending by target, as a sparse [num_targets, num_sources] matrix of `values` (default: ones).
 
     A sparse product reads each neighbor's features in place; with an edge list PyG first copies them out, an array of
     [num_edges, channels]: 1.5 times slower for a layer of 574,000 edges and 128 features.
@@ -97,17 +97,17 @@ class _GCN(GCNConv):  # type: ignore[misc]
 
 
 def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
-    """The edges of each hop ascending by target, as PyG's own sampler may not list them."""
+    """Sort the edges of each hop by target, for samplers that do not."""
     hops = torch.split(edge_index, num_sampled_edges, 1)
     return torch.cat([hop[:, hop[1].argsort(stable=True)] for hop in hops], 1)
 
 
 def _gcn_scale(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """1 / sqrt(degree) of each node of a sampled subgraph, float32 [num_nodes, 1], its one self-loop counted.
+    """Return 1 / sqrt(degree) of each node of a sampled subgraph, float32 [num_nodes, 1], with one self-loop each.
 
-    Degrees come from the whole subgraph, as in PyG's untrimmed forward (`gcn_norm` with `add_remaining_self_loops`):
-    counted in a layer's own edges, its outermost nodes would have degree 1, and accuracy on amazon_photo fell from 0.95
-    to 0.68 at a fan-out of [-1, -1].
+    Degrees come from the whole subgraph, as in PyG's untrimmed forward (`gcn_norm` with `add_remaining_self_loops`).
+    Counted in each layer's own edges, the outermost nodes have degree 1, and accuracy on amazon_photo fell from 0.95 to
+    0.68 at a fan-out of [-1, -1].
     """
     source, target = edge_index
     degree = torch.ones(num_nodes, device=edge_index.device)
@@ -120,10 +120,9 @@ class GNN(nn.Module):
     Sources: GraphSAGE with mean aggregation (Hamilton et al. 2017), GCN (Kipf and Welling 2017), GAT (Velickovic et
     al. 2018), all as PyG implements them.
 
-    With `precision` other than "fp32", `forward` runs under `torch.autocast`; the weights are float32 always. With
-    `activation_checkpointing` only each layer's input is kept for the backward pass, which computes the layer again
-    (`torch.utils.checkpoint`, non-reentrant; Chen et al. 2016). The gradients are the same: dropout draws what it drew
-    before, as the random state is kept with the input.
+    With `precision` other than "fp32", `forward` runs under `torch.autocast`; weights stay float32. With
+    `activation_checkpointing` the backward pass computes each layer again from its input (`torch.utils.checkpoint`,
+    non-reentrant; Chen et al. 2016). The random state is kept with the input, so dropout and gradients are the same.
     """
 
     def __init__(self, config: TrainConfig, num_features: int, num_classes: int):
@@ -163,7 +162,7 @@ class GNN(nn.Module):
             float32 [num_sampled_nodes[0], num_classes], not normalised.
         """
         num_layers = len(self.convs)
-        # Samplers list edges ascending by target, hop by hop, so a layer's edges are a CSR matrix as they stand.
+        # Our samplers list edges ascending by target, hop by hop, so a layer's edges are already in CSR order.
         if not bool((edge_index[1, 1:] >= edge_index[1, :-1]).all()):
             edge_index = _ascending(edge_index, num_sampled_edges)
         scale = _gcn_scale(edge_index, len(x)) if self.model == "gcn" else None
@@ -180,13 +179,13 @@ class GNN(nn.Module):
         return x.float()
 
     def _adjacency(self, edges: Tensor, num_targets: int, num_sources: int, scale: Tensor | None) -> tuple[Tensor, ...]:
-        """What a layer multiplies with: an edge list for gat, a sparse matrix for the others."""
+        """Return a layer's edge list for gat, a sparse matrix for the other models."""
         if self.model == "gat":
             return (edges,)
         if scale is None:
             return (_csr(edges, num_targets, num_sources),)
         source, target = edges
-        weights = scale[source, 0] * scale[target, 0] * (source != target)  # a self-loop that is there counts once
+        weights = scale[source, 0] * scale[target, 0] * (source != target)  # an existing self-loop counts once
         return _csr(edges, num_targets, num_sources, weights), scale[:num_targets].square()
 
     def _layer(self, layer: int, x: Tensor, num_targets: int, *adjacency: Tensor) -> Tensor:
@@ -237,7 +236,7 @@ class HopModel(nn.Module):
         return self.out(F.dropout(out, self.dropout, self.training))
 
     def _attended(self, rows: Tensor) -> Tensor:
-        """The weighed sum of rows [B, hops + 1, hidden], head by head."""
+        """Return the attention-weighted sum of rows [B, hops + 1, hidden], head by head."""
         heads = rows.view(*rows.shape[:2], self.heads, -1)
         own, other = self.attention
         scores = (heads[:, :1] * own).sum(-1, keepdim=True) + (heads * other).sum(-1, keepdim=True)
@@ -245,7 +244,7 @@ class HopModel(nn.Module):
 
 
 class Call(NamedTuple):
-    """How to call a model for the scores of a batch's seeds, float32 [batch_size, num_classes].
+    """A model's calling convention, for the scores of a batch's seeds, float32 [batch_size, num_classes].
 
     Attributes:
         arguments: For each parameter of `forward`: "x", "edge_index", "num_sampled_nodes", "num_sampled_edges" (with
@@ -309,12 +308,12 @@ def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_feature
 
 
 def degree_histogram(store: Store) -> Tensor:
-    """How many nodes have 0, 1, 2, ... neighbors, int64 [largest degree + 1]: what PyG's PNA is given as `deg`."""
+    """Count the nodes with 0, 1, 2, ... neighbors, int64 [largest degree + 1]: the argument `deg` of PyG's PNA."""
     counts = np.zeros(1, np.int64)
     for begin in range(0, store.num_nodes, _PIECE_NODES):
-        found = np.bincount(np.diff(store.colptr[begin : begin + _PIECE_NODES + 1]))
-        counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
-        counts[: len(found)] += found
+        piece = np.bincount(np.diff(store.colptr[begin : begin + _PIECE_NODES + 1]))
+        counts = np.pad(counts, (0, max(0, len(piece) - len(counts))))
+        counts[: len(piece)] += piece
     return torch.from_numpy(counts)
 
 

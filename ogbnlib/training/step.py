@@ -1,4 +1,4 @@
-"""What learns: model, optimizer and gradient scaler, and the steps they make on one rank."""
+"""The learner: model, optimizer and gradient scaler, and their steps on one rank."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Learner:
     """A model with Adam (Kingma and Ba 2015), on this rank's device.
 
     Attributes:
-        parts: What a checkpoint keeps the state of, by its name there.
-        loss_sum: float64, over this rank's seeds of the running epoch.
+        parts: The objects in a checkpoint, by their names there.
+        loss_sum: float64, sum over this rank's seeds of the current epoch.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class Learner:
     ):
         self.config, self.device, self.ranks, self.log = config, device, ranks, log
         self.model, self.call = model.to(device), Call.of(model, config.precision)
-        self.share_model()  # as a user's model may have drawn its weights from anywhere
-        # One kernel for all: a step of 0.11 ms for six small parameters takes 0.04 ms, one of 0.55 ms for nine 0.19 ms.
+        self.share_model()  # a custom model may draw its weights from any random state
+        # Fused into one kernel: a step of six small parameters takes 0.04 instead of 0.11 ms.
         values = list(self.model.parameters())
         fused = all(value.is_floating_point() for value in values)
         self.optimizer = torch.optim.Adam(values, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
@@ -55,7 +55,7 @@ class Learner:
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         self._layers = self._names(), {*values}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._batches = 0  # of the running epoch or evaluation, for release_every and empty_cache_every
+        self._batches = 0  # in the current epoch or evaluation, for release_every and empty_cache_every
 
     @property
     def batches_per_step(self) -> int:
@@ -70,18 +70,13 @@ class Learner:
         return {*self.model.state_dict()}
 
     def check_layers(self) -> None:
-        """Refuse parameters and buffers that are not those that the optimizer was made for.
-
-        Raises:
-            InputError: naming those that came or went: none of them would be trained, or fit a checkpoint.
-        """
+        """Refuse parameters and buffers created or replaced after the optimizer, which would stay untrained."""
         names, values = self._layers
         other = names ^ self._names() | {name for name, p in self.model.named_parameters() if p not in values}
         if other:
             raise InputError(
-                f"{self.config.model}: expected all layers and buffers to be made in its __init__, or at its first "
-                f"batch, found {', '.join(sorted(other))} made, replaced or removed later, which no optimizer trains "
-                "and no checkpoint restores; make them in __init__"
+                f"{self.config.model}: expected all layers and buffers to be created in __init__ or the first batch, "
+                f"found {', '.join(sorted(other))} created, replaced or removed later, which no optimizer trains"
             )
 
     def begin_epoch(self, epoch: int) -> None:
@@ -98,18 +93,15 @@ class Learner:
         return bool(torch.isfinite(self.loss_sum))
 
     def is_finite(self) -> bool:
-        """Whether the loss so far, the weights and the optimizer's moments are."""
-        moments = (value for kept in self.optimizer.state.values() for value in kept.values())
-        kept = (value for value in self.model.state_dict().values() if isinstance(value, Tensor))
-        values = (*kept, *moments)
+        """Whether the loss so far, the weights and the optimizer's moments are finite."""
+        moments = (value for state in self.optimizer.state.values() for value in state.values())
+        weights = (value for value in self.model.state_dict().values() if isinstance(value, Tensor))
+        values = (*weights, *moments)
         return self.loss_is_finite() and all(bool(torch.isfinite(value).all()) for value in values)
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
-        """The class of each seed with the highest score, int64 [batch_size] on the CPU; after `begin_evaluation`.
-
-        -1 where a score is NaN, which `argmax` would take for the highest.
-        """
+        """Return the class with the highest score of each seed, int64 [batch_size] on the CPU; -1 if a score is NaN."""
         scores = self.call(self.model, batch, self.device)
         return scores.argmax(dim=-1).masked_fill(scores.isnan().any(dim=-1), -1).cpu()
 
@@ -117,11 +109,11 @@ class Learner:
         """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the order."""
         config, ranks = self.config, self.ranks
         self.optimizer.zero_grad(set_to_none=True)
-        ranks.share(self.model.buffers())  # as a resumed run begins with the first rank's
+        ranks.share(self.model.buffers())  # a resumed run starts with the first rank's buffers, too
         size = config.batch_size
         own = len(range(begin + ranks.rank * size, end, ranks.num_ranks * size))
         scale, loss_sum = 1 / (end - begin), self.loss_sum
-        self.scaler.scale(loss_sum)  # which makes the scale, also of a rank that has no batch
+        self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
         for _ in range(own):
             batch = next(batches)
             self._seed_dropout(epoch, int(batch.input_id[0]))
@@ -129,24 +121,24 @@ class Learner:
             loss = F.cross_entropy(self.call(self.model, batch, self.device), labels, reduction="sum")
             self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum = loss_sum + loss.detach()
-            del batch, labels, loss  # else they are held, 126 MB for [15, 10, 5] x 1024, while the next is made
+            del batch, labels, loss  # else 126 MB for [15, 10, 5] x 1024 stay in memory while the next batch is made
             self.after_batch()
         ranks.sum_gradients(self.model.parameters())
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if not begin:  # an epoch is not to be lost for it; each checkpoint looks again
+        if not begin:  # fail in the first step rather than after an epoch; each checkpoint checks again
             self.check_layers()
-        self.loss_sum = loss_sum  # of whole steps alone, as one may be interrupted that waits for a batch
+        self.loss_sum = loss_sum  # only now: a step may be interrupted while it waits for a batch
 
     def _seed_dropout(self, epoch: int, first: int) -> None:
-        """Have dropout depend on (seed, epoch, batch) alone, as the choice of neighbors does."""
+        """Make dropout a function of (seed, epoch, batch), like the choice of neighbors."""
         key = int(batch_key(np.uint64(self.config.seed), epoch, first))
         torch.default_generator.manual_seed(key)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(key)
 
     def after_batch(self) -> None:
-        """Give memory back where its turn has come: the batch itself is gone."""
+        """Release memory every `release_every` and `empty_cache_every` batches."""
         config, self._batches = self.config, self._batches + 1
         self.log.cuda()
         if config.release_every and self._batches % config.release_every == 0:
@@ -159,8 +151,8 @@ class Learner:
 
 
 def allocator_peak(work: Callable[[], object]) -> int:
-    """The highest sum of the CPU allocator's allocations less its frees during `work`, in bytes."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at the first profile; below it writes two lines to stderr
+    """Return the peak of the CPU allocator's memory during `work`, in bytes."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # a lower level writes two lines to stderr at the first profile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         work()
     results: Any = record.profiler
@@ -172,14 +164,7 @@ def allocator_peak(work: Callable[[], object]) -> int:
 def measure_step(
     config: TrainConfig, model: nn.Module, num_features: int, hop_nodes: Sequence[int], hop_edges: Sequence[int]
 ) -> dict[str, int]:
-    """The bytes of a model's state and, at their peaks, of a training step and an evaluation of a random batch.
-
-    Args:
-        hop_nodes, hop_edges: Of the batch.
-
-    Raises:
-        InputError: where the step fails.
-    """
+    """Measure a model's state, and the peaks of a training step and an evaluation of a random batch, in bytes."""
     batch, cpu = random_batch(hop_nodes, hop_edges, num_features), torch.device("cpu")
     model, call = model.to(cpu), Call.of(model, config.precision)
 
@@ -192,13 +177,12 @@ def measure_step(
 
     try:
         model.train()
-        train()  # which makes the gradients; they belong to the model's state
+        train()  # creates the gradients, which belong to the model's state
         training_bytes = allocator_peak(train)
         model.eval()
         evaluation_bytes = allocator_peak(evaluate)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        shapes = f"x {list(batch.x.shape)} and edge_index {list(batch.edge_index.shape)}"
         text = " ".join(str(error).split())
-        raise InputError(f"{config.model}: a training step fails on a random batch, {shapes}: {text}") from None
+        raise InputError(f"{config.model}: a training step fails on a random batch: {text}") from None
     state_bytes = 4 * sum(value.nbytes for value in model.parameters())
     return {"state_bytes": state_bytes, "training_bytes": training_bytes, "evaluation_bytes": evaluation_bytes}

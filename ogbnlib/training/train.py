@@ -1,10 +1,8 @@
-"""Training, evaluation, checkpoints.
-
-`train(config)` runs in this process; `sandbox.run` starts a child for it (`child`).
+"""Training in this process; `sandbox.run` starts a child process for it.
 
 On the CPU a run is a pure function of its config: the order of the seeds, their neighbors and dropout are functions of
-(seed, epoch, batch). A run that was interrupted at any moment and resumed therefore ends with the same weights, bit for
-bit, as one that never was, whatever loading policy either used.
+(seed, epoch, batch). An interrupted and resumed run therefore ends with the same weights, bit for bit, as an
+uninterrupted one, under every loading policy.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from .trainer import Progress, Trainer, evaluator, note
 
 @dataclass
 class TrainResult:
-    """What `train` returns: one dict per epoch (keys `METRIC_COLUMNS`, None where not evaluated) and the model."""
+    """One dict per epoch (keys `METRIC_COLUMNS`, None where not evaluated) and the model."""
 
     history: list[Row]
     model: nn.Module
@@ -62,20 +60,14 @@ class TrainResult:
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Inside, or in a function that it decorates, torch's global random numbers are used without the caller noticing.
-
-    A GPU's are restored where CUDA is in use before.
-    """
+    """Restore torch's global random state afterwards, a GPU's too if CUDA is in use; also a decorator."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         yield
 
 
 def warm_up() -> None:
-    """Import, compile and allocate what any run needs: kernels, a training step on 1,280 random nodes, the evaluator.
-
-    For measuring the memory that does not shrink with the data.
-    """
+    """Import, compile and allocate the fixed part of any run, to measure its memory without data."""
     config = TrainConfig.create(dataset="none", num_neighbors=[3, 2], batch_size=128, device="cpu")
     with marks.phase("compile kernels, once on this machine"):
         compile_kernels(list(config.num_neighbors))
@@ -101,25 +93,24 @@ def train(
     """Train in this process.
 
     Args:
-        config: What to train.
-        run_dir: Where config, timeline, events, metrics and checkpoints go; None keeps nothing on disk.
+        config: The run's parameters.
+        run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
-        model: Your own in place of `config.model`, which then is the path of its class; a resumption needs one again.
-            It is called as `models.Call` says, and trained itself.
+        model: Your own model object instead of `config.model`; a resumption needs one again. It is trained in place and
+            called as `models.Call` describes.
 
     Raises:
-        InputError: for bad input, before anything is written; for a folder in which another process trains; for a
-            disk that is full or refuses in another way; for
-            `expandable_segments` in a process that has used CUDA already.
-        Diverged: when the loss or a weight is no longer finite; the last checkpoint is.
-        torch.OutOfMemoryError: when the GPU's memory ran out; the event `cuda_oom` is in the run's folder then.
-        Stopped: when SIGUSR1 or SIGTERM came, from the next batch boundary, after the checkpoint was written. Both
-            signals are handled here meanwhile, if this is the main thread.
+        InputError: for bad input, before anything is written; for a folder in use by another process; for a full disk;
+            for `expandable_segments` in a process that has used CUDA already.
+        Diverged: when the loss or a weight is no longer finite; the last checkpoint is finite.
+        torch.OutOfMemoryError: when the GPU's memory ran out; the run's folder has the event `cuda_oom`.
+        Stopped: after SIGUSR1 or SIGTERM, at the next batch boundary, with a checkpoint written. Both signals are
+            handled here only in the main thread.
     """
     check_config(config)
     if model is not None:
         if config.model_args:
-            raise InputError(f"model_args: expected without a model that is made already, got {config.model_args}")
+            raise InputError(f"model_args: expected none with a model object, got {config.model_args}")
         config = config.replace(model=f"{type(model).__module__}:{type(model).__qualname__}")
     cuda.prepare_allocator(config)
     stop, folder = StopRequest(), None if run_dir is None else home(run_dir)
@@ -139,7 +130,7 @@ def train(
 
 
 def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
-    """The data set's store. Making it, where there is none yet, ends with a stop signal."""
+    """Open the data set's store, converting the data first if needed; a stop signal ends the conversion."""
 
     def check() -> None:
         if stop.number:
@@ -166,7 +157,7 @@ def _learner(
     given: nn.Module | None,
     store: Store,
 ) -> Learner:
-    """What learns; the code of a model of the user's own is kept first, as every rank runs the copy."""
+    """Create the learner; the code of a custom model is copied first, because every rank runs the copy."""
     with ranks.together():
         if run_dir is not None and ranks.first and given is None and config.model not in MODELS:
             _, text = find_code(config, run_dir, keep=True)
@@ -177,8 +168,8 @@ def _learner(
     unsaved = sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys())
     if unsaved and run_dir is not None:
         say(
-            f"the model's buffers {', '.join(unsaved)} are in no checkpoint (persistent=False): a resumed run, and "
-            "predict, begin with them as its __init__ makes them"
+            f"the model's buffers {', '.join(unsaved)} are in no checkpoint (persistent=False): a resumed run and "
+            "predict start with the values of its __init__"
         )
     device = resolve_device(config.device)
     for text in cuda.begin(config, device.type):
@@ -189,7 +180,7 @@ def _learner(
 
 @contextlib.contextmanager
 def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
-    """This process recorded inside, and the result written, however it ends."""
+    """Record this process inside the block and write the result at its end."""
     attempt, code = Attempt(before, config), 0
     attempt.recorder.start(os.getpid())
     try:
@@ -213,12 +204,7 @@ def train_prepared(
     how: str,
     model: nn.Module | None = None,
 ) -> TrainResult:
-    """Train in a folder that is prepared, locked and recorded by the caller; raises as `train`.
-
-    Args:
-        how: As for `Progress`.
-        model: As for `train`.
-    """
+    """Train in a folder that the caller has prepared and locked; `how` as for `Progress`, the rest as for `train`."""
     threads = torch.get_num_threads()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -236,8 +222,7 @@ def train_prepared(
             say(f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated")
             config = config.replace(eval_splits=[split for split in config.eval_splits if split not in empty])
         if ranks.num_ranks > 1 and not config.on_disk:
-            text = f"each of the {ranks.num_ranks} ranks holds its own copy of the data; loading=store shares one"
-            log.mark("note", text=text)
+            log.mark("note", text=f"{ranks.num_ranks} copies of the data, one per rank; loading=store shares one")
         whole = config.propagated
         if not whole:
             with log.phase("compile kernels"):
@@ -254,8 +239,8 @@ def train_prepared(
         one_number = whole or (len(set(config.fan_out(training=False))) == 1 and config.model != "gcn")
         if config.eval_batch_size not in (None, config.batch_size) and not one_number:
             say(
-                "accuracies depend a little on eval_batch_size where fan-outs differ by hop, and with gcn; "
-                "eval_num_neighbors=-1, or any one number, ends the first"
+                "accuracies depend a little on eval_batch_size if fan-outs differ by hop, and with gcn; "
+                "eval_num_neighbors=-1, or any one number, avoids the first"
             )
         with contextlib.closing(loaders), workers_ended():
             learner = _learner(config, loaders, run_dir, log, ranks, say, model, store)

@@ -492,7 +492,7 @@ def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
 def test_a_layer_that_is_made_in_a_later_forward_is_refused(own: Config, here: Path, made: str, call: int) -> None:
     late = f"self.n += 1\n        if self.n == {call}:\n            self.{made}\n        return self.lin(x)"
     (here / "my_model.py").write_text(model_with(late, f"{INIT}        self.n = 0\n"))
-    with pytest.raises(InputError, match=r"^my_model\.py:Net: expected all layers .*, found extra.* made, replaced"):
+    with pytest.raises(InputError, match=r"^my_model\.py:Net: expected all layers .*, found extra.* created, replaced"):
         train(own(dropout=0.0, batch_size=60), "run")
     for kept in here.glob("run/*.pt"):
         assert not any("extra" in name for name in weights(here / "run", kept.name))
