@@ -1,4 +1,4 @@
-"""The predictions of a run's model for nodes of its graph: exact, with every neighbor, or sampled as in training."""
+"""Predictions of a run's model: exact, with every neighbor, or sampled as in its evaluations."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from .training.custom_model import make_model
 from .training.models import Call
 from .training.train import kept_random_state
 
-Rows: TypeAlias = tuple[Array, Array]  # the places of some rows in the file, int64, and their scores
-_STEP_BYTES = 256 * 2**20  # rows of a layer on their way, and the products' own memory
+Rows: TypeAlias = tuple[Array, Array]  # positions of rows in the file, int64, and their scores
+_STEP_BYTES = 256 * 2**20  # buffers between the layers, and the products' own memory
 
 
 def _asked(nodes: str | Array, store: Store) -> tuple[Array | None, str]:
-    """Distinct int64 ids, None for all nodes, and what they are."""
+    """Return distinct int64 ids, None for all nodes, and their kind: "labelled", "all" or "given"."""
     if isinstance(nodes, str) and nodes in ("labelled", "all"):
         return None if nodes == "all" else np.unique(np.concatenate([*store.splits.values()])), nodes
     if isinstance(nodes, str | os.PathLike):
@@ -62,32 +62,32 @@ def _layers(config: TrainConfig, weights: dict[str, Any]) -> list[Layer]:
     def values(name: str) -> Array:
         return weights[name].float().cpu().numpy()
 
-    made = []
+    layers = []
     for i in range(len(config.num_neighbors)):
         if config.model == "gcn":
-            made.append(Layer(values(f"convs.{i}.lin.weight").T, values(f"convs.{i}.bias")))
+            layers.append(Layer(values(f"convs.{i}.lin.weight").T, values(f"convs.{i}.bias")))
         else:
             names = [f"convs.{i}.{name}" for name in ("lin_l.weight", "lin_l.bias", "lin_r.weight")]
-            made.append(Layer(values(names[0]).T, values(names[1]), values(names[2]).T))
-    return made
+            layers.append(Layer(values(names[0]).T, values(names[1]), values(names[2]).T))
+    return layers
 
 
 def _exact(
     store: Store, layers: list[Layer], ids: Array | None, work: Path, memory_limit: str | int | None, progress: Progress
 ) -> Iterator[Array]:
-    """Scores of the nodes in ascending order."""
-    wanted = None
+    """Yield scores of the nodes in ascending order."""
+    targets = None
     if ids is not None:
-        wanted = NodeSet(store.num_nodes)
-        wanted.add(ids)
-        wanted.count()
+        targets = NodeSet(store.num_nodes)
+        targets.add(ids)
+        targets.count()
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers), THREADS) - _STEP_BYTES
-    if work.exists():  # left by a kill
+    if work.exists():  # from a killed process
         shutil.rmtree(work)
     work.mkdir()
     try:
         done: list[Callable[[int], object]] = [lambda count: None]
-        layered = LayerWise(store, layers, wanted, room, work, lambda count: done[0](count))
+        layered = LayerWise(store, layers, targets, room, work, lambda count: done[0](count))
         with (
             counted("predicting", layered.num_bytes, progress) as done[0],
             contextlib.closing(layered.scores()) as scores,
@@ -98,7 +98,7 @@ def _exact(
 
 
 def _placed(chunks: Iterator[Array], order: Array | None) -> Iterator[Rows]:
-    """Chunks of consecutive rows with their places in the file, which `order` has for all of them."""
+    """Add positions in the file to chunks of consecutive rows; `order` has them for all rows."""
     begin = 0
     for values in chunks:
         places = np.arange(begin, begin + len(values))
@@ -110,7 +110,7 @@ def _by_model(
     config: TrainConfig, weights: dict[str, Any], path: Path, store: Store, batches: Iterable[Any], total: int,
     progress: Progress,
 ) -> Iterator[Rows]:  # fmt: skip
-    """Scores of the seeds of `total` batches; a seed's row has the place that the batch's `input_id` names."""
+    """Yield scores of the seeds of `total` batches; `input_id` of a batch is their position in the file."""
     model = make_model(config, store.num_features, store.num_classes, path.parent, store=store)
     load_state(model, weights, path)
     device, call = resolve_device(config.device), Call.of(model, config.precision)
@@ -118,20 +118,20 @@ def _by_model(
     with torch.no_grad(), counted("predicting", total, progress, "batches") as done:
         for batch in batches:
             if config.feature_dtype == "float16" and not config.on_disk:
-                batch.x = batch.x.half()  # as the run rounded them in memory
+                batch.x = batch.x.half()  # the run rounded features in memory
             yield batch.input_id.numpy(), call(model, batch, device).cpu().numpy()
             done(1)
 
 
 def _by_split(store: Store, ids: Array | None, size: int) -> list[tuple[int, Array, Array]]:
-    """The batches that evaluations predict these nodes in: of each split, and of the nodes in none.
+    """Group nodes into the batches of the run's evaluations: those of each split, then nodes in no split.
 
-    An evaluation draws the neighbors of each split with another seed. Where fan-outs differ by hop, or with gcn, a
-    score also depends on the other seeds of its batch, so each batch of a split is predicted whole.
+    An evaluation draws the neighbors of each split with its own seed. If fan-outs differ by hop, or with gcn, a score
+    also depends on the other seeds of its batch, so whole batches are predicted.
 
     Returns:
-        For each split what its evaluations add to the seed, int64 nodes of whole batches of `size`, and the place of
-        each node among `ids`, -1 for a node that is not wanted.
+        For each split the number that its evaluations add to the seed, int64 nodes of whole batches of `size`, and the
+        position of each node among `ids`, -1 for nodes outside.
     """
     others = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
     order = None if ids is None else np.argsort(ids)
@@ -157,7 +157,7 @@ def _sampled(
     size: int,
     memory_limit: str | int | None,
 ) -> Iterator[Any]:
-    """Batches of the nodes of `_by_split`; `input_id` is each seed's place, -1 for one that is not wanted."""
+    """Yield batches of the nodes of `_by_split`; `input_id` is each seed's position, -1 for nodes outside."""
     for stream, nodes, places in parts:
         how: dict[str, Any] = {"num_neighbors": config.fan_out(training=False), "batch_size": size}
         batches = loader(store, nodes, **how, memory_limit=memory_limit, shuffle=False, seed=config.seed + stream)
@@ -168,7 +168,7 @@ def _sampled(
 
 
 def _of_hops(store: Store, ids: Array | None, graph: Store, batch_size: int) -> HopLoader:
-    """Batches of propagated features of these nodes of the graph, which may be that store itself."""
+    """Return batches of propagated features of these nodes of the graph."""
     ids = np.arange(graph.num_nodes) if ids is None else ids
     ids = ids if graph.node_id is None or graph is store else graph.node_id[ids]
     own = np.arange(store.num_nodes) if store.node_id is None or graph is store else np.asarray(store.node_id)
@@ -196,23 +196,21 @@ def predict(
     progress: Progress = True,
     say: Callable[[str], object] = print,
 ) -> Path:
-    """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; returns its path.
+    """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; return its path.
 
-    The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes]. Rows are those of all
-    nodes, of the ids that are given, in their order, or of the labelled nodes in ascending order of their ids, which
-    then are in `NAME-nodes.npy` beside it.
+    The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes]. Its rows are all
+    nodes, the given ids in their order, or the labelled nodes by ascending id; then `NAME-nodes.npy` has the ids.
 
     Args:
-        run_dir: whose weights are taken: of best.pt where there is one, else of checkpoint.pt.
-        nodes: "labelled" (of any split), "all", a .npy file of ids, or ids.
-        sampled: neighbors as in the run's evaluations, so that accuracies of a split are those of metrics.csv. Without
-            it all neighbors count, for sage and gcn layer by layer over the whole graph. Models of propagated features
-            have no neighbors to sample.
-        memory_limit: as for `propagate`.
+        run_dir: Folder of the weights: best.pt if it exists, else checkpoint.pt.
+        nodes: "labelled" (in any split), "all", a .npy file of ids, or ids.
+        sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise all neighbors
+            count, for sage and gcn layer by layer over the whole graph.
+        memory_limit: As for `propagate`.
 
     Raises:
-        InputError: for what is no finished run, bad ids, a model that there is no exact way for, too little memory or
-            disk, and scores that are not finite.
+        InputError: for a folder without weights, bad ids, a model without exact inference, too little memory or disk,
+            and scores that are not finite.
     """
     config, weights, data, path = read_model(run_dir)
     target = Path(os.path.realpath(home(out)))
@@ -231,15 +229,15 @@ def predict(
     say(f"{path}: predicting with its weights")
     with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
         if whole:
-            made = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
-            check_data(path, data, fingerprint(made, config))
-            batches = _of_hops(made, ids, store, size)
-            chunks = _by_model(config, weights, path, made, batches, len(batches), progress)
+            hop_store = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
+            check_data(path, data, fingerprint(hop_store, config))
+            batches = _of_hops(hop_store, ids, store, size)
+            chunks = _by_model(config, weights, path, hop_store, batches, len(batches), progress)
         elif sampled:
             parts = _by_split(store, ids, size)
             total = sum(-(-len(nodes) // size) for _, nodes, _ in parts)
-            drawn = _sampled(store, config, parts, size, memory_limit)
-            chunks = _by_model(config, weights, path, store, drawn, total, progress)
+            sampled_batches = _sampled(store, config, parts, size, memory_limit)
+            chunks = _by_model(config, weights, path, store, sampled_batches, total, progress)
         else:
             work, order = sibling_path(target, "work"), None if ids is None else np.argsort(ids)
             chunks = _placed(_exact(store, _layers(config, weights), ids, work, memory_limit, progress), order)
@@ -268,7 +266,7 @@ def _write(
                 if len(run):
                     file.seek(begin + int(places[run[0]]) * row_bytes)
                     file.write(np.ascontiguousarray(rows[run]).data)
-        for other, ids in beside.items():  # now that nothing can go wrong any more
+        for other, ids in beside.items():  # last, when nothing else can fail
             write_atomically(other, functools.partial(np.save, arr=ids))
 
     write_atomically(path, write)

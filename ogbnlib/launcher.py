@@ -1,4 +1,4 @@
-"""The environment variables by which a launcher such as torchrun starts several processes that train together."""
+"""The environment variables of a launcher such as torchrun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import InputError
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among those that a launcher has started."""
+    """This process among the processes of a launcher."""
 
     rank: int
     num_ranks: int
@@ -19,11 +19,7 @@ class Launch:
 
 
 def launch() -> Launch | None:
-    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without both of the first two, or a single rank.
-
-    Raises:
-        InputError: naming the variable that is missing among several ranks, or is no such number.
-    """
+    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without the first two, or with a single rank."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     num_ranks = _number("WORLD_SIZE", 1)
@@ -35,11 +31,7 @@ def launch() -> Launch | None:
 
 
 def check_address() -> None:
-    """Refuse a launch that does not tell where its ranks meet.
-
-    Raises:
-        InputError: naming MASTER_ADDR or MASTER_PORT.
-    """
+    """Refuse a launch without MASTER_ADDR or MASTER_PORT."""
     _number("MASTER_PORT", 1, 65535)
     if not os.environ.get("MASTER_ADDR"):
         raise _wrong("MASTER_ADDR", "the first rank's host name")
@@ -53,8 +45,8 @@ def _number(name: str, least: int, most: int | None = None, default: str | None 
 
 
 def _wrong(name: str, expected: str) -> InputError:
-    found = repr(os.environ[name]) if name in os.environ else "none"
+    value = repr(os.environ[name]) if name in os.environ else "none"
     return InputError(
-        f"{name}: expected {expected} in the environment, as RANK and WORLD_SIZE are set, got {found}; start the ranks "
-        "with torchrun, which sets all such variables, or unset RANK and WORLD_SIZE to train in one process"
+        f"{name}: expected {expected} in the environment, as RANK and WORLD_SIZE are set, got {value}; start the ranks "
+        "with torchrun, or unset RANK and WORLD_SIZE to train in one process"
     )
