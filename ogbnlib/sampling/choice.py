@@ -1,4 +1,8 @@
-"""Which neighbors and which order of seeds are drawn: pure functions of (seed, epoch, batch, hop, node)."""
+"""The choice of neighbors and the order of seeds: pure functions of (seed, epoch, batch, hop, node).
+
+Any kernel that calls `batch_key`, `node_state` and `choose` draws the same neighbors. From Python, wrap keys and states
+in `np.uint64`, because numba takes a plain int for an int64.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,11 @@ from ..graph.bits import GAMMA, kernel, mix
 
 _U0, _U1, _U32, _U64 = (np.uint64(n) for n in (0, 1, 32, 64))
 _LOW_32 = np.uint64(0xFFFFFFFF)
-_INSERTION_MAX = 32  # up to this many neighbors, inserting into a sorted list beats a table
 
 
 @kernel
 def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
-    """uint64 that stands for one batch of one epoch; `first` is the position of its first seed. All integers."""
+    """The uint64 key of one batch of one epoch; `first` is the position of its first seed."""
     key = mix(uint64(seed) + GAMMA)
     key = mix((key ^ uint64(epoch)) + GAMMA)
     return mix((key ^ uint64(first)) + GAMMA)
@@ -29,97 +32,63 @@ def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
 
 @kernel
 def node_state(key: Any, hop: Any, node: Any) -> Any:
-    """uint64 state of the random stream of global id `node` at `hop` (0 for the seeds) of the batch with this `key`."""
+    """The uint64 state of the random stream of global id `node` at `hop` (0 for the seeds) of the batch with `key`."""
     return mix((mix((uint64(key) ^ uint64(hop)) + GAMMA) ^ uint64(node)) + GAMMA)
 
 
 @kernel
 def _bounded(state: Any, n: Any) -> Any:
-    """`(new state, integer in [0, n))`, n >= 1, exactly uniform.
+    """`(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32.
 
-    Below 2**32: the multiply-shift with rejection of Lemire ("Fast random integer generation in an interval", ACM
-    TOMACS 2019) on the upper half of each splitmix64 output. Above: as many bits as n has, until they are below n.
+    The multiply-shift with rejection of Lemire ("Fast random integer generation in an interval", ACM TOMACS 2019) on
+    the upper half of each splitmix64 output.
     """
     n = uint64(n)
-    if n <= _LOW_32:
-        state += GAMMA
-        product = (mix(state) >> _U32) * n
-        if product & _LOW_32 < n:
-            threshold = (_LOW_32 + _U1 - n) % n
-            while product & _LOW_32 < threshold:
-                state += GAMMA
-                product = (mix(state) >> _U32) * n
-        return state, product >> _U32
-    mask = n - _U1
-    for shift in (1, 2, 4, 8, 16, 32):
-        mask |= mask >> uint64(shift)
-    while True:
-        state += GAMMA
-        draw = mix(state) & mask
-        if draw < n:
-            return state, draw
+    state += GAMMA
+    product = (mix(state) >> _U32) * n
+    if product & _LOW_32 < n:
+        threshold = (_LOW_32 + _U1 - n) % n
+        while product & _LOW_32 < threshold:
+            state += GAMMA
+            product = (mix(state) >> _U32) * n
+    return state, product >> _U32
 
 
 @kernel
 def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
-    """Write the chosen edge positions, in [0, degree) and ascending, to `out`; return how many there are.
+    """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their number.
 
-    All positions when `k` is -1 or at least `degree`, else a uniformly random k-subset. Ascending, so that a mapped
-    `row` is read forwards. `out` is an int64 array with room for min(k, degree); `state` comes from `node_state`.
+    All positions if `k` is -1 or at least `degree`, else a uniformly random k-subset. They ascend, so that a mapped
+    `row` is read forwards. `out` is int64 with room for min(k, degree); `state` comes from `node_state`; `degree` is
+    below 2**32.
 
-    Subsets are drawn by Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 1987): k draws, no memory
-    of size `degree`. Above 32 neighbors membership is looked up in a table in which position p starts its probing at
-    slot p * slots // degree, so reading the slots in order gives a nearly sorted list: O(k) expected in all.
+    Floyd's algorithm draws subsets (Bentley and Floyd, "A sample of brilliance", CACM 1987): k draws, no memory of size
+    `degree`. Inserting into a sorted list takes k**2 / 4 moves, less than a table up to about 100 neighbors.
     """
     if k < 0 or k >= degree:
         for i in range(degree):
             out[i] = i
         return degree
     state = uint64(state)
-    if k <= _INSERTION_MAX:
-        for i in range(k):
-            top = degree - k + i  # larger than anything chosen so far
-            state, draw = _bounded(state, top + 1)
-            position = np.int64(draw)
-            j = i
-            while j > 0 and out[j - 1] > position:
-                j -= 1
-            if j > 0 and out[j - 1] == position:
-                out[i] = top
-            else:
-                for moved in range(i, j, -1):
-                    out[moved] = out[moved - 1]
-                out[j] = position
-        return k
-    slots = 2 * k
-    table = np.full(slots + k, -1, np.int64)  # k more, so that probing never has to wrap around
-    for top in range(degree - k, degree):
+    for i in range(k):
+        top = degree - k + i  # larger than anything chosen so far
         state, draw = _bounded(state, top + 1)
         position = np.int64(draw)
-        slot = np.int64(position * slots // degree)
-        while table[slot] >= 0 and table[slot] != position:
-            slot += 1
-        if table[slot] == position:
-            position = np.int64(top)
-            slot = np.int64(position * slots // degree)
-            while table[slot] >= 0:
-                slot += 1
-        table[slot] = position
-    filled = 0
-    for position in table:
-        if position >= 0:
-            j = filled
-            while j > 0 and out[j - 1] > position:
-                out[j] = out[j - 1]
-                j -= 1
+        j = i
+        while j > 0 and out[j - 1] > position:
+            j -= 1
+        if j > 0 and out[j - 1] == position:
+            out[i] = top
+        else:
+            for shifted in range(i, j, -1):
+                out[shifted] = out[shifted - 1]
             out[j] = position
-            filled += 1
     return k
 
 
 @kernel
 def count_chosen(degree: Any, k: Any) -> Any:
-    """How many edges `choose_all` chooses."""
+    """The number of edges that `choose_all` chooses."""
     total = 0
     for d in degree:
         total += d if k < 0 else min(k, d)
@@ -130,18 +99,18 @@ def count_chosen(degree: Any, k: Any) -> Any:
 def choose_all(
     key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any, out: Any, target: Any
 ) -> None:
-    """What one batch reads of `row` at one hop: places in `out`, int64, and `target`, any integers, which ascends.
+    """Choose the edges of one batch at one hop: places in `row` to `out`, int64, and local targets to `target`.
 
-    `ids` are the frontier's original node ids, `start` and `degree` where their columns lie; the frontier's first node
+    `ids` are the frontier's node ids, `start` and `degree` describe their columns in `row`. The frontier's first node
     has local id `begin`.
     """
     e = 0
     for i in range(len(ids)):
-        taken = choose(node_state(key, hop, ids[i]), degree[i], k, out[e:])
-        for j in range(e, e + taken):
+        count = choose(node_state(key, hop, ids[i]), degree[i], k, out[e:])
+        for j in range(e, e + count):
             out[j] += start[i]
             target[j] = begin + i
-        e += taken
+        e += count
 
 
 class EpochSampler(Sampler[int]):
@@ -149,9 +118,9 @@ class EpochSampler(Sampler[int]):
 
     Args:
         n: number of positions.
-        seed: with the epoch it decides the order; any integer of 64 bits.
+        seed: any integer of 64 bits.
         shuffle: False yields them in ascending order in every epoch.
-        rank, num_ranks, batch_size: batches of this size are dealt out in turn, and those of `rank` are yielded.
+        rank, num_ranks, batch_size: ranks take batches of this size in turn; those of `rank` are yielded.
         drop_last: leave out the positions at the end that do not fill a batch.
     """
 
@@ -172,9 +141,9 @@ class EpochSampler(Sampler[int]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """The epoch to yield next, from position `start` of its whole order, whatever the number of ranks.
+        """Choose the epoch to yield next, from position `start` of the order of all ranks.
 
-        A multiple of the batch size gives the same batches as the whole epoch has from there on.
+        With a multiple of the batch size, the batches are the remaining ones of the whole epoch.
 
         Raises:
             InputError: for a `start` outside 0..n.
@@ -187,7 +156,7 @@ class EpochSampler(Sampler[int]):
         return self.count(self.start)
 
     def count(self, start: int) -> int:
-        """How many positions this rank has of an order from `start` on."""
+        """The number of this rank's positions in an order from `start` on."""
         rounds, rest = divmod(self.n - start, self.batch_size * self.num_ranks)
         return rounds * self.batch_size + min(max(rest - self.rank * self.batch_size, 0), self.batch_size)
 
@@ -208,25 +177,25 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         share: Any = self.share(self.epoch, self.start)
-        for part in share.split(2**16):  # an int takes 40 bytes, so a part at a time
+        for part in share.split(2**16):  # an int takes 40 bytes, so not all at once
             yield from part.tolist()
 
 
 class GivenOrder(EpochSampler):
-    """The positions that another sampler yields, in its order: Lightning puts samplers of its own into a loader.
+    """The positions of another sampler, in its order.
 
-    It does so to predict, for `overfit_batches`, and to deal a loader out among processes.
+    Lightning puts its own samplers into a loader to predict, for `overfit_batches`, and for several processes.
     """
 
-    def __init__(self, given: Any, batch_size: int, drop_last: bool = False) -> None:
-        self.given, self._drawn = given, (-1, torch.empty(0, dtype=torch.int64))
-        shuffle = not isinstance(given, SequentialSampler)
-        super().__init__(len(given), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)
+    def __init__(self, sampler: Any, batch_size: int, drop_last: bool = False) -> None:
+        self.sampler, self._order = sampler, (-1, torch.empty(0, dtype=torch.int64))
+        shuffle = not isinstance(sampler, SequentialSampler)
+        super().__init__(len(sampler), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)
 
     def order(self, epoch: int) -> Tensor:
-        """Drawn once an epoch: windows ask for it one by one, and another sampler's may be new each time."""
-        if self._drawn[0] != epoch:
-            if hasattr(self.given, "set_epoch"):
-                self.given.set_epoch(epoch)
-            self._drawn = epoch, torch.tensor(list(self.given), dtype=torch.int64)[: self.n]
-        return self._drawn[1]
+        """Draw once an epoch: windows ask one by one, and another sampler's order may be new each time."""
+        if self._order[0] != epoch:
+            if hasattr(self.sampler, "set_epoch"):
+                self.sampler.set_epoch(epoch)
+            self._order = epoch, torch.tensor(list(self.sampler), dtype=torch.int64)[: self.n]
+        return self._order[1]

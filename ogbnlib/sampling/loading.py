@@ -1,17 +1,15 @@
-"""A store in loops of one's own: the trainer's loader, and PyG's interfaces over the files.
+"""A store in the user's own training loop: the trainer's loader, and PyG's interfaces over the files.
 
 `loader` is the fast way: what does not fit into memory is read in windows, in ascending passes. `StoreFeatures` and
-`StoreGraph` serve PyG's own loaders, samplers and link prediction: rows are faulted in one by one through the page
-cache, which is slow where the store outgrows memory (see `window`). PyG's `NeighborLoader` and `LinkNeighborLoader`
-draw with pyg-lib or torch-sparse; `NodeLoader` and `LinkLoader` with `Store.sampler`, which needs neither.
+`StoreGraph` serve PyG's own loaders, samplers and link prediction; they read rows one by one through the page cache,
+which is slow if the store outgrows memory. PyG's `NeighborLoader` and `LinkNeighborLoader` draw with pyg-lib or
+torch-sparse; `NodeLoader` and `LinkLoader` with `Store.sampler`, which needs neither.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
-from torch_geometric.loader import LinkLoader, NodeLoader, link_loader, node_loader
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes, parse_bytes, split_name
@@ -29,15 +26,15 @@ from ..graph.npz import Array
 from ..graph.store import Store
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
-from .loader import StoreLoader, available_bytes, begin_pass
+from .loader import StoreLoader, available_bytes
 from .sampler import CSCSampler
 from .store_policy import StoreLoaders
 
-_SHARE = 4  # of what is left, one part in four is spared for the model and its step
+_MODEL_SHARE = 4  # one part in four of the available memory is left for the model and its step
 
 
 class _OneLoader(StoreLoaders):
-    """The policy of `loading="store"` for the loader of one split, or of ids that are given."""
+    """The policy of `loading="store"` for one split, or for ids."""
 
     def __init__(
         self, store: Store, config: TrainConfig, split: str, ids: Tensor, limit: int | None, drop_last: bool
@@ -53,8 +50,8 @@ class _OneLoader(StoreLoaders):
         return loaded
 
     def _reserve(self, batch: BatchShape) -> tuple[int, int]:
-        spared = queued_bytes(batch, self.num_features, 4) + self._available // _SHARE
-        return spared, spared
+        reserved = queued_bytes(batch, self.num_features, 4) + self._available // _MODEL_SHARE
+        return reserved, reserved
 
     def loader(self, shuffle: bool) -> StoreLoader:
         loader: StoreLoader = self._build(self._split, shuffle)
@@ -76,27 +73,27 @@ def loader(
     drop_last: bool = False,
     **others: Any,
 ) -> StoreLoader:
-    """A PyG `NodeLoader` over a store on disk, with the batches that the trainer gets for the same seed and epoch.
+    """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed and epoch.
 
-    Each pass over it is an epoch: where it shuffles, order and neighbors are new in each, else the same in all.
-    `set_epoch(k)` makes the next pass that of epoch k, 1 being the first, to go on after an interruption.
+    Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the same.
+    `set_epoch(k)` makes the next pass that of epoch k, counted from 1, to continue after an interruption.
 
     A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the seeds first, `y` int64
-    [batch_size] of the seeds alone (-1 where there is no label), `num_sampled_nodes` and `num_sampled_edges` of each
-    hop, `batch_size`, and `input_id`, the seeds' places in `nodes`.
+    [batch_size] of the seeds alone (-1 if there is no label), `num_sampled_nodes` and `num_sampled_edges` of each hop,
+    `batch_size`, and `input_id`, the seeds' places in `nodes`.
 
     Args:
         nodes: a split's name ("val" is "valid"), or distinct node ids or a mask of all nodes, numpy or torch; None, as
             in PyG, for all.
         num_neighbors: a fan-out per layer, the seeds' first; -1 for all.
-        memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its cgroup's, or what the
-            machine has left. A quarter of what is left is spared for the model; where the rest does not hold the
-            store, batches are sampled many at a time.
+        memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its cgroup's limit, or
+            the machine's free memory. A quarter of the rest is left for the model; if the store does not fit into
+            what then remains, batches are sampled many at a time.
         shuffle: by default for "train" alone.
-        seed: order and neighbors follow from it, not from `torch.manual_seed`: repeat an experiment with another one.
-        num_workers: processes that sample, where the store fits; windows have no use for them.
-        persistent_workers: whether these live on from one pass to the next.
-        drop_last: leave out the last batch of a pass where it is smaller than the others.
+        seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat an experiment.
+        num_workers: processes that sample, if the store fits; windows have no use for them.
+        persistent_workers: whether workers live on from one pass to the next.
+        drop_last: leave out the last batch of a pass if it is smaller than the others.
 
     Raises:
         InputError: naming the argument and what is wrong with it.
@@ -104,7 +101,7 @@ def loader(
     if others:
         known = [name for name in inspect.signature(loader).parameters if name not in ("store", "others")]
         raise InputError(
-            f"{', '.join(others)}: expected {', '.join(known)}; for what else torch's DataLoader takes, use PyG's "
+            f"{', '.join(others)}: expected {', '.join(known)}; for other arguments of torch's DataLoader, use PyG's "
             "NodeLoader with store.sampler"
         )
     if shuffle is None:
@@ -113,11 +110,9 @@ def loader(
     values |= {"num_workers": num_workers, "persistent_workers": persistent_workers}
     config = TrainConfig.create({"dataset": store.path, "loading": "store", **values})
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    if limit is not None and limit < (held := own_memory()[0]):
-        raise InputError(
-            f"memory_limit: expected more than the {format_bytes(held)} that this process holds already, as it is for "
-            f"all of the process, got {format_bytes(limit)}"
-        )
+    if limit is not None and limit < (used := own_memory()[0]):
+        found = f"more than the {format_bytes(used)} that this process already uses, got {format_bytes(limit)}"
+        raise InputError(f"memory_limit: expected {found}; it is for all of the process")
     split, ids = "train", torch.from_numpy(node_ids(nodes, store))
     if isinstance(nodes, str):
         split = split_name(nodes)
@@ -142,34 +137,34 @@ def node_ids(nodes: Any, store: Store) -> Array:
     num_nodes = store.num_nodes
     try:
         ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, a tensor on a GPU
         raise InputError(f"nodes: expected node ids [n] in RAM, got {type(nodes).__name__} ({error})") from None
     if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
-        found = f"{ids.dtype} {list(ids.shape)}"
-        raise InputError(f"nodes: expected node ids [n], or a mask of {num_nodes} booleans, got {found}")
+        shape = f"{ids.dtype} {list(ids.shape)}"
+        raise InputError(f"nodes: expected node ids [n], or a mask of {num_nodes} booleans, got {shape}")
     if ids.min() < 0 or ids.max() >= num_nodes:
         raise InputError(f"nodes: expected ids from 0 to {num_nodes - 1}, got {ids.min()} to {ids.max()}")
-    if len(np.unique(ids)) < len(ids):
-        raise InputError(f"nodes: expected each once, got {len(ids) - len(np.unique(ids))} repeats")
+    if repeats := len(ids) - len(np.unique(ids)):
+        raise InputError(f"nodes: expected each once, got {repeats} repeats")
     return ids.astype(np.int64)
 
 
 def to_data(store: Store) -> Data:
     """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
 
-    It has `x` float32 [N, F], `y` int64 [N] (-1 where there is no label), `edge_index` int64 [2, E], source above
-    destination, column by column, reverse edges included, and `train_mask`, `val_mask`, `test_mask` bool [N]. They take
+    It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label), `edge_index` int64 [2, E], source above target,
+    ascending by target, reverse edges included, and `train_mask`, `val_mask`, `test_mask` bool [N]. Together they take
     4 * N * F + 16 * E + 11 * N bytes: 102 GB for ogbn-papers100M.
 
     Raises:
-        InputError: where they take more than this process has left; for a checksum that is not that of store.json.
+        InputError: if they take more than the available memory, or if a checksum differs from store.json.
     """
     needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
     if needed > (left := available_bytes()):
-        found = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(left)} are left"
-        raise InputError(f"{store.path}: {found}; use store.loader, which reads batch by batch")
+        sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(left)} are available"
+        raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
     masks = {}
     for split, name in zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True):
         masks[name] = torch.zeros(store.num_nodes, dtype=torch.bool)
@@ -182,78 +177,22 @@ def to_data(store: Store) -> Data:
 
 
 class PassSampler(CSCSampler):
-    """A `CSCSampler` for PyG's own loaders: each pass is an epoch, with new neighbors and new negatives.
+    """A `CSCSampler` for PyG's own loaders: torch's generator decides each batch, as in PyG's own samplers.
 
-    They follow from `seed`, from the number of the pass, and from the loader's place among those over this sampler, in
-    the order in which they begin. `torch.manual_seed`, workers and the passes of other loaders change nothing.
-
-    `NodeLoader(stores, sampler)`, `LinkLoader(stores, sampler)`, `NeighborLoader(stores, fan_outs,
-    neighbor_sampler=sampler)` and `LinkNeighborLoader` take it; `stores` is a pair of `StoreFeatures` and `StoreGraph`,
-    and the sampler's own fan-outs count.
+    With the same number of workers, `torch.manual_seed` repeats a run. `NodeLoader(stores, sampler)` and `LinkLoader`
+    take it, and so do `NeighborLoader` and `LinkNeighborLoader` as `neighbor_sampler`, where its own fan-outs count;
+    `stores` is a pair of `StoreFeatures` and `StoreGraph`.
     """
 
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._passes = weakref.WeakKeyDictionary[Any, list[int]]()  # by loader: its number, passes begun
-        self._loaders = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Have each loader go on with its pass number `epoch`, 0 being the first: after an interruption, say."""
-        super().set_epoch(epoch)
-        for entry in self._passes.values():
-            entry[1] = -1
-
-    def next_epoch(self, loader: Any) -> int:
-        """Return the epoch of the pass that `loader` begins."""
-        if loader not in self._passes:
-            self._passes[loader] = [self._loaders, -1]
-            self._loaders += 1
-        self._passes[loader][1] += 1
-        number, begun = self._passes[loader]
-        return int(self._epoch_value[0]) + begun + (number << 32)
-
-
-def _with_passes(begin: Callable[[Any], Iterator[Any]], name: str) -> Callable[[Any], Iterator[Any]]:
-    """`begin`, the `__iter__` of a loader, which tells the loader's sampler that a pass begins."""
-
-    @functools.wraps(begin)
-    def iterate(loader: Any) -> Iterator[Any]:
-        sampler, data = getattr(loader, name), loader.data
-        if isinstance(data, tuple) and isinstance(data[0], StoreFeatures):
-            data[0].store.check_maps()
-        if isinstance(sampler, PassSampler):
-            begin_pass(loader, name, sampler, sampler.next_epoch(loader))
-        return begin(loader)
-
-    return iterate
-
-
-def _input_nodes(of_pyg: Callable[..., Any], data: Any, nodes: Any, input_id: Any = None) -> Any:
-    """Take seeds of a loader over a store as `store.loader` does, where they are no tensor of ids."""
-    ids = isinstance(nodes, Tensor) and nodes.dtype == torch.int64
-    if isinstance(data, tuple) and isinstance(data[0], StoreFeatures) and not ids:
-        found = torch.from_numpy(node_ids(nodes, data[0].store))
-        is_mask = nodes is not None and np.asarray(nodes).dtype.kind == "b"
-        nodes, input_id = found, found if is_mask and input_id is None else input_id  # PyG gives those of a mask so
-    return of_pyg(data, nodes, input_id)
-
-
-def _input_edges(of_pyg: Callable[..., Any], data: Any, edges: Any) -> Any:
-    """Take edges of a loader over a store as over a `Data`: a tensor [2, n], alone or in a pair, or None for all."""
-    if isinstance(data, tuple) and isinstance(data[0], StoreFeatures):
-        edges = edges[1] if isinstance(edges, tuple | list) and len(edges) == 2 and edges[0] is None else edges
-        edges = None, torch.from_numpy(data[0].store.read_edge_index()) if edges is None else edges
-    return of_pyg(data, edges)
-
-
-# PyG has no other place for this: nothing tells a sampler that a pass begins, and a bare assert refuses other inputs.
-NodeLoader.__iter__ = _with_passes(NodeLoader.__iter__, "node_sampler")
-LinkLoader.__iter__ = _with_passes(LinkLoader.__iter__, "link_sampler")
-node_loader.get_input_nodes = functools.partial(_input_nodes, node_loader.get_input_nodes)
-link_loader.get_edge_label_index = functools.partial(_input_edges, link_loader.get_edge_label_index)
+    def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
+        return super().batch_key(int(torch.randint(2**62, ())), epoch)
 
 
 # PyG's own interfaces ------------------------------------------------------------------------------------------------
+
+
+def _read_only(store: Store) -> InputError:
+    return InputError(f"{store.path}: a store is read only; write a new one")
 
 
 class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
@@ -273,6 +212,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
         if attr.attr_name not in ("x", "y"):
             return None
+        self.store.check_maps()
         array = self.store.x if attr.attr_name == "x" else self.store.y
         index = attr.index
         index = index.numpy() if isinstance(index, Tensor) else slice(None) if index is None else index
@@ -281,11 +221,11 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         return self.store.files[attr.attr_name].shape
 
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise InputError(f"{self.store.path}: a store is read only; write a new one")
+    def _put_tensor(self, *arguments: Any) -> bool:
+        raise _read_only(self.store)
 
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        raise InputError(f"{self.store.path}: a store is read only; write a new one")
+    def _remove_tensor(self, *arguments: Any) -> bool:
+        raise _read_only(self.store)
 
 
 class StoreGraph(GraphStore):  # type: ignore[misc]
@@ -308,8 +248,8 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
         row, colptr = self._store.read("row", np.int64), self._store.read("colptr")
         return torch.from_numpy(row), torch.from_numpy(colptr)
 
-    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
-        raise InputError(f"{self._store.path}: a store is read only; write a new one")
+    def _put_edge_index(self, *arguments: Any) -> bool:
+        raise _read_only(self._store)
 
-    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
-        raise InputError(f"{self._store.path}: a store is read only; write a new one")
+    def _remove_edge_index(self, *arguments: Any) -> bool:
+        raise _read_only(self._store)

@@ -1,13 +1,11 @@
 """Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
 
-`CSCSampler` reads `colptr` and `row` where they lie (RAM, shared memory or a mapped file) and never copies them, so any
-number of loaders can share one graph. Its memory beyond the graph is that of one batch.
+`CSCSampler` reads `colptr` and `row` in place (RAM, shared memory or a mapped file), so any number of loaders can share
+one graph. Its memory beyond the graph is that of one batch.
 
-What it draws is part of its contract. The neighbors that node `v` gets at hop `h` are a pure function of
-`(seed, epoch, first, h, v)`, where `first` identifies the batch (of `(seed, epoch, v)` in a `fixed` sampler), so a
-batch is the same for any number of workers, any order of expansion, int32 or int64 `row`, and wherever the graph lies.
-`batch_key`, `node_state` and `choose` are that function; a kernel that expands nodes in another order gets the same
-neighbors by calling them. (From Python, wrap keys and states in `np.uint64`: numba takes a plain int for an int64.)
+The neighbors of node `v` at hop `h` are a pure function of `(seed, epoch, first, h, v)`, where `first` identifies the
+batch, or of `(seed, epoch, v)` in a `fixed` sampler. So a batch is the same for any number of workers, any order of
+expansion, int32 or int64 `row`, and wherever the graph lies. `choice` has this function.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 from ..errors import InputError
 from ..files import Stamp, check_same
 from ..graph.bits import GAMMA, kernel
+from ..graph.npz import Array
 from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
 
 # From global to local ids --------------------------------------------------------------------------------------------
@@ -154,7 +153,7 @@ def _sample(colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fix
     return _DONE, 0, nodes[:count].copy(), local, target, hop_nodes, hop_edges
 
 
-# The samplers --------------------------------------------------------------------------------------------------------
+# The sampler ---------------------------------------------------------------------------------------------------------
 
 
 class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
@@ -164,29 +163,28 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     seeds first, each node expanded once, at the hop after its discovery, min(k, degree) distinct in-edges per node (a
     duplicated edge counts as two edges). `edge` is None: the sampler is for graphs without edge attributes.
 
-    Safe to call from several threads at once, to fork and to pickle. A pickled sampler carries its graph by value,
-    except that a whole-file `np.memmap` is mapped anew and a tensor goes through shared memory where
-    `torch.multiprocessing` does the pickling. It holds no memory of the graph's size.
+    Safe to call from several threads at once, to fork and to pickle. A pickled sampler carries its graph by value, but
+    a whole-file `np.memmap` by its path.
 
     Args:
         colptr: int64 [num_nodes + 1], ascending from 0 to num_edges: the in-edges of `v` lie at
             `row[colptr[v]:colptr[v + 1]]`. A C-contiguous numpy array (`np.memmap` included) or CPU tensor; not copied.
-        row: int32 or int64 [num_edges], global ids of the edges' sources. As `colptr`; not copied.
+        row: int32 or int64 [num_edges], global ids of the edges' sources. Like `colptr`; not copied.
         num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
-        fixed: a node's choices are the same in all batches of an epoch and at all hops: in an evaluation what is said
-            of a seed depends on the seeds beside it only where they are its neighbors and fan-outs differ by hop.
+        fixed: each node has the same neighbors in all batches and at all hops, for evaluations: the prediction for a
+            seed then hardly depends on the other seeds of its batch.
         where: The store that the graph is in, for messages.
 
     Raises:
-        InputError: for arrays or fan-outs that are not as described, or 2**32 nodes and more. The inside of the arrays
-            is checked where sampling reads it, because reading all of it may cost minutes.
+        InputError: for other arrays or fan-outs, or 2**32 nodes and more. The inside of the arrays is checked where
+            sampling reads it, because reading all of it may cost minutes.
     """
 
     def __init__(
         self,
-        colptr: np.ndarray[Any, Any] | Tensor,
-        row: np.ndarray[Any, Any] | Tensor,
+        colptr: Array | Tensor,
+        row: Array | Tensor,
         num_neighbors: Sequence[int],
         *,
         seed: int = 0,
@@ -198,15 +196,14 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}")
         self.num_neighbors = [int(k) for k in fanouts]
         self.seed, self.fixed, self._where = int(seed), fixed, where
-        self._epoch: Any = torch.zeros(1, dtype=torch.int64)
-        self._given: tuple[Any, ...] = (colptr, row)
+        self.graph: tuple[Any, Any] = (colptr, row)
         self._expected = 0  # nodes of the last batch, to size the next one's table; affects speed only
-        self._prepare()
+        self._prepare(torch.zeros(1, dtype=torch.int64))
 
-    def _prepare(self) -> None:
-        """What both a new and an unpickled sampler need."""
-        self._colptr = _read_only(self._given[0], "colptr", ("int64",))
-        self._row = _read_only(self._given[1], "row", ("int32", "int64"))
+    def _prepare(self, epoch: Tensor) -> None:
+        """Set what both a new and an unpickled sampler need."""
+        self._colptr = _read_only(self.graph[0], "colptr", ("int64",))
+        self._row = _read_only(self.graph[1], "row", ("int32", "int64"))
         nodes, edges = len(self._colptr) - 1, len(self._row)
         if nodes < 0 or self._colptr[0] != 0 or self._colptr[-1] != edges:
             ends = "nothing" if nodes < 0 else f"{self._colptr[0]} to {self._colptr[-1]}"
@@ -214,50 +211,42 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         if nodes >= 2**32:
             raise InputError(f"colptr: expected fewer than 2**32 nodes, found {nodes}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
-        self._seed = np.uint64(self.seed & (2**64 - 1))
-        self._share_epoch()
-        self._draw(np.empty(0, np.int64), 0)  # compile here, once, and not in every forked worker
+        self._share_epoch(epoch)
+        self._draw(np.empty(0, np.int64), np.uint64(0))  # compile here, once, and not in every forked worker
 
-    def _share_epoch(self) -> None:
-        if not self._epoch.is_shared():
-            self._epoch.share_memory_()
-        self._epoch_value = self._epoch.numpy()
+    def _share_epoch(self, epoch: Any) -> None:
+        self._shared_epoch = epoch if epoch.is_shared() else epoch.share_memory_()
+        self._epoch = epoch.numpy()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("num_neighbors", "seed", "fixed", "_where", "_epoch", "_expected")
-        return {name: getattr(self, name) for name in names} | {"_given": tuple(_reference(g) for g in self._given)}
+        names = ("num_neighbors", "seed", "fixed", "_where", "_shared_epoch", "_expected")
+        return {name: getattr(self, name) for name in names} | {"graph": tuple(map(_map_reference, self.graph))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._given = tuple(_mapped_again(**g) if isinstance(g, dict) else g for g in state["_given"])
-        self._prepare()
+        self.graph = tuple(_map_again(**part) if isinstance(part, dict) else part for part in state["graph"])
+        self._prepare(self._shared_epoch)
 
     def _damaged(self, problem: str) -> InputError:
-        if self._where:
-            return InputError(f"{self._where}: {problem}; run `python -m ogbnlib verify {self._where}`")
-        return InputError(f"{problem}; the graph is damaged, build it anew")
+        remedy = f"run `python -m ogbnlib verify {self._where}`" if self._where else "the graph is damaged"
+        return InputError(f"{self._where}: {problem}; {remedy}".removeprefix(": "))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose anew from here on; call it before iterating over a loader.
-
-        The epoch lies in shared memory, so DataLoader workers that are already running see it too.
-        """
-        self._epoch_value[0] = epoch
+        """Draw other neighbors from here on, also in DataLoader workers that are already running."""
+        self._epoch[0] = epoch
 
     def at_epoch(self, epoch: int) -> CSCSampler:
         """Return a sampler over the same arrays with an epoch of its own."""
-        other = CSCSampler.__new__(CSCSampler)
-        other.__dict__.update(self.__dict__)
-        other._epoch = torch.zeros(1, dtype=torch.int64)
-        other._share_epoch()
-        other.set_epoch(epoch)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)  # `copy` would pickle the graph
+        other._share_epoch(torch.tensor([epoch]))
         return other
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
 
-        The batch is told from others of its epoch by `inputs.input_id[0]`, or by `inputs.node[0]` where there is no
-        `input_id`. `inputs.time` is passed on and does not constrain the choice.
+        `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is no `input_id`.
+        `inputs.time` is passed on and does not constrain the choice.
 
         Returns:
             A `SamplerOutput` of int64 tensors in RAM: `node` [num_sampled], global ids, the seeds in their order and
@@ -272,9 +261,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seeds, ids = inputs.node.numpy(), inputs.input_id
         if seeds.dtype != np.int64 or seeds.ndim != 1:
             raise InputError(f"inputs.node: expected int64 of one dimension, got {seeds.dtype} {list(seeds.shape)}")
-        seeds = np.ascontiguousarray(seeds)
         positions = seeds if ids is None else ids.numpy()
-        node, row, col, hop_nodes, hop_edges = self._draw(seeds, int(positions[0]) if len(seeds) else 0)
+        key = self.batch_key(int(positions[0]) if len(seeds) else 0)
+        node, row, col, hop_nodes, hop_edges = self._draw(np.ascontiguousarray(seeds), key)
         return SamplerOutput(
             node=torch.from_numpy(node),
             row=torch.from_numpy(row),
@@ -286,10 +275,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         )
 
     def sample_from_edges(self, inputs: EdgeSamplerInput, neg_sampling: Any = None) -> SamplerOutput:
-        """Sample the neighborhood of both ends of edges, and of negative ones, for PyG's `LinkLoader`.
+        """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for PyG's `LinkLoader`.
 
-        Negative edges are PyG's own ("binary" or "triplet"), drawn with random numbers of the batch, which is told
-        from others by `inputs.input_id[0]`: like neighbors they follow from (seed, epoch, batch) alone.
+        Like neighbors, negative edges follow from (seed, epoch, batch) alone.
 
         Returns:
             As `sample_from_nodes`, the distinct ends as seeds, ascending; `metadata` as `LinkLoader` expects it.
@@ -305,42 +293,33 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             ids = torch.tensor([first]) if len(seed) else None
             return self.sample_from_nodes(NodeSamplerInput(input_id=ids, node=seed))
 
+        key = int(self.batch_key(first))  # outside of the fork, as a subclass may draw it from torch's generator
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(self.batch_key(first)) & (2**63 - 1))
+            torch.manual_seed(key & (2**63 - 1))
             return edge_sample(inputs, sample, len(self._colptr) - 1, False, None, neg_sampling)
 
-    @property
-    def graph(self) -> tuple[Any, Any]:
-        """`colptr` and `row` as they were given."""
-        return self._given[0], self._given[1]
-
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
-        """The key of the batch whose first seed has position `first`, in `epoch` or else the one that is set."""
-        epoch = int(self._epoch_value[0]) if epoch is None else epoch
-        return np.uint64(batch_key(self._seed, epoch, 0 if self.fixed else first))
+        """Return the key of the batch whose first seed has position `first`, in `epoch` or else the current one."""
+        epoch = int(self._epoch[0]) if epoch is None else epoch
+        return np.uint64(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0 if self.fixed else first))
 
-    def _draw(self, seeds: np.ndarray[Any, Any], first: int) -> tuple[np.ndarray[Any, Any], ...]:
-        key = self.batch_key(first)
-        graph = self._colptr, self._row
+    def _draw(self, seeds: Array, key: np.uint64) -> tuple[Array, ...]:
+        graph, num_nodes = (self._colptr, self._row), len(self._colptr) - 1
         status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self.fixed, self._expected)
         if status == _DUPLICATE:
             raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
         if status == _BAD_ID:
-            raise InputError(f"inputs.node: expected seeds from 0 to {len(self._colptr) - 2}, found {culprit}")
+            raise InputError(f"inputs.node: expected seeds from 0 to {num_nodes - 1}, found {culprit}")
         if status == _BAD_COLUMN:
-            raise self._damaged(
-                f"colptr, row: expected ascending offsets and ids from 0 to {len(self._colptr) - 2}, "
-                f"found others in the column of node {culprit}"
-            )
+            expected = f"expected ascending offsets and ids from 0 to {num_nodes - 1}"
+            raise self._damaged(f"colptr, row: {expected}, found others in the column of node {culprit}")
         self._expected = len(arrays[0])
         return tuple(arrays)
 
 
-def _read_only(array: Any, name: str, dtypes: tuple[str, ...]) -> np.ndarray[Any, Any]:
-    """A plain read-only view, whatever was given, so that numba compiles one variant per dtype of `row`."""
+def _read_only(array: Any, name: str, dtypes: tuple[str, ...]) -> Array:
+    """Return a plain read-only view of any input, so that numba compiles one variant per dtype of `row`."""
     if isinstance(array, Tensor):
-        if array.device.type != "cpu" or array.layout != torch.strided:
-            raise InputError(f"{name}: expected a dense tensor on the CPU, got {array.layout} on {array.device}")
         array = array.detach().numpy()
     if not isinstance(array, np.ndarray):
         raise InputError(f"{name}: expected a numpy array or a tensor, got {type(array).__name__}")
@@ -352,19 +331,19 @@ def _read_only(array: Any, name: str, dtypes: tuple[str, ...]) -> np.ndarray[Any
     return view
 
 
-def _reference(given: Any) -> Any:
-    """How to map a whole file again, for a `np.memmap` that is not a slice (a slice's `offset` is not its own)."""
-    base: Any = getattr(given, "base", None)
-    if isinstance(given, np.memmap) and isinstance(base, mmap.mmap) and given.filename and given.mode != "c":
-        before = getattr(given, "stamp", None)
-        if before is not None:  # here too, as the error of a process that is just starting is lost
-            check_same(given.filename, before)
-        parts = {"dtype": given.dtype.str, "offset": given.offset, "shape": given.shape}
-        return {"file": str(given.filename), "before": before, **parts}
-    return given
+def _map_reference(array: Any) -> Any:
+    """Return how to map a whole file again, for a `np.memmap` that is not a slice (whose `offset` is not its own)."""
+    base: Any = getattr(array, "base", None)
+    if isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.filename and array.mode != "c":
+        before = getattr(array, "stamp", None)
+        if before is not None:  # checked here too, because the error of a process that is starting is lost
+            check_same(array.filename, before)
+        parts = {"dtype": array.dtype.str, "offset": array.offset, "shape": array.shape}
+        return {"file": str(array.filename), "before": before, **parts}
+    return array
 
 
-def _mapped_again(file: str, before: Stamp | None, **parts: Any) -> Any:
+def _map_again(file: str, before: Stamp | None, **parts: Any) -> Any:
     array: Any = np.memmap(file, mode="r", **parts)
     if before is not None:
         check_same(file, before)

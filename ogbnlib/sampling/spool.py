@@ -1,338 +1,351 @@
-"""Windows on disk: one pass over the store serves as many of them as the disk has room for, not as memory has.
+"""The windows of a loader, prepared ahead in memory or on disk.
 
-A pass over papers100M reads 43 GB for batches of two hops, whatever it picks; what an epoch of [3, 2] x 128 picks is
-3.0 GB, what two evaluations pick 0.75 GB. So batches of several epochs are sampled together, more than their features
-would leave room for, and kept in a file, a `Reel`. One pass over the features then deals out those of many windows to
-another file, a `Part`, from which window after window is read in one piece. Of [15, 10, 5] x 1024 a batch takes 6 MB in
-a reel and 100 in a part, so a reel has windows for several parts.
+A pass over papers100M reads 43 GB for batches of two hops, however few rows it picks. An epoch of [3, 2] x 128 picks
+3.0 GB, two evaluations pick 0.75 GB. If the disk has room, batches of several epochs are therefore sampled together and
+written to a *structure file*: all of a window but its features. One pass over the features then fills a *feature
+shard* for many windows, and each window is read back in one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the
+structure file and 100 MB in a shard, so one structure file serves several shards.
+
+Without such room, or once the disk is full, one window after the other is prepared in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import itertools
 import os
+import tempfile
+import threading
 import time
-import uuid
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import InputError, clear_errors
-from ..files import Stream
 from ..forecast.budget import Spooling
-from ..graph.disk import DiskArray, Interrupted
+from ..graph.disk import CHUNK_BYTES, Interrupted, disk_array
 from ..graph.npz import Array
 from .window import Seeds, Window, sample_windows
 
-Place = tuple[int, int, int]  # of a window: its epoch, the position the epoch goes on from, its first among those left
-Jobs = Sequence[tuple[Hashable, Seeds]]  # windows to be prepared, by what they are asked for later
-_DIRTY_BYTES = 128 * 2**20  # of features at most that wait for the disk: they count against a memory cgroup
+if TYPE_CHECKING:
+    from .loader import StoreLoader
+
+Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
+_CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
+_DIRTY_BYTES = 128 * 2**20  # unwritten pages count against a memory cgroup
+
+Shard = dict[Place, "StoredWindow"]
 
 
 class DiskFull(InputError):
-    """A spool can't be written."""
+    """A window can't be written to disk."""
 
 
 @contextlib.contextmanager
-def _written(name: str) -> Iterator[None]:
+def _disk_errors(folder: Path) -> Iterator[None]:
     try:
-        with clear_errors(name):
+        with clear_errors(folder):
             yield
     except InputError as error:
         raise DiskFull(str(error)) from None
 
 
-class _Nameless:
-    """A file without a name, which the kernel deletes when the last of it goes, at the latest with this process."""
+class SpoolFile:
+    """A file without a name; the kernel deletes it with its last user, at the latest with this process."""
 
-    def __init__(self, folder: Path):
-        path = folder / f".ogbnlib-{uuid.uuid4().hex}.spool"
-        with _written(str(path)):
-            self._file = Stream(path)
-            path.unlink()
+    def __init__(self, folder: Path, num_bytes: int = 0):
+        self.folder, self.num_bytes, self._dirty_bytes = folder, num_bytes, 0
+        with _disk_errors(folder):
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+            if num_bytes:
+                os.posix_fallocate(self._file.fileno(), 0, num_bytes)
 
-    def _read(self, offset: int, out: Array) -> None:
-        view, begin = out.reshape(-1).view(np.uint8).data, offset
+    def append(self, array: Array) -> Callable[[], Array]:
+        """Write an array behind the others and return the function that reads it."""
+        offset = self.num_bytes
+        self.write(array, offset)
+        self.num_bytes += array.nbytes
+        return functools.partial(self.read, offset, array.shape, array.dtype)
+
+    def write(self, array: Array, offset: int) -> None:
+        view = array.reshape(-1).view(np.uint8).data
+        self._dirty_bytes += len(view)
+        with _disk_errors(self.folder):
+            while len(view):
+                written = os.pwrite(self._file.fileno(), view, offset)
+                view, offset = view[written:], offset + written
+            if self._dirty_bytes >= _DIRTY_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write everything to disk and drop it from the page cache."""
+        with _disk_errors(self.folder):
+            os.fdatasync(self._file.fileno())
+        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        self._dirty_bytes = 0
+
+    def read(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array from byte `offset` on, past the page cache."""
+        out = np.empty(shape, dtype)
+        view, at = out.reshape(-1).view(np.uint8).data, offset
         while len(view):
-            got = os.preadv(self._file.fileno(), [view], offset)
-            if not got:
-                raise InputError(f"{self._file.name}: it became shorter while it was used; set spool=off")
-            view, offset = view[got:], offset + got
-        os.posix_fadvise(self._file.fileno(), begin, offset - begin, os.POSIX_FADV_DONTNEED)
-
-    def close(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
-
-    __del__ = close
+            count = os.preadv(self._file.fileno(), [view], at)
+            if not count:
+                raise InputError(f"{self.folder}: expected a spool of {self.num_bytes} bytes, found its end at {at}")
+            view, at = view[count:], at + count
+        os.posix_fadvise(self._file.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)
+        return out
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """Where a window lies in the file, and what of it is small enough to stay in RAM."""
+class StoredWindow:
+    """A window in spool files; in memory are only the positions of its seeds and the sizes of its hops."""
 
-    window: Window  # without its arrays
-    offset: int
-    num_slots: int
-    num_edges: int
+    positions: Sequence[Any]
+    hops: list[tuple[list[int], list[int]]]
     num_ids: int
+    arrays: tuple[Callable[[], Array], ...]  # they read ids, slots, edges and, in a shard, features
 
-
-class Reel(_Nameless):
-    """Windows on disk, all of them but their features.
-
-    Args:
-        folder: Where the file is.
-        num_nodes: Of the graph.
-    """
-
-    def __init__(self, folder: Path, num_nodes: int):
-        super().__init__(folder)
-        self._id_dtype = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
-        self.kept: dict[Hashable, _Kept] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes on disk."""
-        return self._file.size
-
-    def append(self, key: Hashable, window: Window) -> None:
-        bare = Window(window.positions, window.hops, *(np.empty(0, np.int32),) * 3, np.empty(0))
-        sizes = len(window.slots), len(window.edges), len(window.ids)
-        self.kept[key] = _Kept(bare, self._file.size, *sizes)
-        with _written(self._file.name):
-            for array in (window.slots, window.edges, window.ids):
-                self._file.append(array.view(np.uint8).data)
-
-    def flush(self) -> None:
-        """Have all that was appended leave the page cache."""
-        with _written(self._file.name):
-            self._file.drop()
-
-    def stretch(self, key: Hashable, most: int) -> list[Hashable]:
-        """The windows from `key` on, of at most `most` batches, one at the least."""
-        keys = list(itertools.dropwhile(lambda other: other != key, self.kept))
-        held = itertools.accumulate(len(self.kept[each].window.hops) for each in keys)
-        return [each for each, batches in zip(keys, held, strict=True) if each == key or batches <= most]
-
-    def get(self, key: Hashable) -> Window:
-        """A window, read into memory, without its features."""
-        kept, bare = self.kept[key], self.kept[key].window
-        slots, edges = np.empty(kept.num_slots, np.int32), np.empty(kept.num_edges, np.int32)
-        self._read(kept.offset, slots)
-        self._read(kept.offset + slots.nbytes, edges)
-        ids = np.empty(kept.num_ids, self._id_dtype)
-        self.read_ids(key, ids)
-        return Window(bare.positions, bare.hops, ids, slots, edges, np.empty(0))
-
-    def read_ids(self, key: Hashable, out: Array) -> None:
-        kept = self.kept[key]
-        self._read(kept.offset + 4 * (kept.num_slots + kept.num_edges), out)
-
-
-class Part(_Nameless):
-    """The features of some windows of a reel, set room aside for on disk.
-
-    Args:
-        keys: The windows.
-        num_features, dtype: Of a row of features.
-    """
-
-    def __init__(self, folder: Path, reel: Reel, keys: Sequence[Hashable], num_features: int, dtype: np.dtype[Any]):
-        super().__init__(folder)
-        self.reel, self.num_features, self.dtype = reel, num_features, dtype
-        first = np.cumsum([0, *(reel.kept[key].num_ids for key in keys)]).tolist()
-        self.first, self._unwritten = dict(zip(keys, first, strict=False)), 0
-        self.num_bytes = first[-1] * self._row_bytes
-        if self.num_bytes:
-            with _written(self._file.name):
-                os.posix_fallocate(self._file.fileno(), 0, self.num_bytes)
-
-    @property
-    def _row_bytes(self) -> int:
-        return self.num_features * self.dtype.itemsize
-
-    @property
-    def last(self) -> tuple[Any, Window]:
-        """The last window's key, and the window without its arrays."""
-        key = next(reversed(self.first))
-        return key, self.reel.kept[key].window
-
-    def put(self, key: Hashable, at: int, rows: Array) -> None:
-        """Write some rows of a window; its row `at` and those behind it."""
-        view, at = rows.reshape(-1).data, (self.first[key] + at) * self._row_bytes
-        self._unwritten += len(view)
-        with _written(self._file.name):
-            while len(view):
-                written = os.pwrite(self._file.fileno(), view, at)
-                view, at = view[written:], at + written
-            if self._unwritten >= _DIRTY_BYTES:
-                self._file.drop()
-                self._unwritten = 0
-
-    def get(self, key: Hashable) -> Window:
-        """The window, read into memory."""
-        window = self.reel.get(key)
-        window.features = np.empty((len(window.ids), self.num_features), self.dtype)
-        self._read(self.first[key] * self._row_bytes, window.features)
-        return window
-
-
-def sample(
-    groups: Sequence[tuple[Reel, Jobs]], arrays: Mapping[str, DiskArray], most: int, on_pass: Callable[..., None]
-) -> None:
-    """Put sampled windows on reels; at most `most` batches are sampled in one pass over the graph.
-
-    Raises:
-        InputError: for a damaged graph.
-        DiskFull: when the windows can't be written.
-        Interrupted: when a `DiskArray` is no longer wanted.
-    """
-    colptr, row = arrays["colptr"], arrays["row"]
-    for part in _parts([(reel, *job) for reel, jobs in groups for job in jobs], most):
-        begun, before, at = time.monotonic(), colptr.bytes_read + row.bytes_read, 0
-        sampled = sample_windows([seeds for *_, seeds in part], colptr, row)
-        for reel, key, seeds in part:
-            reel.append(key, Window.pack(seeds, sampled, at, colptr.num_rows - 1))
-            at += len(seeds.ids)
-        del sampled
-        on_pass(
-            batches=at,
-            sample_s=round(time.monotonic() - begun, 3),
-            bytes_read=colptr.bytes_read + row.bytes_read - before,
-        )
-    for reel, _ in groups:
-        reel.flush()
-
-
-def pick(parts: Sequence[Part], x: DiskArray, buffer_bytes: int, on_pass: Callable[..., None]) -> None:
-    """Fill parts with features in one pass over them, `buffer_bytes` of which are on their way; raises as `sample`."""
-    begun, before = time.monotonic(), x.bytes_read
-    wanted = [(part, key) for part in parts for key in part.first]
-    bounds = np.cumsum([0, *(part.reel.kept[key].num_ids for part, key in wanted)])
-    index = np.empty(bounds[-1], np.int32 if x.num_rows < 2**31 else np.int64)
-    for (part, key), (begin, end) in zip(wanted, itertools.pairwise(bounds.tolist()), strict=True):
-        part.reel.read_ids(key, index[begin:end])
-    x.deal(index, bounds, buffer_bytes, lambda c, at, rows: wanted[c][0].put(wanted[c][1], at, rows))
-    on_pass(
-        windows=len(wanted),
-        distinct_nodes=len(index),
-        features_s=round(time.monotonic() - begun, 3),
-        bytes_read=x.bytes_read - before,
-        bytes_written=sum(part.num_bytes for part in parts),
-    )
-
-
-def _parts(jobs: Sequence[tuple[Reel, Hashable, Seeds]], most: int) -> Iterator[Sequence[tuple[Reel, Hashable, Seeds]]]:
-    """Consecutive windows with at most so many batches in all, one at the least."""
-    begin = held = 0
-    for i, (*_, seeds) in enumerate(jobs):
-        if i > begin and held + len(seeds.ids) > most:
-            yield jobs[begin:i]
-            begin, held = i, 0
-        held += len(seeds.ids)
-    yield jobs[begin:]
-
-
-class Source(Protocol):
-    """A loader, for its spool."""
-
-    def seeds(self, place: Place) -> Seeds:
-        """The window that starts at `place`."""
-
-    def after(self, place: Place, window: Seeds | Window) -> Place | None:
-        """Where the window behind this one starts, in this epoch or in one that is prepared ahead."""
+    def read(self) -> Window:
+        return Window(self.positions, self.hops, *(read() for read in self.arrays))
 
 
 class Spool:
-    """A loader's windows on disk: one part of them is used while the next is recorded, in a thread of its own.
+    """Windows on disk: while one shard is used, a thread records the next.
 
-    Args:
-        source: Says which windows there are.
-        spooling: How many batches at a time, and the room for features on their way.
-        arrays: colptr, row and x of the store.
-        folder: Where the files are.
-        row: Numbers in a row of features, and their dtype.
-        on_pass: Called with what a pass took: `sample_s` or `features_s`, batches, bytes read and written.
-        companions: Spools all of whose windows are recorded with the first of this one's, to stay.
+    Attributes:
+        evaluations: Spools whose windows are all recorded together with this one's first shard, and stay on disk.
+        shard: Windows with features, by place.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        spooling: Spooling,
-        arrays: Mapping[str, DiskArray],
-        folder: Path,
-        row: tuple[int, np.dtype[Any]],
-        on_pass: Callable[..., None],
-        companions: Sequence[Spool] = (),
-    ):
-        self._source, self._spooling, self._arrays, self._folder = source, spooling, arrays, folder
-        self._row, self._on_pass, self._companions = row, on_pass, companions
-        self._recorder = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._reel: Reel | None = None  # of the part that was recorded last
-        self.part: Part | None = None
-        self._next: Future[Part] | None = None
+    def __init__(self, reader: WindowReader):
+        self._reader, self._loader, self._arrays = reader, reader.loader, reader.arrays
+        self.evaluations = [loader.reader.spool for loader in self._loader.evaluations if loader.reader]
+        self._structure: Shard = {}  # windows without features
+        self.shard: Shard = {}
+        self._next: Future[Shard] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
 
-    def get(self, place: Place) -> Window:
-        """The window at `place`, recorded now if need be; while its part is used the next is recorded."""
-        if self.part is None or place not in self.part.first:
-            self._change_part(place)
-        assert self.part is not None
-        if self._next is None and (following := self._source.after(*self.part.last)) is not None:
-            self._next = self._recorder.submit(self._record, following)
-        return self.part.get(place)
-
-    def _change_part(self, place: Place) -> None:
-        coming, self._next, self.part = self._next, None, None
-        if coming is not None:
-            with contextlib.suppress(Interrupted):  # it was prepared for a pass that was not gone to its end
-                self.part = coming.result()
-        if self.part is None or place not in self.part.first:
-            self.part = None
-            self.part = self._recorder.submit(self._record, place).result()
-
-    def _record(self, place: Place) -> Part:
-        companions, self._companions = self._companions, ()
-        others: list[Reel] = []
-        if self._reel is None or place not in self._reel.kept:
-            self._reel = None
-            fresh = [spool._new_reel() for spool in (self, *companions)]
-            jobs = [self._jobs(place, self._spooling.reel_batches)]
-            jobs += [spool._jobs((0, 0, 0), 2**62) for spool in companions]
-            sample(list(zip(fresh, jobs, strict=True)), self._arrays, self._spooling.sampled_batches, self._on_pass)
-            self._reel, *others = fresh
-        parts = [self._new_part(self._reel, self._reel.stretch(place, self._spooling.picked_batches))]
-        parts += [spool._new_part(reel, [*reel.kept]) for spool, reel in zip(companions, others, strict=True)]
-        pick(parts, self._arrays["x"], self._spooling.buffer_bytes, self._on_pass)
-        for spool, part in zip(companions, parts[1:], strict=True):
-            spool.part = part
-        return parts[0]
-
-    def _new_reel(self) -> Reel:
-        return Reel(self._folder, self._arrays["x"].num_rows)
-
-    def _new_part(self, reel: Reel, keys: Sequence[Hashable]) -> Part:
-        return Part(self._folder, reel, keys, *self._row)
-
-    def _jobs(self, place: Place | None, most: int) -> Jobs:
-        """The windows from `place` on, of at most `most` batches, one window at the least."""
-        jobs: list[tuple[Place, Seeds]] = []
-        while place is not None:
-            seeds = self._source.seeds(place)
-            most -= len(seeds.ids)
-            if jobs and most < 0:
-                break
-            jobs.append((place, seeds))
-            place = self._source.after(place, seeds)
-        return jobs
+    def read(self, place: Place) -> Window:
+        """Read the window at `place`, which is recorded first if necessary."""
+        if place not in self.shard:
+            coming, self._next, self.shard = self._next, None, {}
+            if coming is not None:
+                with contextlib.suppress(Interrupted):  # it was recorded for a pass that was left early
+                    self.shard = coming.result()
+        if place not in self.shard:
+            self.shard = {}  # frees its file
+            self.shard = self._record(place)
+        if self._next is None:
+            last = next(reversed(self.shard))
+            if (following := self._reader.after(last, self.shard[last].positions)) is not None:
+                self._next = self._thread.submit(self._record, following)
+        return self.shard[place].read()
 
     def close(self) -> None:
-        """End the recording, whose arrays are abandoned, and delete what is on disk."""
-        self._recorder.shutdown(cancel_futures=True)
-        self._reel = self.part = self._next = None
+        self._thread.shutdown(cancel_futures=True)
+        self._structure, self.shard, self._next = {}, {}, None
+
+    def _record(self, place: Place) -> Shard:
+        """Record a shard from `place` on; windows that are not in the structure file are sampled first."""
+        spooling = self._loader.windows.spooling
+        assert spooling is not None
+        evaluations: list[Spool] = []
+        if place not in self._structure:
+            evaluations, self.evaluations, self._structure = self.evaluations, [], {}
+            self._sample([self, *evaluations], place, spooling)
+        mine, batches = Shard(), 0
+        for each, stored in itertools.dropwhile(lambda item: item[0] != place, self._structure.items()):
+            batches += len(stored.hops)
+            if mine and batches > spooling.picked_batches:
+                break
+            mine[each] = stored
+        mine, *others = self._add_features([mine, *(one._structure for one in evaluations)], spooling.buffer_bytes)
+        for spool, shard in zip(evaluations, others, strict=True):
+            spool.shard = shard
+        return mine
+
+    def _sample(self, spools: Sequence[Spool], place: Place, spooling: Spooling) -> None:
+        """Write structure files: this spool's windows from `place` on, and all windows of the others."""
+        colptr, row = self._arrays["colptr"], self._arrays["row"]
+        structures = [(SpoolFile(self._loader.spool_dir), Shard()) for _ in spools]
+        jobs = [(structures[0], *job) for job in self._jobs(place, spooling.reel_batches)]
+        for spool, structure in zip(spools[1:], structures[1:], strict=True):
+            jobs += [(structure, *job) for job in spool._jobs((0, 0, 0), 2**62)]
+        while jobs:
+            batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
+            count = max(1, sum(total <= spooling.sampled_batches for total in batches))
+            group, jobs = jobs[:count], jobs[count:]
+            begun, before, at = time.monotonic(), colptr.bytes_read + row.bytes_read, 0
+            sampled = sample_windows([seeds for *_, seeds in group], colptr, row)
+            for (file, windows), key, seeds in group:
+                window = Window.pack(seeds, sampled, at, colptr.num_rows - 1)
+                arrays = [file.append(array) for array in (window.ids, window.slots, window.edges)]
+                windows[key] = StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
+                at += len(seeds.ids)
+            del sampled, window
+            read = colptr.bytes_read + row.bytes_read - before
+            self._loader.on_pass(batches=at, sample_s=round(time.monotonic() - begun, 3), bytes_read=read)
+        for spool, (file, windows) in zip(spools, structures, strict=True):
+            file.flush()
+            spool._structure = windows
+
+    def _jobs(self, place: Place | None, most: int) -> Iterator[tuple[Place, Seeds]]:
+        """Windows from `place` on with at most `most` batches together, at least one window."""
+        first = place
+        while place is not None:
+            seeds = self._reader.seeds(place)
+            most -= len(seeds.ids)
+            if most < 0 and place != first:
+                return
+            yield place, seeds
+            place = self._reader.after(place, seeds.positions)
+
+    def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
+        """Write the features of some windows to a file for each shard, in one pass over the store's features."""
+        x, store, filled = self._arrays["x"], self._loader.store, list[Shard]()
+        begun, before, targets = time.monotonic(), x.bytes_read, list[tuple[SpoolFile, int]]()
+        for shard in shards:
+            sizes = [stored.num_ids * x.row_bytes for stored in shard.values()]
+            file, offsets = SpoolFile(self._loader.spool_dir, sum(sizes)), np.cumsum([0, *sizes]).tolist()
+            filled.append({})
+            for (key, stored), offset in zip(shard.items(), offsets, strict=False):
+                shape = stored.num_ids, store.num_features
+                read = functools.partial(file.read, offset, shape, store.feature_dtype)
+                filled[-1][key] = dataclasses.replace(stored, arrays=(*stored.arrays, read))
+                targets.append((file, offset))
+        windows = [stored for shard in shards for stored in shard.values()]
+        bounds = np.cumsum([0, *(stored.num_ids for stored in windows)])
+        index = np.empty(bounds[-1], np.int32 if x.num_rows < 2**31 else np.int64)
+        for stored, (begin, end) in zip(windows, itertools.pairwise(bounds.tolist()), strict=True):
+            index[begin:end] = stored.arrays[0]()
+
+        def put(number: int, done: int, rows: Array) -> None:
+            file, offset = targets[number]
+            file.write(rows, offset + done * x.row_bytes)
+
+        x.deal(index, bounds, buffer_bytes, put)
+        self._loader.on_pass(
+            windows=len(windows),
+            distinct_nodes=len(index),
+            features_s=round(time.monotonic() - begun, 3),
+            bytes_read=x.bytes_read - before,
+            bytes_written=len(index) * x.row_bytes,
+        )
+        return filled
+
+
+class WindowReader:
+    """The windows of a `StoreLoader` in order; a thread prepares the next while one is used.
+
+    Attributes:
+        arrays: colptr, row and x of the store.
+        abandoned: Ends the running pass over the store at its next read.
+    """
+
+    def __init__(self, loader: StoreLoader):
+        self.loader, self.abandoned = loader, threading.Event()
+        # The three buffers of a pass may not outweigh a small window; reads below 256 KiB are slow.
+        chunk = min(CHUNK_BYTES, max(2**18, loader.windows.available_bytes // 64 // 4096 * 4096))
+        self.arrays = {name: disk_array(loader.store, name, chunk) for name in ("colptr", "row", "x")}
+        for array in self.arrays.values():
+            array.abandoned = self.abandoned
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
+        self._ahead: tuple[Place, Future[Window]] | None = None
+
+    @functools.cached_property
+    def spool(self) -> Spool:
+        return Spool(self)
+
+    def progress(self) -> tuple[str, int, int] | None:
+        """The running read of the store: content, bytes read, bytes to read."""
+        for name, array in self.arrays.items():
+            done, total = array.progress
+            if done < total:
+                return _CONTENT[name], done, total
+        return None
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(array.bytes_read for array in self.arrays.values())
+
+    def seeds(self, place: Place) -> Seeds:
+        """The seeds of the window at `place`."""
+        (epoch, start, begin), loader = place, self.loader
+        end = begin + loader.batch_size * (loader.windows.window_batches or 1)
+        positions = loader.sampler.share(epoch, start)[begin:end].clone()  # a view would keep the whole order alive
+        batches = positions.split(loader.batch_size)
+        return Seeds(loader.node_sampler, epoch, batches, [loader.input_data.node[part].numpy() for part in batches])
+
+    def after(self, place: Place, positions: Sequence[Any]) -> Place | None:
+        """The place of the next window, in this epoch or in one that is prepared ahead."""
+        (epoch, start, begin), last = place, self.loader.last_epoch
+        begin += sum(map(len, positions))
+        if begin < self.loader.sampler.count(start):
+            return epoch, start, begin
+        return (epoch + 1, 0, 0) if last is not None and epoch < last else None
+
+    def windows(self, epoch: int, start: int) -> Iterator[Window]:
+        """Yield the windows of a pass; the caller drops each before it asks for the next."""
+        place: Place | None = (epoch, start, 0) if self.loader.sampler.count(start) else None
+        while place is not None and place[:2] == (epoch, start):
+            window = self._prepared(place)
+            place = self.after(place, window.positions)
+            if self.loader.windows.overlapped and place is not None:
+                self._ahead = place, self._thread.submit(self._read, place)
+            yield window
+            del window
+
+    def _prepared(self, place: Place) -> Window:
+        """The window at `place`, which may have been prepared ahead."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            with contextlib.suppress(Interrupted):
+                window = ahead[1].result()  # waits also for another window, so that two are never prepared at once
+                if ahead[0] == place:
+                    return window
+                del window
+        return self._thread.submit(self._read, place).result()
+
+    def _read(self, place: Place) -> Window:
+        """Read a window from the spool, or sample it and gather its features in memory."""
+        loader, begun, before = self.loader, time.monotonic(), self.bytes_read
+        info: dict[str, Any] = {}
+        if loader.windows.spooling is not None:
+            try:
+                window = self.spool.read(place)
+            except DiskFull as error:
+                warnings.warn(f"spool: {error}; the windows are kept in memory from here on", stacklevel=2)
+                self.spool.close()
+                loader.windows = loader.windows.in_memory or dataclasses.replace(loader.windows, spooling=None)
+                return self._read(place)
+            info["spool_s"] = round(time.monotonic() - begun, 3)
+        else:
+            loader.store.check_maps()
+            seeds, store = self.seeds(place), loader.store
+            sampled = sample_windows([seeds], self.arrays["colptr"], self.arrays["row"])
+            window = Window.pack(seeds, sampled, 0, store.num_nodes)
+            del sampled
+            info["sample_s"], begun = round(time.monotonic() - begun, 3), time.monotonic()
+            window.features = np.empty((len(window.ids), store.num_features), store.feature_dtype)
+            self.arrays["x"].fetch(window.ids, window.features)
+            info |= {"features_s": round(time.monotonic() - begun, 3), "bytes_read": self.bytes_read - before}
+        loader.on_window(epoch=place[0], batches=len(window.hops), distinct_nodes=len(window.ids), **info)
+        return window
+
+    def close(self) -> None:
+        """End the threads, delete what is on disk, and close the store's files."""
+        self.abandoned.set()
+        self._thread.shutdown(cancel_futures=True)
+        self._ahead = None
+        if "spool" in vars(self):
+            self.spool.close()
+        for array in self.arrays.values():
+            array.close()

@@ -156,9 +156,9 @@ class StoreLoaders(DiskLoaders):
             else:
                 windows = one.windows(budget, self._room)
             loader = self._loader(split, shuffle, windows)
-            companions = {name: self._loader(name, False, windows) for name, windows in kept.items()}
-            loader.companions = [*companions.values()]
-            self._resident |= {_kept(name): other for name, other in companions.items()}
+            evaluation_loaders = {name: self._loader(name, False, windows) for name, windows in kept.items()}
+            loader.evaluations = [*evaluation_loaders.values()]
+            self._resident |= {_kept(name): other for name, other in evaluation_loaders.items()}
             for name, chosen in [(split, windows), *kept.items()]:
                 self.log.mark("note", loader=name, windows=str(chosen), window_batches=chosen.window_batches)
         if shuffle:

@@ -1,20 +1,17 @@
-"""Batches from a graph on disk: sampled and gathered many at a time, so that the disk is read in ascending passes.
+"""Windows: consecutive batches from a graph on disk that are sampled together, in ascending passes over its files.
 
-Page-faulting row by row gives about 10 batches of 128 x [3, 2] a second on a graph larger than memory, whatever the
-disk could do when read in order. So a *window* of consecutive batches is prepared at once. At each hop the offsets and
-the neighbors that all of its batches need are fetched in one pass over `colptr` and one over `row`, and at the end the
-features of all its nodes in one pass over `x`, each row once. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest
-on the same idea. Because the choice of neighbors is a function of (seed, epoch, batch, hop, node) alone, a window's
-batches are those that `CSCSampler` draws one by one.
-
-Where the store fits into the page cache there is nothing to gain, and batches are drawn one by one from the maps.
+Page faults row by row give about 10 batches of 128 x [3, 2] a second on a graph larger than memory, whatever the disk
+reads in order. A window needs one pass over `colptr` and one over `row` at each hop, for all of its batches, and one
+over `x` for the features of its nodes, each row once. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest on the
+same idea. The choice of neighbors is a function of (seed, epoch, batch, hop, node) alone, so a window has the batches
+that `CSCSampler` draws one by one.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,11 +27,11 @@ from .sampler import CSCSampler, absorb
 
 @dataclass(frozen=True)
 class Seeds:
-    """What a window is to hold: the seeds of its batches, and what decides their neighbors.
+    """The seeds of a window's batches, with the sampler and epoch that decide their neighbors.
 
     Attributes:
-        positions: For each batch, where its seeds stand among the loader's input nodes, int64; the first tells the
-            batch from the others of its epoch.
+        positions: For each batch, its seeds' positions among the loader's input nodes, int64; the first identifies the
+            batch within its epoch.
         ids: For each batch the seeds, int64 global ids.
     """
 
@@ -46,7 +43,7 @@ class Seeds:
 
 @kernel
 def _chosen(keys: Any, hops: Any, fanouts: Any, ids: Any, start: Any, degree: Any, parts: Any, begin: Any) -> Any:
-    """What some batches read of `row` at one hop, one after the other: `(places, targets, where each one's begin)`.
+    """Choose the edges of all batches at one hop: `(places in row, targets, bounds of each batch's edges)`.
 
     `parts` bounds each batch's frontier, which begins at the batch's node `begin`; see `choose_all`.
     """
@@ -63,9 +60,9 @@ def _chosen(keys: Any, hops: Any, fanouts: Any, ids: Any, start: Any, degree: An
 
 @kernel
 def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any) -> Any:
-    """Each batch's nodes, and behind them those of `ids[parts[b] : parts[b + 1]]` that it did not have.
+    """Append to the nodes of each batch b the new ones of `ids[parts[b] : parts[b + 1]]`.
 
-    Returns `(the place of the first id out of range or -1, nodes, where each batch's begin, ids as places among them)`.
+    Returns `(place of the first id out of range or -1, nodes, bounds of each batch's nodes, local ids)`.
     """
     grown, local = np.empty(len(nodes) + len(ids), np.int64), np.empty(len(ids), np.int32)
     begin, no_table = np.zeros(len(bounds), np.int64), np.empty(0, np.uint64)
@@ -83,7 +80,7 @@ def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any) -> Any
 
 @kernel
 def _last(nodes: Any, bounds: Any, counts: Any) -> Any:
-    """The last nodes of each batch, so many, and where each batch's begin."""
+    """The last `counts[b]` nodes of each batch b, and the bounds of each batch's part."""
     parts = np.zeros(len(bounds), np.int64)
     parts[1:] = np.cumsum(counts)
     out = np.empty(parts[-1], np.int64)
@@ -94,7 +91,7 @@ def _last(nodes: Any, bounds: Any, counts: Any) -> Any:
 
 @kernel
 def _lay_out(edges: Any, at: Any, sizes: Any, sources: Any, targets: Any, parts: Any) -> None:
-    """Put a hop's edges of each batch at its place `at`, which moves on, and the targets its `sizes` behind."""
+    """Write a hop's sources of each batch b to `edges[at[b]]`, its targets `sizes[b]` further; advance `at`."""
     for b in range(len(at)):
         count, begin = parts[b + 1] - parts[b], at[b]
         edges[begin : begin + count] = sources[parts[b] : parts[b + 1]]
@@ -106,11 +103,11 @@ class Sampled:
     """Batches that are sampled together, one after the other in every array; anonymous memory.
 
     Attributes:
-        nodes: int64, of each batch its global ids, seeds first, then hop by hop.
-        bounds: int64 [batches + 1], where each batch's nodes begin.
-        hop_nodes: For the seeds and for each hop, int64 [batches], how many nodes it discovered.
-        hop_edges: For each hop its edges' sources and targets, int32 places among the batch's nodes, ascending by
-            target, and where each batch's begin, int64 [batches + 1].
+        nodes: int64, each batch's global ids, seeds first, then hop by hop.
+        bounds: int64 [batches + 1], bounds of each batch's nodes.
+        hop_nodes: For the seeds and for each hop, the number of new nodes, int64 [batches].
+        hop_edges: For each hop, the edges' sources and targets, int32 places among the batch's nodes, ascending by
+            target, and the bounds of each batch's edges, int64 [batches + 1].
     """
 
     def __init__(self, num_batches: int, num_nodes: int):
@@ -119,14 +116,14 @@ class Sampled:
         self.hop_edges: list[tuple[Array, Array, Array]] = []
 
     def add(self, ids: Array, parts: Array) -> tuple[int, Array]:
-        """Add nodes to each batch; the place of the first that is out of range, or -1, and the ids made local."""
+        """Add nodes to each batch; returns the place of the first id out of range, or -1, and the local ids."""
         before = np.diff(self.bounds)
         bad, self.nodes, self.bounds, local = _grown(self.nodes, self.bounds, ids, parts, self._num_nodes)
         self.hop_nodes.append(np.diff(self.bounds) - before)
         return int(bad), local
 
     def edges(self, begin: int, end: int) -> Array:
-        """The edges of some batches, int32, batch after batch all sources, hop by hop, then all targets."""
+        """The edges of some batches, int32: for each batch all sources, hop by hop, then all targets."""
         parts = [bounds[begin : end + 1] for _, _, bounds in self.hop_edges]
         sizes = np.sum([np.diff(part) for part in parts], axis=0)
         at = np.cumsum(2 * sizes) - 2 * sizes
@@ -136,7 +133,7 @@ class Sampled:
         return out
 
     def hops(self, begin: int, end: int) -> list[tuple[list[int], list[int]]]:
-        """Of each of some batches its nodes of each hop, seeds first, and its edges of each hop."""
+        """For each of some batches, the numbers of nodes of each hop, seeds first, and of edges of each hop."""
         nodes = np.array(self.hop_nodes)[:, begin:end].T.tolist()
         edges = np.array([np.diff(bounds[begin : end + 1]) for _, _, bounds in self.hop_edges]).T.tolist()
         return list(zip(nodes, edges, strict=True))
@@ -145,8 +142,7 @@ class Sampled:
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> Sampled:
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
 
-    The samplers, all over one store and with equally many hops, decide fan-outs and choices; their own arrays are not
-    read.
+    The windows' samplers are over the same store and have equally many hops.
 
     Raises:
         InputError: for seeds that occur twice in a batch or are out of range, and for a damaged graph.
@@ -161,10 +157,10 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         raise InputError("input_nodes: expected each seed once per batch, found one twice")
     for hop in range(len(windows[0].sampler.num_neighbors)):
         wanted, targets, parts = _choose(windows, sampled, hop, colptr, row)
-        found = np.empty((len(wanted), 1), f"i{row.row_bytes}")
-        row.fetch(wanted, found)
+        neighbors = np.empty((len(wanted), 1), f"i{row.row_bytes}")
+        row.fetch(wanted, neighbors)
         del wanted
-        bad, sources = sampled.add(found[:, 0], parts)
+        bad, sources = sampled.add(neighbors[:, 0], parts)
         if bad >= 0:
             raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
         sampled.hop_edges.append((sources, targets, parts))
@@ -174,7 +170,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
 def _choose(
     windows: Sequence[Seeds], sampled: Sampled, hop: int, colptr: DiskArray, row: DiskArray
 ) -> tuple[Array, Array, Array]:
-    """What all batches want of `row` at this hop, see `_chosen`."""
+    """Read the offsets of the frontier and choose its edges, see `_chosen`."""
     frontier, parts = _last(sampled.nodes, sampled.bounds, sampled.hop_nodes[-1])
     ends = np.empty((len(frontier), 2), np.int64)
     colptr.fetch(frontier, ends)
@@ -182,10 +178,10 @@ def _choose(
     del ends
     if len(degree) and (degree.min() < 0 or start.min() < 0 or (start + degree).max() > row.num_rows):
         raise colptr.damaged(f"expected ascending offsets up to {row.num_rows}, found others")
-    drawn = [(one, int(positions[0])) for one in windows for positions in one.positions]
-    keys = np.array([one.sampler.batch_key(first, one.epoch) for one, first in drawn], np.uint64)
-    hops = np.array([0 if one.sampler.fixed else hop for one, _ in drawn])
-    fanouts = np.array([one.sampler.num_neighbors[hop] for one, _ in drawn])
+    batches = [(one.sampler, one.epoch, int(positions[0])) for one in windows for positions in one.positions]
+    keys = np.array([sampler.batch_key(first, epoch) for sampler, epoch, first in batches], np.uint64)
+    hops = np.array([0 if sampler.fixed else hop for sampler, *_ in batches])
+    fanouts = np.array([sampler.num_neighbors[hop] for sampler, *_ in batches])
     counts = np.diff(sampled.bounds) - sampled.hop_nodes[-1]
     return _chosen(keys, hops, fanouts, frontier, start, degree, parts, counts)
 
@@ -196,10 +192,10 @@ class Window:
 
     Attributes:
         positions: As in `Seeds`.
-        hops: For each batch, its nodes of each hop, seeds first, and its edges of each hop.
+        hops: For each batch, the numbers of nodes of each hop, seeds first, and of edges of each hop.
         ids: int32 (int64 from 2**31 nodes on) [distinct nodes], global, ascending.
         slots: int32 [nodes], the place in `ids` of each node, batch after batch.
-        edges: int32 [2 * edges], batch after batch all sources, then all targets, as places among the batch's nodes.
+        edges: int32 [2 * edges], for each batch all sources, then all targets, as places among the batch's nodes.
         features: [distinct nodes, num_features] in the store's dtype.
     """
 
@@ -208,30 +204,30 @@ class Window:
     ids: Array
     slots: Array
     edges: Array
-    features: Array
+    features: Array = field(default_factory=lambda: np.empty(0))
 
     @classmethod
     def pack(cls, seeds: Seeds, sampled: Sampled, begin: int, num_nodes: int) -> Window:
-        """Without the features; the window's batches are those of `sampled` from `begin` on."""
+        """Make a window without features from the batches of `sampled` from `begin` on."""
         end, distinct = begin + len(seeds.ids), NodeSet(num_nodes)
         nodes = sampled.nodes[sampled.bounds[begin] : sampled.bounds[end]]
         distinct.add(nodes)
         ids = distinct.members().astype(np.int32 if num_nodes < 2**31 else np.int64)
         slots = distinct.ranks(nodes).astype(np.int32)
-        return cls(seeds.positions, sampled.hops(begin, end), ids, slots, sampled.edges(begin, end), np.empty(0))
+        return cls(seeds.positions, sampled.hops(begin, end), ids, slots, sampled.edges(begin, end))
 
     def batches(self) -> Iterator[tuple[Any, Array, Array, list[int], list[int]]]:
-        """Of each batch its positions, slots and edges [2, num_edges], and how many nodes and edges each hop has."""
+        """For each batch its positions, slots, edges [2, num_edges], and the numbers of nodes and edges of each hop."""
         node = edge = 0
-        for positions, (of_nodes, of_edges) in zip(self.positions, self.hops, strict=True):
-            nodes, edges = sum(of_nodes), 2 * sum(of_edges)
+        for positions, (hop_nodes, hop_edges) in zip(self.positions, self.hops, strict=True):
+            nodes, edges = sum(hop_nodes), 2 * sum(hop_edges)
             parts = self.slots[node : node + nodes], self.edges[edge : edge + edges].reshape(2, -1)
-            yield positions, *parts, of_nodes, of_edges
+            yield positions, *parts, hop_nodes, hop_edges
             node, edge = node + nodes, edge + edges
 
 
 def compile_lookahead() -> None:
-    """Compile, or load from disk, the kernels of this module, on a graph of one node that lies in a temporary file."""
+    """Compile the kernels of this module, or load them from disk, on a graph of one node in a temporary file."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(bytes(_BLOCK))
         file.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations, product
+from itertools import combinations
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch_geometric.typing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 from torch_geometric.utils import k_hop_subgraph
 
@@ -68,10 +67,10 @@ def chosen(degree: int, k: int, key: int, hop: int = 0, node: int = 0) -> list[i
 
 
 @st.composite
-def problems(draw: Any, simple: bool = False) -> tuple[int, list[tuple[int, int]], list[int], list[int], int]:
+def problems(draw: Any) -> tuple[int, list[tuple[int, int]], list[int], list[int], int]:
     num_nodes = draw(st.integers(1, 12))
     node = st.integers(0, num_nodes - 1)
-    edges = draw(st.lists(st.tuples(node, node), max_size=60, unique=simple))
+    edges = draw(st.lists(st.tuples(node, node), max_size=60))
     seeds = draw(st.lists(node, min_size=1, max_size=num_nodes, unique=True))
     fanouts = draw(st.lists(st.sampled_from([-1, 1, 2, 3, 5, 40]), min_size=1, max_size=4))
     return num_nodes, edges, seeds, fanouts, draw(st.integers(0, 2**63 - 1))
@@ -124,14 +123,6 @@ def test_a_batch_has_the_structure_that_pyg_defines(problem: Any) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(problems(simple=True))
-def test_on_a_simple_graph_no_neighbor_is_sampled_twice(problem: Any) -> None:
-    num_nodes, edges, seeds, fanouts, seed = problem
-    out = CSCSampler(*csc(num_nodes, edges), fanouts, seed=seed).sample_from_nodes(seeds_of(*seeds))
-    assert len(set(zip(out.row.tolist(), out.col.tolist(), strict=True))) == len(out.row)
-
-
-@settings(max_examples=150, deadline=None)
 @given(problems(), st.integers(1, 4))
 def test_with_all_neighbors_the_nodes_are_those_of_k_hop_subgraph(problem: Any, hops: int) -> None:
     num_nodes, edges, seeds, _, _ = problem
@@ -163,14 +154,6 @@ def test_a_batch_far_larger_than_the_last_one_is_sampled_right() -> None:
     assert out.node[out.row].tolist() == [s for v in expanded for s in row[colptr[v] : colptr[v + 1]].tolist()]
 
 
-def test_metadata_is_passed_on() -> None:
-    sampler = CSCSampler(*csc(2, [(1, 0)]), [1])
-    inputs = NodeSamplerInput(input_id=torch.tensor([7]), node=torch.tensor([0]), time=torch.tensor([3]))
-    out = sampler.sample_from_nodes(inputs)
-    assert out.metadata[0] is inputs.input_id
-    assert out.metadata[1] is inputs.time
-
-
 # Randomness ----------------------------------------------------------------------------------------------------------
 
 
@@ -198,19 +181,6 @@ def test_every_subset_is_equally_likely(degree: int, k: int) -> None:
     assert chisquare(counts).pvalue > P_VALUE
 
 
-@pytest.mark.parametrize(("degree", "k"), [(50, 20), (60, 40), (45, 44)])
-def test_every_pair_of_positions_is_included_equally_often(degree: int, k: int) -> None:
-    draws = 6000
-    included = np.zeros((draws, degree))
-    for first in range(draws):
-        included[first, chosen(degree, k, batch_key(5, 0, first))] = 1
-    pairs = (included.T @ included)[np.triu_indices(degree, 1)]
-    p = k * (k - 1) / (degree * (degree - 1))
-    z = (pairs - draws * p) / np.sqrt(draws * p * (1 - p))
-    assert abs(z).max() < 6
-    assert 0.7 < z.std() < 1.3
-
-
 @pytest.mark.parametrize("vary", ["seed", "epoch", "first", "hop", "node"])
 def test_streams_that_differ_in_one_number_are_uniform_and_independent(vary: str) -> None:
     cells = np.zeros((8, 8))
@@ -224,8 +194,8 @@ def test_streams_that_differ_in_one_number_are_uniform_and_independent(vary: str
     assert chisquare(cells.ravel()).pvalue > P_VALUE
 
 
-@pytest.mark.parametrize("n", [1, 3, 2**31 + 2**30, 2**32 - 1, 2**32, 2**33 + 2**32, 2**62 + 1])
-def test_bounded_integers_are_uniform_for_small_and_huge_ranges(n: int) -> None:
+@pytest.mark.parametrize("n", [1, 3, 2**31 + 2**30, 2**32 - 1])
+def test_bounded_integers_are_uniform_for_small_and_large_ranges(n: int) -> None:
     cells = min(n, 12)
     high, low = np.zeros(cells), np.zeros(cells)
     state = node_state(1, 2, 3)
@@ -237,16 +207,6 @@ def test_bounded_integers_are_uniform_for_small_and_huge_ranges(n: int) -> None:
     assert n == 1 or min(chisquare(high).pvalue, chisquare(low).pvalue) > P_VALUE
 
 
-def test_no_two_streams_share_a_draw() -> None:
-    draws = []
-    for epoch, first, hop, node in product(range(2), range(5), range(3), range(40)):
-        state = node_state(np.uint64(batch_key(0, epoch, first)), hop, node)
-        for _ in range(8):
-            state, value = _bounded(np.uint64(state), 2**62)
-            draws.append(value)
-    assert len(set(draws)) == len(draws)
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 300), st.integers(-1, 320), st.integers(0, 2**64 - 1))
 def test_chosen_positions_are_distinct_ascending_and_as_many_as_asked(degree: int, k: int, key: int) -> None:
@@ -255,13 +215,6 @@ def test_chosen_positions_are_distinct_ascending_and_as_many_as_asked(degree: in
     assert len(positions) == (degree if k < 0 else min(k, degree))
     assert positions == sorted(set(positions))
     assert all(0 <= p < degree for p in positions)
-
-
-def test_a_degree_of_which_no_array_could_be_held_is_sampled() -> None:
-    out = np.empty(100, np.int64)
-    assert choose(np.uint64(node_state(0, 0, 0)), 2**40, 100, out) == 100
-    assert len(set(out.tolist())) == 100
-    assert out.max() < 2**40
 
 
 def test_the_batch_is_what_the_public_kernels_say() -> None:
@@ -282,22 +235,6 @@ def test_the_batch_is_what_the_public_kernels_say() -> None:
     assert edge == len(out.row)
 
 
-def test_the_choice_of_a_node_does_not_depend_on_its_place_in_the_batch() -> None:
-    sampler = CSCSampler(*random_graph(), [3])
-
-    def neighbors(nodes: list[int]) -> dict[int, list[int]]:
-        inputs = NodeSamplerInput(input_id=torch.zeros(len(nodes), dtype=torch.long), node=torch.tensor(nodes))
-        out = sampler.sample_from_nodes(inputs)
-        return {v: out.node[out.row[out.col == i]].tolist() for i, v in enumerate(nodes)}
-
-    assert neighbors([5, 6, 7]) == neighbors([7, 5, 6])
-
-
-def test_the_same_call_gives_the_same_batch() -> None:
-    sampler = CSCSampler(*random_graph(), [3, 2])
-    assert flat(sampler.sample_from_nodes(seeds_of(1, 2))) == flat(sampler.sample_from_nodes(seeds_of(1, 2)))
-
-
 @pytest.mark.parametrize("change", ["seed", "epoch", "first"])
 def test_another_seed_epoch_or_first_position_gives_other_neighbors(change: str) -> None:
     graph = random_graph()
@@ -305,13 +242,6 @@ def test_another_seed_epoch_or_first_position_gives_other_neighbors(change: str)
     other = CSCSampler(*graph, [3, 2], seed=int(change == "seed"))
     other.set_epoch(int(change == "epoch"))
     assert flat(base) != flat(other.sample_from_nodes(seeds_of(1, 2, position=int(change == "first"))))
-
-
-def test_without_input_ids_the_first_seed_identifies_the_batch() -> None:
-    sampler = CSCSampler(*random_graph(), [3, 2])
-    assert flat(sampler.sample_from_nodes(seeds_of(8, 3, position=None))) == flat(
-        sampler.sample_from_nodes(seeds_of(8, 3, position=8))
-    )
 
 
 def test_a_fixed_sampler_gives_a_node_the_same_neighbors_in_every_batch_and_at_every_hop() -> None:
@@ -363,15 +293,6 @@ def test_the_graph_is_not_copied_and_stays_writeable_for_its_owner(as_tensor: bo
     sampler = CSCSampler(colptr, torch.from_numpy(row) if as_tensor else row, [1])
     row[0] = 2
     assert sampler.sample_from_nodes(seeds_of(0)).node.tolist() == [0, 2]
-
-
-def test_a_pickled_sampler_gives_the_same_batches() -> None:
-    sampler = CSCSampler(*random_graph(), [3, 2], seed=4)
-    sampler.set_epoch(2)
-    again = pickle.loads(pickle.dumps(sampler))
-    assert flat(again.sample_from_nodes(seeds_of(1, 2))) == flat(sampler.sample_from_nodes(seeds_of(1, 2)))
-    again.set_epoch(3)
-    assert flat(again.sample_from_nodes(seeds_of(1, 2))) != flat(sampler.sample_from_nodes(seeds_of(1, 2)))
 
 
 def test_pickling_refers_to_a_mapped_file_and_carries_a_slice_of_one_by_value(tmp_path: Path) -> None:
@@ -428,12 +349,6 @@ def test_node_loader_hands_out_features_edges_and_seeds_that_belong_together() -
     assert sorted(seen) == list(range(300))
 
 
-def test_worker_processes_change_nothing() -> None:
-    sampler = CSCSampler(*random_graph(dtype=np.int32), [3, 2])
-    alone = batches_of(loader(sampler, 300))
-    assert batches_of(loader(sampler, 300, num_workers=2, multiprocessing_context="fork")) == alone
-
-
 def test_persistent_workers_see_the_epoch_that_is_set_later() -> None:
     sampler = CSCSampler(*random_graph(), [3, 2])
     workers = loader(sampler, 300, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
@@ -449,42 +364,22 @@ def test_persistent_workers_see_the_epoch_that_is_set_later() -> None:
     assert epochs[0] == epochs[2]
 
 
-def test_all_neighbors_are_the_same_as_from_pygs_own_loader() -> None:
-    if not (torch_geometric.typing.WITH_TORCH_SPARSE or torch_geometric.typing.WITH_PYG_LIB):
-        pytest.skip("PyG's NeighborLoader needs torch-sparse or pyg-lib, and neither is installed")
-    colptr, row = random_graph(seed=2)
-    edge_index = torch.stack([torch.from_numpy(row), torch.from_numpy(np.repeat(np.arange(300), np.diff(colptr)))])
-    data = Data(x=torch.arange(300).view(-1, 1), edge_index=edge_index)
-    nodes = torch.arange(0, 300, 7)
-    theirs = NeighborLoader(data, [-1, -1], input_nodes=nodes, batch_size=8)
-    ours = NodeLoader(data, CSCSampler(colptr, row, [-1, -1]), input_nodes=nodes, batch_size=8)
-    for a, b in zip(ours, theirs, strict=True):
-        assert set(a.n_id.tolist()) == set(b.n_id.tolist())
-        assert a.n_id[: a.batch_size].tolist() == b.n_id[: b.batch_size].tolist()
-        edges = [Counter(map(tuple, batch.n_id[batch.edge_index].T.tolist())) for batch in (a, b)]
-        assert edges[0] == edges[1]
-
-
 # Refusals ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_duplicate_seed_is_refused_by_name() -> None:
-    sampler = CSCSampler(*random_graph(), [2])
-    with pytest.raises(InputError, match="found 17 twice"):
-        sampler.sample_from_nodes(seeds_of(3, 17, 5, 17))
-
-
-@pytest.mark.parametrize("bad", [-1, 300, 2**40, -(2**62)])
-def test_a_seed_out_of_range_is_refused_by_name(bad: int) -> None:
-    sampler = CSCSampler(*random_graph(), [2])
-    with pytest.raises(InputError, match=f"from 0 to 299, found {bad}$"):
-        sampler.sample_from_nodes(seeds_of(3, bad))
-
-
-@pytest.mark.parametrize("node", [torch.tensor([1, 2], dtype=torch.int32), torch.tensor([[1], [2]])])
-def test_seeds_that_are_not_int64_of_one_dimension_are_refused(node: torch.Tensor) -> None:
-    with pytest.raises(InputError, match=r"inputs\.node"):
-        CSCSampler(*random_graph(), [2]).sample_from_nodes(NodeSamplerInput(None, node))
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (torch.tensor([3, 17, 5, 17]), "found 17 twice"),
+        (torch.tensor([3, -1]), "from 0 to 299, found -1$"),
+        (torch.tensor([3, 2**40]), f"from 0 to 299, found {2**40}$"),
+        (torch.tensor([1, 2], dtype=torch.int32), r"inputs\.node"),
+        (torch.tensor([[1], [2]]), r"inputs\.node"),
+    ],
+)
+def test_wrong_seeds_are_refused_by_name(nodes: torch.Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CSCSampler(*random_graph(), [2]).sample_from_nodes(NodeSamplerInput(None, nodes))
 
 
 @pytest.mark.parametrize("num_neighbors", [[], [0], [3, -2], [2.5], ["3"]])
@@ -560,18 +455,6 @@ def test_orders_differ_between_seeds_and_epochs_and_not_within_one() -> None:
     for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0)]:
         seen.add(order(seed, epoch))
     assert len(seen) == 4
-
-
-def test_a_large_epoch_is_complete_across_its_parts() -> None:
-    assert sorted(EpochSampler(150_000, seed=3)) == list(range(150_000))
-
-
-def test_the_loader_of_a_resumed_epoch_gives_the_remaining_batches() -> None:
-    sampler = CSCSampler(*random_graph(), [3, 2])
-    whole = batches_of(loader(sampler, 300, sampler=EpochSampler(300, seed=2)))
-    resumed = EpochSampler(300, seed=2)
-    resumed.set_epoch(0, 96)
-    assert batches_of(loader(sampler, 300, sampler=resumed)) == whole[3:]
 
 
 @pytest.mark.parametrize("start", [6, -1])

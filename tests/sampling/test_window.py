@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,38 +73,23 @@ def chunk_bytes(request: pytest.FixtureRequest) -> int:
 # Fetching rows -------------------------------------------------------------------------------------------------------
 
 ROWS = [
-    (4000, 1, "int32"),
-    (4000, 1, "int64"),
     (4000, 3, "int8"),  # units of one byte
-    (3000, 1, "float16"),
     (3000, 7, "float16"),  # units of two bytes
-    (3000, 127, "float16"),
-    (1000, 128, "float16"),
     (1000, 129, "float32"),
     (60, 6501, "float16"),  # 13 kB a row: three blocks and a part
-    (20, 3300, "float32"),
     (700, 5, "float64"),
 ]
 
 
-@pytest.mark.parametrize("offset", [0, BLOCK, 128])
+@pytest.mark.parametrize("offset", [0, 128])
 @pytest.mark.parametrize(("num_rows", "width", "dtype"), ROWS)
 def test_fetching_rows_is_indexing(
     chunk_bytes: int, tmp_path: Path, num_rows: int, width: int, dtype: str, offset: int
 ) -> None:
     rows = random_rows(num_rows, width, dtype)
-    rng = np.random.default_rng(0)
     with on_disk(tmp_path, rows, offset=offset, chunk_bytes=chunk_bytes) as (disk,):
-        for index in (
-            rng.integers(num_rows, size=500),  # any order, repeats
-            np.arange(num_rows),
-            np.arange(num_rows)[::-1],
-            np.full(50, num_rows - 1),
-            [num_rows - 1],
-            [0],
-            [num_rows - 1, 0, num_rows - 1],
-            [],
-        ):
+        any_order = np.random.default_rng(0).integers(num_rows, size=500)
+        for index in (any_order, np.arange(num_rows)[::-1], np.full(50, num_rows - 1), [num_rows - 1, 0], []):
             assert_fetches(disk, rows, index)
 
 
@@ -135,28 +120,18 @@ def test_two_offsets_that_overlap_are_fetched_as_a_pair(chunk_bytes: int, tmp_pa
         np.testing.assert_array_equal(pairs, np.stack([colptr[nodes], colptr[nodes + 1]], axis=1))
 
 
-def test_no_index_touches_nothing(tmp_path: Path) -> None:
-    rows = random_rows(10, 4, "float32")
-    with on_disk(tmp_path, rows, rows[:0]) as (disk, empty):
-        for array in (disk, empty):
-            assert fetched(array, [], rows).shape == (0, 4)
-            assert array.bytes_read == 0
-
-
 def test_only_chunks_that_hold_a_wanted_row_are_read(tmp_path: Path) -> None:
     rows = random_rows(100 * BLOCK // 64, 16, "float32")  # 100 blocks
     with on_disk(tmp_path, rows, chunk_bytes=4 * BLOCK) as (disk,):
+        assert_fetches(disk, rows, [])
+        assert disk.bytes_read == 0
         assert_fetches(disk, rows, [0, len(rows) - 1])
         assert disk.bytes_read == 2 * BLOCK
         assert_fetches(disk, rows, np.arange(len(rows)))
         assert disk.bytes_read == 102 * BLOCK
 
 
-# A file that is shorter than it should be, within the same block, by blocks, and by many chunks
-LOST = [1, 300, BLOCK, 3 * BLOCK + 1, 40 * BLOCK, 64 * BLOCK]
-
-
-@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize("lost", [1, 300, BLOCK, 40 * BLOCK, 64 * BLOCK])
 @pytest.mark.parametrize("when", ["before it is opened", "after"])
 def test_a_truncated_file_is_named(tmp_path: Path, lost: int, when: str) -> None:
     rows = random_rows(1024, 64, "float32")  # 64 blocks
@@ -164,15 +139,11 @@ def test_a_truncated_file_is_named(tmp_path: Path, lost: int, when: str) -> None
     path.write_bytes(rows.tobytes())
     if when == "before it is opened":
         os.truncate(path, rows.nbytes - lost)
-    disk = DiskArray(path, 0, 256, 1024, BLOCK)
-    try:
+    with contextlib.closing(DiskArray(path, 0, 256, 1024, BLOCK)) as disk:
         os.truncate(path, rows.nbytes - lost)
         with pytest.raises(InputError, match=r"x\.npy: expected .*, found the file's end"):
             fetched(disk, np.arange(1024), rows)
-        left = (rows.nbytes - lost) // 256
-        assert_fetches(disk, rows, np.arange(left)[::-1])
-    finally:
-        disk.close()
+        assert_fetches(disk, rows, np.arange((rows.nbytes - lost) // 256)[::-1])
 
 
 @pytest.mark.parametrize("given", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 512])
@@ -227,10 +198,7 @@ def test_without_o_direct_the_same_rows_come_through_the_page_cache(
     with on_disk(tmp_path, rows, offset=BLOCK, chunk_bytes=chunk_bytes) as (disk,):
         assert not disk.direct
         assert_fetches(disk, rows, np.random.default_rng(0).integers(3000, size=2000))
-        assert_fetches(disk, rows, [2999])
-        os.truncate(disk.path, BLOCK + 1000)
-        with pytest.raises(InputError, match=r"0\.bin: expected"):
-            fetched(disk, [2999], rows)
+        disk.close()  # may be repeated
     assert open_files() == before
 
 
@@ -246,15 +214,6 @@ def test_threads_may_fetch_at_once(tmp_path: Path) -> None:
         list(pool.map(work, range(4)))
 
 
-def test_closing_gives_the_file_back_and_may_be_repeated(tmp_path: Path) -> None:
-    before = open_files()
-    with on_disk(tmp_path, random_rows(10, 4, "float32")) as (disk,):
-        assert open_files() == before + 1
-        disk.close()
-        disk.close()
-    assert open_files() == before
-
-
 # Sampling a window ---------------------------------------------------------------------------------------------------
 
 
@@ -264,41 +223,18 @@ def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any) -> tuple[np.nd
     return np.r_[0, np.cumsum(degree)].astype(np.int64), np.array([source for source, _ in edges], dtype)
 
 
-def one_by_one(sampler: CSCSampler, seeds: np.ndarray, positions: np.ndarray) -> Any:
-    ids = torch.from_numpy(positions)
-    return sampler.sample_from_nodes(NodeSamplerInput(input_id=ids, node=torch.from_numpy(seeds)))
-
-
-class Batch(NamedTuple):
-    """One of a window."""
-
-    node: np.ndarray
-    edges: np.ndarray
-    num_sampled_nodes: list[int]
-    num_sampled_edges: list[int]
-
-
 def sample_window(
     sampler: CSCSampler, seeds: list[np.ndarray], firsts: list[int], epoch: int, *disks: DiskArray
-) -> list[Batch]:
-    """The batches of a window, which has each of their nodes once."""
-    asked = Seeds(
-        sampler, epoch, [np.arange(at, at + len(ids)) for at, ids in zip(firsts, seeds, strict=True)], seeds
-    )  # fmt: skip
+) -> Any:
+    """Each batch's nodes, edges and sizes of hops, from one window, which has each of the nodes once."""
+    positions = [np.arange(at, at + len(ids)) for at, ids in zip(firsts, seeds, strict=True)]
+    asked = Seeds(sampler, epoch, positions, seeds)
     window = Window.pack(asked, sample_windows([asked], *disks), 0, disks[0].num_rows - 1)
-    batches = [Batch(window.ids[slots].astype(np.int64), *others) for _, slots, *others in window.batches()]
-    assert [of.tolist() for of, *_ in window.batches()] == [of.tolist() for of in asked.positions]
-    np.testing.assert_array_equal(window.ids, np.unique(np.concatenate([batch.node for batch in batches])))
     assert window.slots.dtype == window.edges.dtype == np.int32
-    return batches
-
-
-def assert_same_batch(batch: Batch, expected: Any) -> None:
-    np.testing.assert_array_equal(batch.node, expected.node.numpy())
-    np.testing.assert_array_equal(batch.edges[0], expected.row.numpy())
-    np.testing.assert_array_equal(batch.edges[1], expected.col.numpy())
-    assert batch.num_sampled_nodes == list(expected.num_sampled_nodes)
-    assert batch.num_sampled_edges == list(expected.num_sampled_edges)
+    np.testing.assert_array_equal(window.ids, np.unique(window.ids[window.slots]))
+    for (place, slots, edges, *sizes), at in zip(window.batches(), positions, strict=True):
+        assert place is at
+        yield window.ids[slots].tolist(), edges.tolist(), *sizes
 
 
 @st.composite
@@ -327,32 +263,18 @@ def test_a_windows_batches_are_those_that_are_drawn_one_by_one(tmp_path: Path, p
     sampler = CSCSampler(colptr, row, problem["fanouts"], seed=problem["seed"])
     seeds, size = np.array(problem["seeds"], np.int64), problem["batch_size"]
     firsts = list(range(0, len(seeds), size))
-    sampled: list[Batch] = []
-    with on_disk(tmp_path, colptr, row) as (disk_colptr, disk_row):
+    sampled: list[Any] = []
+    with on_disk(tmp_path, colptr, row) as disks:
         for begin in range(0, len(firsts), problem["window_batches"]):
             part = firsts[begin : begin + problem["window_batches"]]
             cut = [seeds[first : first + size] for first in part]
-            sampled += sample_window(sampler, cut, part, problem["epoch"], disk_colptr, disk_row)
+            sampled += sample_window(sampler, cut, part, problem["epoch"], *disks)
     sampler.set_epoch(problem["epoch"])
-    assert len(sampled) == len(firsts)
     for batch, first in zip(sampled, firsts, strict=True):
-        positions = np.arange(first, min(first + size, len(seeds)))
-        assert_same_batch(batch, one_by_one(sampler, seeds[positions], positions))
-
-
-def test_the_windows_epoch_counts_and_not_the_one_that_is_set(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    colptr, row = csc(50, list(map(tuple, rng.integers(0, 50, (600, 2)))), np.int32)
-    sampler = CSCSampler(colptr, row, [3, 2], seed=1)
-    seeds = np.arange(10)
-    sampler.set_epoch(7)
-    expected = one_by_one(sampler, seeds, seeds)
-    sampler.set_epoch(3)
-    with on_disk(tmp_path, colptr, row) as disks:
-        (batch,) = sample_window(sampler, [seeds], [0], 7, *disks)
-        (other,) = sample_window(sampler, [seeds], [0], 8, *disks)
-    assert_same_batch(batch, expected)
-    assert other.node.tolist() != batch.node.tolist()
+        places = torch.arange(first, min(first + size, len(seeds)))
+        out = sampler.sample_from_nodes(NodeSamplerInput(places, torch.from_numpy(seeds)[places]))
+        edges = [out.row.tolist(), out.col.tolist()]
+        assert batch == (out.node.tolist(), edges, out.num_sampled_nodes, out.num_sampled_edges)
 
 
 # Damage --------------------------------------------------------------------------------------------------------------
@@ -363,7 +285,7 @@ SOUND_COLPTR, SOUND_ROW = np.array([0, 2, 3, 5]), np.array([1, 2, 0, 0, 1], np.i
 def sample_damaged(folder: Path, colptr: np.ndarray, row: np.ndarray, seeds: list[Any]) -> None:
     sampler = CSCSampler(SOUND_COLPTR, SOUND_ROW, [-1, -1])
     with on_disk(folder, colptr, row) as disks:
-        sample_window(sampler, [np.array(ids) for ids in seeds], list(range(len(seeds))), 0, *disks)
+        list(sample_window(sampler, [np.array(ids) for ids in seeds], list(range(len(seeds))), 0, *disks))
 
 
 @pytest.mark.parametrize("colptr", [[0, 2, 1, 5], [-1, 2, 3, 5], [0, 2, 3, 6], [0, 2, 2**62, 5]], ids=str)
