@@ -58,9 +58,9 @@ def _regrown(nodes: Any, count: Any) -> Any:
 
 @kernel
 def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: Any, end: Any, num_nodes: Any) -> Any:
-    """Replace global by local ids in `ids[begin:end]`, appending ids not met before to `nodes[:count]`.
+    """Replace global by local ids in `ids[begin:end]`, appending new ids to `nodes[:count]`.
 
-    Returns `(status, where it stopped, new count)`; _FULL asks for a larger table.
+    Returns `(status, position of the stop, new count)`; _FULL asks for a larger table.
     """
     mask, room = len(table) - 1, len(table) // 2
     for e in range(begin, end):
@@ -92,10 +92,9 @@ def _extended(array: Any, used: Any, size: Any) -> Any:
 
 @kernel
 def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_nodes: Any) -> Any:
-    """Turn the sampled global ids `values` into local ids, in place, and append those not met before to the batch.
+    """Turn the sampled global ids `values` into local ids, in place, and append the new ones to the batch.
 
-    `nodes` has room for all of them; an empty `table` is built from `nodes[:count]`. Returns `(status, where it
-    stopped, count, table, shift)`.
+    `nodes` has room for all; an empty `table` is built from `nodes[:count]`. Returns `(status, stop, count, table, shift)`.
     """
     if len(table) == 0:
         table, shift = _regrown(nodes, count)

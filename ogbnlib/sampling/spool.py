@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from ..forecast.budget import Spooling
 from ..graph.disk import CHUNK_BYTES, Interrupted, disk_array
 from ..graph.npz import Array
 from .window import Seeds, Window, sample_windows
-
-if TYPE_CHECKING:
-    from .loader import StoreLoader
 
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
@@ -243,14 +240,14 @@ class Spool:
 
 
 class WindowReader:
-    """The windows of a `StoreLoader` in order; a thread prepares the next while one is used.
+    """The windows of `loader`, a `StoreLoader`, in order; a thread prepares the next while one is used.
 
     Attributes:
         arrays: colptr, row and x of the store.
         abandoned: Ends the running pass over the store at its next read.
     """
 
-    def __init__(self, loader: StoreLoader):
+    def __init__(self, loader: Any):
         self.loader, self.abandoned = loader, threading.Event()
         # The three buffers of a pass may not outweigh a small window; reads below 256 KiB are slow.
         chunk = min(CHUNK_BYTES, max(2**18, loader.windows.available_bytes // 64 // 4096 * 4096))
