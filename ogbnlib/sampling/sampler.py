@@ -94,7 +94,7 @@ def _extended(array: Any, used: Any, size: Any) -> Any:
 def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_nodes: Any) -> Any:
     """Turn the sampled global ids `values` into local ids, in place, and append the new ones to the batch.
 
-    `nodes` has room for all; an empty `table` is built from `nodes[:count]`. Returns `(status, stop, count, table, shift)`.
+    `nodes` has room for all; an empty `table` is built from it. Returns `(status, stop, count, table, shift)`.
     """
     if len(table) == 0:
         table, shift = _regrown(nodes, count)
