@@ -87,15 +87,16 @@ def train(
 
     Under torchrun it trains in this process, as one rank.
     """
-    from .runs.folder import CONFIG, Run
+    from .memory.record import RunPaths
+    from .runs.folder import Run
     from .runs.sandbox import run
 
     values, memory_limit = read_options(config, set_, memory_limit)
     run_dir = home(run_dir)
-    if resume and (run_dir / CONFIG).is_file():
+    if resume and RunPaths(run_dir).config.is_file():
         values = {**Run(run_dir).config.model_dump(), **values}
     elif resume and "dataset" not in values:
-        raise InputError(f"{run_dir}: expected a run to resume ({CONFIG}), or --set dataset=... to start one")
+        raise InputError(f"{run_dir}: expected a run to resume (config.json), or --set dataset=... to start one")
     planned = TrainConfig.create(values)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if memory_limit is not None or ranks != 1:
@@ -218,7 +219,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the installation and the machine; each failure comes with a command. Exits with 1 if anything failed."""
-    from .runs.doctor import examine
+    from .doctor import examine
 
     checks = examine(root)
     lines = []

@@ -1,9 +1,8 @@
-"""Names for the moments of anybody's script, kept by whoever watches it: `watch`, `run`, or a notebook's `%%memory`.
+"""Names for the moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's `%%memory`.
 
-Where nobody watches, both calls return at once and import nothing: 0.4 us for `with phase("...")`.
-
-One process of a run marks, the first that does: phases of several would lie across each other. It holds a lock beside
-the events, and what it forks or starts through multiprocessing, DataLoader workers for one, marks nothing.
+Without a watcher both calls return at once and import nothing: 0.4 us for `with phase("...")`. Only the first process
+of a run that marks does so, because phases of several processes would overlap. It locks a file beside the events;
+processes that it forks or starts through multiprocessing, such as DataLoader workers, mark nothing.
 """
 
 from __future__ import annotations
@@ -21,36 +20,36 @@ if TYPE_CHECKING:
 
 RUN_VARIABLE = "OGBNLIB_RUN_DIR"  # the folder of the run that this process belongs to
 _claiming = _thread.allocate_lock()
-_folder = os.environ.get(RUN_VARIABLE)  # None where nobody watches
+_folder = os.environ.get(RUN_VARIABLE)  # None without a watcher
 _log: EventLog | None = None
 _lock = -1
 
 
 def phase(name: str, epoch: int | str | None = None) -> _Phase:
-    """Everything inside `with phase("build loaders"):`, or a function under `@phase("load")`, is that phase of the run.
+    """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`, as a phase.
 
     Phases nest.
 
     Args:
-        name: What diagnosis and timeline call it. The ends of those called "epoch" are what `Run.growth` compares.
+        name: Its name in diagnosis and timeline. `Run.growth` compares the ends of phases named "epoch".
         epoch: Its number, where it is one of many.
     """
     return _Phase(name, epoch)
 
 
 def mark(name: str, /, **info: Any) -> None:
-    """Note a moment in the run's events; those of `mark("epoch", loss=...)` are what `Run.growth` compares.
+    """Record a moment of the run. `Run.growth` compares moments named "epoch": `mark("epoch", loss=...)`.
 
-    Each reads the GPU's memory too, where torch has used one; `mark("cuda")` alone does nothing else.
+    Also reads the GPU's memory where torch has used one; `mark("cuda")` does nothing else.
 
     Args:
-        info: Is kept beside the name: numbers, tensors of one element, texts.
+        info: Numbers, tensors of one element, or texts to record with the name.
     """
     if _folder is None or (log := _claim()) is None:
         return
     from .memory.reading import own_memory
 
-    with _kept():
+    with _never_raise():
         log.cuda(force=True)
         if name != "cuda" or info:
             plain = {key: _plain(value) for key, value in info.items()}
@@ -59,31 +58,34 @@ def mark(name: str, /, **info: Any) -> None:
 
 @contextlib.contextmanager
 def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """The marks of this process go to the run in `folder` inside, and to whom they went before afterwards."""
+    """Record the marks of this process in the run in `folder` inside the block."""
     global _folder, _log, _lock
     before, (_folder, _log, _lock) = (_folder, _log, _lock), (os.fspath(folder), None, -1)
     try:
         yield
     finally:
-        _stop()
+        if _log is not None:
+            with _never_raise():
+                _log.close()
+        _forget()
         _folder, _log, _lock = before
 
 
 class _Phase(contextlib.ContextDecorator):
-    """A phase that looks for the run's watcher when it is entered, so that a function may be decorated before."""
+    """A phase that looks for the watcher when it is entered, so that functions may be decorated earlier."""
 
     _entered: tuple[contextlib.AbstractContextManager[None], ...] = ()  # the innermost first
 
     def __init__(self, name: object, epoch: object):
         self._name, self._epoch = name, epoch
 
-    def _recreate_cm(self) -> _Phase:  # a call of a decorated function has a phase of its own
+    def _recreate_cm(self) -> _Phase:  # each call of a decorated function has its own phase
         return _Phase(self._name, self._epoch)
 
     def __enter__(self) -> None:
         if _folder is None:
             return
-        with _kept():
+        with _never_raise():
             if (log := _claim()) is not None:
                 info = {} if self._epoch is None else {"epoch": _plain(self._epoch)}
                 entered = log.phase(str(_plain(self._name)), **info)
@@ -94,12 +96,12 @@ class _Phase(contextlib.ContextDecorator):
         if self._entered:
             innermost, *outer = self._entered
             self._entered = tuple(outer)
-            with _kept():
+            with _never_raise():
                 innermost.__exit__(*raised)
 
 
 def _claim() -> EventLog | None:
-    """The log of the run that this process belongs to, if it is the one that marks."""
+    """The log of this process's run; None when another process marks."""
     global _log, _lock
     with _claiming:
         if _log is not None or _folder is None:
@@ -109,7 +111,7 @@ def _claim() -> EventLog | None:
         from .memory.recorder import EventLog
 
         multiprocessing = sys.modules.get("multiprocessing.process")
-        with _kept():
+        with _never_raise():
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
                 raise BlockingIOError
             _lock = os.open(os.path.join(_folder, ".marks"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -120,25 +122,18 @@ def _claim() -> EventLog | None:
 
 
 @contextlib.contextmanager
-def _kept() -> Iterator[None]:
-    """A script must not end of what can't be written about it; it is said once, unless another process marks."""
+def _never_raise() -> Iterator[None]:
+    """Never crash the user's script because an event can't be written; print the error once and mark nothing more."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, BlockingIOError):
-            print(f"ogbnlib: the marks of this process are not kept any more: {error}", file=sys.stderr)
+        if not isinstance(error, BlockingIOError):  # raised where another process marks
+            print(f"ogbnlib: the marks of this process are not recorded any more: {error}", file=sys.stderr)
         _forget()
 
 
-def _stop() -> None:
-    if _log is not None:
-        with _kept():
-            _log.close()
-    _forget()
-
-
 def _forget() -> None:
-    """Mark nothing more in this process, and write nothing either: it may be a fork of the one that marks."""
+    """Stop marking without writing anything: this process may be a fork of the one that marks."""
     global _folder, _log, _lock
     if _log is not None:
         _log.forget()
@@ -148,8 +143,8 @@ def _forget() -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: the number in a tensor or array of one element, the text of whatever else."""
-    with contextlib.suppress(Exception):  # several elements, a lost device, whatever class
+    """A value that JSON takes: the number in a tensor or array of one element, else a text."""
+    with contextlib.suppress(Exception):  # several elements, a lost device, any class
         value = value.item() if hasattr(value, "item") else value
     if value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < math.inf):
         return value

@@ -21,7 +21,7 @@ from slurm_cluster import Cluster, cluster, unavailable
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.limits import Limit, make_limit
-from ogbnlib.memory.recorder import COLUMNS
+from ogbnlib.memory.record import SAMPLE_COLUMNS
 
 MB = 2**20
 
@@ -214,7 +214,7 @@ def write_run(
             {"time_s": 100.5 + i, "rss_anon_bytes": (50 + 40 * i) * MB, "rss_shmem_bytes": 0, "rss_file_bytes": 30 * MB}
             for i in range(5)
         ]
-    lines = [",".join(COLUMNS)] + [",".join(str(s.get(name, "")) for name in COLUMNS) for s in samples]
+    lines = [",".join(SAMPLE_COLUMNS)] + [",".join(str(s.get(name, "")) for name in SAMPLE_COLUMNS) for s in samples]
     (folder / "timeline.csv").write_text("\n".join(lines) + "\n")
     if exit_code is not None:
         known = {"exit_code": exit_code, "memory_limit_bytes": None, "limit_by": None, "killed_by": None}

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from ogbnlib.memory.recorder import COLUMNS
+from ogbnlib.memory.record import SAMPLE_COLUMNS
 
 
 def write_history(folder: Path, *, hours: float, phases: int, samples: int) -> None:
@@ -30,9 +30,9 @@ def write_history(folder: Path, *, hours: float, phases: int, samples: int) -> N
     sizes = {"num_processes": "1", "rss_anon_bytes": "40000000000", "rss_file_bytes": "1234567890"}
     sizes |= {"rss_shmem_bytes": "0", "cgroup_usage_bytes": "60000000000", "cgroup_anon_bytes": "40000000000"}
     sizes |= {"cgroup_file_bytes": "20000000000", "cgroup_shmem_bytes": "0", "cgroup_limit_bytes": "137438953472"}
-    rest = ",".join(sizes.get(name, "") for name in COLUMNS[1:])
+    rest = ",".join(sizes.get(name, "") for name in SAMPLE_COLUMNS[1:])
     with open(folder / "timeline.csv", "w") as file:
-        file.write(",".join(COLUMNS) + "\n")
+        file.write(",".join(SAMPLE_COLUMNS) + "\n")
         for first in range(0, samples, 10_000):
             chunk = range(first, min(first + 10_000, samples))
             file.write("".join(f"{began_s + length_s * i / samples:.4f},{rest}\n" for i in chunk))

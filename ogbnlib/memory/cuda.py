@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..config import TrainConfig
 
-OUT_OF_CUDA_MEMORY = 76  # exit code of a run that ran out of GPU memory; see `diagnosis.EXIT_CODES`
+OUT_OF_CUDA_MEMORY = 76  # exit code of a run that ran out of GPU memory; see `exit_codes.EXIT_CODES`
 # torch reads the older name first and the newer one only where that is unset (c10/cuda/CUDAAllocatorConfig.h).
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _EXPANDABLE = re.compile(r"\s*expandable_segments\s*:\s*(\w+)\s*", re.IGNORECASE)

@@ -65,7 +65,7 @@ def begin_notebook() -> None:
     Raises:
         ParameterError: for parameters that papermill's own engine lets through.
     """
-    from ..runs.doctor import machine
+    from ..doctor import machine
 
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     for defaults, injected in itertools.pairwise(shell.user_ns["In"] if shell else []):

@@ -28,7 +28,7 @@ from ..memory.cgroup import counting_cgroup, effective_limit
 from ..memory.reading import Reading, read_memory
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
-from ..runs.diagnosis import explain_exit_code
+from ..runs.exit_codes import meaning_of
 from ..runs.folder import Run, RunEnded
 
 _OVERWRITTEN = re.compile(r".*\r(?=[^\n])")  # text that a carriage return overwrites
@@ -99,7 +99,7 @@ class KernelWatch:
         """Return the ended kernel's cause of death as far as there is evidence, exit code, limit, peak, next step."""
         status = self.process.wait()
         code = 128 - status if status < 0 else status or 1  # status 0 in mid-notebook is an error, too
-        cause, remedy = explain_exit_code(code)
+        _, cause, remedy = meaning_of(code)
         if status == 0:
             cause, remedy = "exit with status 0 before the notebook's end", "look for os._exit in the cell that ran"
         elif code == 137:
@@ -110,7 +110,7 @@ class KernelWatch:
                 cause = f"out of memory: killed by the kernel's out-of-memory killer {counts}"
                 remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
         limit, source = effective_limit()
-        peak = f"{format_bytes(self.recorder.tally.held_peak_bytes)} anonymous and shared, of kernel and children"
+        peak = f"{format_bytes(self.recorder.record.held_peak_bytes)} anonymous and shared, of kernel and children"
         if self.cgroup and self.cgroup.limit_bytes() and (counted := self.cgroup.peak_bytes()):
             peak += f"; {format_bytes(counted)} by its cgroup's own counter, page cache and papermill included"
         facts = {"cause": cause, "exit code": str(code), "limit": f"{format_bytes(limit)} ({source})"}

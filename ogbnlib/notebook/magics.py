@@ -97,7 +97,7 @@ class Magics:
                 took_s, rest = time.monotonic() - begin_s, own_memory()[0] - before
             finally:
                 recorder.stop()
-            peak = max(recorder.tally.held_peak_bytes or 0, before)
+            peak = max(recorder.record.held_peak_bytes or 0, before)
             text = f"{took_s:.1f} s, peak {format_bytes(peak)}, {format_bytes(peak - before)} above the start; "
             text += f"{format_bytes(rest)} left behind" if rest >= 0 else f"{format_bytes(-rest)} given back"
             print(f"memory: {text}", flush=True)

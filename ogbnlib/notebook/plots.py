@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import GB, MB, InputError
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
-from ..runs.folder import CONFIG, Run, RunLike, Runs, named
+from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import held_memory
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _draw_layers(
 
 def _draw_phases(ax: Axes, run: Run, end_s: float) -> None:
     """Shade each phase, inner phases above outer ones, with upright names where the span is wide enough."""
-    is_training = (run.run_dir / CONFIG).is_file()  # of other commands every phase is drawn
+    is_training = run.paths.config.is_file()  # of other commands every phase is drawn
     phases = [phase for phase in run.phases if not is_training or phase.name.lower().startswith((*_SHADES,))]
     # Before the first phase Python imports torch, which takes 0.3 GB.
     spans = [(0.0, min(phase.start_s for phase in phases), "imports")] if phases else []

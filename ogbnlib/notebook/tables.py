@@ -13,8 +13,8 @@ from ..config import TrainConfig
 from ..errors import GB, MB
 from ..forecast.phases import predict
 from ..forecast.sizes import RUNTIME_BYTES, size_of, trained_edges
+from ..memory.record import Phase
 from ..runs.folder import Run, RunLike, Runs, named
-from ..runs.timeline import Phase
 from ..sources.catalog import open_dataset
 
 
@@ -30,7 +30,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
             "ended": run.state,
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
             "peak GB": round(run.held_peak_bytes / GB, 3),
-            "run s": round(run.result.get("duration_s", run.tally.duration_s), 1),
+            "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
         }
         if len(metrics := run.metrics):
             epoch_s, eval_s = metrics["time_s"].mean(), metrics["eval_time_s"].sum()

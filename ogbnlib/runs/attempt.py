@@ -1,100 +1,204 @@
-"""One attempt of a run: from its event `start` to its result.json."""
+"""One attempt of a run: the lock of its folder, its event `start`, and its result.json."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import socket
 import sys
 import time
-from dataclasses import asdict, fields
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError
-from ..files import write_json
+from ..errors import InputError, clear_errors
+from ..files import warn_if_remote, write_json
 from ..forecast.phases import audit
 from ..forecast.sizes import GraphSize
-from ..memory.recorder import EVENTS, RUNS_VARIABLE, TIMELINE, Recorder
-from .diagnosis import UNFINISHED, explain
-from .folder import METRICS, RESULT, Run
+from ..memory.record import RunPaths
+from ..memory.recorder import RUNS_VARIABLE, Recorder
+from .diagnosis import Result, explain
+from .exit_codes import UNFINISHED
+from .folder import Run
+
+TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
+# The config of a run to resume, for the child: config.json is still the old one.
+CONFIG_VARIABLE = "OGBNLIB_CONFIG"
+
+
+@contextlib.contextmanager
+def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> Iterator[tuple[Run, int]]:
+    """Make or reopen the folder of a run, and lock it inside the block.
+
+    Yields the run as it was before, and the lock's descriptor. The config.json of a new run is written here; that of a
+    resumed one by the trainer, after it has accepted data set and checkpoint. A watched command has no config. `resume`
+    in a new or empty folder starts a new run, so that one command serves every attempt of a Slurm job.
+
+    Raises:
+        InputError: when another process trains in the folder, when it has other content, or when the config does not
+            continue the run in it. Only the lock file is written then.
+    """
+    paths = RunPaths(run_dir)
+    _check_content(run_dir, resume=resume)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    warn_if_remote(run_dir, "its lock may not keep out a second run from another machine; start none")
+    with clear_errors(run_dir), locked(run_dir) as lock:
+        _check_content(run_dir, resume=resume)  # again: another process may have been faster
+        run = Run(run_dir)
+        resumed = paths.config.is_file()
+        if resumed and config is not None:
+            check_changes(run.config.model_dump(mode="json"), config, run_dir)
+            num_epochs = 0
+            with contextlib.suppress(InputError):  # of a damaged metrics.csv; the checkpoint knows too
+                num_epochs = len(run.metrics)
+            if config.epochs < num_epochs:
+                raise InputError(f"epochs: the run is already at epoch {num_epochs}, got epochs={config.epochs}")
+        for torn in run_dir.glob(TORN_FILES):
+            torn.unlink(missing_ok=True)
+        if config is not None and not resumed:
+            config.save(paths.config)
+        yield run, lock
+
+
+def _check_content(run_dir: Path, *, resume: bool) -> None:
+    paths = RunPaths(run_dir)
+    if resume and paths.config.is_file():
+        return
+    if run_dir.is_dir() and any(path != paths.lock and not path.match(TORN_FILES) for path in run_dir.iterdir()):
+        is_run = paths.config.is_file()
+        found, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
+        raise InputError(f"{run_dir}: expected a new or empty folder, found {found} in it; {remedy} another one")
+    if run_dir.exists() and not run_dir.is_dir():
+        raise InputError(f"{run_dir}: expected a folder for the run, found a file")
+
+
+def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path) -> list[str]:
+    """Return a sentence for each changed value that takes effect from here on.
+
+    Args:
+        before: Values of the run's config in JSON's types.
+
+    Raises:
+        InputError: naming each value that can't be changed on resume.
+    """
+    refused, notes = config.changes(before)
+    if refused:
+        raise InputError(f"{run_dir}: can't resume with other values ({'; '.join(refused)}); use a new run_dir")
+    return notes
+
+
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Iterator[int]:
+    """Keep other processes from training in `run_dir` inside the block; yields the descriptor that holds the lock.
+
+    A child that inherits the descriptor holds the lock too, until the last of them ends (flock(2)). The `filelock`
+    library does not give its descriptor away, and unlocks it for all heirs when the first of them releases it.
+
+    Raises:
+        InputError: when another process holds it.
+    """
+    descriptor = os.open(RunPaths(run_dir).lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            for _ in range(10):  # `is_locked` may hold it for a moment
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.01)
+            else:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            raise InputError(
+                f"{run_dir}: expected no other process to train in it, found {holder or 'one'}; "
+                "wait for its end, or name another run_dir"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise
+            warnings.warn(f"{run_dir}: its file system has no locks, so a second run is not refused", stacklevel=2)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class Attempt:
-    """Marks the start of an attempt, holds what records it, and writes its result.
+    """Marks the start of an attempt, holds its recorder, and writes its result.
 
-    The result of an earlier attempt moves to the events: it must not pass for this one's, and must not be lost. Where
-    this one refuses its input before it has gone on from the checkpoint, the folder is again as it was.
+    The result of an earlier attempt moves to the events. If this attempt refuses its input before it has resumed, the
+    folder gets its earlier content back.
     """
 
     def __init__(self, before: Run, config: TrainConfig | None = None, **info: Any):
-        self.before, self.config, self.run_dir = before, config, before.run_dir
+        self.before, self.config, self.run_dir, self.paths = before, config, before.run_dir, before.paths
         self.recorder = Recorder(self.run_dir)
-        self._sizes = {name: os.path.getsize(self.run_dir / name) for name in (EVENTS, TIMELINE)}
+        self._sizes = {path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)}
         self.recorder.log.mark("start", **info, previous=before.result or None)
-        (self.run_dir / RESULT).unlink(missing_ok=True)
+        self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))
-        if runs.is_file():  # gone where this process has outlived the one that asked
+        if runs.is_file():  # deleted where this process has outlived the watcher that asked for it
             with open(runs, "a") as file:
                 file.write(f"{self.run_dir.resolve()}\n")
         self._begin = time.monotonic()
 
     def end(self, exit_code: int | None, *, with_forecast: bool = False, **evidence: Any) -> Run:
-        """Write result.json: how the attempt ended, its peaks, and why it ended. The recorder has been stopped.
+        """Write result.json: exit code, peaks and diagnosis. The recorder has been stopped.
 
         Args:
-            with_forecast: Put what was predicted for the config beside what was measured.
-            evidence: What the limit knows: `memory_limit_bytes`, `limit_by`, `killed_by`, `oom_kills`, `outer_limit`,
-                `kills_around`, `kernel_peak_bytes`, all absent for a run in this process; and whatever else belongs
-                into the result.
+            with_forecast: Write the predicted memory beside the measured one.
+            evidence: Fields of `Result` that the limit knows, absent for a run in this process, `kernel_peak_bytes`,
+                and any other fields of the result.
         """
-        tally = self.recorder.tally
-        if exit_code == 0 and self.config is not None and "finished" not in tally.events:
-            exit_code = UNFINISHED  # code of the user's model ended the trainer, os._exit(0) say
+        record = self.recorder.record
+        if exit_code == 0 and self.config is not None and "finished" not in record.events:
+            exit_code = UNFINISHED  # the user's model ended the trainer, by os._exit(0) for example
         kernel_peak = evidence.pop("kernel_peak_bytes", None)
-        result: dict[str, Any] = {
+        values: dict[str, Any] = {
             "exit_code": exit_code,
-            "memory_limit_bytes": None,
-            "limit_by": None,
-            "killed_by": None,
-            "oom_kills": None,
+            **dict.fromkeys(("memory_limit_bytes", "limit_by", "killed_by", "oom_kills")),
             **evidence,
             "duration_s": round(time.monotonic() - self._begin, 3),
-            "peak_bytes": kernel_peak or tally.peaks.get("held_bytes"),
+            "peak_bytes": kernel_peak or record.held_peak_bytes,
             "peak_source": "kernel counter" if kernel_peak else "samples",
-            "sampled_peaks_bytes": tally.peaks,
+            "sampled_peaks_bytes": record.peaks,
             "last_metrics": self._last_metrics(),
-            "growth": asdict(tally.growth) if tally.growth else None,
+            "growth": record.growth,
         }
         if with_forecast and self.config is not None:
-            marked = tally.events.get("dataset")  # else the data set's own files name its size
-            size = GraphSize(**{item.name: marked[item.name] for item in fields(GraphSize)}) if marked else None
-            forecast = audit(self.config, result["memory_limit_bytes"], tally.phases, tally.largest_parts, size)
-            result["forecast"] = {"size_from": "run" if marked else "files", **forecast}
-        diagnosis = explain(self.run_dir, self.config, result, tally)
-        result["diagnosis"] = diagnosis.to_dict()
+            event = record.events.get("dataset")  # else the data set's own files have its size
+            size = GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)}) if event else None
+            forecast = audit(self.config, values["memory_limit_bytes"], record.phases, record.largest_parts, size)
+            values["forecast"] = {"size_from": "run" if event else "files", **forecast}
+        result = Result.model_validate(values)
+        result.diagnosis = explain(self.run_dir, self.config, result, record)
+        written = result.model_dump(mode="json", exclude_unset=True)
         try:
-            if exit_code == 2 and self.before.result and "resumed" not in tally.events:
-                for name, num_bytes in self._sizes.items():
-                    os.truncate(self.run_dir / name, num_bytes)
-                write_json(self.run_dir / RESULT, self.before.result)
+            if exit_code == 2 and self.before.result and "resumed" not in record.events:
+                for path, num_bytes in self._sizes.items():
+                    os.truncate(path, num_bytes)
+                write_json(self.paths.result, self.before.result)
             else:
-                write_json(self.run_dir / RESULT, result)
-        except InputError as error:  # its work is done all the same, and its exit code is what matters
-            gone = "" if self.run_dir.is_dir() else ", as the folder was deleted meanwhile"
-            print(f"error: {self.run_dir / RESULT}: expected to write it, could not{gone}: {error}", file=sys.stderr)
+                write_json(self.paths.result, written)
+        except InputError as error:  # the work is done all the same, and its exit code counts
+            deleted = "" if self.run_dir.is_dir() else ", because the folder was deleted meanwhile"
+            print(f"error: {self.paths.result}: it could not be written{deleted}: {error}", file=sys.stderr)
         known = {} if self.config is None else {"config": self.config}
-        return Run(self.run_dir, result=result, diagnosis=diagnosis, tally=tally, **known)
+        return Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record, **known)
 
     def _last_metrics(self) -> dict[str, Any] | None:
-        """The last epoch's, of this attempt or of those before."""
-        if marked := self.recorder.tally.events.get("metrics"):
-            return {key: value for key, value in marked.items() if key not in ("time_s", "event")}
-        if not (self.run_dir / METRICS).is_file():
-            return None  # and pandas, 0.3 s of imports, is not asked
-        with contextlib.suppress(
-            InputError
-        ):  # a damaged one is named to who reads it, and written anew by a resumption
+        """Metrics of the last epoch, of this attempt or an earlier one."""
+        if event := self.recorder.record.events.get("metrics"):
+            return {key: value for key, value in event.items() if key not in ("time_s", "event")}
+        if not self.paths.metrics.is_file():
+            return None  # without importing pandas, which takes 0.3 s
+        with contextlib.suppress(InputError):  # damaged; a resumed run rewrites it
             metrics = Run(self.run_dir).metrics
             if len(metrics):
                 return {str(key): None if value != value else float(value) for key, value in metrics.iloc[-1].items()}

@@ -1,8 +1,7 @@
-"""Run the trainer, or any command, in a child process under a real memory limit, and come back whatever happens to it.
+"""Training, or any command, in a child process under a real memory limit; an out-of-memory kill is a result.
 
-The parent records the child's memory, relays its output and writes `result.json`; an out-of-memory kill is a result.
-What the limit covers: the child and every process it starts, with the page cache they fill where it is a cgroup. What
-it does not cover: CPU time, disk, GPU memory, and files already cached by others.
+The limit covers the child and all its processes, and the page cache they fill if it is a cgroup. It does not cover CPU
+time, disk, GPU memory, or files that others have cached.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES, GraphSize, raw_bytes, size_of
 from ..forecast.step import try_model
 from ..marks import RUN_VARIABLE
-from ..memory.cgroup import LIMIT_VARIABLE, counting_cgroup, effective_limit
+from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE, InterruptCounter, handled
-from ..progress import Live, check_notebook, doing, drawn, in_notebook, is_kernel_ending
+from ..progress import check_notebook, doing, drawn, in_notebook, is_kernel_ending
 from ..registry import MODELS
 from ..sources.catalog import locate_for
-from .attempt import Attempt
+from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
 from .diagnosis import resumption
-from .folder import CONFIG_VARIABLE, Run, own_run_dir, standing
-from .supervise import MALLOC, Outcome, supervise
+from .folder import Run
+from .supervise import MALLOC, supervise
 
 
 @clear_errors()
 def watch(
-    argv: Sequence[str] | int,
+    argv: Sequence[str],
     memory_limit: str | int | None = None,
     *,
     run_dir: str | os.PathLike[str] | None = None,
@@ -50,26 +49,20 @@ def watch(
     limit_by: str = "auto",
     echo: bool = True,
 ) -> Run:
-    """Run any command in a child process, recorded and limited as `run` does it; inside, `ogbnlib.phase` names moments.
+    """Run any command in a child process, recorded and limited like `run`; inside, `ogbnlib.phase` names moments.
 
-    It has this process's environment and working directory, and its standard input unless that is a terminal or a
-    notebook's; its two outputs come back as one.
+    The command has this process's environment and working directory, and its standard input unless that is a terminal
+    or a notebook's. Its standard output and error come back as one.
 
     Args:
-        argv: The command and its arguments; what begins with an option is this Python's: `["-m", "ogbnlib", ...]`. Or
-            the number of a process that runs already, which is then recorded until it ends, without a limit.
-        run_dir: The new or empty folder to record it in. Without it, a new one under `runs_dir` called `name`, or by
+        argv: The command and its arguments. If it begins with an option, this Python runs it: `["-m", "ogbnlib", ...]`.
+        run_dir: The new or empty folder for the record; by default a new one under `runs_dir`, named `name` or after
             the script.
 
     Raises:
-        InputError: for a bad limit, or a command that is not there, before anything is written.
-        KeyboardInterrupt: when interrupted; the command is ended (a process of before goes on) and `result.json`
-            written first.
+        InputError: for a bad limit or an unknown command, before anything is written.
+        KeyboardInterrupt: when interrupted; the command is ended and `result.json` written first.
     """
-    if isinstance(argv, int):
-        if memory_limit is not None:
-            raise InputError("memory_limit: expected none for a process that runs already, which is only recorded")
-        return _watch_process(argv, home(run_dir) if run_dir else next_run_dir(runs_dir, name or f"process-{argv}"))
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
@@ -78,54 +71,11 @@ def watch(
     limit, refused = make_limit(limit_bytes, limit_by)
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or Path(script).stem)
-    with contextlib.closing(limit), own_run_dir(None, folder, resume=False) as (before, _):
+    with contextlib.closing(limit), open_run_dir(None, folder, resume=False) as (before, _):
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
+        stdin = subprocess.DEVNULL if os.isatty(0) or in_notebook() else None
         more = {"limits_refused": refused, "notes": notes}
-        how: dict[str, Any] = {
-            "echo": echo,
-            "how": "auto",
-            "stdin": subprocess.DEVNULL if os.isatty(0) or in_notebook() else None,
-        }
-        return _carry_out(attempt, argv, limit, more, **how)
-
-
-def _watch_process(pid: int, folder: Path) -> Run:
-    """Record a process that is none of ours until it ends, or until this one is interrupted."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        if pid == os.getpid() or not _goes_on(process):
-            raise psutil.NoSuchProcess(pid)
-    except (psutil.NoSuchProcess, ValueError, OverflowError):
-        raise InputError(f"pid: expected the number of another process that runs, got {pid}") from None
-    with own_run_dir(None, folder, resume=False) as (before, _):
-        attempt, cgroup, interrupted = Attempt(before, watched_pid=pid), counting_cgroup(pid), False
-        kills = cgroup.oom_kills() if cgroup else None
-        attempt.recorder.start(pid)
-        try:
-            with Live(lambda: standing(folder, attempt.recorder.tally, None), apart=True):
-                while _goes_on(process):
-                    time.sleep(0.1)
-        except KeyboardInterrupt:
-            interrupted = True
-        attempt.recorder.stop()
-        after = cgroup.oom_kills() if cgroup else None
-        struck = None if kills is None or after is None else after - kills
-        done = attempt.end(None, watched_pid=pid, kills_around=struck, interrupted=interrupted)
-    if interrupted:
-        raise shortened(KeyboardInterrupt(f"{folder}: interrupted; the process goes on, unrecorded"))
-    return done
-
-
-def _goes_on(process: Any) -> bool:
-    """Whether a process has not ended, nor its number been given to another one."""
-    import psutil
-
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return _carry_out(attempt, argv, limit, more, echo=echo, how="auto", stdin=stdin)
 
 
 @clear_errors()
@@ -145,16 +95,15 @@ def run(
     """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
 
     Args:
-        config: What to train; None for what the run to resume was trained with, so that
-            `run(run_dir="runs/a", resume=True)` goes on after any interruption.
-        memory_limit: "2 GB" or bytes; None records without a limit, or resumes under the one that the run had. Where
-            less can be had here, that is the limit.
-        run_dir: The run's folder, new or empty (or the run to resume). Without it, a new folder under `runs_dir`
-            called `name`, or by data set and policy.
-        resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A run of this very config
+        config: What to train; None to resume a run with its own config: `run(run_dir="runs/a", resume=True)`.
+        memory_limit: "2 GB" or bytes. None sets no limit, or keeps that of the run to resume. It can't exceed the limit
+            of the machine or of a container around it.
+        run_dir: The run's folder, new or empty, or the run to resume; by default a new folder under `runs_dir`, named
+            `name` or after data set and policy.
+        resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A run of the same config
             that has finished is returned as it is.
         limit_by: "auto", or one of `limits.KINDS`.
-        echo: Relay the child's output; it is in `output.log` either way.
+        echo: Relay the child's output; it is in `output.log` in any case.
         live: In a notebook, draw its memory as it grows.
         num_ranks: Processes on this machine that train together (`training.distributed`), under the one limit.
 
@@ -181,8 +130,8 @@ def run(
         with doing(f"trying out {config.model}", config.progress):
             tried = try_model(config, size, run_dir=folder if resume else None)
     limit, refused = make_limit(limit_bytes, limit_by)
-    own, stack = own_run_dir(config, folder, resume=resume), contextlib.ExitStack()
-    with contextlib.closing(limit), own as (before, lock), _own_tmp() as (tmp, tmp_lock), stack:
+    opened, stack = open_run_dir(config, folder, resume=resume), contextlib.ExitStack()
+    with contextlib.closing(limit), opened as (before, lock), _own_tmp() as (tmp, tmp_lock), stack:
         with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
             if before.is_finished and before.config == config:
                 return before
@@ -192,12 +141,9 @@ def run(
             limit, refused = make_limit(limit_bytes, limit_by)
             stack.callback(limit.close)
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
-        options = [
-            "--locked",
-            *(["--resume"] if resume else []),
-            *(["--ranks", str(num_ranks)] if num_ranks > 1 else []),
-        ]
-        argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), *options]
+        argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
+        argv += ["--resume"] if resume else []
+        argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
         progress = "none" if config.progress == "none" else "relayed"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
         env |= {name: value for name, value in MALLOC.items() if name not in os.environ}
@@ -210,10 +156,10 @@ def run(
 
 
 def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = False) -> tuple[int | None, list[str]]:
-    """The limit in bytes, or the lower one that holds here anyway, and what is to be noted of it.
+    """The limit in bytes, or the lower one that holds here anyway, and notes on it.
 
     Args:
-        as_before: It is that of a run which is resumed without another one.
+        as_before: Whether the limit is that of the run to resume.
     """
     if memory_limit is None:
         return None, []
@@ -230,27 +176,26 @@ def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = 
 
 @contextlib.contextmanager
 def _own_tmp() -> Iterator[tuple[Path, int]]:
-    """A temporary folder for a trainer and all that it starts, and the descriptor that holds its lock.
+    """A temporary folder for a trainer and its children, and the descriptor that holds its lock.
 
-    PyG leaves a generated file in it for each process that makes a convolution. It goes with the run; where the parent
-    was killed the next run takes it away, as nobody holds its lock any more.
+    PyG leaves a generated file in it for each process that makes a convolution. If the parent is killed, the next run
+    removes the folder, because nobody holds its lock.
     """
     base = tempfile.gettempdir()
     base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
     for old in Path(base).glob("ogbnlib-????????.tmp"):
-        with contextlib.suppress(OSError), _opened(old) as descriptor:  # another user's, or of a run that goes on
+        with contextlib.suppress(OSError), _opened(old) as descriptor:  # another user's, or of a run at work
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - old.stat().st_mtime > 1:  # else it may be about to be locked
+            if time.time() - old.stat().st_mtime > 1:  # a newer one may not be locked yet
                 shutil.rmtree(old)
-    made = tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp")
-    with made as folder, _opened(Path(folder)) as descriptor:
-        with contextlib.suppress(OSError):  # a file system without locks, where none is taken away either
+    with tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp") as tmp, _opened(tmp) as descriptor:
+        with contextlib.suppress(OSError):  # a file system without locks, where nobody removes it either
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield Path(folder), descriptor
+        yield Path(tmp), descriptor
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def _opened(folder: str | Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         yield descriptor
@@ -266,38 +211,35 @@ def _carry_out(
     env: Mapping[str, str] | None = None,
     **how: Any,
 ) -> Run:
-    """Have a child do the work and write the attempt's result, with `more` in it; `how` is for `supervise`."""
+    """Run a child and write the attempt's result, with `more` in it; `how` is for `supervise`."""
     env = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
-    presses = InterruptCounter()
-    with handled(presses, [signal.SIGINT]):  # what was computed is written down first
+    interrupts = InterruptCounter()
+    with handled(interrupts, [signal.SIGINT]):  # the result is written first
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
-        done = _ended(attempt, limit, outcome, more)
-    if outcome.interrupted or presses.number:
-        then = f"go on with {resumption(done.run_dir, done.result)}" if attempt.config else done.diagnosis.remedy
+        lines = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")] or (lines if outcome.exit_code != 137 else [])
+        shrunk = _shrunk(attempt.config) if outcome.exit_code == 128 + signal.SIGBUS else None
+        done = attempt.end(
+            outcome.exit_code,
+            memory_limit_bytes=limit.limit_bytes,
+            limit_by=limit.name if limit.limit_bytes is not None else None,
+            kernel_peak_bytes=outcome.peak_bytes,
+            interrupted_by="a restart or shutdown of the notebook's kernel" if is_kernel_ending() else None,
+            last_output=outcome.unwritable or shrunk or (errors[-1] if errors and outcome.exit_code != 0 else None),
+            **outcome.evidence,
+            **more,
+        )
+    if outcome.interrupted or interrupts.number:
+        resume = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
+        then = resume if attempt.config else done.diagnosis.remedy
         raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
     return done
 
 
-def _ended(attempt: Attempt, limit: Limit, outcome: Outcome, more: dict[str, Any]) -> Run:
-    words = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
-    told = [line for line in words if line.startswith("error: ")] or (words if outcome.exit_code != 137 else [])
-    shrunk = _shrunk(attempt.config) if outcome.exit_code == 128 + signal.SIGBUS else None
-    return attempt.end(
-        outcome.exit_code,
-        memory_limit_bytes=limit.limit_bytes,
-        limit_by=limit.name if limit.limit_bytes is not None else None,
-        kernel_peak_bytes=outcome.peak_bytes,
-        interrupted_by="a restart or shutdown of the notebook's kernel" if is_kernel_ending() else None,
-        last_output=outcome.unwritable or shrunk or (told[-1] if told and outcome.exit_code != 0 else None),
-        **outcome.evidence,
-        **more,
-    )
-
-
 def _shrunk(config: TrainConfig | None) -> str | None:
-    """What is wrong with the data set's files after a SIGBUS, which a mapped one sends that has become shorter."""
+    """The error in the data set's files after a SIGBUS, which a mapped file sends when it became shorter."""
     try:
         if config is not None:
             locate_for(config)
@@ -307,7 +249,7 @@ def _shrunk(config: TrainConfig | None) -> str | None:
 
 
 def measure_runtime_bytes() -> int:
-    """Return the anonymous + shared memory of Python and torch in a training process: a constant."""
+    """Anonymous + shared memory of a training process without data: `sizes.RUNTIME_BYTES`."""
     return RUNTIME_BYTES
 
 
@@ -318,14 +260,13 @@ def scaled_limit(
     runtime_bytes: int = RUNTIME_BYTES,
     full: str = "ogbn-papers100M",
 ) -> int:
-    """The limit, in bytes, under which a data set meets what `full`, a larger one, meets under `allocation`.
+    """The limit, in bytes, that means for a data set what `allocation` means for `full`, a larger one.
 
-    "auto" is the share of `allocation` that its edge list and features are of the full one's, plus the interpreter's
-    own memory, which does not shrink with the data: `runtime_bytes`, by default `RUNTIME_BYTES`. Anything else is
-    taken as it is.
+    "auto" scales `allocation` by the sizes of edge list and features, and adds `runtime_bytes`, the fixed cost of
+    Python and torch. Any other `memory_limit` is returned in bytes.
 
     Raises:
-        InputError: for a bad size, or a data set that is not there.
+        InputError: for a bad size, or a data set that does not exist.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
@@ -334,11 +275,11 @@ def scaled_limit(
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
-    """Refuse what can be seen to be wrong without loading data, before a run's folder is made; the data set's size.
+    """Refuse bad input without loading data, before a run's folder is made; return the data set's size.
 
     Raises:
-        InputError: for a missing or damaged data set (from its headers), or a GPU that is not there (the
-            one check that imports torch, only when `device="cuda"` or `precision="fp16"`).
+        InputError: for a missing or damaged data set (from its headers), or a GPU that does not exist (imports torch,
+            only for `device="cuda"` or `precision="fp16"`).
     """
     if config.device == "cuda":
         resolve_device(config.device)

@@ -1,53 +1,39 @@
-"""What ended a Slurm job, or what it waits for: by scontrol, else sacct, by the job's log, and by its run's folder.
+"""The cause of a Slurm job's end, or the reason why it waits: from sacct, else scontrol, else its log, and its run.
 
-`scontrol` is exact and up to date, but forgets a job minutes after its end (MinJobAge). `sacct` remembers every job
-where there is accounting (slurmdbd). The log stays: slurmstepd's and torchrun's lines in it name a process that was
-killed, where srun makes exit code 1 of that.
+The log stays when Slurm has forgotten the job. Lines of slurmstepd and torchrun in it name a killed process, where srun
+turns the kill into exit code 1.
 """
 
 from __future__ import annotations
 
-import contextlib
-import pwd
 import re
 import subprocess
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..memory.recorder import EVENTS
-from .diagnosis import EXIT_CODES, Diagnosis, meaning_of, sbatch_resumption
-from .folder import CONFIG, OUTPUT, Run
+from ..memory.record import RunPaths
+from .diagnosis import Diagnosis, sbatch_resumption
+from .exit_codes import EXIT_CODES, meaning_of
+from .folder import Run
 
 FIELDS = ["JobID", "State", "ExitCode", "ReqMem", "NNodes", "Elapsed", "Timelimit", "NodeList", "Reason", "WorkDir"]
 # scontrol's names -> sacct's
 NAMES = {"JobId": "JobID", "JobState": "State", "RunTime": "Elapsed", "TimeLimit": "Timelimit", "NumNodes": "NNodes"}
-WAITING = {
-    "Resources": "no node has the resources free that it asked for",
-    "Priority": "other jobs come first",
-    "Dependency": "a job that it depends on has not ended",
-    "DependencyNeverSatisfied": "a job that it depends on ended the wrong way; cancel it",
-    "BeginTime": "its begin time lies ahead; a requeued job waits for about two minutes",
-    "JobHeldUser": "it is held; scontrol release lets it go",
-    "JobHeldAdmin": "an administrator holds it",
-    "ReqNodeNotAvail": "a node that it needs is down or reserved",
-    "PartitionTimeLimit": "its --time is above what the partition allows",
-    "QOSMaxMemoryPerJob": "its --mem is above what its QOS allows",
-}
-# State -> (cause, sentence, remedy). Any other state is explained by the exit code.
-PENDING = ("pending", "is {state}{restarts}: {reason}", "{waiting}; it starts by itself: submit no second one")
-RUNNING = ("running", "is {state}{after}{limit}", "watch it with squeue -j {job}")
+NAMES |= {"MinMemoryNode": "ReqMem", "MinMemoryCPU": "ReqMem"}
+# State -> (cause, sentence, remedy). The exit code explains any other state.
+PENDING = ("pending", "is {state}: {reason}", "it starts by itself: submit no second one; squeue --start says when")
+RUNNING = ("running", "is {state}{elapsed}{limit}", "watch it with squeue -j {job}")
 STATES = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), PENDING),
     **dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"), RUNNING),
-    "OUT_OF_MEMORY": ("out of memory", "had a process killed for passing its {memory}{after}", "{more}"),
+    "OUT_OF_MEMORY": ("out of memory", "had a process killed for passing its memory{memory}", "{more}"),
     "TIMEOUT": ("time limit", "reached its time limit{limit}", "{resume}, or ask for more --time"),
-    "DEADLINE": ("time limit", "reached its --deadline{after}", "{resume}"),
-    "PREEMPTED": ("preempted", "was preempted by another job{after}", "{resume}; with --requeue Slurm restarts it"),
-    "CANCELLED": ("cancelled", "was cancelled{by}{after} (scancel)", "{resume}"),
-    "NODE_FAIL": ("node failure", "lost its node {nodes}{after}", "{resume}; --exclude={nodes} avoids that node"),
+    "DEADLINE": ("time limit", "reached its --deadline{elapsed}", "{resume}"),
+    "PREEMPTED": ("preempted", "was preempted by another job", "{resume}; with --requeue Slurm restarts it"),
+    "CANCELLED": ("cancelled", "was cancelled{by}{elapsed} (scancel)", "{resume}"),
+    "NODE_FAIL": ("node failure", "lost its node {nodes}", "{resume}; --exclude={nodes} avoids that node"),
     "BOOT_FAIL": ("node failure", "got a node that did not boot, {nodes}", "{resume}"),
 }
 # Line of the log -> state. "hit memory limit at least once" proves nothing: the page cache does so without a kill.
@@ -59,19 +45,19 @@ LOG_LINES = {
     r"error: \*\*\* .*DUE TO JOB REQUEUE|^ogbnlib: .*; back in the queue": "REQUEUED",
     r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",  # srun cancels steps, which proves nothing
 }
-FIRST_LINE = r"ogbnlib: job \S+, restart \d+"  # slurm/common.sh starts every attempt with it
+FIRST_LINE = r"ogbnlib: job \S+, restart \d+"  # of each attempt, by slurm/common.sh
 RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 FAILED_RANK = r"rank\s+: (\d+) \(local_rank: \d+\)\n\s+exitcode\s+: (-?\d+)"  # in torchrun's report
 
 
 @dataclass(frozen=True)
 class JobDiagnosis:
-    """`text` is the paragraph for people. `exit_code` is Slurm's EXIT:SIGNAL, `steps` what sacct says of each step."""
+    """`text` is the paragraph for people. `exit_code` is Slurm's EXIT:SIGNAL, `steps` are sacct's rows of its steps."""
 
     job_id: str
     text: str
     cause: str  # "out of memory", "time limit", "cancelled", "never started", "stopped at a checkpoint", ...
-    state: str | None  # Slurm's own word, or None when nothing of Slurm knows the job
+    state: str | None  # Slurm's own word; None when Slurm does not know the job
     exit_code: str | None
     remedy: str
     sources: list[str] = field(default_factory=list)
@@ -103,186 +89,162 @@ def parse_scontrol(text: str) -> list[dict[str, str]]:
     return [job for job in jobs if job]
 
 
-def _call(*argv: str) -> tuple[str, str]:
-    """Standard output, or why there is none."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-    except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-        return "", f"{argv[0]} {'is not installed here' if isinstance(error, OSError) else 'did not answer in 60 s'}"
-    lines = done.stderr.strip().splitlines() or [f"{argv[0]} failed with exit code {done.returncode}"]
-    return (done.stdout, "") if done.returncode == 0 else ("", lines[-1])
-
-
-def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str], list[str]]:
-    """Rows of jobs and steps, the tools that know the job, and why another one does not."""
-    text, refusal = _call("scontrol", "--oneliner", "show", "job", job_id)
-    jobs, missing = parse_scontrol(text), [f"scontrol: {refusal}"]
-    if jobs and all(STATES.get(job["State"]) in (PENDING, RUNNING) for job in jobs):
-        return jobs, ["scontrol"], []  # sacct's state and reason may be minutes old
-    text, refusal = _call("sacct", "-j", job_id, "--parsable2", f"--format={','.join(FIELDS)}")
-    rows, current = parse_sacct(text), {job["JobID"] for job in jobs}
-    tools = [name for name, known in (("scontrol", jobs), ("sacct", rows)) if known]
-    missing.append(f"sacct: {refusal or f'it knows no job {job_id}'}")
-    return jobs + [row for row in rows if row["JobID"] not in current], tools, missing
-
-
-def _newest(files: Iterable[Path]) -> Path | None:
-    return max(files, key=lambda path: path.stat().st_mtime, default=None)
+def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
+    """Rows of jobs and steps, by sacct, else by scontrol, and why a tool knows nothing."""
+    sacct = ["sacct", "-j", job_id, "--parsable2", f"--format={','.join(FIELDS)}"]
+    refusals = []
+    for argv, parse in ((sacct, parse_sacct), (["scontrol", "--oneliner", "show", "job", job_id], parse_scontrol)):
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+            if rows := parse(done.stdout) if done.returncode == 0 else []:
+                return rows, [argv[0]]
+            refusals.append(f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}")
+        except FileNotFoundError:
+            refusals.append(f"{argv[0]} is not installed here")
+        except subprocess.TimeoutExpired:
+            refusals.append(f"{argv[0]} did not answer in 60 s")
+    return [], refusals
 
 
 def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
-    """The run that the log names, else `work_dir`/runs/NAME-JOBID, else the last run of a notebook in there."""
+    """The run that the log names, else `work_dir`/runs/NAME-JOBID, else the last run of a notebook in that folder."""
     named = [work_dir / name for name in re.findall(RUN_LINE, log, re.MULTILINE)[-1:]]
     below = [path for deeper in ("", "/*", "/runs/*") for path in work_dir.glob(f"runs/*-{job_id}{deeper}")]
     for folders in (named, below):
-        runs = [path for path in folders if (path / CONFIG).is_file() or (path / EVENTS).is_file()]
-        if newest := _newest(file for run in runs for file in run.iterdir()):
-            return Run(newest.parent)
+        runs = [path for path in folders if RunPaths(path).config.is_file() or RunPaths(path).events.is_file()]
+        if files := [file for run in runs for file in run.iterdir()]:
+            return Run(max(files, key=lambda path: path.stat().st_mtime).parent)
     return None
 
 
-class _Job:
-    """The facts about one job, or one task of an array: Slurm's `words`, the `log` of its last attempt, its `run`."""
+def _read_log(job: dict[str, str], job_id: str, work_dir: Path) -> tuple[Path | None, str]:
+    """Path and last attempt of the job's log."""
+    # The job scripts write slurm-NAME-JOBID.out, sbatch by itself slurm-JOBID.out.
+    found = [path for name in ("*-", "") for path in work_dir.glob(f"slurm-{name}{job_id}.out")]
+    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    path = Path(job["StdOut"]) if job.get("StdOut") else newest
+    if path is None or not path.is_file():
+        return path, ""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 2**18))
+        text = file.read().decode(errors="replace").replace("\r", "\n")
+    return path, text[max((match.start() for match in re.finditer(FIRST_LINE, text)), default=0) :]
 
-    def __init__(self, job_id: str, words: dict[str, str], rows: list[dict[str, str]]):
-        self.job_id, self.words, self.log = job_id, words, ""
-        self.steps = [row for row in rows if row["JobID"].startswith(f"{job_id}.")]
-        self.work_dir = Path(words.get("WorkDir") or ".")
-        # The job scripts write slurm-NAME-JOBID.out, sbatch by itself slurm-JOBID.out.
-        beside = (path for name in ("*-", "") for path in self.work_dir.glob(f"slurm-{name}{job_id}.out"))
-        self.log_path = Path(words["StdOut"]) if words.get("StdOut") else _newest(beside)
-        if self.log_path and self.log_path.is_file():
-            with open(self.log_path, "rb") as file:
-                file.seek(max(0, self.log_path.stat().st_size - 2**18))
-                text = file.read().decode(errors="replace").replace("\r", "\n")
-            self.log = text[max((found.start() for found in re.finditer(FIRST_LINE, text)), default=0) :]
-        self.run, proven, self.last_line = _find_run(job_id, self.work_dir, self.log), "", ""
-        for line in self.log.splitlines():
-            state = next((state for pattern, state in LOG_LINES.items() if re.search(pattern, line)), "")
-            if state and (proven != "OUT_OF_MEMORY" or state == "REQUEUED"):
-                proven = state  # a kill for memory explains what follows it in the same attempt
-            if line.strip() and not line.startswith(("ogbnlib: ", "slurmstepd", "srun: ")):
-                self.last_line = line
-        ranks = [(rank, int(code)) for rank, code in re.findall(FAILED_RANK, self.log)]
-        codes = [(rank, str(code if code >= 0 else 128 - code)) for rank, code in ranks if code not in (-15, 143)]
-        self.failed_rank = codes[0] if codes else None  # torchrun ends the other ranks by SIGTERM
-        self.state, _, self.user = (words.get("State") or proven).partition(" by ")
-        self.ending = STATES.get(self.state)
-        evidence = {self.state, proven, *(step.get("State") for step in self.steps)}
-        if "OUT_OF_MEMORY" in evidence and self.ending not in (PENDING, RUNNING):
-            self.ending = STATES["OUT_OF_MEMORY"]
 
-    def exit_code(self) -> str:
-        """One code of Slurm's EXIT:SIGNAL: the pair where it has a meaning of its own, else 128 + SIGNAL or EXIT."""
-        pair = self.words.get("ExitCode", "")
-        if not pair and self.run and self.run.exit_code is not None:
-            return str(self.run.exit_code)
-        if not pair or pair in EXIT_CODES:
-            return pair
-        code, _, number = pair.partition(":")
-        whole = str(128 + int(code if number == "0" else number))
-        # sacct of Slurm 22.05 shows 141 as 13:0; scontrol, which alone counts restarts, does not.
-        is_cut = "Restarts" not in self.words and int(code) > 2 and whole in EXIT_CODES
-        return whole if number != "0" or is_cut else code
+def _state_in(log: str) -> str:
+    """The state that the log proves. A kill for memory explains all that follows it but a requeue."""
+    proven = ""
+    for line in log.splitlines():
+        state = next((state for pattern, state in LOG_LINES.items() if re.search(pattern, line)), "")
+        if state and (proven != "OUT_OF_MEMORY" or state == "REQUEUED"):
+            proven = state
+    return proven
 
-    def facts(self) -> dict[str, str]:
-        """What the sentences of `STATES` name."""
 
-        def time(before: str, name: str) -> str:
-            found = re.fullmatch(r"(\d+-)?\d+(:\d+)+(\.\d+)?", words.get(name, ""))  # or a word: Partition_Limit
-            return f" {before} {found[0]}" if found else ""
-
-        words, user, run, resume = self.words, self.user, self.run, "submit it again"
-        with contextlib.suppress(KeyError, ValueError):
-            user = f"user {pwd.getpwuid(int(user)).pw_name} (uid {user})"
-        option, nodes = "--mem-per-cpu" if "MinMemoryCPU" in words else "--mem", words.get("NNodes", "1")
-        size = words.get("MinMemoryNode") or words.get("MinMemoryCPU") or words.get("ReqMem") or "0"
-        if "ReqMem" in words and nodes != "1":
-            option, size = "memory", f"{size} on {nodes} nodes"  # a sum
-        if run and (run.run_dir / CONFIG).is_file():
-            resume = f"go on with `{sbatch_resumption(run.run_dir)}` and the same options of sbatch"
-        less = (
-            run.diagnosis.remedy if run and run.diagnosis.cause == "out of memory" else "see what takes less by `plan`"
+def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], asked: list[str]) -> JobDiagnosis:
+    """Diagnose one job, or one task of an array, from its row, its log and its run."""
+    work_dir = Path(job.get("WorkDir") or ".")
+    log_path, log = _read_log(job, job_id, work_dir)
+    lines = [line for line in log.splitlines() if line.strip()]
+    words = [line for line in lines if not line.startswith(("ogbnlib: ", "slurmstepd", "srun: "))]
+    run, steps = _find_run(job_id, work_dir, log), [row for row in rows if row["JobID"].startswith(f"{job_id}.")]
+    proven = _state_in(log)
+    if not (job or run or words or proven):
+        raise InputError(
+            f"--job: nothing is left of job {job_id}: {'; '.join(asked)}; and {work_dir.resolve()} has no "
+            f"runs/*-{job_id} and no slurm-*-{job_id}.out. Start this in the folder that you submitted from."
         )
-        reason, restarts = words.get("Reason", ""), words.get("Restarts", "0")
-        return {
-            **{"job": self.job_id, "state": self.state, "nodes": words.get("NodeList", ""), "resume": resume},
-            **{"after": time("after", "Elapsed"), "limit": time("of", "Timelimit"), "by": user and f" by {user}"},
-            "memory": option if size == "0" else f"{option} of {size}",
-            "more": f"ask for more with --mem, or: {less}; then {resume}",
-            "restarts": f", after {restarts} restarts" if restarts != "0" else "",
-            "reason": reason if reason not in ("", "None") else "no reason given",
-            "waiting": WAITING.get(reason.split(",")[0], "squeue --start says when Slurm expects it to begin"),
-        }
+    state, _, user = (job.get("State") or proven).partition(" by ")
+    ending = STATES.get(state)
+    if ending not in (PENDING, RUNNING) and "OUT_OF_MEMORY" in {proven, *(step.get("State") for step in steps)}:
+        ending = STATES["OUT_OF_MEMORY"]
+    resume = "submit it again"
+    if run and run.paths.config.is_file():
+        resume = f"go on with `{sbatch_resumption(run.run_dir)}` and the same options of sbatch"
+    diagnosis = run.diagnosis if run else None
+    rank = _failed_rank(log)
+    pair = job.get("ExitCode", "")
+    code = _exit_code(pair) if pair else str(run.exit_code) if run and run.exit_code is not None else ""
+    if ending:
+        less = diagnosis.remedy if diagnosis and diagnosis.cause == "out of memory" else "see `plan`"
+        facts = {"job": job_id, "state": state, "nodes": job.get("NodeList", ""), "resume": resume}
+        words_of = {"elapsed": ("after", "Elapsed"), "limit": ("of", "Timelimit"), "memory": ("of", "ReqMem")}
+        for name, (before, key) in words_of.items():  # not a word such as Partition_Limit
+            facts[name] = f" {before} {job[key]}" if job.get(key, "")[:1].isdigit() else ""
+        facts |= {"reason": job.get("Reason") or "no reason in its log"}
+        facts |= {"by": f" by user {user}" if user else "", "more": f"ask for more --mem, or: {less}; then {resume}"}
+        cause, sentence, remedy = (text.format(**facts) for text in ending)
+    elif not code:
+        cause, sentence, remedy = "unknown", "left no sign of its end", "ask sacct on the cluster's login node"
+    else:
+        cause, sentence, remedy = _by_code(job_id, code, rank, run, log, resume)
+        if log_path and not (run and run.paths.output.is_file()):  # torchrun leaves none
+            remedy = remedy.replace("output.log", str(log_path))
+    text = f"Job {job_id} {sentence.rstrip('.')}."
+    if run and diagnosis and rank:  # the end of rank 0, which writes the run's result, is a consequence
+        text += f" Its run {run.run_dir} was in phase '{diagnosis.phase}'."
+    elif run and diagnosis:
+        text += f" Its run {run.run_dir}: {diagnosis.text.removesuffix(f' Next: {diagnosis.remedy}.')}"
+    elif words and cause not in ("pending", "finished"):
+        text += f" The last words in {log_path}: {words[-1].rstrip('.')}."
+    text += f" Next: {remedy}." if remedy else ""
+    text += "" if job else f" This is from files alone: {'; '.join(asked)}."
+    sources = [*(asked if job else []), *([str(log_path)] if words else []), *([str(run.run_dir)] if run else [])]
+    path = str(run.run_dir) if run else None
+    return JobDiagnosis(
+        job_id, text, cause, job.get("State"), pair or code or None, remedy, sources, steps, path, diagnosis
+    )
 
-    def answer(self) -> tuple[str, str, str]:
-        """Cause, sentence without the job's name, remedy."""
-        facts, code, run = self.facts(), self.exit_code(), self.run
-        if self.ending is not None:
-            cause, sentence, remedy = (text.format(**facts) for text in self.ending)
-            return cause, sentence, remedy
-        if not code:
-            return "unknown", "left nothing that says how it ended", "ask sacct on the cluster's login node"
-        # A notebook may have its runs killed on purpose.
-        is_own = run is not None and not any(each.name.endswith(f"-{self.job_id}") for each in run.run_dir.parents)
-        # A script of the user's own, whose codes mean something else, has none of our lines in its log.
-        is_ours = run is not None or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
-        cause, meaning, remedy = meaning_of(code, foreign=not is_ours)
-        shown = self.words.get("ExitCode", "").removesuffix(":0")
-        note = f", which sacct shows as {shown}:0" if shown.isdigit() and shown != code else ""
-        sentence = meaning if ":" in code else f"{meaning}{facts['after']} (exit code {code}{note})"
-        if cause == "stopped at a checkpoint":
-            why = "".join(re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)[-1:])
-            sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue"
-            sentence += f": {why}" if why else ""
-            remedy = f"{facts['resume']}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
-        elif self.failed_rank and code != "0":
-            rank, code = self.failed_rank
-            cause, meaning, remedy = meaning_of(code)
-            sentence = f"failed{facts['after']} because of its rank {rank}: {meaning} (exit code {code})"
-        elif run and run.exit_code and (is_own if code == "0" else code != "2" or run.exit_code == 2):
-            cause, remedy = run.diagnosis.cause, run.diagnosis.remedy
-            sentence = f"ended{facts['after']} as its run did (exit code {run.exit_code})"
-            sentence = "ended with exit code 0, but its run did not finish" if code == "0" else sentence
-        elif code == "0":
-            remedy = ""
-        if "resume" in remedy and "sbatch" not in remedy:
-            remedy = facts["resume"] + (", with a smaller lr=..." if cause == "diverged" else "")
-        if self.log_path and not (run and (run.run_dir / OUTPUT).is_file()):  # torchrun leaves none
-            remedy = remedy.replace("output.log", str(self.log_path))
-        return cause, sentence, remedy
 
-    def diagnose(self, tools: list[str], missing: list[str]) -> JobDiagnosis:
-        """The answer, with the run's own diagnosis or the log's last line; `InputError` where nothing knows the job."""
-        run = self.run.diagnosis if self.run else None
-        path = str(self.run.run_dir) if self.run else None
-        if not self.state and run is None and not self.last_line:
-            raise InputError(
-                f"--job: nothing is left of job {self.job_id}: {'; '.join(missing)}; and {self.work_dir.resolve()} has "
-                f"no runs/*-{self.job_id} and no slurm-*-{self.job_id}.out; start this in the folder that you "
-                "submitted from"
-            )
-        cause, sentence, remedy = self.answer()
-        text = f"Job {self.job_id} {sentence.rstrip('.')}."
-        if run and self.failed_rank:  # the end of rank 0, which has the run's result, is a consequence
-            text += f" Its run {path} was in phase '{run.phase}'."
-        elif run:
-            text += f" Its run {path}: {run.text.removesuffix(f' Next: {run.remedy}.')}"
-        elif self.last_line and cause not in ("pending", "finished"):
-            text += f" The last words in {self.log_path}: {self.last_line.rstrip('.')}."
-        text += f" Next: {remedy}." if remedy else ""
-        text += f" This is from files alone: {'; '.join(missing)}." if not tools else ""
-        files = {str(self.log_path): self.last_line, str(path): run}
-        sources = [*tools, *(name for name, known in files.items() if known)]
-        state, code = self.words.get("State"), self.words.get("ExitCode") or self.exit_code() or None
-        return JobDiagnosis(self.job_id, text, cause, state, code, remedy, sources, self.steps, path, run)
+def _exit_code(pair: str) -> str:
+    """One code of Slurm's EXIT:SIGNAL: the pair if it has a meaning of its own, else 128 + SIGNAL or EXIT."""
+    code, _, number = pair.partition(":")
+    if number == "0" and int(code) > 2 and (whole := str(128 + int(code))) in EXIT_CODES:
+        return whole  # sacct of Slurm 22.05 shows 141 as 13:0
+    return pair if pair in EXIT_CODES else code if number in ("", "0") else str(128 + int(number))
+
+
+def _failed_rank(log: str) -> tuple[str, str] | None:
+    """The first failed rank in torchrun's report and its exit code; torchrun ends the others by SIGTERM."""
+    ranks = [(rank, int(code)) for rank, code in re.findall(FAILED_RANK, log)]
+    codes = [(rank, str(code if code >= 0 else 128 - code)) for rank, code in ranks if code not in (-15, 143)]
+    return codes[0] if codes else None
+
+
+def _by_code(
+    job_id: str, code: str, rank: tuple[str, str] | None, run: Run | None, log: str, resume: str
+) -> tuple[str, str, str]:
+    """(cause, sentence, remedy) of a job that its state does not explain."""
+    # A user's own script, whose codes have other meanings, leaves no line of ours in its log.
+    is_ours = run is not None or not log or re.search("^(ogbnlib|error): ", log, re.MULTILINE)
+    # A notebook may let its runs be killed on purpose.
+    is_own = run is not None and not any(folder.name.endswith(f"-{job_id}") for folder in run.run_dir.parents)
+    cause, meaning, remedy = meaning_of(code, foreign=not is_ours)
+    sentence = meaning if ":" in code else f"{meaning} (exit code {code})"
+    if cause == "stopped at a checkpoint":
+        why = "".join(re.findall(r"^ogbnlib: .*?(not requeued.*)$", log, re.MULTILINE)[-1:])
+        sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue"
+        sentence += f": {why}" if why else ""
+        remedy = f"{resume}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
+    elif rank and code != "0":
+        cause, meaning, remedy = meaning_of(rank[1])
+        sentence = f"failed because of its rank {rank[0]}: {meaning} (exit code {rank[1]})"
+    elif run and run.exit_code and (is_own if code == "0" else code != "2" or run.exit_code == 2):
+        cause, remedy = run.diagnosis.cause, run.diagnosis.remedy
+        sentence = f"ended as its run did (exit code {run.exit_code})"
+        sentence = "ended with exit code 0, but its run did not finish" if code == "0" else sentence
+    elif code == "0":
+        remedy = ""
+    if "resume" in remedy and "sbatch" not in remedy:
+        remedy = resume + (", with a smaller lr=..." if cause == "diverged" else "")
+    return cause, sentence, remedy
 
 
 def diagnose_job(job_id: str | int) -> JobDiagnosis:
-    """Say how a Slurm job ended, or what it waits for, and what to do next.
+    """Diagnose a Slurm job: the cause of its end, or what it waits for, and the next step.
 
-    Its run is the one that its log names, or runs/NAME-JOBID in the job's working directory; where Slurm does not know
-    the job, in the present one.
+    Its run is the one that its log names, or runs/NAME-JOBID in the job's working directory, or in the current one if
+    Slurm does not know the job.
 
     Args:
         job_id: As sbatch and squeue print it: 123, or 123_4 for the task of an array; 123 means all tasks of an array.
@@ -293,11 +255,11 @@ def diagnose_job(job_id: str | int) -> JobDiagnosis:
     name = str(job_id).strip()
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")
-    rows, tools, missing = _ask(name)
+    rows, asked = _ask(name)
     jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
     if not jobs and "_" not in name and _find_run(name, Path()) is None:
         jobs = {name + folder.name.rpartition(name)[2]: {} for folder in sorted(Path().glob(f"runs/*-{name}_*"))}
-    found = [_Job(job, words, rows).diagnose(tools, missing) for job, words in (jobs or {name: {}}).items()]
+    found = [_diagnose(job, row, rows, asked) for job, row in (jobs or {name: {}}).items()]
     if len(found) == 1:
         return found[0]
     causes = [task.cause for task in found]

@@ -1,4 +1,4 @@
-"""A command in a child process inside a limit: started, relayed, recorded, and ended with all that it leaves behind."""
+"""A command in a child process inside a limit: started, relayed, recorded, and ended with all its processes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from ..memory.limits import Limit, kill_tree
+from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, InterruptCounter, block_stop_signals, handled
-from ..memory.tally import Tally
 from ..progress import Live
-from .diagnosis import STOPPED
-from .folder import OUTPUT, standing
+from .exit_codes import STOPPED
+from .folder import standing
 
-# For our trainer; another command is to be seen as it is. glibc's malloc keeps much of what is freed (mallopt(3)). Two
-# arenas for all threads, not eight per core: a run under 40 MB of head-room finished that was killed before. Blocks
-# from 4 MiB on come from mmap and go back at once, where the default raises that size to 32 MiB as it goes: 75 MB less
-# at the peak of [15, 10, 5] x 1024, at the same speed.
+# For the trainer alone; another command runs as it is. glibc's malloc keeps much of what is freed (mallopt(3)): two
+# arenas for all threads, not eight per core, let a run finish with 40 MB less. Blocks from 4 MiB on come from mmap and
+# go back at once, where the default threshold grows to 32 MiB: 75 MB less at the peak of [15, 10, 5] x 1024.
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
-GRACE_S = 120.0  # for a checkpoint, once a run has been told to stop because its folder can't be written
-STOP_S = 4.0  # for a checkpoint, once a person has pressed stop, who is waiting for the end
-# How torch tells of a worker that was killed (torch.utils.data, signal_handling); its trainer then ends by itself.
+GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
+STOP_S = 4.0  # for a checkpoint, when a person waits for the end
+# torch's report of a killed worker (torch.utils.data, signal_handling); its trainer then ends by itself.
 _WORKER_KILLED = re.compile(r"worker \(pid\S* \d+\) is killed by signal: Killed")
 
 
@@ -46,32 +45,32 @@ class Outcome:
 
     exit_code: int
     tail: str
-    tally: Tally
+    record: Record
     evidence: dict[str, Any]
     peak_bytes: int | None
     interrupted: bool = False
-    unwritable: str | None = None  # why the command was told to stop, where its samples or output could not be kept
+    unwritable: str | None = None  # why the command had to stop: its samples or output could not be written
 
 
 class _Unwritable:
-    """Has a trainer stop in order, by SIGTERM, because something about it can't be written; SIGKILL after a while.
+    """Handler of a folder that can't be written: SIGTERM for a trainer, and SIGKILL after `GRACE_S`.
 
-    Another command goes on: its work is worth more than its recording.
+    Another command goes on: its work is worth more than its record.
     """
 
-    said: str | None = None
+    message: str | None = None
     _timer: threading.Timer | None = None
 
     def __init__(self, pid: int, *, stops: bool):
         self._pid, self._stops = pid, stops
 
     def __call__(self, error: OSError) -> None:
-        if self.said is None:
-            then = "make room there, or mend it, and go on with --resume" if self._stops else "it was not recorded on"
-            self.said = f"{error.filename}: {error.strerror}; {then}"
-            print(f"error: {self.said}", file=sys.stderr, flush=True)
-            if not self._stops:
-                return
+        if self.message is not None:
+            return
+        then = "free some space there and go on with --resume" if self._stops else "the command is no longer recorded"
+        self.message = f"{error.filename}: {error.strerror}; {then}"
+        print(f"error: {self.message}", file=sys.stderr, flush=True)
+        if self._stops:
             self._timer = threading.Timer(GRACE_S, kill_tree, [self._pid])
             self._timer.start()
             os.kill(self._pid, signal.SIGTERM)
@@ -83,15 +82,16 @@ class _Unwritable:
 
 
 class _Stopping:
-    """Ends a command that was interrupted: by SIGTERM, which a trainer answers with a checkpoint between two batches,
-    and by SIGKILL after some seconds or on a second press.
+    """End of an interrupted command: SIGTERM, which a trainer answers with a checkpoint, then SIGKILL.
+
+    SIGKILL comes after `STOP_S`, or on a second interrupt.
     """
 
-    def __init__(self, pid: int, presses: InterruptCounter, live: Live | None):
-        self._pid, self._presses, self._live, self._until_s = pid, presses, live, 0.0
+    def __init__(self, pid: int, interrupts: InterruptCounter, live: Live | None):
+        self._pid, self._interrupts, self._live, self._until_s = pid, interrupts, live, 0.0
 
     def __call__(self) -> None:
-        if not self._presses.number:
+        if not self._interrupts.number:
             return
         if not self._until_s:
             self._until_s = time.monotonic() + STOP_S
@@ -101,7 +101,7 @@ class _Stopping:
                 self._live.write("stopping ...\n")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)
-        elif self._presses.number > 1 or time.monotonic() > self._until_s:
+        elif self._interrupts.number > 1 or time.monotonic() > self._until_s:
             kill_tree(self._pid)
 
 
@@ -118,23 +118,23 @@ def supervise(
     inherited: tuple[int, ...] = (),
     stdin: int | None = subprocess.DEVNULL,
 ) -> Outcome:
-    """Run a command inside `limit`, recorded in `run_dir` until it ends, and end all that it leaves behind.
+    """Run a command inside `limit`, record it in `run_dir` until it ends, and end all its processes.
 
-    Signals that would end this process are passed on to the child meanwhile, if this is the main thread, and SIGINT
-    ends it in order, at once when it comes again. A command that can't be executed ends with 126, or 127 where it or
-    its interpreter is not there, as in a shell.
+    In the main thread, signals that would end this process are passed on to the child, and SIGINT stops it in order, a
+    second one at once. A command that can't be executed ends with 126, or 127 if it or its interpreter does not exist,
+    as in a shell.
 
     Args:
-        recorder: One of `run_dir`, where it has one already.
-        env: Beside this process's own environment.
-        echo: Relay the output; it is in `output.log` either way.
-        how: What is shown of it meanwhile, as `Live` takes it.
-        holds_back: The command calls `signals.take_over`; until then it keeps stop signals waiting.
-        inherited: Descriptors.
-        stdin: As `subprocess.Popen` takes it.
+        recorder: A recorder of `run_dir` that is open already.
+        env: Added to this process's own environment.
+        echo: Relay the output; it is in `output.log` in any case.
+        how: The kind of live line, see `Live`.
+        holds_back: Whether the command calls `signals.take_over`; until then its stop signals are blocked.
+        inherited: File descriptors.
+        stdin: For `subprocess.Popen`.
     """
-    recorder, forward, presses = recorder or Recorder(run_dir), Forward(), InterruptCounter()
-    with handled(forward, FORWARDED), handled(presses, [signal.SIGINT]):
+    recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), InterruptCounter()
+    with handled(forward, FORWARDED), handled(interrupts, [signal.SIGINT]):
         try:
             with block_stop_signals() if holds_back else contextlib.nullcontext():
                 process = subprocess.Popen(
@@ -152,8 +152,8 @@ def supervise(
             recorder.stop()
             if not isinstance(error, OSError):
                 raise
-            code, said = 127 if error.errno == errno.ENOENT else 126, f"error: {argv[0]}: {error.strerror}"
-            return Outcome(code, said, recorder.tally, evidence, None)
+            code, message = 127 if error.errno == errno.ENOENT else 126, f"error: {argv[0]}: {error.strerror}"
+            return Outcome(code, message, recorder.record, evidence, None)
         forward.begin(process.pid)
         unwritable = _Unwritable(process.pid, stops=holds_back)
         tail, status = "", -signal.SIGKILL
@@ -164,14 +164,14 @@ def supervise(
                 cgroup=lambda: limit.cgroup,
                 longest_pause_s=limit.longest_pause_s,
                 check=limit.check,
-                on_error=lambda: kill_tree(process.pid),  # a run whose memory nobody watches must not go on
+                on_error=lambda: kill_tree(process.pid),  # a run without a watchdog must not go on
                 on_unwritable=unwritable,
             )
-            text = functools.partial(standing, run_dir, recorder.tally, limit.limit_bytes)
+            text = functools.partial(standing, run_dir, recorder.record, limit.limit_bytes)
             with Live(text, how, every_step=echo, apart=not holds_back) as live:
-                stopping = _Stopping(process.pid, presses, live if how != "none" else None)
+                stopping = _Stopping(process.pid, interrupts, live if how != "none" else None)
                 show = functools.partial(_show, live, recorder) if echo else lambda data: False
-                tail = _relay(process, run_dir / OUTPUT, show, unwritable, stopping)
+                tail = _relay(process, RunPaths(run_dir).output, show, unwritable, stopping)
         finally:
             forward.end()
             unwritable.end()
@@ -179,17 +179,17 @@ def supervise(
             try:
                 status = process.wait()
             finally:
-                interrupted = presses.number > 0
+                interrupted = interrupts.number > 0
                 evidence, peak = _close(process, limit, recorder, 0 if interrupted else status, tail)
     code = 130 if interrupted else 128 - status if status < 0 else status
     if evidence["killed_by"]:
         evidence |= {"ended_with": status} if status >= 0 else {}
-        code = 137  # a worker was picked by the killer, or its parent ended first: the tree died of the same cause
-    return Outcome(code, tail, recorder.tally, evidence, peak, interrupted, unwritable.said)
+        code = 137  # also where the killer chose a worker, or the parent ended first
+    return Outcome(code, tail, recorder.record, evidence, peak, interrupted, unwritable.message)
 
 
 class _Log:
-    """output.log, appended to as long as it can be."""
+    """Writer of output.log, as long as it can be written."""
 
     def __init__(self, path: Path, unwritable: _Unwritable):
         self._path, self._unwritable = path, unwritable
@@ -215,7 +215,7 @@ class _Log:
 def _close(
     process: subprocess.Popen[bytes], limit: Limit, recorder: Recorder, status: int, tail: str
 ) -> tuple[dict[str, Any], int | None]:
-    """Let go of everything; what the limit knows of the end, and the peak that the kernel counted."""
+    """Close everything; return the limit's evidence and the kernel's peak."""
     assert process.stdout is not None
     process.stdout.close()
     try:
@@ -230,12 +230,12 @@ def _close(
 
 
 def _show(live: Live, recorder: Recorder, data: bytes) -> bool:
-    """Relay output; False, and noted in the run's folder, once nobody takes it any more."""
+    """Relay output; return False, after a note in the events, when standard output refuses it."""
     live.write(data)
     if (refusal := live.refusal()) is None:
         return True
     with contextlib.suppress(OSError):
-        text = f"standard output: {refusal.strerror}; from here on the output is in {OUTPUT} alone"
+        text = f"standard output: {refusal.strerror}; from here on the output is only in output.log"
         recorder.log.mark("note", text=text)
     return False
 
@@ -247,7 +247,7 @@ def _relay(
     unwritable: _Unwritable,
     stopping: Callable[[], object],
 ) -> str:
-    """Copy the output to the log, and to `show` until that is False, until the child ends; returns its last lines."""
+    """Copy the child's output to the log, and to `show` while that returns True, until it ends; return its tail."""
     assert process.stdout is not None
     descriptor, tail, pause_s, ended_s, pending, shown = process.stdout.fileno(), b"", 0.2, 0.0, 0, True
     with _Log(log_path, unwritable) as log:
@@ -259,16 +259,16 @@ def _relay(
                 log.write(data)
                 tail, pending = (tail + data)[-4000:], pending - len(data)
                 shown = shown and show(data)
-            elif readable:  # closed, which is nearly always the end; but a command may go on without
+            elif readable:  # closed, which is nearly always the end; but a command may go on without output
                 descriptor, pause_s = -1, 0.001
             else:
                 pause_s = min(0.2, 2 * pause_s)
-            # It is not waited for here: its number stays its own until then.
+            # WNOWAIT keeps the process number reserved until `supervise` has ended the whole tree.
             if not ended_s and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 ended_s = time.monotonic()
                 if descriptor >= 0:
                     (pending,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
-            # An orphaned worker may hold the pipe open for ever: half a second of silence is the end, or of its words.
+            # An orphaned worker may keep the pipe open for ever: half a second of silence, or of its output, ends it.
             if ended_s and (descriptor < 0 or (time.monotonic() - ended_s > 0.5 and (not readable or pending <= 0))):
                 break
     return tail.decode(errors="replace")

@@ -26,8 +26,10 @@ from ..errors import Diverged, InputError
 from ..files import StrPath, write_atomically
 from ..graph.store import Store
 from ..memory.reading import own_disk_bytes
+from ..memory.record import METRIC_COLUMNS, RunPaths
 from ..memory.recorder import EventLog
-from ..runs.folder import BEST, CHECKPOINT, CONFIG, DAMAGED, METRIC_COLUMNS, METRICS, PREVIOUS, Run, check_changes
+from ..runs.attempt import check_changes
+from ..runs.folder import Run
 from .step import Learner
 
 Row = dict[str, float | None]
@@ -135,12 +137,13 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str, Any], Path]:
     """Return a run's config, weights, the fingerprint of their data set, and their file: best.pt or checkpoint.pt."""
     folder = Run.open(run_dir).run_dir
-    path = next((file for name in (BEST, CHECKPOINT) if (file := folder / name).is_file()), None)
+    paths = RunPaths(folder)
+    path = next((path for path in (paths.best, paths.checkpoint) if path.is_file()), None)
     if path is None:
-        raise InputError(f"{folder}: expected the weights of a run ({BEST} or {CHECKPOINT}), found neither")
+        raise InputError(f"{folder}: expected the weights of a run (best.pt or checkpoint.pt), found neither")
     content = read_checkpoint(path)
     # A best.pt of an earlier version has no fingerprint; the checkpoint next to it has the same data set.
-    data = content["data"] if "data" in content else read_checkpoint(folder / CHECKPOINT)["data"]
+    data = content["data"] if "data" in content else read_checkpoint(paths.checkpoint)["data"]
     return TrainConfig.restore(content["config"]), content["model"], data, path
 
 
@@ -161,7 +164,7 @@ def write_metrics(run_dir: Path, history: list[Row]) -> None:
     table = csv.DictWriter(text, METRIC_COLUMNS, lineterminator="\n")
     table.writeheader()
     table.writerows(history)
-    write_atomically(run_dir / METRICS, lambda file: file.write(text.getvalue().encode()))
+    write_atomically(RunPaths(run_dir).metrics, lambda file: file.write(text.getvalue().encode()))
 
 
 class Checkpointer:
@@ -198,7 +201,8 @@ class Checkpointer:
         if self.run_dir is not None and self.ranks.first:
             with self.log.phase("checkpoint"):
                 parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
-                _write(self.run_dir / CHECKPOINT, {**vars(state), **self._about, **parts}, self.run_dir / PREVIOUS)
+                paths = RunPaths(self.run_dir)
+                _write(paths.checkpoint, {**vars(state), **self._about, **parts}, paths.previous)
         self.ranks.wait()  # no rank may end before the file is written
         self._saved = replace(state)
 
@@ -212,7 +216,7 @@ class Checkpointer:
             self.log.mark("metrics", **row)
             self.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             if self.config.keep == "best" and is_best:  # before the checkpoint: a resumed run would not come back here
-                _write(self.run_dir / BEST, {**row, **self._about, "model": self.learner.model.state_dict()})
+                _write(RunPaths(self.run_dir).best, {**row, **self._about, "model": self.learner.model.state_dict()})
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
@@ -224,7 +228,7 @@ class Checkpointer:
             InputError: if a run that has trained has no sound checkpoint, or config or data set must not change so.
         """
         assert self.run_dir is not None
-        last, previous = self.run_dir / CHECKPOINT, self.run_dir / PREVIOUS
+        last, previous = RunPaths(self.run_dir).checkpoint, RunPaths(self.run_dir).previous
         problems: list[str] = []
         content, path = None, last
         for path in filter(Path.is_file, (last, previous)):
@@ -269,10 +273,11 @@ class Checkpointer:
         """Write the changes of a resumption to the run's folder, after all ranks have accepted it."""
         assert self.run_dir is not None
         self.log.mark("resumed", epoch=state.epoch, position=state.position)
-        self.config.save(self.run_dir / CONFIG)
+        paths = RunPaths(self.run_dir)
+        self.config.save(paths.config)
         write_metrics(self.run_dir, state.history)
         if self._damaged:  # else the next save would replace the sound one by it
-            os.replace(self.run_dir / CHECKPOINT, self.run_dir / DAMAGED)
+            os.replace(paths.checkpoint, paths.damaged)
 
     def check_finite(self, state: State) -> None:
         """Raise `Diverged` if a rank has a value that is not finite. On a GPU this waits for its pending work."""
@@ -288,8 +293,9 @@ class Checkpointer:
         if self.run_dir is None:
             remedy = "start again with a smaller lr (without a run_dir there is no checkpoint)"
         elif saved is not None:
-            where = f"{CHECKPOINT} is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
-            remedy = f"{where}; {remedy}; if that diverges at once, move it away to go on from {PREVIOUS}"
+            where = f"checkpoint.pt is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
+            previous = RunPaths(self.run_dir).previous.name
+            remedy = f"{where}; {remedy}; if that diverges at once, move it away to go on from {previous}"
         return Diverged(
             f"diverged: {what} in epoch {epoch}, {state.position:,} of {self.num_seeds:,} seeds trained, with "
             f"lr={lr:g} and precision={config.precision}; {remedy}; `python -m ogbnlib verify` looks for features that "

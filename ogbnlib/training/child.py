@@ -21,14 +21,14 @@ from pathlib import Path
 
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
-    """Call `work` and return an exit code of `diagnosis.EXIT_CODES`; print expected errors as one sentence.
+    """Call `work` and return an exit code of `exit_codes.EXIT_CODES`; print expected errors as one sentence.
 
     Only an unexpected error has a traceback.
     """
     from ..errors import clear_errors, no_exit
     from ..memory.signals import Stopped, ignore
     from ..memory.workers import WorkerDied
-    from ..runs.diagnosis import exit_code_of
+    from ..runs.exit_codes import exit_code_of
 
     try:
         with clear_errors(), no_exit():
@@ -60,7 +60,8 @@ def main(arguments: list[str]) -> int:
     from ..errors import clear_errors
     from ..memory import cuda
     from ..memory.signals import StopRequest, die_with_parent, take_over
-    from ..runs.folder import CONFIG_VARIABLE, Run, locked
+    from ..runs.attempt import CONFIG_VARIABLE, locked
+    from ..runs.folder import Run
     from .distributed import end_here, join
     from .train import train_prepared
 
@@ -93,7 +94,7 @@ def try_model(num_features: str, num_classes: str, batch: str, file: str, run_di
     """
     from ..config import TrainConfig
     from ..files import write_json
-    from ..runs.folder import CONFIG_VARIABLE
+    from ..runs.attempt import CONFIG_VARIABLE
     from .custom_model import make_model
     from .step import measure_step
 
@@ -127,7 +128,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     """
     from ..memory.recorder import EventLog
     from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent
-    from ..runs.diagnosis import UNFINISHED
+    from ..runs.exit_codes import UNFINISHED
 
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # before torch starts threads; the ranks take over
     threading.Thread(target=_pass_on, name="signals", daemon=True).start()

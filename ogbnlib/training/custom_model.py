@@ -26,8 +26,8 @@ from ..config import TrainConfig
 from ..errors import InputError, no_exit
 from ..files import home, write_atomically
 from ..graph.store import Store
+from ..memory.record import RunPaths
 from ..registry import MODELS
-from ..runs.folder import MODEL
 from .models import Call, degree_histogram, random_batch
 
 
@@ -76,7 +76,7 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
     place, _, name = config.model.rpartition(":")
     if place == "__main__" or "<locals>" in name:
         raise InputError(f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)")
-    source, is_file, copy = Path(place), place.endswith(".py"), Path() if run_dir is None else run_dir / MODEL
+    source, is_file, copy = Path(place), place.endswith(".py"), Path() if run_dir is None else RunPaths(run_dir).model
     with contextlib.suppress(Exception):  # no such module, or one without a file: the import says so
         source = home(place) if is_file else Path(importlib.util.find_spec(place).origin)  # type: ignore
     content = source.read_bytes() if source.is_file() else None

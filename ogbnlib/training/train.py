@@ -34,9 +34,9 @@ from ..memory.signals import Stopped, StopRequest, handled
 from ..memory.workers import workers_ended
 from ..propagation.hops import propagated
 from ..registry import MODELS
-from ..runs.attempt import Attempt
-from ..runs.diagnosis import exit_code_of
-from ..runs.folder import Run, own_run_dir
+from ..runs.attempt import Attempt, open_run_dir
+from ..runs.exit_codes import exit_code_of
+from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
 from ..sampling.policies import Loaders, compile_kernels, make_loaders
@@ -123,7 +123,7 @@ def train(
                 make_model(config, size.num_features, size.num_classes, folder if resume else None, model)
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
-                before, _lock = stack.enter_context(own_run_dir(config, folder, resume=resume))
+                before, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(before, config))
         with clear_errors(folder):
             return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, model=model)

@@ -19,10 +19,10 @@ from torch_geometric.data import Data
 from ..config import TrainConfig
 from ..graph.disk import Interrupted
 from ..memory.reading import own_memory
+from ..memory.record import RunPaths
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
 from ..progress import Count, Live, details
-from ..runs.folder import PROGRESS
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Checkpointer, Row, State
 from .step import Learner
@@ -40,7 +40,7 @@ class Progress:
     def __init__(self, how: str, log: EventLog, run_dir: Path | None = None):
         self._log, self._count, self._kept_s = log, Count(0), 0.0
         self._read = Count(0)
-        self._file = -1 if run_dir is None else os.open(run_dir / PROGRESS, os.O_WRONLY | os.O_CREAT, 0o666)
+        self._file = -1 if run_dir is None else os.open(RunPaths(run_dir).progress, os.O_WRONLY | os.O_CREAT, 0o666)
         self._silent = how == "none"
         self.live = Live(self._text, "none" if how == "relayed" else how)
 

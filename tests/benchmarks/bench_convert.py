@@ -47,7 +47,7 @@ def measured(code: str, arguments: list[str], limit_bytes: int | None, folder: P
     if limit_bytes is not None and not limit.name.startswith("cgroup"):
         print(f"no hard limit here ({'; '.join(refused)}): {limit.name} instead")
     outcome = supervise([sys.executable, "-c", code, *arguments], folder, limit, echo=False)
-    return outcome, outcome.tally.peaks["anon_shmem_bytes"]
+    return outcome, outcome.record.peaks["anon_shmem_bytes"]
 
 
 def matches_scipy(store: Store, raw: Path) -> bool:

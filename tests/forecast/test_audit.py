@@ -20,7 +20,7 @@ from ogbnlib.sources.synth import synthesize
 
 
 def audited(folder: Path, dataset: str) -> dict[str, Any]:
-    tally = Run.open(folder).tally
+    tally = Run.open(folder).record
     return audit(TrainConfig.create(dataset=dataset), None, tally.phases, tally.largest_parts)
 
 
@@ -64,7 +64,7 @@ def resumed(tmp_path: Path) -> Path:
 
 
 def test_only_the_last_attempt_is_measured(resumed: Path) -> None:
-    tally = Run.open(resumed).tally
+    tally = Run.open(resumed).record
     assert tally.phases == {"load": 100 * MB, "": 120 * MB}
     assert tally.largest_parts == {"features": 40 * MB}
 

@@ -18,7 +18,8 @@ from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory import cuda
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.runs.diagnosis import explain_cuda_message, explain_exit_code
+from ogbnlib.runs.diagnosis import explain_cuda_message
+from ogbnlib.runs.exit_codes import meaning_of
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.child import main
@@ -325,7 +326,7 @@ def test_a_child_that_runs_out_of_gpu_memory_ends_with_its_own_code(
     tiny_config().save(tmp_path / "run" / "config.json")
     assert main([str(tmp_path / "run")]) == OUT_OF_CUDA_MEMORY
     assert "error: CUDA out of memory" in capfd.readouterr().err
-    assert explain_exit_code(76)[0].startswith("out of GPU memory")
+    assert meaning_of(76).text.startswith("out of GPU memory")
 
 
 def test_the_diagnosis_has_the_largest_free_block_and_the_retries(

@@ -371,7 +371,7 @@ limit, _ = make_limit(int(sys.argv[2]) or None)
 neighbour = subprocess.Popen([sys.executable, "-c", sys.argv[5]]) if sys.argv[5] else None
 done = supervise([sys.executable, "-c", sys.argv[4]], Path(sys.argv[3]), limit, echo=False)
 ended = neighbour.wait() if neighbour else None
-print(json.dumps([done.exit_code, done.evidence, done.peak_bytes, done.tally.held_peak_bytes, ended]))
+print(json.dumps([done.exit_code, done.evidence, done.peak_bytes, done.record.held_peak_bytes, ended]))
 """
 HOG_SOON = "import time; time.sleep(1.5)\n" + HOG
 SMALL = "import sys, time; held = b'x' * (30 << 20); time.sleep({}); sys.exit({})"

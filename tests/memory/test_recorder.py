@@ -1,4 +1,4 @@
-"""Promises of `recorder` and `tally`: a week is as small as a minute, and no peak, boundary or last sample is lost."""
+"""Promises of `recorder` and `record`: a week is as small as a minute, and no peak, boundary or last sample is lost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from conftest import MB, wait_until
 
 from ogbnlib.memory import reading
 from ogbnlib.memory.reading import Reading
-from ogbnlib.memory.recorder import STRETCHES, EventLog, Recorder, Thinning, _Pace, parse_events
-from ogbnlib.memory.tally import Tally
+from ogbnlib.memory.record import Record, parse_events
+from ogbnlib.memory.recorder import NUM_BINS, EventLog, Recorder, SamplingInterval, Thinning
 from ogbnlib.runs.folder import Run
 
 WEEK_S = 7 * 24 * 3600.0
@@ -45,7 +45,7 @@ class Simulated:
     def phase(self, name: str, duration_s: float, peak_bytes: int, **info: Any) -> None:
         """A phase with one sample of `peak_bytes` somewhere in it, all others below."""
         self.trainer.mark("begin", phase=name, **info)
-        end_s, step_s = self.now_s + duration_s, max(0.05, (self.now_s - self.began_s) / STRETCHES / 3)
+        end_s, step_s = self.now_s + duration_s, max(0.05, (self.now_s - self.began_s) / NUM_BINS / 3)
         samples = max(3, int(duration_s / step_s))
         at = self.random.randrange(samples)
         for i in range(samples):
@@ -75,11 +75,11 @@ def test_a_weeks_samples_stay_small_and_keep_every_phases_peak_and_both_sides_of
     peaks = done.timeline.groupby((done.timeline["phase"] != done.timeline["phase"].shift()).cumsum())
     assert peaks["cgroup_anon_bytes"].max().tolist() == run.peaks
     assert peaks["phase"].first().tolist() == [phase.label for phase in done.phases]
-    tally = run.recorder.tally
-    assert tally.phases == {"train epoch": max(run.peaks), "eval valid": run.peaks[-2], "checkpoint": run.peaks[-1]}
-    assert (tally.held_peak_bytes, tally.peaks["cgroup_anon_bytes"]) == (max(run.peaks), max(run.peaks))
-    assert tally.duration_s == pytest.approx(run.now_s - run.began_s, abs=5)
-    assert vars(done.tally)["phases"] == tally.phases  # and so a reader of the files finds them
+    record = run.recorder.record
+    assert record.phases == {"train epoch": max(run.peaks), "eval valid": run.peaks[-2], "checkpoint": run.peaks[-1]}
+    assert (record.held_peak_bytes, record.peaks["cgroup_anon_bytes"]) == (max(run.peaks), max(run.peaks))
+    assert record.duration_s == pytest.approx(run.now_s - run.began_s, abs=5)
+    assert vars(done.record)["phases"] == record.phases  # and so a reader of the files finds them
 
 
 def test_a_resumed_run_is_thinned_by_its_whole_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_the_watcher_sees_every_sample_of_a_thinned_timeline(tmp_path: Path) -> 
 
 
 def test_samples_are_as_dense_as_their_cost_allows_and_denser_while_memory_moves() -> None:
-    pace = _Pace(0.05)
+    pace = SamplingInterval(0.05)
     assert {pace.next_s(0.0001, 10**9) for _ in range(20)} == {0.05}
     assert pace.next_s(10.0, 10**9) < 0.08  # one slow sample, the first or one with a PSS, blinds nobody
     for _ in range(100):
@@ -156,61 +156,44 @@ def test_an_item_is_kept_of_each_stretch_and_the_number_grows_with_the_logarithm
     for i in range(1, 400_001):
         if (ended := thinning.add(i / 20, (i * 7919) % 1000, i / 20)) is not None:
             kept.append(ended)
-    assert STRETCHES <= len(kept) < STRETCHES * 7.5  # 1 + ln(20,000 s / 100 s) = 6.3
+    assert NUM_BINS <= len(kept) < NUM_BINS * 7.5  # 1 + ln(20,000 s / 100 s) = 6.3
     gaps = [later - earlier for earlier, later in itertools.pairwise(kept)]
-    assert max(gaps) < 2.2 * 20_000 / STRETCHES
+    assert max(gaps) < 2.2 * 20_000 / NUM_BINS
 
 
-# The tally ------------------------------------------------------------------------------------------------------------
+# The record -----------------------------------------------------------------------------------------------------------
 
 
-def mark(tally: Tally, event: str, time_s: float = 0.0, **info: Any) -> None:
-    tally.event({"time_s": time_s, "event": event, **info})
+def mark(record: Record, event: str, time_s: float = 0.0, **info: Any) -> None:
+    record.event({"time_s": time_s, "event": event, **info})
 
 
-def test_a_tally_says_where_an_attempt_stands_and_what_it_held_as_the_phase_began() -> None:
-    tally = Tally()
-    assert (tally.phase, tally.held_bytes, tally.parts) == (None, None, {})
-    mark(tally, "begin", phase="eval valid")
-    tally.sample(1.0, sample(10 * MB))
-    mark(tally, "begin", phase="build valid loader")
-    tally.sample(2.0, sample(90 * MB))
-    assert tally.phase is not None
-    assert (tally.phase.label, tally.phase.depth, tally.phase.held_bytes) == ("build valid loader", 1, 10 * MB)
-    mark(tally, "end", phase="build valid loader")
-    assert tally.phase.label == "eval valid"
-    mark(tally, "end", phase="eval valid")
-    mark(tally, "begin", phase="train epoch", epoch=3)
-    mark(tally, "end", phase="train epoch")
-    assert tally.phase.label == "train epoch 3"  # the last one that it finished
-    assert tally.phases == {"eval valid": 10 * MB, "build valid loader": 90 * MB}
-
-
-def test_the_innermost_phase_that_failed_is_where_it_ended() -> None:
-    tally = Tally()
-    for name in ("eval valid", "build valid loader"):
-        mark(tally, "begin", phase=name)
-    for name in ("build valid loader", "eval valid"):
-        mark(tally, "end", phase=name, failed="MemoryError")
-    assert tally.phase is not None
-    assert tally.phase.label == "build valid loader"
+def test_a_record_says_where_an_attempt_stands_and_what_it_held_as_the_phase_began() -> None:
+    record = Record()
+    assert (record.phase, record.held_bytes, record.parts) == (None, None, {})
+    mark(record, "begin", phase="eval valid")
+    record.sample(1.0, sample(10 * MB))
+    mark(record, "begin", phase="build valid loader")
+    record.sample(2.0, sample(90 * MB))
+    assert record.phase is not None
+    assert (record.phase.label, record.phase.depth, record.phase.held_bytes) == ("build valid loader", 1, 10 * MB)
+    mark(record, "end", phase="build valid loader")
+    assert record.phase.label == "eval valid"
+    mark(record, "end", phase="eval valid")
+    mark(record, "begin", phase="train epoch", epoch=3)
+    mark(record, "end", phase="train epoch")
+    assert record.phase.label == "train epoch 3"  # the last one that it finished
+    assert record.phases == {"eval valid": 10 * MB, "build valid loader": 90 * MB}
 
 
 def test_an_attempt_takes_nothing_over_from_the_one_before() -> None:
-    tally = Tally()
-    mark(tally, "part", name="features", bytes=5)
-    mark(tally, "cuda_oom", message="full")
-    tally.sample(1.0, sample(MB))
-    mark(tally, "start", time_s=50.0)
-    assert tally.events.pop("start")["time_s"] == 50.0
-    assert vars(tally) == vars(Tally(50.0))
-
-
-def test_only_the_first_rank_to_end_is_told() -> None:
-    tally = Tally()
-    for rank in (1, 0):
-        mark(tally, "rank ended", rank=rank, exit_code=137)
-    assert tally.events["rank ended"]["rank"] == 1
+    record = Record()
+    mark(record, "part", name="features", bytes=5)
+    mark(record, "cuda_oom", message="full")
+    record.sample(1.0, sample(MB))
+    mark(record, "start", time_s=50.0)
+    assert (record.events.pop("start")["time_s"], vars(record).pop("attempt")) == (50.0, 1)
+    assert vars(record) == {name: value for name, value in vars(Record(50.0)).items() if name != "attempt"}
 
 
 @pytest.mark.parametrize(
@@ -268,7 +251,7 @@ def test_readings_of_the_gpu_are_thinned_but_not_at_a_phases_ends(
             allocated[0] = epoch
     log.close()
     marked = [event for event in Run(tmp_path).events if event["event"] == "cuda"]
-    assert len(marked) < 2 * STRETCHES * 6  # of 100,000 readings
+    assert len(marked) < 2 * NUM_BINS * 6  # of 100,000 readings
     assert sum(event["allocated_bytes"] == 10_006 for event in marked) >= len(peaks)
     table, phases = Run(tmp_path).cuda, Run(tmp_path).phases
     assert table["time_s"].is_monotonic_increasing

@@ -21,7 +21,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.memory.limits import make_limit
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, block_stop_signals
-from ogbnlib.runs.diagnosis import EXIT_CODES, STOPPED
+from ogbnlib.runs.exit_codes import EXIT_CODES, STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.supervise import supervise
 from ogbnlib.training.models import Call

@@ -71,10 +71,10 @@ def test_all_runs_below_a_folder_are_one_table_that_tables_and_plots_take(
     code = "import ogbnlib, time\nfor name in ('read my data', 'think'):\n    with ogbnlib.phase(name): time.sleep(0.3)"
     watched = ogbnlib.watch(["-c", code], runs_dir=tmp_path, name="watched")
     assert {"read my data", "think"} <= {text.get_text() for text in plot_timeline(watched).texts}
-    table = ogbnlib.runs(tmp_path)
+    table = ogbnlib.list_runs(tmp_path)
     assert table.index[-1] == str(watched.run_dir)  # the youngest
     monkeypatch.chdir(tmp_path)
-    assert ogbnlib.runs(tmp_path).index[-1] == ogbnlib.runs(".").index[-1] == "watched"
+    assert ogbnlib.list_runs(tmp_path).index[-1] == ogbnlib.list_runs(".").index[-1] == "watched"
     rows = {str(Path(name).relative_to(tmp_path)): row for name, row in table.iterrows()}
     assert set(rows) == {"a", "deep/a", "b", "c", "watched"}
     assert (rows["a"]["ended"], rows["a"]["peak GB"]) == ("out of memory, exit code 137", 0.5)
@@ -89,6 +89,6 @@ def test_all_runs_below_a_folder_are_one_table_that_tables_and_plots_take(
     assert compare_runs([tmp_path / "b", Run(tmp_path / "a")]).index.tolist() == ["b", "a"]
     assert len(plot_runs(sound).axes) >= len(sound)
     with pytest.raises(InputError, match="expected a folder of runs, found none"):
-        ogbnlib.runs(tmp_path / "nothing")
+        ogbnlib.list_runs(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    assert isinstance(ogbnlib.runs(tmp_path / "empty"), pd.DataFrame)
+    assert isinstance(ogbnlib.list_runs(tmp_path / "empty"), pd.DataFrame)

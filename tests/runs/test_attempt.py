@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -19,11 +18,11 @@ from conftest import MB, write_run
 from run_history import RESUME, write_history
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
 from ogbnlib.forecast.sizes import size_of
+from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.runs.attempt import Attempt
-from ogbnlib.runs.folder import METRIC_COLUMNS, Run
-from ogbnlib.runs.sandbox import run, watch
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import run
 from ogbnlib.runs.timeline import held_memory
 
 Config = Callable[..., TrainConfig]
@@ -88,16 +87,9 @@ def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path:
     assert (found.exit_code, found.peak_bytes, found.held_peak_bytes) == (0, done.peak_bytes, done.held_peak_bytes)
     assert found.rss_peak_bytes == done.rss_peak_bytes > 50 * MB
     # Read back from the files it is the same, but for samples of moments between two that were kept.
-    assert {name: found.tally.phases[name] for name in found.tally.phases} == done.tally.phases
-    assert (found.tally.parts, found.tally.largest_parts) == (done.tally.parts, done.tally.largest_parts)
+    assert {name: found.record.phases[name] for name in found.record.phases} == done.record.phases
+    assert (found.record.parts, found.record.largest_parts) == (done.record.parts, done.record.largest_parts)
     assert repr(found) == f"Run('{tmp_path}/run', finished)"
-
-
-def test_a_folder_of_no_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"{tmp_path}: expected the folder of a run"):
-        Run.open(tmp_path)
-    with pytest.raises(InputError, match=r"config\.json: expected a run's config"):
-        _ = watch(["-c", ""], name="a", runs_dir=tmp_path).config
 
 
 # Long runs ------------------------------------------------------------------------------------------------------------
@@ -116,19 +108,6 @@ def test_a_run_with_a_past_of_a_week_ends_as_soon_as_one_without(tiny_config: Co
     assert told["took_s"] < 3
     assert told["peak_mb"] < 200
     assert Run(tmp_path / "run").metrics["epoch"].tolist() == [1, 2]
-
-
-def test_reading_back_takes_time_in_proportion_to_what_is_read(tmp_path: Path) -> None:
-    write_history(tmp_path, hours=24, phases=50_000, samples=100_000)
-    begin_s = time.monotonic()
-    found = Run.open(tmp_path)
-    table = found.timeline
-    assert (len(found.phases), len(table)) == (50_000, 100_000)
-    assert found.diagnosis.cause == "no result"
-    assert time.monotonic() - begin_s < 30  # phases x samples are 5 thousand million
-    assert found.phases[-1].label == "checkpoint"
-    for i in (1, 50_000, 99_998):  # two samples a phase: at its beginning, and in its middle
-        assert table["phase"].iloc[i] == found.phases[i // 2].label
 
 
 # What a result is made of ---------------------------------------------------------------------------------------------

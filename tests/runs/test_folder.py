@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,15 @@ from ogbnlib import runs
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
-from ogbnlib.memory.tally import Growth
-from ogbnlib.runs.folder import METRIC_COLUMNS, Run, diagnose, locked, own_run_dir
+from ogbnlib.memory.record import METRIC_COLUMNS, Growth
+from ogbnlib.runs.attempt import locked
+from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
 HOLD = (
-    "import sys, time\nfrom pathlib import Path\nfrom ogbnlib.runs.folder import locked\n"
+    "import sys, time\nfrom pathlib import Path\nfrom ogbnlib.runs.attempt import locked\n"
     "with locked(Path(sys.argv[1])):\n    print('ready', flush=True)\n    time.sleep(600)\n"
 )
 
@@ -48,14 +47,6 @@ def test_a_second_trainer_is_refused_by_folder_and_process_and_changes_nothing(
     train(tiny_config(epochs=2), folder, resume=True)  # it was killed, so nothing holds the folder any more
 
 
-def test_one_process_does_not_train_twice_in_a_folder(tiny_config: Config, tmp_path: Path) -> None:
-    with (
-        own_run_dir(tiny_config(), tmp_path / "run", resume=False),
-        pytest.raises(InputError, match=refusal(tmp_path / "run", os.getpid())),
-    ):
-        train(tiny_config(), tmp_path / "run", resume=True)
-
-
 @pytest.mark.parametrize("start", [train, run])
 def test_resuming_in_an_empty_or_missing_folder_starts_a_run_and_says_so(
     tiny_config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str], start: Callable[..., object]
@@ -75,20 +66,6 @@ def test_resuming_in_a_folder_of_something_else_changes_nothing(tiny_config: Con
     with pytest.raises(InputError, match="expected a new or empty folder, found other files in it; name another one"):
         train(tiny_config(), tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def test_a_folder_with_nothing_but_a_lock_is_as_good_as_new(tiny_config: Config, tmp_path: Path) -> None:
-    with locked(tmp_path):
-        pass
-    train(tiny_config(epochs=1), tmp_path)
-
-
-def test_a_child_started_by_hand_locks_its_folder_too(tiny_config: Config, tmp_path: Path) -> None:
-    with own_run_dir(tiny_config(epochs=1), tmp_path / "run", resume=False):
-        command = [sys.executable, "-m", "ogbnlib.training.child", str(tmp_path / "run")]
-        done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert re.match("error: " + refusal(tmp_path / "run", os.getpid()), done.stderr)
 
 
 def test_a_child_holds_the_folder_for_as_long_as_it_lives_without_its_parent(
@@ -235,12 +212,6 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
         assert words in shown
     (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()
-
-
-def test_a_card_without_a_timeline_or_an_evaluation_is_one_too(tmp_path: Path) -> None:
-    shown = Run(write_run(tmp_path, exit_code=137))._repr_html_()
-    assert "exit code 137" in shown
-    assert " accuracy<" not in shown
 
 
 def test_one_who_stops_following_a_run_is_told_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

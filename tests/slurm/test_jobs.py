@@ -35,6 +35,8 @@ LONG = ("device=cpu", "batch_size=16", "epochs=60")  # 9 s, in which a signal mu
 KILLS = int(os.environ.get("OGBNLIB_KILLS", "1"))
 QUICK = ("device=cpu", "epochs=1", "batch_size=16")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def site(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -154,29 +156,6 @@ def test_an_array_trains_one_run_for_each_line_of_the_file(
         f"{job_id}_1": "finished", f"{job_id}_2": "finished", f"{job_id}_3": "bad input",
     }  # fmt: skip
     assert diagnose(f"{job_id}_2")["run_dir"] == str(site / "runs" / f"sweep-{job_id}_2")
-
-
-def test_convert_takes_the_options_of_the_command(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
-    from ogbnlib.graph.store import open_store
-
-    job_id = slurm.sbatch(
-        *SMALL, "slurm/convert.sbatch", str(tiny_dir), "a store", "--undirected", "--feature-dtype", "float32", cwd=site
-    )
-    (job,) = slurm.wait(job_id)
-    assert job["JobState"] == "COMPLETED", output(site, job_id)
-    assert open_store(site / "a store").undirected
-
-
-def test_a_misspelt_parameter_fails_with_the_one_that_was_meant(
-    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
-) -> None:
-    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", "epoch=1", cwd=site)
-    (job,) = slurm.wait(job_id)
-    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "2:0")
-    assert "did you mean 'epochs'" in output(site, job_id)
-    found = diagnose(job_id)
-    assert found["cause"] == "bad input"
-    assert "epochs" in str(found["text"])
 
 
 def test_a_requeued_job_resumes_its_run_and_keeps_both_attempts_output(
@@ -307,19 +286,6 @@ def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site:
     assert "submit from the folder that holds slurm/" in output(site / "elsewhere", elsewhere)
 
 
-def test_what_waits_and_what_could_not_start_is_told_apart(
-    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
-) -> None:
-    held = slurm.sbatch(*SMALL, "--hold", "slurm/train.sbatch", cwd=site)
-    lost = slurm.sbatch(*SMALL, "--output=nowhere/%j.out", "slurm/train.sbatch", cwd=site)
-    slurm.wait(lost)
-    waiting, never = diagnose(held), diagnose(lost)
-    slurm.call("scancel", held)
-    assert (waiting["cause"], waiting["state"]) == ("pending", "PENDING")
-    assert "it is held" in str(waiting["text"])
-    assert (never["cause"], never["exit_code"]) == ("never started", "0:53")
-
-
 @pytest.mark.parametrize("path", [*SCRIPTS, ROOT / "slurm" / "common.sh", ROOT / ".ci" / "run"], ids=lambda p: p.name)
 def test_a_script_passes_shellcheck(path: Path) -> None:
     if shutil.which("shellcheck") is None:
@@ -430,18 +396,6 @@ def test_ranks_find_their_environment_in_a_job_that_was_given_none(slurm: Cluste
     assert job["JobState"] == "COMPLETED", output(site, job_id)
 
 
-@pytest.mark.parametrize("arguments", [["--ranks"], ["dataset=d", "--run-dir"]])
-def test_an_option_without_its_value_is_named(tmp_path: Path, arguments: list[str]) -> None:
-    (tmp_path / "activate").touch()
-    environment = {**os.environ, "SLURM_SUBMIT_DIR": str(ROOT), "OGBNLIB_ACTIVATE": str(tmp_path / "activate")}
-    environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "train"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    script = ["bash", str(ROOT / "slurm/train.sbatch"), *arguments]
-    done = subprocess.run(script, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"error: {arguments[-1]}: expected a value after it" in done.stderr
-
-
 def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
     slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
@@ -456,13 +410,6 @@ def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
     assert any(cell.get("outputs") for cell in book.cells)
     assert (folder / "runs" / "00-shared" / "result.json").is_file()
     assert diagnose(job_id)["cause"] == "finished"
-
-
-def test_a_parameter_that_a_notebook_has_not_is_refused(slurm: Cluster, site: Path) -> None:
-    job_id = slurm.sbatch(*SMALL, "slurm/notebook.sbatch", "00_quickstart", "-p", "batchsize", "1", cwd=site)
-    (job,) = slurm.wait(job_id)
-    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "2:0")
-    assert "batch_size" in output(site, job_id)
 
 
 def test_a_notebook_whose_kernel_is_killed_for_memory_is_out_of_memory(

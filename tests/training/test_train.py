@@ -24,9 +24,10 @@ from ogbnlib import files
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.runs.folder import METRIC_COLUMNS, Run, diagnose
+from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.sources.ogb import RawDataset, open_raw, write_raw
 from ogbnlib.training.train import TrainResult, train
 from ogbnlib.training.trainer import Progress, epoch_line

@@ -13,10 +13,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError, format_bytes
-from ..files import abandoned, home
-from ..memory.cgroup import effective_limit
-from ..memory.limits import make_limit
+from .errors import InputError, format_bytes
+from .files import abandoned, home
+from .memory.cgroup import effective_limit
+from .memory.limits import make_limit
 
 _PACKAGE = "ogbnlib"
 _SHOWN = ("torch", "torch_geometric", "ogb", "numba", "pandas")
@@ -52,7 +52,7 @@ def _packages() -> Check:
 
 def machine() -> str:
     """What a figure was measured on, in two lines: versions, and the machine. Imports torch only beside a GPU."""
-    from .. import __version__
+    from . import __version__
 
     versions = [f"{_PACKAGE} {__version__}", *(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN[:2])]
     gpu = "no GPU"

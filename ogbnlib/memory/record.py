@@ -1,0 +1,350 @@
+"""The record of a run: the files of its folder, the kinds of its events, and the reducer that sums them up.
+
+`Record` serves the live line, result.json and a run that is opened later. It takes events and samples one by one and
+keeps none of them, so it is as small after a week as after a minute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import MB, format_bytes
+from .reading import Reading
+
+
+class RunPaths:
+    """Paths of the files in a run's folder."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        folder = Path(folder)
+        self.config = folder / "config.json"  # the resolved TrainConfig; a watched command has none
+        self.events = folder / "events.jsonl"  # one JSON object per line
+        self.timeline = folder / "timeline.csv"  # one line per kept sample
+        self.metrics = folder / "metrics.csv"  # one line per epoch
+        self.result = folder / "result.json"  # how the last attempt ended
+        self.output = folder / "output.log"
+        self.progress = folder / "progress.json"  # the count of the phase at work
+        self.checkpoint = folder / "checkpoint.pt"
+        self.previous = folder / "checkpoint.previous.pt"
+        self.damaged = folder / "checkpoint.damaged.pt"
+        self.best = folder / "best.pt"
+        self.model = folder / "model.py"  # copy of the user's own model file
+        self.lock = folder / ".lock"
+
+
+METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
+SAMPLE_COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
+
+Event = dict[str, Any]
+_NUMBER = (int, float)
+# Each kind with the fields that readers rely on. Events of other kinds, and other fields, are kept as they are.
+EVENTS: dict[str, dict[str, Any]] = {
+    "start": {},  # of an attempt, with the result of the previous one
+    "begin": {"phase": str},
+    "end": {"phase": str},
+    "part": {"name": str, "bytes": _NUMBER},  # named memory that the run now uses; 0 bytes: given back
+    "dataset": {},  # its size
+    "metrics": {},  # of an epoch
+    "mark": {"name": str},  # by `ogbnlib.mark`
+    "cuda": {"allocated_bytes": _NUMBER},  # see `cuda.cuda_reading`
+    "cuda_oom": {"message": str},  # a failed allocation on the GPU
+    "rank ended": {"rank": int, "exit_code": int},
+    "resumed": {},  # data set and checkpoint were accepted
+    "finished": {},  # all epochs are done
+    # Of the data's way to the trainer, for tables: empty_cache, release, note, window, pass, disk.
+}
+BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and another begins
+_NUMERIC = ("bytes", "_s", "_retries", "ooms")  # endings of the fields whose values are numbers
+_LAST_KEPT = ("dataset", "metrics", "cuda_oom", "rank ended", "resumed", "finished")
+
+
+def parse_events(data: bytes) -> Iterator[Event]:
+    """Yield the events in these lines, without lines that a kill tore or that are damaged."""
+    for line in data.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str) and _is_sound(event):
+            yield event
+
+
+def _is_sound(event: Event) -> bool:
+    needed = {"time_s": _NUMBER} | EVENTS.get(event["event"], {})
+    numbers = (value for name, value in event.items() if name.endswith(_NUMERIC) and value is not None)
+    command = event.get("command") or []
+    return (
+        all(isinstance(event.get(name), kind) for name, kind in needed.items())
+        and all(type(value) in _NUMBER and math.isfinite(value) for value in numbers)
+        and isinstance(command, list)
+        and all(isinstance(word, str) for word in command)
+    )
+
+
+def phase_label(name: str, info: Mapping[str, Any]) -> str:
+    return f"{name} {info['epoch']}" if "epoch" in info else name
+
+
+@dataclass
+class Phase:
+    """A phase of a run, in seconds since the record's origin.
+
+    `end_s` is None while it is open, or when its attempt ended inside it; `until_s` is then the start of the next
+    attempt, or infinity. `held_bytes` is the memory that the run used at its beginning.
+    """
+
+    name: str
+    start_s: float
+    depth: int
+    attempt: int
+    info: dict[str, Any]
+    held_bytes: int | None = None
+    end_s: float | None = None
+    until_s: float = math.inf
+
+    @property
+    def label(self) -> str:
+        return phase_label(self.name, self.info)
+
+
+_EPOCH = re.compile(r"((?:train\w* )?epoch)s?(?: \d+)?", re.IGNORECASE)  # names whose ends `Growth` compares
+_NUM_FLOORS = 24
+
+
+@dataclass
+class Levels:
+    """Memory in use after each epoch, in bytes; after every second epoch once there are more than 200, and so on."""
+
+    sizes: list[int] = field(default_factory=list)
+    stride: int = 1
+    count: int = 0
+
+    def add(self, size: int) -> None:
+        if self.count % self.stride == 0:
+            self.sizes.append(size)
+        self.count += 1
+        if len(self.sizes) > 200:
+            del self.sizes[1::2]
+            self.stride *= 2
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Whether the memory in use levels off or climbs, from epoch to epoch, or over time where no epochs are marked.
+
+    Attributes:
+        verdict: "climbs", "levels off", or "too few epochs" (below 5).
+        slope_bytes: Per epoch, or per minute, over the last two thirds: the first third fills caches.
+        epochs: Number of epochs; 0 for growth over time.
+        first_bytes, last_bytes: After the first and the last epoch, or at both ends of the last two thirds.
+        over_s: Duration of those two thirds; None with epochs.
+    """
+
+    verdict: str
+    slope_bytes: float
+    epochs: int
+    first_bytes: int
+    last_bytes: int
+    over_s: float | None = None
+
+    @classmethod
+    def of(cls, levels: Levels) -> Growth:
+        sizes = levels.sizes or [0]
+        slope, climbs = _climb(sizes[len(sizes) // 3 :])
+        verdict = "too few epochs" if levels.count < 5 else "climbs" if climbs else "levels off"
+        return cls(verdict, slope / levels.stride, levels.count, sizes[0], sizes[-1])
+
+    @classmethod
+    def over_time(cls, floors: Sequence[int], step_s: float) -> Growth:
+        """Judge by the minimum of each of some equal time spans, which leaves out what one batch needs for a while."""
+        late = floors[len(floors) // 3 :]
+        slope, climbs = _climb(late)
+        ends = late[0], late[-1], len(late) * step_s
+        return cls("climbs" if climbs else "levels off", slope * 60 / step_s, 0, *ends)
+
+    def __str__(self) -> str:
+        first, last, climbs = format_bytes(self.first_bytes), format_bytes(self.last_bytes), self.verdict == "climbs"
+        slope = f" by {format_bytes(self.slope_bytes)} " if climbs else ""
+        if self.over_s is None:
+            slope += "an epoch" if climbs else ""
+            return f"Over {self.epochs} epochs memory {self.verdict}{slope}: from {first} to {last}."
+        slope += "a minute" if climbs else ""
+        leak = ": a leak, unless it is still reading its data" if climbs else ""
+        return f"Over {self.over_s:.0f} s memory {self.verdict}{slope}, from {first} to {last}{leak}."
+
+
+def _climb(late: Sequence[int]) -> tuple[float, bool]:
+    """Return the slope, and whether it is a leak.
+
+    It is one when 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower than the first:
+    a leak keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
+    """
+    rises, half = _rises(late), len(late) // 2
+    # Medians, because one spike must not change the verdict.
+    slope, first, second = (
+        statistics.median(part or [0.0]) for part in (rises, _rises(late[: half + 1]), _rises(late[half:]))
+    )
+    rising = sum(rise > 0 for rise in rises) >= 0.85 * len(rises)
+    return slope, rising and slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0]) and second >= 0.7 * first
+
+
+def _rises(sizes: Sequence[int]) -> list[float]:
+    """The slope between each pair of sizes."""
+    return [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)]
+
+
+_SIZES = tuple(field.name for field in fields(Reading) if field.name.endswith("_bytes"))
+
+
+class Record:
+    """Summary of a run's last attempt, by its events and samples in the order of time. A `start` begins a new attempt.
+
+    Attributes:
+        phases: Peak of anonymous + shared memory in phases of each name, "" between phases, in bytes.
+        parts: Named parts in use now, in bytes; `largest_parts` has their largest sizes.
+        peaks: Maximum of each sampled column, of their sums, and of `held_bytes`, in bytes.
+        last: Anonymous, shared and file bytes of the last sample.
+        events: The last event of the kinds that result and diagnosis need; of "rank ended" the first.
+    """
+
+    def __init__(self, began_s: float | None = None, *, origin_s: float = 0.0, history: list[Phase] | None = None):
+        self._origin_s, self._history, self.attempt = origin_s, history, 0
+        self._reset(began_s)
+
+    def _reset(self, began_s: float | None) -> None:
+        self.phases: dict[str, int] = {}
+        self.parts: dict[str, int] = {}
+        self.largest_parts: dict[str, int] = {}
+        self.peaks: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        self.events: dict[str, Event] = {}
+        self.duration_s = 0.0
+        self.num_processes: int | None = None  # of the last sample
+        self._began_s = began_s
+        self._levels: dict[str, Levels] = {}  # a loop may have both phases and marks in each epoch
+        self._floors, self._floor_s = list[int](), 0.25  # minimum of each time span of `_floor_s`
+        self._open: list[Phase] = []
+        self._failed: Phase | None = None
+        self._newest: Phase | None = None
+
+    @property
+    def phase(self) -> Phase | None:
+        """The innermost phase that is open or failed, else the one that began last; None before the first."""
+        innermost = self._open[-1:]  # a copy, because other threads than the recorder's read it
+        if innermost and (self._failed is None or innermost[0].depth >= self._failed.depth):
+            return innermost[0]
+        return self._failed or self._newest
+
+    @property
+    def start(self) -> Event:
+        return self.events.get("start", {})
+
+    @property
+    def is_command(self) -> bool:
+        """Whether the attempt ran a watched command, not the trainer."""
+        return bool(self.start.keys() & {"command", "watched_pid"})  # the second in runs of earlier versions
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Anonymous + shared memory at the last sample."""
+        return self.last["anon"] + self.last["shmem"] if self.last else None
+
+    @property
+    def held_peak_bytes(self) -> int | None:
+        return self.peaks.get("held_bytes")
+
+    @property
+    def growth(self) -> Growth | None:
+        """Growth over the phases named "epoch" or "train epoch", or over the marks named "epoch".
+
+        With fewer than five of them, a watched command is judged over time, from 5 s on; else None.
+        """
+        levels = max(self._levels.values(), key=lambda levels: levels.count, default=Levels())
+        if levels.count < 5 and self.is_command and len(self._floors) * self._floor_s >= 5:
+            return Growth.over_time(self._floors, self._floor_s)
+        return Growth.of(levels) if self._levels else None
+
+    def event(self, event: Event) -> None:
+        kind, at = event["event"], event["time_s"] - self._origin_s
+        if kind == "start":
+            for phase in self._open:
+                phase.until_s = at
+            self._reset(event["time_s"])
+            self.attempt += 1
+            self.events[kind] = {name: value for name, value in event.items() if name != "previous"}
+        elif kind == "begin":
+            info = {key: value for key, value in event.items() if key not in ("time_s", "event", "phase")}
+            phase = Phase(event["phase"], at, len(self._open), self.attempt, info, self.held_bytes)
+            self._newest = phase
+            self._open.append(phase)
+            if self._history is not None:
+                self._history.append(phase)
+        elif kind == "end":
+            self._level(event["phase"], event)
+            self._end(event, at)
+        elif kind == "mark":
+            self._level(event["name"], event)
+        elif kind == "part":
+            name, size = event["name"], int(event["bytes"])
+            self.parts.pop(name, None)
+            if size:
+                self.parts[name] = size
+            self.largest_parts[name] = max(self.largest_parts.get(name, 0), size)
+        elif kind in _LAST_KEPT and not (kind == "rank ended" and kind in self.events):
+            self.events[kind] = dict(event)
+
+    def _level(self, name: str, event: Event) -> None:
+        # A single process knows its own memory exactly; with several, the last sample has them all.
+        held = event.get("held_bytes") if (self.num_processes or 1) <= 1 else self.held_bytes
+        if held is not None and (epoch := _EPOCH.fullmatch(name)):
+            self._levels.setdefault(f"{event['event']} {epoch[1].lower()}", Levels()).add(held)
+
+    def _end(self, event: Event, at: float) -> None:
+        while self._open:
+            phase = self._open.pop()
+            phase.until_s = at
+            if phase.name == event["phase"]:
+                phase.end_s = at
+                phase.info |= {key: event[key] for key in ("failed", "peak_rss_bytes") if key in event}
+                phase.info |= {"end_held_bytes": event["held_bytes"]} if "held_bytes" in event else {}
+                if "failed" in event and (self._failed is None or phase.depth >= self._failed.depth):
+                    self._failed = phase
+                return
+
+    def sample(self, time_s: float, reading: Reading) -> None:
+        if self._began_s is None:
+            self._began_s = time_s
+        self.duration_s = time_s - self._began_s
+        self.num_processes = reading.num_processes
+        sizes = {name: size for name in _SIZES if (size := getattr(reading, name)) is not None}
+        sizes.pop("cgroup_limit_bytes", None)
+        if "rss_anon_bytes" in sizes:
+            anon, shmem, file = (sizes.get(f"rss_{part}_bytes", 0) for part in ("anon", "shmem", "file"))
+            sizes |= {"rss_bytes": anon + shmem + file, "anon_shmem_bytes": anon + shmem}
+        if "cgroup_anon_bytes" in sizes:
+            sizes["cgroup_anon_shmem_bytes"] = sizes["cgroup_anon_bytes"] + sizes["cgroup_shmem_bytes"]
+        if (held := reading.held()) is not None:
+            self.last = dict(zip(("anon", "shmem", "file"), held, strict=True))
+            name, size = self._open[-1].name if self._open else "", held[0] + held[1]
+            sizes["held_bytes"] = size
+            self.phases[name] = max(self.phases.get(name, 0), size)
+            self._floor(size)
+        for name, size in sizes.items():
+            self.peaks[name] = max(self.peaks.get(name, 0), size)
+
+    def _floor(self, size: int) -> None:
+        while self.duration_s >= _NUM_FLOORS * self._floor_s:  # then each two time spans become one
+            pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
+            self._floors, self._floor_s = [min(pair) for pair in pairs], 2 * self._floor_s
+        at = int(max(0.0, self.duration_s) / self._floor_s)
+        self._floors += [size] * (at + 1 - len(self._floors))
+        self._floors[at] = min(self._floors[at], size)

@@ -1,0 +1,126 @@
+"""Exit codes of a run, a command or a Slurm job: cause, meaning and next step of each."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from typing import NamedTuple
+
+from ..errors import Diverged, InputError, RankHung
+from ..memory.cuda import OUT_OF_CUDA_MEMORY
+from ..memory.signals import Stopped
+from ..memory.workers import WorkerDied
+
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+DIVERGED = 77
+UNFINISHED = 78
+
+
+class Meaning(NamedTuple):
+    """Cause in a word or two, meaning as the end of a sentence, and next step of an exit code."""
+
+    cause: str
+    text: str
+    remedy: str
+
+
+_INTERRUPTED = "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)"
+_RESUME, _READ = "go on with resume=True (--resume)", "read the end of output.log"
+_KILLED = (
+    "ended by SIGKILL, cause unknown: an out-of-memory killer, scancel, a time limit, preemption or kill -9 sends it"
+)
+_SIGBUS = "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter"
+_UNFINISHED = "ended without an error before the training was finished: code of the model ended a process, or hung"
+_STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
+# 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL pairs: 125 is its
+# pseudo-signal for out of memory, 53 a batch script that could not be started.
+_TABLE = {
+    "0": ("finished", "finished without an error", "nothing to fix"),
+    "1": ("error", "ended by a Python exception", _READ),
+    "2": ("bad input", "refused its input, or could not read or write a file", "fix what the message names"),
+    "75": ("stopped at a checkpoint", "stopped at a batch boundary on a signal; its checkpoint is written", _RESUME),
+    "76": (
+        "out of GPU memory",
+        "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
+        f"set expandable_segments=True, or make a step smaller: {_STEP}",
+    ),
+    "77": ("diverged", "diverged: the loss, a weight or a score was not finite", "go on with a smaller lr (--resume)"),
+    "78": ("not finished", _UNFINISHED, f"let that code raise an error instead, and {_RESUME}"),
+    "126": ("never started", "never started: its file can't be executed", "check its permissions and first line"),
+    "127": ("never started", "never started: it, or its interpreter, was not found", "check both names"),
+    "129": ("SIGHUP", "ended by SIGHUP: its terminal was closed", "go on with resume=True, in tmux or by sbatch"),
+    "130": ("interrupted", _INTERRUPTED, "go on with resume=True"),
+    "135": ("error", _SIGBUS, "give the container more shared memory (docker --shm-size=8g), or set num_workers=0"),
+    "137": (
+        "SIGKILL, cause unknown",
+        _KILLED,
+        "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence",
+    ),
+    "138": (
+        "SIGUSR1",
+        "ended by SIGUSR1 in its first second, before it could stop at a checkpoint",
+        "start it again, with resume=True (--resume) if its folder exists already",
+    ),
+    "139": (
+        "error",
+        "ended by SIGSEGV, a crash in compiled code",
+        "run with num_workers=0 and PYTHONFAULTHANDLER=1; check that torch and its extensions match",
+    ),
+    "141": ("error", "ended by SIGPIPE: the reader of its output ended first", "write the output to a file"),
+    "143": ("SIGTERM", "ended by SIGTERM: scancel, a time limit, preemption or kill", "go on with resume=True"),
+    "255": (
+        "error",
+        "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
+        "read the launcher's own messages: lost connection, missing image, node failure",
+    ),
+    "0:125": (
+        "out of memory",
+        "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY)",
+        "ask for more with --mem, or use loading=shared; note that srun itself returns 1 for such a step",
+    ),
+    "0:53": (
+        "never started",
+        "never started: Slurm could not open the batch script's output file or working directory",
+        "make the folder of --output and --chdir on a file system that the compute node sees",
+    ),
+}
+EXIT_CODES = {code: Meaning(*meaning) for code, meaning in _TABLE.items()}
+# Other meanings for a command that is not of this package, whose own codes 75 to 78 are unknown.
+_FOREIGN = {
+    "1": Meaning("error", "ended with 1, which for Python is an exception", _READ),
+    "2": Meaning("error", "ended with 2, which most commands use for wrong arguments", _READ),
+    "138": Meaning("SIGUSR1", "ended by SIGUSR1, which it does not catch", "catch SIGUSR1, or do not send it"),
+}
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a process that ends with this exception."""
+    torch = sys.modules.get("torch")  # not imported for this
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return OUT_OF_CUDA_MEMORY
+    if isinstance(error, WorkerDied):
+        return error.exit_code
+    codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, RankHung: UNFINISHED, KeyboardInterrupt: 130}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
+
+
+def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
+    """Meaning of an exit code, or of Slurm's `EXIT:SIGNAL` pair such as "0:125".
+
+    Args:
+        foreign: Whether the command is not of this package.
+    """
+    key = str(code)
+    number = int(key) if key.isdigit() else -1
+    if foreign and key in EXIT_CODES and not STOPPED <= number <= UNFINISHED:
+        meaning = _FOREIGN.get(key, EXIT_CODES[key])
+        return meaning._replace(remedy=meaning.remedy.replace("go on with resume=True", "start it again"))
+    if not foreign and key in EXIT_CODES:
+        return EXIT_CODES[key]
+    if 128 < number <= 192:
+        name = ""
+        with contextlib.suppress(ValueError):
+            name = f" ({signal.Signals(number - 128).name})"
+        return Meaning("error", f"ended by signal {number - 128}{name}", f"{_READ}, and `man 7 signal`")
+    return Meaning("error", f"ended with exit code {key}, which has no fixed meaning", _READ)
