@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
@@ -164,6 +165,7 @@ class Live:
         self._lock, self._stack = threading.Lock(), contextlib.ExitStack()
         self._visible, self._at_line_start, self._last_s = False, True, 0.0
         self._kinds: set[str] = set()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def __enter__(self) -> Live:
         from tqdm import tqdm
@@ -191,7 +193,7 @@ class Live:
                 sys.stdout.flush()
                 sys.stdout.buffer.write(data)
             else:  # a notebook's
-                sys.stdout.write(data.decode(errors="replace"))
+                sys.stdout.write(self._decoder.decode(data))
             sys.stdout.flush()
             self._at_line_start, self._last_s = data.endswith(b"\n"), time.monotonic()
 

@@ -40,12 +40,9 @@ def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> di
     if not config.expandable_segments:
         return {}
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
-    merged = {}
-    for name in ALLOCATOR_VARIABLES:
-        settings = re.split(r",(?![^\[]*\])", environ.get(name) or current)  # not at commas inside brackets
-        others = [part for part in settings if part.strip() and not _EXPANDABLE.fullmatch(part)]
-        merged[name] = ",".join([*others, "expandable_segments:True"])
-    return merged
+    settings = re.split(r",(?![^\[]*\])", current)  # not at commas inside brackets
+    others = [part for part in settings if part.strip() and not _EXPANDABLE.fullmatch(part)]
+    return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*others, "expandable_segments:True"]))
 
 
 def prepare_allocator(config: TrainConfig) -> None:

@@ -62,7 +62,8 @@ class Limit:
     cgroup: Cgroup | None = None
     killed_by: str | None = None
     outer: Cgroup | None = None
-    _counts_others = False  # whether `oom_kills` includes processes outside of the tree
+    _around: Cgroup | None = None  # a cgroup whose kill counter is used though it includes other processes
+    _kills_before = 0
 
     def __init__(self, limit_bytes: int | None):
         self.limit_bytes = limit_bytes
@@ -85,7 +86,9 @@ class Limit:
         return 0.25
 
     def oom_kills(self) -> int | None:
-        return self.cgroup.oom_kills() if self.cgroup else None
+        counter = self._around or self.cgroup
+        kills = counter.oom_kills() if counter else None
+        return None if kills is None else kills - self._kills_before
 
     def ended(self, status: int, by_sigkill: bool) -> None:
         """Find an out-of-memory kill after which the tree ended before the next reading.
@@ -95,19 +98,22 @@ class Limit:
             by_sigkill: Whether a process of the tree died of SIGKILL. A counter that includes other processes proves
                 nothing without that.
         """
-        if self.killed_by is None and self.oom_kills() and ((status and by_sigkill) or not self._counts_others):
+        if self.killed_by is None and self.oom_kills() and ((status and by_sigkill) or not self._around):
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
         """Facts about the end for result.json; `kills_around` counts kills of processes outside of the tree."""
         kills, around = self.oom_kills(), 0
-        if self._counts_others and self.killed_by != "kernel":
+        if self._around and self.killed_by != "kernel":
             kills, around = None, kills or 0
         outer = self.outer and {"limit_bytes": self.outer.limit_bytes(), "cgroup": str(self.outer.path)}
         return {"killed_by": self.killed_by, "oom_kills": kills, "kills_around": around, "outer_limit": outer}
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
         self._limits = [(group, group.ooms()) for group in cgroups if group.limit_bytes() is not None]
+
+    def _count_kills_of(self, around: Cgroup) -> None:
+        self._around, self._kills_before = around, around.oom_kills() or 0
 
     def _blame_kernel(self) -> None:
         self.killed_by = "kernel"
@@ -192,9 +198,6 @@ class SystemdLimit(Limit):
     """Scope made by the user's own systemd (`systemd-run --user --scope`)."""
 
     name = "systemd-run"
-    _counts_others = True  # once the scope is gone
-    _seen_kills: int | None = None
-    _slice: tuple[Cgroup, int] | None = None  # the scope's parent and its kills before
 
     def command(self, argv: list[str]) -> list[str]:
         limits = []
@@ -209,20 +212,11 @@ class SystemdLimit(Limit):
             if own is None or pair[0] != own[0]:
                 self.cgroup = pair[0]
                 self._watch_limits(lineage(*pair))
-                parent = Cgroup(pair[0].path.parent, pair[0].version)
-                self._slice = parent, parent.oom_kills() or 0
-        if self.cgroup is not None and (kills := self.cgroup.oom_kills()) is not None:
-            self._seen_kills = kills
-            self._follow(kills)
+                # The scope and its counter vanish with its last process; v2 counts its kills in its parent too.
+                self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
+        if self.cgroup is not None:
+            self._follow(self.cgroup.oom_kills())
         return super().check(reading)
-
-    def oom_kills(self) -> int | None:
-        # The scope and its counter vanish with its last process. v2 counts its kills in its parent too, beside those of
-        # the parent's other children.
-        counts = [] if self._seen_kills is None else [self._seen_kills]
-        if self._slice and (after := self._slice[0].oom_kills()) is not None:
-            counts.append(after - self._slice[1])
-        return max(counts, default=None)
 
 
 class Watchdog(Limit):
@@ -240,20 +234,15 @@ class Watchdog(Limit):
     """
 
     name = "watchdog"
-    _counts_others = True
     _next_s = 0.0
     _next_sum = 0
     _left_bytes = 2**60
 
     def __init__(self, limit_bytes: int | None, around: tuple[Cgroup, Path] | None = None):
         super().__init__(limit_bytes)
-        self.around = around[0] if around else None
-        self._kills_before = (self.around and self.around.oom_kills()) or 0
-        self._watch_limits(lineage(*around) if around else ())
-
-    def oom_kills(self) -> int | None:
-        after = self.around.oom_kills() if self.around else None
-        return None if after is None else after - self._kills_before
+        if around:
+            self._count_kills_of(around[0])
+            self._watch_limits(lineage(*around))
 
     def longest_pause_s(self) -> float:
         """Time to fill the memory left at 20 GB/s, from 20 ms up."""

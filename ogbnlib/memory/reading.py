@@ -140,8 +140,8 @@ def memory_now() -> str:
     reading = read_memory(os.getpid(), pss=True)
     limit, source = effective_limit()
     anon, shmem, file = reading.held() or (0, 0, 0)
-    text = f"{format_bytes(anon + shmem)} held of {format_bytes(limit)} ({source}): {format_bytes(anon)} anonymous, "
-    text += f"{format_bytes(shmem)} shared; beside it {format_bytes(file)} file"
+    text = f"{format_bytes(anon + shmem)} in use of {format_bytes(limit)} ({source}): {format_bytes(anon)} anonymous, "
+    text += f"{format_bytes(shmem)} shared; {format_bytes(file)} page cache and mapped files"
     if gpu := cuda_reading():
         parts = (f"{format_bytes(gpu[f'{part}_bytes'])} {part}" for part in ("allocated", "reserved", "free"))
         text += f"; GPU: {', '.join(parts)}"

@@ -19,10 +19,8 @@ from ogbnlib.memory import cuda
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.diagnosis import explain_cuda_message
-from ogbnlib.runs.exit_codes import meaning_of
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
-from ogbnlib.training.child import main
 from ogbnlib.training.step import Learner
 from ogbnlib.training.train import train
 
@@ -313,20 +311,6 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
         assert words in found.text.replace("Exit code 76", "exit code 76")
     assert found.remedy.startswith("expandable_segments=True")
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
-
-
-def test_a_child_that_runs_out_of_gpu_memory_ends_with_its_own_code(
-    tiny_config: Config, tmp_path: Path, failing: None, capfd: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
-    names = ("memory.signals.take_over", "memory.signals.ignore", "memory.signals.die_with_parent")
-    for name in (*names, "training.distributed.end_here"):
-        monkeypatch.setattr(f"ogbnlib.{name}", lambda *args: None)
-    monkeypatch.setattr("gc.freeze", lambda: None)
-    (tmp_path / "run").mkdir()
-    tiny_config().save(tmp_path / "run" / "config.json")
-    assert main([str(tmp_path / "run")]) == OUT_OF_CUDA_MEMORY
-    assert "error: CUDA out of memory" in capfd.readouterr().err
-    assert meaning_of(76).text.startswith("out of GPU memory")
 
 
 def test_the_diagnosis_has_the_largest_free_block_and_the_retries(

@@ -17,7 +17,7 @@ from conftest import MB, is_alive, python_child, tree, wait_until
 
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
-from ogbnlib.memory.cgroup import Cgroup, find_cgroup
+from ogbnlib.memory.cgroup import Cgroup
 from ogbnlib.memory.limits import Limit, Watchdog, make_limit
 from ogbnlib.memory.reading import Reading, read_pss
 from ogbnlib.runs.folder import Run
@@ -341,22 +341,6 @@ def test_kill_tree_ends_children_and_their_children() -> None:
     assert process.wait(10) == -9
     wait_until(lambda: not is_alive(grandchild), "the grandchild's end", 10)
     process.stdout.close()
-
-
-def test_a_slurm_job_without_a_limit_is_watched_in_its_own_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = find_cgroup()
-    if found is None:
-        pytest.skip("no memory cgroup is mounted here")
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    limit, _ = make_limit(None)
-    try:
-        assert isinstance(limit, Watchdog)
-        assert (limit.around, limit.cgroup) == (found[0], None)
-        assert limit.oom_kills() in (0, None)
-        assert limit.command(["true"]) == ["true"]
-    finally:
-        limit.close()
-    assert found[0].path.is_dir()
 
 
 # Cgroups around the run's own ----------------------------------------------------------------------------------------

@@ -222,18 +222,18 @@ def test_what_is_still_counted_of_a_tree_that_was_killed_is_not_held() -> None:
     assert dataclasses.replace(alive, rss_anon_bytes=None, cgroup_anon_bytes=3).held_bytes is None
 
 
-def test_memory_now_is_a_line_of_what_is_held_of_which_limit_children_included(
+def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def held() -> float:
+    def in_use() -> float:
         number, unit = memory_now().split()[:2]
         return float(number) * {"MB": 1, "GB": 1024}[unit]
 
-    before = held()
+    before = in_use()
     with python_child(f"block = b'x' * (500 << 20); {READY}"):
-        assert 480 < held() - before < 560
+        assert 480 < in_use() - before < 560
     limit, source = effective_limit()
-    assert f" held of {memory.format_bytes(limit)} ({source}): " in memory_now()
+    assert f" in use of {memory.format_bytes(limit)} ({source}): " in memory_now()
     assert "GPU" not in memory_now()
     gpu = {"allocated_bytes": 2 * 2**30, "reserved_bytes": 3 * 2**30, "free_bytes": 5 * 2**30}
     monkeypatch.setattr(memory, "cuda_reading", lambda: gpu)
