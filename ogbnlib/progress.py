@@ -35,7 +35,7 @@ def seconds(number: float) -> str:
 
 @dataclass
 class Count:
-    """How much of a piece of work is done, in bytes or batches: the content of a run's progress.json."""
+    """Progress of a piece of work in bytes or batches; the content of a run's progress.json."""
 
     total: float
     unit: str = "bytes"

@@ -110,7 +110,7 @@ def _mounts() -> list[tuple[int, str, Path]]:
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     """Memory cgroup of a process and its mount point; None if no memory controller is mounted.
 
-    On a hybrid host (v1 memory beside a v2 tree without the memory controller) this is v1's.
+    On a hybrid host (v1 memory and a v2 tree without the memory controller) this is v1's.
     """
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()

@@ -52,15 +52,15 @@ def prepare_allocator(config: TrainConfig) -> None:
         InputError: if the process has used CUDA already.
     """
     torch = sys.modules["torch"]
-    wanted = allocator_environment(config, os.environ)
-    if not wanted or config.device == "cpu" or not torch.cuda.is_available():
+    variables = allocator_environment(config, os.environ)
+    if not variables or config.device == "cpu" or not torch.cuda.is_available():
         return
-    if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in wanted.items()):
+    if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in variables.items()):
         raise InputError(
             "expandable_segments: expected a process that has not used CUDA yet, and this one has; restart it, train "
             f"with run() in a child process, or set {ALLOCATOR_VARIABLES[1]}=expandable_segments:True before it starts"
         )
-    os.environ.update(wanted)
+    os.environ.update(variables)
 
 
 def begin(config: TrainConfig, device: str) -> list[str]:

@@ -334,5 +334,5 @@ def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, 
         if isinstance(limit, Limit):
             return limit, refused
         refused.append(f"{name}: {limit}")
-    wanted = format_bytes(limit_bytes)
-    raise InputError(f"limit_by: {refused[0]}; a limit of {wanted} is impossible with it here, use limit_by='auto'")
+    size = format_bytes(limit_bytes)
+    raise InputError(f"limit_by: {refused[0]}; a limit of {size} is impossible with it here, use limit_by='auto'")

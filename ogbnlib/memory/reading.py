@@ -2,7 +2,7 @@
 
 Only the process can free anonymous pages (`malloc`, tensors); the kernel takes file pages (page cache, mapped files)
 back under pressure; RSS counts a shared page (`/dev/shm`) once per process. A cgroup's own count, which decides about
-an out-of-memory kill, is kept beside them. For spikes shorter than the sampling interval see `Cgroup.peak_bytes`.
+an out-of-memory kill, is in the same reading. For spikes shorter than the sampling interval see `Cgroup.peak_bytes`.
 """
 
 from __future__ import annotations
