@@ -1,4 +1,4 @@
-"""What `python -m ogbnlib doctor` looks at: versions, limits, disk, shared memory, leftovers, data sets."""
+"""Checks of `python -m ogbnlib doctor`: versions, limits, disk, shared memory, leftovers, data sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DISK_BYTES = 2 * 2**30  # enough for the notebooks' generated data
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `mend` is a command or a step to take where `ok` is false, else empty."""
+    """Result of one check. `mend` is the command or step that fixes a failure, else empty."""
 
     name: str
     ok: bool
@@ -35,7 +35,7 @@ class Check:
 
 
 def _packages() -> Check:
-    """What pip finds wrong with this package's requirements, else the versions that decide most."""
+    """Conflicts of this package's requirements, by pip, else the important versions."""
     mend = "pip install -e ."
     try:
         importlib.metadata.version(_PACKAGE)
@@ -51,7 +51,7 @@ def _packages() -> Check:
 
 
 def machine() -> str:
-    """What a figure was measured on, in two lines: versions, and the machine. Imports torch only beside a GPU."""
+    """Versions and machine in two lines, for figures measured on it. Imports torch only if there is a GPU."""
     from . import __version__
 
     versions = [f"{_PACKAGE} {__version__}", *(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN[:2])]
@@ -71,12 +71,12 @@ def _limits() -> list[Check]:
     limit, source = effective_limit()
     checks = [Check("memory limit", True, f"{format_bytes(limit)}, from {source}")]
     try:
-        kept, refused = make_limit(min(limit, 2**30))
-        kept.close()
+        trial, refusals = make_limit(min(limit, 2**30))
+        trial.close()
     except InputError as error:
         return [*checks, Check("limit by", False, str(error), "run as a user who may create memory cgroups")]
-    found = kept.name if kept.name != "watchdog" else f"watchdog ({'; '.join(refused)})"
-    return [*checks, Check("limit by", True, found)]
+    name = trial.name if trial.name != "watchdog" else f"watchdog ({'; '.join(refusals)})"
+    return [*checks, Check("limit by", True, name)]
 
 
 def _space(root: Path) -> list[Check]:
@@ -100,25 +100,24 @@ def _accelerator() -> Check:
 
 
 def _datasets(root: Path) -> Check:
-    found = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
-    return Check("data sets", True, f"{', '.join(found) or 'none'} in {root} (generated data needs none)")
+    names = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
+    return Check("data sets", True, f"{', '.join(names) or 'none'} in {root} (generated data needs none)")
 
 
 def _leftovers(root: Path) -> Check:
-    """What killed conversions and propagations left: the next one to the same place clears its own, or goes on from
-    it; nobody the others'."""
+    """Files of killed conversions and propagations; only a new one to the same place would clear or resume them."""
     here = Path.cwd()
     folders = {folder.resolve() for folder in (root, here, *here.iterdir()) if os.access(folder, os.R_OK | os.X_OK)}
-    found = [path for folder in sorted(folders) if folder.is_dir() for path in abandoned(folder)]
-    if not found:
+    paths = [path for folder in sorted(folders) if folder.is_dir() for path in abandoned(folder)]
+    if not paths:
         return Check("leftovers", True, f"none of killed processes in {root} and {here}")
-    held = sum(file.stat().st_size for path in found for file in path.rglob("*") if file.is_file())
-    names = shlex.join(map(str, found))
-    return Check("leftovers", False, f"{format_bytes(held)} of killed processes", f"rm -r {names}")
+    size = sum(file.stat().st_size for path in paths for file in path.rglob("*") if file.is_file())
+    names = shlex.join(map(str, paths))
+    return Check("leftovers", False, f"{format_bytes(size)} of killed processes", f"rm -r {names}")
 
 
 def examine(root: Path) -> list[Check]:
-    """All checks, in the order they are shown."""
+    """Run all checks, in the order of the report."""
     root = home(root)
     packages = _packages()
     devices = [_accelerator()] if packages.ok else []

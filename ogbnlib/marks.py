@@ -1,7 +1,7 @@
 """Names for the moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's `%%memory`.
 
 Without a watcher both calls return at once and import nothing: 0.4 us for `with phase("...")`. Only the first process
-of a run that marks does so, because phases of several processes would overlap. It locks a file beside the events;
+of a run that marks does so, because phases of several processes would overlap. It locks a file in the run's folder;
 processes that it forks or starts through multiprocessing, such as DataLoader workers, mark nothing.
 """
 
@@ -32,7 +32,7 @@ def phase(name: str, epoch: int | str | None = None) -> _Phase:
 
     Args:
         name: Its name in diagnosis and timeline. `Run.growth` compares the ends of phases named "epoch".
-        epoch: Its number, where it is one of many.
+        epoch: Its number, if it is one of many.
     """
     return _Phase(name, epoch)
 

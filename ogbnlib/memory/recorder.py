@@ -210,7 +210,7 @@ class SamplingInterval:
     """Time between two samples: `interval_s`, or longer where sampling would take more than its share of a core.
 
     The share is 1 % while memory changes and 0.25 % after ten samples without a change. On a quiet machine a sample
-    takes 0.12 ms of CPU time; beside a script that keeps the memory busy it takes five times that.
+    takes 0.12 ms of CPU time, next to a script that keeps the memory busy five times that.
     """
 
     def __init__(self, interval_s: float):

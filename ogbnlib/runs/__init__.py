@@ -74,7 +74,7 @@ def _short(name: str, value: object) -> str:
 
 
 def _row(folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The table's values of one run, and its config in JSON's types, empty where it has none."""
+    """The table's values of one run, and its config in JSON's types (empty without one)."""
     import pandas as pd
 
     from ..errors import GB, InputError

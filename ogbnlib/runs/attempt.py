@@ -152,7 +152,7 @@ class Attempt:
         """Write result.json: exit code, peaks and diagnosis. The recorder has been stopped.
 
         Args:
-            with_forecast: Write the predicted memory beside the measured one.
+            with_forecast: Write the predicted memory next to the measured one.
             evidence: Fields of `Result` that the limit knows, absent for a run in this process, `kernel_peak_bytes`,
                 and any other fields of the result.
         """

@@ -124,7 +124,7 @@ class Result(BaseModel):
 
 
 def ended(result: Result | None) -> str:
-    """How a run ended, in a few words for a title or a table."""
+    """The end of a run in a few words, for a title or a table."""
     if result is None:
         return "no result"
     code, cause = result.exit_code, "out of memory" if result.killed_by else meaning_of(str(result.exit_code)).cause

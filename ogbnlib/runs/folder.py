@@ -38,7 +38,7 @@ def named(runs: Runs) -> dict[str, Run]:
     """Open runs by name: the mapping's keys, else their folders' names, or their paths where names repeat.
 
     Raises:
-        InputError: for what is not the folder of a run.
+        InputError: when one is not the folder of a run.
     """
     if isinstance(runs, Mapping):
         return {name: Run.open(run) for name, run in runs.items()}
@@ -188,7 +188,7 @@ class Run(_RunFiles):
 
     @property
     def state(self) -> str:
-        """How the last attempt ended, in a few words, or "at work"."""
+        """The end of the last attempt in a few words, or "at work"."""
         return "at work" if self.is_at_work else ended(self._parsed)
 
     @property
@@ -253,7 +253,7 @@ class Run(_RunFiles):
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """The limit of the last attempt; None where it had none."""
+        """The limit of the last attempt; None without one."""
         starts = [event for event in ([] if self.result else self._events_or_none) if event["event"] == "start"]
         return (starts[-1] if starts else self.result).get("memory_limit_bytes")
 

@@ -163,15 +163,17 @@ def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = 
     """
     if memory_limit is None:
         return None, []
-    wanted, (available, source), notes = parse_bytes(memory_limit), effective_limit(), []
+    requested, (available, source), notes = parse_bytes(memory_limit), effective_limit(), []
     if as_before:
-        notes.append(f"memory_limit: {format_bytes(wanted)} as before; give another one to change it")
-    if wanted > available:
-        notes.append(f"memory_limit: {format_bytes(wanted)} is above {source}: the limit is {format_bytes(available)}")
-        wanted = available
+        notes.append(f"memory_limit: {format_bytes(requested)} as before; give another one to change it")
+    if requested > available:
+        notes.append(
+            f"memory_limit: {format_bytes(requested)} is above {source}: the limit is {format_bytes(available)}"
+        )
+        requested = available
     if say:
         print(*notes, sep="\n", end="\n" if notes else "", flush=True)
-    return wanted, notes
+    return requested, notes
 
 
 @contextlib.contextmanager
@@ -179,7 +181,7 @@ def _own_tmp() -> Iterator[tuple[Path, int]]:
     """A temporary folder for a trainer and its children, and the descriptor that holds its lock.
 
     PyG leaves a generated file in it for each process that makes a convolution. If the parent is killed, the next run
-    removes the folder, because nobody holds its lock.
+    removes the folder, because its lock is free.
     """
     base = tempfile.gettempdir()
     base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
@@ -189,7 +191,7 @@ def _own_tmp() -> Iterator[tuple[Path, int]]:
             if time.time() - old.stat().st_mtime > 1:  # a newer one may not be locked yet
                 shutil.rmtree(old)
     with tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp") as tmp, _opened(tmp) as descriptor:
-        with contextlib.suppress(OSError):  # a file system without locks, where nobody removes it either
+        with contextlib.suppress(OSError):  # a file system without locks, where no other run removes it
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield Path(tmp), descriptor
 

@@ -29,7 +29,7 @@ from ..progress import Live
 from .exit_codes import STOPPED
 from .folder import standing
 
-# For the trainer alone; another command runs as it is. glibc's malloc keeps much of what is freed (mallopt(3)): two
+# For the trainer alone; another command runs as it is. glibc's malloc keeps much freed memory (mallopt(3)): two
 # arenas for all threads, not eight per core, let a run finish with 40 MB less. Blocks from 4 MiB on come from mmap and
 # go back at once, where the default threshold grows to 32 MiB: 75 MB less at the peak of [15, 10, 5] x 1024.
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
