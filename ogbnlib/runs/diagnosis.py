@@ -104,6 +104,7 @@ class Result(BaseModel):
     oom_kills: int | None = None
     ended_with: int | None = None  # the first process's own exit code, where another one was killed
     outer_limit: _OuterLimit | None = None  # of a cgroup around the run's own
+    kills_around: int | None = None  # out-of-memory kills in a cgroup that other processes share
     interrupted_by: str | None = None
     last_output: str | None = None
     peak_bytes: _Number | None = None
@@ -246,7 +247,7 @@ def explain(
         cause, meaning, remedy = meaning_of(code, foreign=foreign)
         if code == 130 and result.interrupted_by:
             meaning = f"interrupted by {result.interrupted_by}"
-        text = [f"Exit code {code}: {meaning}. It ended{result.under_limit()} {after}, {where}."]
+        text = [f"Exit code {code}: {meaning}. It ended{result.under_limit()} {after}, {where}.{_kills_around(result)}"]
         if code == 135 and config is not None and not config.num_workers:
             remedy = "check the data set's files (`python -m ogbnlib verify`) and their disk"
         if config is not None:
@@ -301,7 +302,14 @@ def _finished(result: Result, after: str) -> str:
     if result.oom_kills:
         text += f" But the kernel's out-of-memory killer ended {result.oom_kills} of its processes: "
         text += "their output is missing."
-    return text
+    return text + _kills_around(result)
+
+
+def _kills_around(result: Result) -> str:
+    if not result.kills_around:
+        return ""
+    text = f" Meanwhile the kernel's out-of-memory killer struck {result.kills_around} times in its cgroup"
+    return f"{text}: perhaps a process of this run."
 
 
 def _killer(result: Result) -> str:

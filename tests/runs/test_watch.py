@@ -344,6 +344,15 @@ def test_a_killed_child_is_named_though_its_parent_ends_without_an_error(tmp_pat
     assert (done.exit_code, done.diagnosis.cause) == (137, "out of memory")
 
 
+@pytest.mark.parametrize(("own", "code"), [(True, 137), (False, 0)], ids=["its own cgroup", "one with others"])
+def test_a_kill_that_an_exit_code_hides_is_said(tmp_path: Path, own: bool, code: int) -> None:
+    known = {"killed_by": "kernel", "oom_kills": 1, "ended_with": 0} if own else {"kills_around": 1}
+    found = Run.open(write_run(tmp_path, exit_code=code, events=[], **known)).diagnosis
+    text = "A process of it was killed by the kernel's out-of-memory killer" if own else "killer struck 1 times"
+    assert text in found.text
+    assert (found.cause, "ended with exit code 0" in found.text) == ("out of memory" if own else "finished", own)
+
+
 # phase and mark -------------------------------------------------------------------------------------------------------
 
 
