@@ -1,6 +1,7 @@
-"""How much memory batches, queues and windows take, and how a loader divides what it has. No torch, no numba.
+"""Memory of batches, queues and windows, and the choice of a store's windows. No torch, no numba.
 
-The loaders ask with what a process holds and a batch that was drawn, the forecast with sizes and an expected batch.
+A window is a run of batches that are sampled ahead in one pass over the store; a spool keeps windows on disk. The
+trainer calls these functions with a batch that was drawn, the forecast with an expected one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..errors import MB, format_bytes
 from ..files import file_system
 from ..graph.npz import CHUNK_BYTES
 
-# The batches that wait for the model under loading=store: so many, or as many as fit.
+# Batches that wait for the model under loading=store: a number and a size, whichever is reached first.
 QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
 
 
@@ -46,20 +47,17 @@ def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
 
 
 def queue_depth(item_bytes: int, depth: int = QUEUE_BATCHES, limit_bytes: int = QUEUE_BYTES) -> int:
-    """How many items of this size a queue holds: `depth`, fewer where they pass `limit_bytes`, one at the least."""
+    """Items of this size in a queue: `depth`, or fewer if they exceed `limit_bytes`, but at least one."""
     return max(1, min(depth, limit_bytes // max(1, item_bytes)))
 
 
 def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: int = QUEUE_BATCHES + 1) -> int:
-    """Batches that are ready before the model asks for them: those in the queue and one more in its thread's hand.
-
-    No more than the `num_left` that are still to come.
-    """
+    """Bytes of the batches in the queue and of the one that its thread prepares, at most `num_left` of them."""
     one = batch_bytes(batch, num_features, itemsize)
     return one * min(queue_depth(one) + 1, num_left)
 
 
-# For choosing between windows and for times only; a 2-core machine with an NVMe-like disk.
+# For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9
 TRAIN_S_PER_NODE = 2.5e-6
 
@@ -72,47 +70,62 @@ def sweep_s(files: Mapping[str, int], num_hops: int) -> float:
 # Windows --------------------------------------------------------------------------------------------------------------
 
 
-WINDOW_BYTES = 2**28  # of a window that is read from a spool in one piece; a larger one gains nothing
+WINDOW_BYTES = 2**28  # largest window in a spool, which is read in one piece; a larger one gains nothing
 
 
 @dataclass(frozen=True)
 class Spooling:
-    """How windows are prepared that are kept on disk until they are used."""
+    """The passes that prepare windows on disk.
 
-    sampled_batches: int  # in one pass over the graph
-    reel_batches: int  # on disk at once without their features
-    picked_batches: int  # whose features one pass picks
-    working_bytes: int  # of memory, for either pass, as much as it needs
-    disk_bytes: int  # at most at once, while one part is used and the next is prepared
+    Attributes:
+        sampled_batches: Batches of one pass over the graph.
+        reel_batches: Batches of one structure file: ids and edges without features.
+        picked_batches: Batches of one feature shard, filled by one pass over the features.
+        working_bytes: Memory of either pass, as much as it needs.
+        disk_bytes: The most on disk, while one shard is used and the next is prepared.
+    """
+
+    sampled_batches: int
+    reel_batches: int
+    picked_batches: int
+    working_bytes: int
+    disk_bytes: int
 
     @property
     def buffer_bytes(self) -> int:
-        """For features on their way from one file to the other."""
+        """Memory for features between the two files."""
         return min(self.working_bytes // 4, 2 * WINDOW_BYTES)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How a loader reads its store. `window_batches` is None where batches are drawn one by one."""
+    """The way in which a loader reads its store.
+
+    Attributes:
+        window_batches: None where batches are drawn one by one through the page cache.
+        overlapped: Whether the next window is prepared while one is used, so that two are in memory.
+        moved_bytes: Between memory and disk, in a pass over the loader.
+        in_memory: With `spooling`, the windows to use once the disk is full.
+    """
 
     window_batches: int | None
-    overlapped: bool  # the next window is prepared while one is used, so two are held
+    overlapped: bool
     window_bytes: int
     available_bytes: int
     num_windows: int = 0
-    moved_bytes: int = 0  # between memory and disk, in a pass over the loader
+    moved_bytes: int = 0
     spooling: Spooling | None = None
-    in_memory: Windows | None = None  # with `spooling`: what a full disk leaves
+    in_memory: Windows | None = None
 
     @property
     def held_bytes(self) -> int:
-        """At the highest, where there is more than one window."""
-        count = 2 if self.overlapped else 1
-        return count * self.window_bytes + (self.spooling.working_bytes if self.spooling else 0)
+        """The peak of memory, with more than one window."""
+        working = self.spooling.working_bytes if self.spooling else 0
+        return (2 if self.overlapped else 1) * self.window_bytes + working
 
     @property
     def prepared_ahead(self) -> bool:
-        """Whether the next epoch's first window is prepared at the end of an epoch, and held while others evaluate."""
+        """Whether the next epoch's first window is prepared at the end of an epoch and stays during evaluations."""
         return self.window_batches is not None and self.overlapped
 
     def __str__(self) -> str:
@@ -132,25 +145,22 @@ def compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
 
 
 def spooled_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
-    """A batch on disk, where none of its nodes is another one's too: rows of x, slots and ids int32, edges int32."""
+    """A batch on disk that shares no node with another: rows of x, slots and ids int32, edges int32."""
     return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8
 
 
 def sampled_batch_bytes(batch: BatchShape) -> int:
-    """What `window.sample_windows` holds at its highest, for each batch: at a hop's offsets, at its edges, or while its
-    nodes are put behind the others.
+    """The peak of `window.sample_windows` for each batch, seeds and their positions included.
 
-    By their sizes the arrays take 26 kB for [3, 2] x 128 and 9.4 MB for [15, 10, 5] x 1024; measured were 33 kB and
-    10.3 MB, seeds and their positions among it.
+    By their sizes the arrays take 26 kB for [3, 2] x 128 and 9.4 MB for [15, 10, 5] x 1024; 33 kB and 10.3 MB were
+    measured, hence 1.1 and 4,000 bytes.
     """
     highest = nodes = edges = 0
     for frontier, found, new in zip(batch.hop_nodes, batch.hop_nodes[1:], batch.hop_edges, strict=False):
         nodes += frontier
-        highest = max(
-            highest,
-            8 * (nodes + edges)
-            + max(40 * frontier, 24 * frontier + 12 * new, 24 * new, 8 * (nodes + found) + 12 * new),
-        )
+        # Reading a hop's offsets, then its edges, then appending its nodes to the others.
+        steps = 40 * frontier, 24 * frontier + 12 * new, 24 * new, 8 * (nodes + found) + 12 * new
+        highest = max(highest, 8 * (nodes + edges) + max(steps))
         edges += new
     return int(1.1 * highest) + 4000
 
@@ -161,22 +171,22 @@ def window_fixed_bytes(num_nodes: int) -> int:
 
 
 def usable_bytes(limit_bytes: int) -> int:
-    """What of a limit is planned with: 5 %, and at least 60 MB, are spared for what no sum here knows."""
+    """The part of a limit to plan with: 5 %, and at least 60 MB, are left for memory that no sum here knows."""
     return max(0, min(int(0.95 * limit_bytes), limit_bytes - 60 * MB))
 
 
 def window_budget(
     lookahead: str | int, left_bytes: int | None, training: Windows | None = None, sharers: int = 1
 ) -> int | None:
-    """Bytes for the windows of one loader; None where its batches are drawn one by one whatever the store's size.
+    """Bytes for the windows of one loader; None to draw batches one by one, whatever the store's size.
 
-    An evaluation gets what training leaves: a tenth where that holds two windows, as the next one is being prepared
-    meanwhile, and everything where it holds one, which has been used up by then.
+    An evaluation gets the rest beside training: a tenth if training has two windows, as the next one is being prepared
+    meanwhile, and everything if it has one, which is used up by then.
 
     Args:
-        lookahead: As in the config: "auto" takes what is left, a size is the user's own for all of `sharers`.
-        left_bytes: What the process may still take; None for as much as it likes.
-        training: The windows of the training loader, while there is one, for the loader of an evaluation.
+        lookahead: As in the config: "auto" for `left_bytes`, or a size for all of `sharers` together.
+        left_bytes: Bytes that the process may still use; None for no limit.
+        training: The windows of the training loader, for an evaluation beside it.
         sharers: Processes of this node that train together.
     """
     if lookahead == "off":
@@ -188,17 +198,17 @@ def window_budget(
 
 
 _SPARED_BYTES = 5 * 2**30  # of a disk, for its other users
-_IN_MEMORY = ("tmpfs", "ramfs")  # what lies there is memory that can't be taken back
+_IN_MEMORY = ("tmpfs", "ramfs")  # files there are memory that can't be reclaimed
 
 
-def spool_dir(given: str | None) -> Path:
-    """The folder for a spool: the one that is given, the node's own disk of a Slurm job, or that of temporary files."""
-    return Path(given or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+def spool_dir(folder: str | None) -> Path:
+    """The folder for a spool: the config's, the local disk of a Slurm job, or that of temporary files."""
+    return Path(folder or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
 
 
 def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
-    """Bytes that each of `sharers` processes may keep in `folder`: a given size, or a quarter of what the disk has free
-    and never its last 5 GB; 0 where "auto" finds a folder that lies in memory.
+    """Bytes that each of `sharers` processes may keep in `folder`: a fixed size, or with "auto" a quarter of the free
+    disk space, never its last 5 GB, and 0 for a file system in memory.
     """
     if spool == "off":
         return 0
@@ -228,21 +238,20 @@ def choose_windows(
     Args:
         files: Bytes of the store's colptr, row and x.
         row_bytes: Of one node's features in the store.
-        batch: What one batch holds.
+        batch: Shape of one batch.
         available: From `window_budget`, page cache included.
-        training: Where two windows are held at once, one in training may have 0.45 of what is available, so that
-            evaluations find a tenth; one in an evaluation half.
-        reserve: What batches on their way and a step take of `available` beside windows; and beside the page cache,
-            where workers, for whom windows have no use, take their part too.
+        training: Of two windows in memory, one in training may have 0.45 of `available`, so that evaluations find a
+            tenth; one in an evaluation half.
+        reserve: Bytes for waiting batches and a step beside windows; and beside the page cache, with workers, for which
+            windows have no use.
         sharers: Processes that have `available` each, and the page cache in common.
         room_bytes: Of disk for a spool.
-        passes: Over the loader, of which each in training draws anew.
-        always: Windows are kept on disk if they can be, as a pass is made in any case.
+        passes: Over the loader; in training each draws anew.
+        always: Keep windows on disk wherever possible, as a pass is made in any case.
 
     A pass over the files costs the same for a large window as for a small one, so in memory the fewest windows win,
-    unless a single one that can't be prepared during training costs more than several that can. On disk windows are
-    small; they are kept there where that moves fewer bytes, written and read again, than reading the store once for
-    each window.
+    unless a single one that can't be prepared during training costs more than several that can. Windows on disk are
+    small, and win if they move fewer bytes, written and read again, than one pass over the store for each window.
     """
     if available is None or not num_batches or sum(files.values()) <= (available - reserve[1]) * sharers:
         return Windows(None, True, 0, available or 0)
@@ -271,7 +280,7 @@ def choose_windows(
 
 
 def _counts(most: int) -> Iterator[int]:
-    """Numbers of reels to try, up to `most`: each of the first 64, then in steps of 2 %, whatever the epochs are."""
+    """Numbers of structure files to try, up to `most`: each of the first 64, then in steps of 2 %."""
     count = 1
     while count < most:
         yield count
@@ -291,13 +300,13 @@ def spooled_windows(
     room_bytes: int,
     passes: int,
 ) -> Windows | None:
-    """Windows that are kept on disk, or None where memory or disk are too small for it.
+    """Windows on disk, or None where memory or disk are too small for them.
 
-    A window takes a 24th of what is left, or one batch. Two are in use, two more in an evaluation between epochs;
-    an eighth is spared, and the rest goes to the passes that prepare others. What an evaluation draws is kept for the
-    next one, if the disk holds all of it. Batches are divided into reels and these into parts so that the fewest bytes
-    are moved: one pass over the graph for each reel, if memory has room to sample it at once, and one over the features
-    for each part, two of which are on disk.
+    A window takes a 24th of `left`, or one batch. Two are in use, two more in an evaluation between epochs; an eighth
+    is a reserve, and the rest goes to the passes that prepare others. An evaluation's windows stay for the next one, if
+    the disk has room for all. Batches are divided into structure files and these into feature shards so that the fewest
+    bytes are moved: one pass over the graph for each file, if memory has room to sample it at once, and one over the
+    features for each shard; two files and two shards are on disk at a time.
 
     Args:
         left: Bytes of memory; the other arguments are those of `choose_windows`.
@@ -307,7 +316,7 @@ def spooled_windows(
     size = min(num_batches, max(1, min(left // 24, WINDOW_BYTES) // one))
     working, total = left - left // 8 - 4 * size * one, num_batches * (passes if training else 1)
     sampled = max(0, working - window_fixed_bytes(num_nodes)) // sampled_batch_bytes(batch)
-    # A pass over the features holds the ids, int32, or int64 from 2**31 nodes on; seeds and sizes stay with a reel.
+    # A pass over the features has the ids in memory, int32, or int64 from 2**31 nodes on; a file has seeds and sizes.
     index, kept = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
     graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
     least = max(1, min(working // 4 // (index + kept), room_bytes // 2 // (structure + rows)))  # in a reel of one part

@@ -60,7 +60,7 @@ def _degree_quantiles(sigma: float) -> tuple[float, ...]:
 
 
 def _hit_weights(size: GraphSize, undirected: bool | None) -> tuple[float, ...]:
-    """How often an edge leads to a node of each 64th of the nodes; the mean is 1.
+    """Frequency at which an edge leads to a node of each 64th of the nodes; the mean is 1.
 
     With reverse edges in proportion to degrees, log-normal with sigma 0.8 in the generated graphs; with 1.7 the batch
     of [10, 10, 10] x 1024 has the 670,000 nodes that DGL's GraphBolt example reports for papers100M. In a citation
@@ -72,7 +72,7 @@ def _hit_weights(size: GraphSize, undirected: bool | None) -> tuple[float, ...]:
 
 
 def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> float:
-    """How many nodes `draws` edges lead to."""
+    """Expected number of distinct nodes at the end of `draws` edges."""
     share = size.num_nodes / 64
     return sum(share * -math.expm1(-draws * w / size.num_nodes) for w in _hit_weights(size, undirected))
 
@@ -105,7 +105,7 @@ def expected_batch(
 
 
 def smaller_fan_out(num_neighbors: Sequence[int]) -> tuple[int, ...] | None:
-    """Half of each, 15 for all neighbors, 2 at the least; None where there is nothing left to halve."""
+    """Half of each fan-out, 15 for all neighbors, at least 2; None if none can be halved."""
     smaller = tuple(15 if k < 0 else max(2, -(-k // 2)) if k > 2 else k for k in num_neighbors)
     return smaller if smaller != tuple(num_neighbors) else None
 
@@ -122,14 +122,14 @@ def sampling_bytes(batch: BatchShape) -> int:
 
 
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
-    """Bytes of a feature: a store's own where it stays on disk, else `feature_dtype`, also of one still to be made."""
+    """Bytes of a feature: those of a store that stays on disk, else of `feature_dtype`."""
     if config.on_disk and size.stored == "store":
         return size.feature_itemsize
     return 2 if config.feature_dtype == "float16" else 4
 
 
 def label_itemsize(num_classes: int) -> int:
-    """Bytes of `ogb_raw.label_dtype`: int16, or int64 beyond 32,767 classes."""
+    """Bytes of a label: int16, or int64 beyond 32,767 classes."""
     return 2 if num_classes <= 32767 else 8
 
 
@@ -141,17 +141,17 @@ def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
 
 
 def raw_bytes(size: GraphSize) -> int:
-    """What every script loads before it trains: the edge list as int64 [2, E] and the features as float32."""
+    """The edge list as int64 [2, E] and the features as float32, which every script loads before it trains."""
     return 16 * size.num_edges + 4 * size.num_nodes * size.num_features
 
 
 def stock_csc_bytes(size: GraphSize, edges: int) -> int:
-    """What a stock `NeighborLoader` keeps: colptr, row and perm, all int64 (`torch_geometric.loader.utils.to_csc`)."""
+    """The CSC of a stock `NeighborLoader`: colptr, row, perm, int64 (`torch_geometric.loader.utils.to_csc`)."""
     return 8 * (size.num_nodes + 1) + 16 * edges
 
 
 def stock_sort_bytes(size: GraphSize, edges: int) -> int:
-    """What building it takes beyond that: its peak is 32 bytes an edge (sorted column, permutation, row, copies)."""
+    """The peak of building it, beyond its size: 32 bytes an edge (sorted column, permutation, row, copies)."""
     return max(0, 32 * edges - stock_csc_bytes(size, edges))
 
 

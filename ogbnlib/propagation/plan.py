@@ -1,4 +1,4 @@
-"""What a propagation takes, from sizes alone: how many columns at a time, memory, disk, minutes."""
+"""Memory, disk and minutes of a propagation, and its columns at a time, from sizes alone."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, 
 
 @dataclass(frozen=True)
 class HopPlan:
-    """How many columns are propagated at a time, and what that takes.
+    """Columns that are propagated at a time, and their costs.
 
     Attributes:
-        columns: All of them.
-        width: Those held at a time.
-        rows_held: Rows of them that are held at once.
-        itemsize: Bytes of a value that is held.
-        disk_bytes: Of the result and, until it is done, of the blocks that it is put together from.
-        read_bytes: From the store, in all.
+        columns: All columns.
+        width: Columns in memory at a time.
+        rows_held: Rows of them in memory at a time.
+        itemsize: Bytes of a value in memory.
+        disk_bytes: Of the result and, until it is complete, of the blocks that it is made of.
+        read_bytes: From the store, in total.
         minutes: On a 2-core machine with an NVMe-like disk.
     """
 
@@ -44,7 +44,7 @@ class HopPlan:
 
     @property
     def held_bytes(self) -> int:
-        """Of all columns that are held at a time; `fixed_bytes` are on top."""
+        """Bytes of the columns in memory; `fixed_bytes` are on top."""
         return self.width * self.rows_held * self.itemsize
 
     def __str__(self) -> str:
@@ -57,17 +57,17 @@ class HopPlan:
 
 
 def fixed_bytes(size: GraphSize, hops: int, threads: int) -> int:
-    """Held beside the columns: kernels, buffers, and bits of the nodes that each hop reads."""
+    """Memory beside the columns: kernels, buffers, and bits of the nodes that each hop reads."""
     return KERNEL_BYTES + threads * THREAD_BYTES + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
 
 
 def plan_hops(
     size: GraphSize, hops: int, norm: str, *, left_bytes: int, itemsize: int, kept: int, reached: list[int]
 ) -> HopPlan:
-    """The plan for what is left of a limit.
+    """Plan a propagation within a limit.
 
     Args:
-        left_bytes: That this process may still take, beside `fixed_bytes`.
+        left_bytes: Memory that this process may still use, beside `fixed_bytes`.
         itemsize: Of the result's features.
         kept: Nodes in the result.
         reached: Nodes whose rows a hop makes, hop by hop; as many numbers as hops.
@@ -104,7 +104,7 @@ def plan_hops(
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:
-    """Where the features that a run has propagated over a store are kept: beside it or in `data_dir`."""
+    """The store of a run's propagated features: beside the graph's store or in `data_dir`."""
     loops = "-loops" if config.self_loops else ""
     name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{config.norm}{loops}.store"
     return (store.path.parent if config.data_dir is None else home(config.data_dir)) / name

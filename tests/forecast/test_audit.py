@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +62,12 @@ def resumed(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", exit_code=0, events=events, samples=samples)
 
 
-def test_only_the_last_attempt_is_measured(resumed: Path) -> None:
-    tally = Run.open(resumed).record
-    assert tally.phases == {"load": 100 * MB, "": 120 * MB}
-    assert tally.largest_parts == {"features": 40 * MB}
-
-
 def test_what_was_held_between_phases_counts_towards_the_peak(resumed: Path, tiny_dir: Path) -> None:
     entry = audited(resumed, str(tiny_dir))
     assert entry["peak_bytes"]["measured"] == 120 * MB
     assert entry["phases"]["load"]["measured"] == 100 * MB
     assert entry["phases"]["train"]["measured"] is None
     assert entry["parts"]["features"] == {"predicted": 300 * 8 * 4, "measured": 40 * MB}
-
-
-def test_a_run_without_a_sample_has_a_forecast_all_the_same(tmp_path: Path, tiny_dir: Path) -> None:
-    folder = write_run(tmp_path / "run", exit_code=1, events=[{"time_s": 1.0, "event": "start"}], samples=[])
-    entry = audited(folder, str(tiny_dir))
-    assert entry["peak_bytes"]["measured"] is None
-    assert entry["peak_bytes"]["predicted"] > 0
 
 
 def test_a_data_set_that_is_gone_is_said_to_be(resumed: Path) -> None:
@@ -149,11 +135,3 @@ def test_the_forecast_is_in_result_json(runs: dict[str, Run]) -> None:
         assert entry["peak_bytes"]["predicted"] == max(phase["predicted"] for phase in entry["phases"].values())
         for phase in entry["phases"].values():
             assert sum(phase["parts"].values()) == phase["predicted"]
-
-
-def test_a_run_that_was_killed_has_a_forecast_of_what_it_did_not_come_to(
-    tiny_config: Callable[..., TrainConfig], tmp_path: Path
-) -> None:
-    killed = run(tiny_config(), "60 MB", run_dir=tmp_path / "run", echo=False)
-    assert killed.exit_code == 137
-    assert killed.result["forecast"]["phases"]["train"]["measured"] is None

@@ -12,7 +12,6 @@ import pytest
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.forecast.budget import BatchShape, choose_windows
 from ogbnlib.forecast.passes import step_reserve_bytes
 from ogbnlib.forecast.phases import Forecast, kind_of, predict
 from ogbnlib.forecast.planner import plan
@@ -89,12 +88,6 @@ def test_a_reel_of_large_batches_serves_several_parts_and_takes_no_more_disk_tha
         assert windows.spooling.disk_bytes <= room * 2**30
         assert windows.spooling.reel_batches >= windows.spooling.picked_batches * (3 if room == 28 else 1)
         assert windows.moved_bytes < (650 if room == 28 else 400) * 2**30  # 2.3 TB in windows in memory
-
-
-def test_papers100m_from_disk_wants_its_files_in_the_page_cache_where_they_fit() -> None:
-    plan = forecast(limit=64 * 2**30, loading="store", feature_dtype="float16")
-    assert plan.cache_bytes == 8 * (NODES + 1) + 4 * EDGES + 2 * 128 * NODES
-    assert plan.peak_bytes < 2 * GB
 
 
 # Phases as a run has them ---------------------------------------------------------------------------------------------
@@ -179,16 +172,6 @@ def test_every_config_has_a_forecast_under_every_limit(size: GraphSize, values: 
         assert plan.epoch_s > 0
 
 
-def test_a_split_without_nodes_needs_no_window() -> None:
-    files = {"colptr": 100, "row": 100, "x": 100}
-    assert choose_windows(files, 10, 4, BatchShape((0, 0), (0,)), 0, 1, training=False).window_batches is None
-
-
-def test_a_batch_is_no_larger_than_its_split() -> None:
-    size = replace(PAPERS, num_seeds={"train": 100, "valid": 10, "test": 10})
-    assert forecast(size, batch_size=100).batch == forecast(size, batch_size=4096).batch
-
-
 def test_only_a_store_takes_less_than_its_peak_and_only_with_lookahead_auto() -> None:
     limit = 8 * 2**30
     for values in ({"loading": "shared"}, {"lookahead": "2 GB"}, {"lookahead": "off"}):
@@ -236,12 +219,6 @@ def test_workers_are_not_asked_for_windows() -> None:
     assert [phase.parts for phase in plain.phases] == [phase.parts for phase in forked.phases]
 
 
-def test_workers_have_no_more_batches_ready_than_there_are() -> None:
-    size = replace(PAPERS, num_seeds={"train": 300, "valid": 10, "test": 10})
-    (train,) = (phase for phase in forecast(size, num_workers=4).phases if phase.name == "train")
-    assert train.parts["workers' batches (shared memory)"] == 2 * train.parts["batch in use"]
-
-
 def test_persistent_workers_of_the_other_loaders_stay() -> None:
     def workers(policy: str, persistent: bool) -> dict[str, int]:
         plan = forecast(loading=policy, num_workers=2, persistent_workers=persistent)
@@ -272,10 +249,3 @@ def test_a_store_that_cannot_do_what_is_asked_is_refused() -> None:
         with pytest.raises(InputError, match="undirected: "):
             forecast(one_way, loading=policy, undirected=True)
     forecast(replace(one_way, undirected=True), loading="store", undirected=True)
-
-
-def test_half_width_features_are_widened_on_the_gpu() -> None:
-    full, half = (forecast(feature_dtype=dtype).gpu for dtype in ("float32", "float16"))
-    assert half["batch"] > full["batch"]
-    assert half["activations"] == full["activations"]
-    assert forecast(loading="store", feature_dtype="float16").gpu == half

@@ -78,16 +78,6 @@ def test_known_data_sets_agree_with_ogbs_own_list() -> None:
         assert 0 < sum(size.num_seeds.values()) <= size.num_nodes
 
 
-def test_an_unknown_name_gets_the_closest_known_one() -> None:
-    with pytest.raises(InputError, match="did you mean 'ogbn-arxiv'"):
-        size_of("ogbn-arxive")
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere: expected a data set folder"):
-        size_of(str(tmp_path / "nowhere"))
-
-
 def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_store: Path) -> None:
     import torch
     from torch_geometric.data import Data
@@ -134,10 +124,6 @@ def test_the_neighbors_of_a_node_are_the_mean_of_its_capped_degree(k: int) -> No
     degrees = np.random.default_rng(0).lognormal(np.log(14.5) - 0.92**2 / 2, 0.92, 10**6)
     capped = degrees if k < 0 else np.minimum(degrees, k)
     assert mean_sampled(14.5, k, 0.92) == pytest.approx(capped.mean(), rel=0.01)
-
-
-def test_a_node_without_neighbors_gets_none() -> None:
-    assert mean_sampled(0.0, 5, 0.92) == 0
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["directed", "undirected"])
@@ -225,10 +211,6 @@ def test_a_batch_has_no_more_nodes_than_the_graph(fan_out: tuple[int, ...]) -> N
         assert 0 < batch.num_nodes <= size.num_nodes + len(fan_out)  # each hop is rounded
         assert len(batch.hop_nodes) == len(fan_out) + 1
         assert min(batch.hop_nodes) >= 0
-
-
-def test_a_batch_of_no_seeds_is_empty() -> None:
-    assert expected_batch(PAPERS, False, 0, (3, 2)) == BatchShape((0, 0, 0), (0, 0))
 
 
 def test_features_have_the_itemsize_of_where_they_are() -> None:

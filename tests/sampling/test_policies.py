@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import shutil
 import weakref
@@ -150,32 +149,6 @@ def test_an_evaluation_cut_short_gives_its_memory_back_too(make: Make, tmp_path:
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert "valid loader's CSC" not in Run(tmp_path).parts
-
-
-def test_a_release_reports_its_steps(make: Make, tmp_path: Path) -> None:
-    for _ in make(loading="lazy").eval_batches("test"):
-        pass
-    (release,) = [event for event in Run(tmp_path).events if event["event"] == "release"]
-    assert {"gc", "malloc_trim", "synchronize", "empty_cache"} <= set(release)
-
-
-def test_dropping_the_train_loader_frees_it(make: Make, tmp_path: Path) -> None:
-    loaders = make(loading="lazy")
-    reference = weakref.ref(loaders.train_loader())
-    loaders.drop_train_loader()
-    gc.collect()
-    assert reference() is None
-    assert "train loader's CSC" not in Run(tmp_path).parts
-    loaders.drop_train_loader()
-
-
-def test_evaluating_the_train_split_uses_the_resident_csc(make: Make, tmp_path: Path) -> None:
-    loaders = make(loading="lazy")
-    train = loaders.train_loader()
-    graph = loaders.eval_loader("train").node_sampler.graph
-    assert all(one is other for one, other in zip(graph, train.node_sampler.graph, strict=True))
-    before = len([e for e in Run(tmp_path).events if e["event"] == "begin" and e["phase"] == "build train loader"])
-    assert before == 1
 
 
 def test_evaluating_the_train_split_does_not_disturb_the_next_epoch(make: Make) -> None:
