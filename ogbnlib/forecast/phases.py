@@ -74,11 +74,14 @@ class Ledger:
     def peak_bytes(self) -> int:
         return max(phase.held_bytes for phase in self.phases)
 
-    def phase(
-        self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int | None = None
-    ) -> None:
+    def phase(self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int = 0) -> None:
         """Add a phase that has, at its highest, all parts of `held` and those of `passing`."""
-        self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes, unsure_bytes or 0))
+        self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes, unsure_bytes))
+
+    def pass_phase(self, name: str, one: Pass, idle_loaders: int) -> None:
+        """Add the phase of a pass whose batches come from workers, or are made in the process itself."""
+        passing = one.step() | one.workers(idle_loaders)
+        self.phase(name, passing, unsure_bytes=one.unsure_bytes(passing))
 
     def hold_model(self) -> None:
         self.held[MODEL] = model_state_bytes(self.config, self.size.num_features, self.size.num_classes)

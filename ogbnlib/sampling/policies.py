@@ -20,15 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
+from ..forecast import sizes
 from ..forecast.phases import Ledger
-from ..forecast.sizes import (
-    feature_itemsize,
-    label_itemsize,
-    shared_csc_bytes,
-    stock_csc_bytes,
-    stock_sort_bytes,
-    trained_edges,
-)
 from ..graph.store import Store
 from ..graph.writer import wrong_splits
 from ..memory.reading import release_memory
@@ -76,34 +69,36 @@ class Loaders:
             self.data = self._load(store)
         self._resident: dict[str, NodeLoader] = {}
 
-    def _load(self, store: Store) -> Data:
+    @classmethod
+    def resident_splits(cls, config: TrainConfig) -> list[str]:
+        """Splits whose loaders are built before training and stay."""
+        return ["train"]
+
+    @classmethod
+    def phases(cls, run: Ledger) -> None:
+        """Write the phases of a run into the ledger, with the parts that are in memory then."""
         raise NotImplementedError
 
-    def _load_nodes(self, store: Store) -> Tensor:
-        """Read features and labels; return the features [num_nodes, num_features] in RAM."""
-        import torch
+    @classmethod
+    def _forecast_load(cls, run: Ledger) -> None:
+        raise NotImplementedError
 
-        x = torch.from_numpy(store.read("x", self.config.feature_dtype))
-        self.log.part("features", x.nbytes)
-        self.y = torch.from_numpy(store.read("y"))
-        self.log.part("labels", self.y.nbytes)
-        return x
+    def _load(self, store: Store) -> Data:
+        raise NotImplementedError
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
         import torch
 
         from .choice import EpochSampler
 
-        config = self.config
-        input_nodes = self.splits[split]
+        config, ids = self.config, self.splits[split]
         batch_size = config.batch_size if shuffle else config.eval_batch_size or config.batch_size
-        share: dict[str, Any] = {"rank": self.rank, "num_ranks": self.num_ranks, "batch_size": batch_size}
-        share["drop_last"] = self.drop_last
+        batches: dict[str, Any] = {"batch_size": batch_size, "drop_last": self.drop_last}
+        share = {"rank": self.rank, "num_ranks": self.num_ranks, **batches}
         return {
-            "input_nodes": input_nodes,
-            "batch_size": batch_size,
-            "drop_last": self.drop_last,
-            "sampler": EpochSampler(len(input_nodes), shuffle=shuffle, seed=config.seed, **share),
+            "input_nodes": ids,
+            **batches,
+            "sampler": EpochSampler(len(ids), shuffle=shuffle, seed=config.seed, **share),
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,
             **worker_arguments(config.num_workers),
@@ -127,7 +122,7 @@ class Loaders:
         return self.y[self.splits[split]]
 
     def train_loader(self) -> NodeLoader:
-        """The shuffling loader of the train split; made at the first call, resident until `drop_train_loader`."""
+        """The shuffling loader of the train split; built at the first call, resident until `drop_train_loader`."""
         for split in self.resident_splits(self.config):
             if split not in self._resident:
                 self._resident[split] = self._build(split, shuffle=split == "train")
@@ -154,19 +149,17 @@ class Loaders:
     def eval_loader(self, split: str) -> NodeLoader:
         """A loader over `split` in order. It belongs to the caller: memory comes back when the last name of it goes."""
         resident = self._resident.get(split)
-        if resident is None:
-            return self._build(split, shuffle=False)
-        if split != "train":
-            return resident
+        if resident is None or split != "train":
+            return self._build(split, shuffle=False) if resident is None else resident
         from torch_geometric.loader import NodeLoader
 
-        # The resident train loader's CSC serves.
+        # The loader of an evaluation of the train split is a view of the resident one's CSC.
         colptr, row = resident.node_sampler.graph
         sampler = self._sampler(split, colptr, row, training=False)
         return NodeLoader(self.data, sampler, **self._arguments(split, shuffle=False))
 
     def eval_batches(self, split: str) -> Iterator[Data]:
-        """The batches of `split` in order; a loader made for them is deleted after the last, its memory released."""
+        """The batches of `split` in order; a temporary loader is deleted after the last and its memory released."""
         loader = self.eval_loader(split)
         kept = any(loader is one for one in self._resident.values())
         set_epoch(loader, 0)  # every evaluation samples the same neighbors, so epochs are compared on equal terms
@@ -179,16 +172,22 @@ class Loaders:
             if not kept and split not in self._resident:  # else it was made on the train loader's CSC
                 self._released(split)
 
-    # Forecast ---------------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def resident_splits(cls, config: TrainConfig) -> list[str]:
-        """Splits whose loaders are built before training and stay."""
-        return ["train"]
+class RamLoaders(Loaders):
+    """Base of the policies with features and labels in RAM."""
+
+    def _load_nodes(self, store: Store) -> Tensor:
+        """Read features and labels; return the features [num_nodes, num_features] in RAM."""
+        import torch
+
+        x = torch.from_numpy(store.read("x", self.config.feature_dtype))
+        self.log.part("features", x.nbytes)
+        self.y = torch.from_numpy(store.read("y"))
+        self.log.part("labels", self.y.nbytes)
+        return x
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
-        """Write the phases of a run into the ledger, with the parts that are in memory then."""
         config = run.config
         cls._forecast_load(run)
         resident = cls.resident_splits(config) if config.epochs else []
@@ -198,8 +197,7 @@ class Loaders:
         evaluations = run.evaluations()
         if config.epochs:
             train = run.one_pass("train", training=True)
-            passing = train.step() | train.workers(len(resident) - 1 if evaluations[0][1] else 0)
-            run.phase("train", passing, unsure_bytes=train.unsure_bytes(passing))
+            run.pass_phase("train", train, len(resident) - 1 if evaluations[0][1] else 0)
         for when, splits in evaluations:
             if when == "final":
                 run.held.pop("train loader's CSC", None)
@@ -209,30 +207,28 @@ class Loaders:
                     cls._forecast_build(run, split, f"build {split} loader ({when})")
                 # An evaluation of the train split has a loader of its own, on the resident one's CSC.
                 idle = [name for name in resident if name != split or split == "train"]
-                evaluation = run.one_pass(split)
-                passing = evaluation.step() | evaluation.workers(len(idle))
-                run.phase(f"{when} {split}", passing, unsure_bytes=evaluation.unsure_bytes(passing))
+                run.pass_phase(f"{when} {split}", run.one_pass(split), len(idle))
                 if split not in resident:
                     run.held.pop(f"{split} loader's CSC", None)
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
         size = run.size
-        run.held["features"] = size.num_nodes * size.num_features * feature_itemsize(run.config, size)
-        run.held["labels"] = size.num_nodes * label_itemsize(size.num_classes)
+        run.held["features"] = size.num_nodes * size.num_features * sizes.feature_itemsize(run.config, size)
+        run.held["labels"] = size.num_nodes * sizes.label_itemsize(size.num_classes)
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
-        """Add the phase in which a loader is built; nothing where it is a view."""
+        """Add the phase that builds a loader; a view has none."""
 
 
-class LazyLoaders(Loaders):
+class LazyLoaders(RamLoaders):
     """PyG's own loaders, each with its CSC: the train loader resident, the others built when they are needed."""
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
         super()._forecast_load(run)
-        run.held["edge_index (COO)"] = 16 * trained_edges(run.size, run.config.undirected)  # int64 [2, E]
+        run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)  # int64 [2, E]
         run.phase("load", {})
         others = [split for split in run.size.num_seeds if split != "train"]
         run.num_sorts = 1 + sum(cls._num_builds(run.config, split) for split in others)
@@ -243,9 +239,9 @@ class LazyLoaders(Loaders):
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
-        edges = trained_edges(run.size, run.config.undirected)
-        run.held[f"{split} loader's CSC"] = stock_csc_bytes(run.size, edges)
-        run.phase(phase, {"sort": stock_sort_bytes(run.size, edges)})
+        edges = sizes.trained_edges(run.size, run.config.undirected)
+        run.held[f"{split} loader's CSC"] = sizes.stock_csc_bytes(run.size, edges)
+        run.phase(phase, {"sort": sizes.stock_sort_bytes(run.size, edges)})
 
     def _load(self, store: Store) -> Data:
         import torch
@@ -261,18 +257,17 @@ class LazyLoaders(Loaders):
 
         from ..graph.sort import restore_input_order
 
-        with self.log.phase(f"build {split} loader"):
-            with warnings.catch_warnings():
-                # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
-                warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
-                num_neighbors = list(self.config.fan_out(training=shuffle))
-                loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
+        with self.log.phase(f"build {split} loader"), warnings.catch_warnings():
+            # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
+            warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
+            num_neighbors = list(self.config.fan_out(training=shuffle))
+            loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
             stock = loader.node_sampler
             csc = (stock.colptr, stock.row, stock.perm)
             self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))
             restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
             loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
-            loader.stock = stock  # holds `perm`, so that the loader takes what it takes without us
+            loader.stock = stock  # keeps `perm`, so that the loader uses as much memory as a stock one
             return loader
 
 
@@ -288,12 +283,12 @@ class EagerLoaders(LazyLoaders):
         return 1
 
 
-class SharedLoaders(Loaders):
+class SharedLoaders(RamLoaders):
     """One CSC for all loaders, which is the store's own, read into RAM; no COO ever exists."""
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
-        run.held["shared CSC"] = shared_csc_bytes(run.size, trained_edges(run.size, run.config.undirected))
+        run.held["shared CSC"] = sizes.shared_csc_bytes(run.size, sizes.trained_edges(run.size, run.config.undirected))
         run.phase("build shared CSC", {})
         super()._forecast_load(run)
         run.phase("load", {})
@@ -317,24 +312,6 @@ class SharedLoaders(Loaders):
             return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
 
 
-def compile_kernels(num_neighbors: list[int]) -> None:
-    """Compile, or load from disk, what the policies run: a few seconds once, 60 MB of LLVM in every process.
-
-    Done on an empty graph before the data comes, so that the figures of later phases are the data's alone.
-    """
-    import numpy as np
-
-    from ..graph.sort import restore_input_order
-    from .sampler import CSCSampler
-    from .window import compile_lookahead
-
-    empty = np.empty(0, dtype=np.int64)
-    restore_input_order(np.zeros(2, dtype=np.int64), empty, empty)
-    compile_lookahead()
-    for dtype in (np.int32, np.int64):
-        CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)
-
-
 def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
     """Fix the order and the neighbors of the next pass over `loader`: both are functions of (seed, epoch) alone.
 
@@ -349,8 +326,7 @@ def _end_workers(loader: NodeLoader) -> None:
     """End persistent workers now: left to the garbage collector, torch waits five seconds for each of them."""
     if hasattr(loader, "close"):
         loader.close()
-    iterator = loader._iterator
-    if iterator is not None:
+    if (iterator := loader._iterator) is not None:
         getattr(iterator, "iterator", iterator)._shutdown_workers()  # PyG wraps torch's iterator
         loader._iterator = None
 

@@ -133,9 +133,11 @@ class StoreLoaders(DiskLoaders):
 
         config, store, shape = self.config, self.store, BatchShape((0,), (0,))
         arguments = self._arguments(split, shuffle=training)
-        num_batches = -(-len(arguments["sampler"]) // arguments["batch_size"])
+        # A rank without a batch chooses as one with a single batch does.
+        seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
+        num_batches = -(-len(seeds) // arguments["batch_size"])
         if budget is not None and num_batches:
-            seeds = self.splits[split][: min(arguments["batch_size"], len(arguments["sampler"]))]
+            seeds = seeds[: arguments["batch_size"]]
             sampler = self._sampler(split, store.colptr, store.row, training)
             probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds))
             shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
@@ -150,8 +152,8 @@ class StoreLoaders(DiskLoaders):
             one, kept = self._pass(split, shuffle, budget), dict[str, Windows]()
             if shuffle:
                 others = [name for name in STREAM if self._room and config.num_evaluations(name)]
+                others = [name for name in others if len(self._arguments(name, False)["sampler"])]  # of this rank
                 evaluations = {name: self._pass(name, False, budget) for name in others}
-                evaluations = {name: other for name, other in evaluations.items() if other.num_batches}
                 windows, kept = choose_loaders(one, evaluations, budget, self._room)
             else:
                 windows = one.windows(budget, self._room)

@@ -21,6 +21,7 @@ from ..errors import InputError
 from ..graph.bits import NodeSet, kernel
 from ..graph.disk import _BLOCK, DiskArray
 from ..graph.npz import Array
+from ..graph.sort import restore_input_order
 from .choice import choose_all, count_chosen
 from .sampler import CSCSampler, absorb
 
@@ -242,3 +243,15 @@ def compile_lookahead() -> None:
         x.deal(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
         for array in (colptr, row, x):
             array.close()
+
+
+def compile_kernels(num_neighbors: list[int]) -> None:
+    """Compile the policies' kernels, or load them from disk: a few seconds once, 60 MB of LLVM in every process.
+
+    Done on an empty graph before data is loaded, so that the figures of later phases are the data's alone.
+    """
+    empty = np.empty(0, dtype=np.int64)
+    restore_input_order(np.zeros(2, dtype=np.int64), empty, empty)
+    compile_lookahead()
+    for dtype in (np.int32, np.int64):
+        CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)

@@ -39,7 +39,8 @@ from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
-from ..sampling.policies import Loaders, compile_kernels, make_loaders
+from ..sampling.policies import Loaders, make_loaders
+from ..sampling.window import compile_kernels
 from ..sources.catalog import open_for
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model

@@ -88,12 +88,12 @@ def test_it_runs_under_a_limit_and_its_plan_holds(tiny_config: Config, graph: Pa
 
 def test_what_does_not_go_together_is_refused_by_name(tiny_config: Config, graph: Path, tmp_path: Path) -> None:
     for changes, said in (
-        ({"model": "sage"}, r"^model: expected sgc, sign, sagn, or your own, with loading=propagated, got 'sage'"),
-        ({"loading": "store"}, r"^model: expected sage, gcn, gat, or .* got 'sign'; .* take loading=propagated"),
+        ({"model": "sage"}, "^model: .*sgc, sign, sagn"),
+        ({"loading": "store"}, "^model: .*sage, gcn, gat"),
         ({"hops": 0}, "^hops: "),
-        ({"norm": "rows"}, "^norm: expected one of row, sym, none, got 'rows'; did you mean 'row'"),
-        ({"model": "sagn", "hidden_channels": 6}, "^hidden_channels: expected a multiple of heads=4 for sagn, got 6"),
-        ({"activation_checkpointing": True}, "^activation_checkpointing: goes through the layers of sage, gcn and gat"),
+        ({"norm": "rows"}, "^norm: .*row"),
+        ({"model": "sagn", "hidden_channels": 6}, "^hidden_channels: .*heads"),
+        ({"activation_checkpointing": True}, "^activation_checkpointing: "),
     ):
         with pytest.raises(InputError, match=said):
             make(tiny_config, graph, **changes)

@@ -29,7 +29,8 @@ from ogbnlib.forecast.planner import step_table
 from ogbnlib.forecast.step import activation_bytes, saved_bytes
 from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.sampling.policies import compile_kernels, make_loaders, set_epoch
+from ogbnlib.sampling.policies import make_loaders, set_epoch
+from ogbnlib.sampling.window import compile_kernels
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.models import GNN
 from ogbnlib.training.step import allocator_peak
