@@ -1,4 +1,4 @@
-"""Sets of nodes as bits, with the rank of each (21 MB for papers100M), and the mixing of 64 bits behind every draw."""
+"""Sets of nodes as bits with ranks (21 MB for papers100M), and the hash function of all random draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .npz import Array
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-# Compiled on first use and kept on disk. One thread, because forked DataLoader workers must not share a pool.
+# Compiled on first use and cached on disk. Single-threaded, as forked DataLoader workers must not share a pool.
 kernel: Callable[[Function], Function] = njit(nogil=True, cache=True)
 
 # Every constant and shift below is a uint64: numba turns uint64 combined with int64 into float64.
@@ -45,21 +45,21 @@ def ones(word: Any) -> Any:
 
 @kernel
 def has(words: Any, node: Any) -> Any:
-    """Whether `node` is in the set with these `words`."""
+    """Return whether `node` is in the set `words`."""
     bit = uint64(node)
     return (words[bit >> _U6] >> (bit & _U63)) & _U1 != _U0
 
 
 @kernel
 def put(words: Any, node: Any) -> None:
-    """Add `node` to the set with these `words`."""
+    """Add `node` to the set `words`."""
     bit = uint64(node)
     words[bit >> _U6] |= _U1 << (bit & _U63)
 
 
 @kernel
 def rank(words: Any, before: Any, node: Any) -> Any:
-    """How many members are below `node`; `before` counts those in the words before each."""
+    """Return the number of members below `node`; `before` has the members in all words before each."""
     bit = uint64(node)
     below = (_U1 << (bit & _U63)) - _U1
     return before[bit >> _U6] + ones(words[bit >> _U6] & below)
@@ -103,13 +103,13 @@ def _members(words: Any, total: Any) -> Any:
 
 
 class NodeSet:
-    """A set of node ids below `num_nodes`; anonymous memory, num_nodes / 8 bytes, and half as much for the ranks.
+    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as much for the ranks.
 
-    Finds the distinct ids among 12 million in one second where sorting them takes ten.
+    It finds the distinct ids among 12 million in one second; sorting takes ten.
 
     Attributes:
-        words: uint64 [num_nodes // 64 + 1]; one bit more than nodes, so that the rank of the end can be asked.
-        before: int32 (int64 from 2**31 nodes on), members in the words before each; as of the last `count`.
+        words: uint64 [num_nodes // 64 + 1]; at least one bit more than nodes, as the end has a rank too.
+        before: int32 (int64 from 2**31 nodes on), members in all words before each, as of the last `count`.
     """
 
     def __init__(self, num_nodes: int):
@@ -118,22 +118,22 @@ class NodeSet:
         self.before: Array = np.empty(0, np.int32)
 
     def add(self, nodes: Array) -> None:
-        """Add whole-number ids, which are trusted to be in range."""
+        """Add integer ids, which are not checked."""
         _put_all(self.words, nodes)
 
     def contains(self, nodes: Array) -> Array:
-        """bool [len(nodes)]: which of these int64 ids are members."""
+        """Return which of these int64 ids are members, bool [len(nodes)]."""
         return (self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)) & _U1 != _U0
 
     def count(self) -> int:
-        """The number of members; fixes the ranks until more are added."""
+        """Return the number of members, and compute the ranks, which are valid until the next `add`."""
         self.before = np.empty(len(self.words), np.int32 if self.num_nodes < 2**31 else np.int64)
         return int(_count_before(self.words, self.before))
 
     def members(self) -> Array:
-        """All ids, int64 ascending; fixes the ranks."""
+        """Return all ids, int64 ascending, and compute the ranks."""
         return _members(self.words, self.count())
 
     def ranks(self, nodes: Array) -> Array:
-        """int64 [len(nodes)]: how many members are below each id, which for a member is its place among them."""
+        """Return the number of members below each id, int64 [len(nodes)]: a member's position in `members`."""
         return _ranks(self.words, self.before, nodes)

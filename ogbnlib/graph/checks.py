@@ -1,7 +1,4 @@
-"""What data must be, checked alike wherever they come in: finite features, whole labels, distinct ids in splits.
-
-And the format of a store's files: headers of arrays, and store.json.
-"""
+"""Checks of features, labels and splits from any source, and the format of a store's files."""
 
 from __future__ import annotations
 
@@ -20,29 +17,29 @@ from ..files import Stamp, abandoned, sibling_path, stamp, whereabouts
 from .npz import Array
 
 SPLITS = ("train", "valid", "test")
-MAX_CLASSES = 2**24  # OGB's layout has labels as float32, which counts exactly no further
+MAX_CLASSES = 2**24  # OGB's layout has float32 labels, exact up to this number
 
 
 def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
-    """The dtype of node ids in `row`: int32, or int64 from 2**31 nodes on."""
+    """Return the dtype of node ids in `row`: int32, or int64 from 2**31 nodes on."""
     return np.int32 if num_nodes < 2**31 else np.int64
 
 
 def label_dtype(num_classes: int) -> type[np.signedinteger[Any]]:
-    """The dtype of cleaned labels: int16, or int64 beyond 32,767 classes."""
+    """Return the dtype of cleaned labels: int16, or int64 beyond 32,767 classes."""
     return np.int16 if num_classes <= 32767 else np.int64
 
 
 def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) -> Array:
-    """Labels in any number type to int16 (int64 beyond 32,767 classes), -1 where there is none."""
+    """Convert labels of any numeric dtype to `label_dtype`, -1 for none."""
     values = values.reshape(-1)
     known = ~np.isnan(values) if values.dtype.kind == "f" else values != -1
     wrong = known & ((values != np.floor(values)) | (values < 0) | (values >= num_classes))
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         raise InputError(
-            f"{where}: expected whole labels from 0 to {num_classes - 1}, or NaN (-1 in whole numbers) where there is "
-            f"none; found {values[at]} at node {start + at}"
+            f"{where}: expected whole labels from 0 to {num_classes - 1}, or NaN (-1 in whole numbers) for none; "
+            f"found {values[at]} at node {start + at}"
         )
     labels = np.full(len(values), -1, label_dtype(num_classes))
     labels[known] = values[known].astype(labels.dtype)
@@ -50,18 +47,17 @@ def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) ->
 
 
 def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> int:
-    """The largest of cleaned labels plus one, for data that don't say how many classes they have.
+    """Return the largest of cleaned labels plus one, for data without a number of classes.
 
     Args:
         dtype: of the labels before they were cleaned.
 
     Raises:
-        InputError: without a label; for a largest one that can't be meant: most classes below it have no node (a stray
-            15,000,000 would make a model of 15 million classes), or it is the dtype's largest number, as 255 in uint8,
-            which often stands for "none", and the class below it has no node.
+        InputError: without a label; for an implausible largest one: most classes below it have no node (a stray
+            15,000,000 would make a model of 15 million classes), or it is the dtype's largest number, such as 255 in
+            uint8, which often means "none", and the class below it has no node.
     """
-    seen, at, begin = np.zeros(MAX_CLASSES, bool), -1, 0
-    largest = -1
+    seen, largest, at, begin = np.zeros(MAX_CLASSES, bool), -1, -1, 0
     for chunk in chunks:
         seen[chunk[chunk >= 0]] = True
         if len(chunk) and chunk.max() > largest:
@@ -75,8 +71,7 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
         known = f", the largest number of {dtype}" if ends else ""
         raise InputError(
             f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}{known} "
-            f"(node {at}); write -1 or NaN for no label, or say how many classes there are: convert with --num-classes "
-            "(in Python num_classes)"
+            f"(node {at}); write -1 or NaN for no label, or convert with --num-classes (in Python num_classes)"
         )
     return largest + 1
 
@@ -84,12 +79,12 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
 def split_problems(
     splits: Mapping[str, Array], num_nodes: int, labelled: Callable[[Array], Array]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, what is wrong with it) for int64 ids of splits; a split may be empty.
+    """Yield (split, problem) for int64 ids of splits; a split may be empty.
 
     Args:
-        labelled: tells of node ids which have a label, bool [n].
+        labelled: returns which of the given nodes have a label, bool [n].
     """
-    taken: dict[str, Array] = {}
+    checked: dict[str, Array] = {}
     for name, ids in splits.items():
         outside = ids[(ids < 0) | (ids >= num_nodes)]
         if outside.size:
@@ -101,32 +96,32 @@ def split_problems(
         bare = ids[~labelled(ids)]
         if bare.size:
             yield name, f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}"
-        for other, before in taken.items():
+        for other, before in checked.items():
             shared = np.intersect1d(ids, before)
             if shared.size:
                 yield name, f"expected no node of {other}, found {shared.size} such as {shared[0]}"
-        taken[name] = ids
+        checked[name] = ids
 
 
 def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Array]:
-    """Chunks of features [n, F], cast to `dtype`.
+    """Yield chunks of features [n, F], cast to `dtype`.
 
     Raises:
-        InputError: after the last chunk, where values were not finite, before or after; it begins with `where`.
+        InputError: after the last chunk, if values were not finite before or after the cast.
     """
     dtype, begin = np.dtype(dtype), 0
     most = float(np.finfo(dtype).max)
-    bad, large = [0, -1], [0, -1]  # how many, and the row of the first
+    bad, large = [0, -1], [0, -1]  # number of values, and the row of the first
     for values in chunks:
         with np.errstate(over="ignore"):
             out = values.astype(dtype, order="C", copy=False)
         # NaN makes both comparisons false.
         if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
-            given = np.isfinite(values)
-            for wrong, found in ((~given, bad), (given & ~np.isfinite(out), large)):
+            sound = np.isfinite(values)
+            for wrong, tally in ((~sound, bad), (sound & ~np.isfinite(out), large)):
                 if wrong.any():
-                    found[0] += int(wrong.sum())
-                    found[1] = found[1] if found[1] >= 0 else begin + int(wrong.any(axis=1).argmax())
+                    tally[0] += int(wrong.sum())
+                    tally[1] = tally[1] if tally[1] >= 0 else begin + int(wrong.any(axis=1).argmax())
         begin += len(values)
         yield out
     if bad[0]:
@@ -141,7 +136,7 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
 # The files of a store -------------------------------------------------------------------------------------------------
 
 FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
-HEADER_BYTES = 4096  # a feature row of 256 bytes then never lies on two pages
+HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
 
 @dataclass(frozen=True)
@@ -155,7 +150,7 @@ class FileInfo:
 
 
 def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
-    """The 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with spaces."""
+    """Return the 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with spaces."""
     text = repr({"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape})
     magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
     return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
@@ -167,7 +162,7 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
 
 
 def expected_arrays(meta: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]]:
-    """The dtypes and shapes (None: any length) that the arrays of a store of these sizes may have."""
+    """Return the valid dtypes and shapes (None: any length) of a store's arrays, by name."""
     nodes, ids = meta["num_nodes"], (dtype_name(index_dtype(meta["num_nodes"])),)
     return {
         "colptr": (("<i8",), (nodes + 1,)),
@@ -186,17 +181,15 @@ def dtype_name(dtype: DTypeLike) -> str:
 def read_meta(path: Path) -> dict[str, Any]:
     file = path / META
     if path.name.endswith(".part"):
-        raise InputError(f"{path}: expected a finished store, found the work of a conversion; convert again")
+        raise InputError(f"{path}: expected a finished store, found an unfinished conversion; convert again")
     if not file.is_file():
-        hint = ""
+        hint, part = "" if path.exists() else whereabouts(path), sibling_path(path, "part")
         if (path / "raw" / "data.npz").is_file():
             hint = "; this is a raw data set: convert it first"
-        elif (part := sibling_path(path, "part")).is_dir():
-            left = part in abandoned(path.parent)
-            hint = (
-                f"; its conversion was interrupted ({part}): convert again" if left else "; it is being written: wait"
-            )
-        hint = hint or ("" if path.exists() else whereabouts(path))
+        elif part.is_dir() and part in abandoned(path.parent):
+            hint = f"; its conversion was interrupted ({part}): convert again"
+        elif part.is_dir():
+            hint = "; it is being written: wait"
         raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
     text = file.read_bytes()
     try:
@@ -204,25 +197,24 @@ def read_meta(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{file}: expected JSON, found damage ({error}); convert again") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise InputError(f"{file}: expected format {FORMAT!r}, found another or none; this is not a store of ours")
+        raise InputError(f"{file}: expected format {FORMAT!r}, found another or none; this is not a store")
     if meta.get("version") != VERSION:
         raise InputError(
             f"{file}: expected version {VERSION}, found {meta.get('version')!r}; use a newer ogbnlib or convert again"
         )
     if meta.get("crc32") != meta_crc32(meta) or text != (json.dumps(meta, indent=2) + "\n").encode():
-        raise InputError(f"{file}: its checksum is not that of its content: damaged or edited; convert again")
+        raise InputError(f"{file}: checksum mismatch: the file was damaged or edited; convert again")
     return meta
 
 
 def check_file(file: Path, info: FileInfo) -> Stamp:
-    """Check size and header of one array's file against what store.json says; return its stamp."""
+    """Check the size and header of an array's file against store.json; return its stamp."""
     if not file.is_file():
         raise InputError(f"{file}: expected this file of the store, found none; convert again")
     with open(file, "rb") as stream:
         stamped, header = stamp(stream.fileno()), stream.read(HEADER_BYTES)
     if stamped[0] != info.bytes:
-        found = f"expected {info.bytes} bytes, found {stamped[0]}"
-        raise InputError(f"{file}: {found}; copy the store anew or convert again")
+        raise InputError(f"{file}: expected {info.bytes} bytes, found {stamped[0]}; copy the store or convert again")
     if header != npy_header(info.dtype, info.shape):
         raise InputError(
             f"{file}: expected the header of {info.dtype} {list(info.shape)}, found another; convert again"

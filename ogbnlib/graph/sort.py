@@ -1,4 +1,4 @@
-"""From edges to CSC: a stable counting sort that never holds the edge list, and the mending of an unstable one."""
+"""From edges to CSC with a stable external counting sort, without the edge list in RAM."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read ba
 def _partition(src, dst, both, shift, starts, out):  # type: ignore[no-untyped-def]
     """Sort a chunk of edges by `dst >> shift`, stably, into rows (dst within its range, src) of `out`.
 
-    `starts` int64 [ranges + 1] is zero on entry and tells where each range begins on return.
+    `starts` int64 [ranges + 1] is zero on entry and has the begin of each range on return.
     """
     mask = (1 << shift) - 1
     for i in range(len(src)):
@@ -47,9 +47,9 @@ def _partition(src, dst, both, shift, starts, out):  # type: ignore[no-untyped-d
 
 
 class Pairs(Stream):
-    """Edges on disk, as rows (dst - first dst of its range, src), so that each range of destinations can be read alone.
+    """Edges on disk, as rows (dst - first dst of its range, src); each range of destinations can be read alone.
 
-    A chunk is written in one piece, sorted by range; what is held in RAM is where each range begins in each chunk.
+    Each chunk is written in one piece, sorted by range. RAM has only the begin of each range in each chunk.
     """
 
     def __init__(self, path: Path, num_cols: int, shift: int, dtype: type[np.signedinteger[Any]]) -> None:
@@ -72,7 +72,7 @@ class Pairs(Stream):
         return sum(int(starts[number + 1] - starts[number]) for _, starts in self._chunks)
 
     def pieces(self, number: int, most: int) -> Iterator[Array]:
-        """The pairs of one range in order, [n, 2], at most `most` at a time."""
+        """Yield the pairs of one range in order, [n, 2], at most `most` at a time."""
         out, filled = np.empty((min(most, self.count(number)), 2), self.dtype), 0
         for offset, starts in self._chunks:
             begin, end = int(starts[number]), int(starts[number + 1])
@@ -81,10 +81,10 @@ class Pairs(Stream):
                 target = out[filled : filled + take].reshape(-1).view(np.uint8).data
                 at = offset + begin * self.pair_bytes
                 while len(target):
-                    got = os.preadv(self.fileno(), [target], at)
-                    if not got:
+                    count = os.preadv(self.fileno(), [target], at)
+                    if not count:
                         raise OSError(errno.EIO, "temporary file ends early", self.name)
-                    target, at = target[got:], at + got
+                    target, at = target[count:], at + count
                 begin, filled = begin + take, filled + take
                 if filled == len(out):
                     yield out
@@ -93,7 +93,7 @@ class Pairs(Stream):
             yield out[:filled]
 
     def all(self, number: int) -> Array:
-        """All pairs of one range, [n, 2]."""
+        """Return all pairs of one range, [n, 2]."""
         return next(self.pieces(number, self.count(number)), np.empty((0, 2), self.dtype))
 
     def delete(self) -> None:
@@ -102,13 +102,13 @@ class Pairs(Stream):
 
 
 def plan_shift(num_cols: int, num_pairs: int, edge_bytes: int, workspace: int) -> int:
-    """The power of two of destinations that make a range, so that a range of average size is sorted within `workspace`.
+    """Return log2 of the destinations per range, such that sorting an average range fits into `workspace` bytes.
 
     A range takes `edge_bytes` per pair and 8 bytes per destination; a quarter is left for ranges above the average.
     """
-    wanted = 1 + (num_pairs * edge_bytes + num_cols * 8) * 5 // (4 * workspace)
-    wanted = min(wanted, _MAX_BUCKETS // 2)  # widths are powers of two: there may be almost twice as many
-    return max(0, (num_cols // wanted).bit_length() - 1) if wanted > 1 else (num_cols - 1).bit_length()
+    num_ranges = 1 + (num_pairs * edge_bytes + num_cols * 8) * 5 // (4 * workspace)
+    num_ranges = min(num_ranges, _MAX_BUCKETS // 2)  # widths are powers of two: there may be almost twice as many
+    return max(0, (num_cols // num_ranges).bit_length() - 1) if num_ranges > 1 else (num_cols - 1).bit_length()
 
 
 # From pairs to columns ------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _count(col, ptr):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _place(values, col, ptr, row):  # type: ignore[no-untyped-def]
-    """ptr[v + 1] is the next free place of column v."""
+    """Place the values; ptr[v + 1] is the next free place of column v."""
     for i in range(len(col)):
         place = ptr[col[i] + 1]
         row[place] = values[i]
@@ -131,8 +131,8 @@ def _place(values, col, ptr, row):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _sort_and_compact(colptr, row):  # type: ignore[no-untyped-def]
-    """Sort every column, drop repeats and close the gaps, all in place; returns the number of edges left."""
-    kept, begin = 0, colptr[0]
+    """Sort every column, drop duplicates and close the gaps, in place; return the number of remaining edges."""
+    count, begin = 0, colptr[0]
     for v in range(len(colptr) - 1):
         end = colptr[v + 1]
         column = row[begin:end]
@@ -141,22 +141,22 @@ def _sort_and_compact(colptr, row):  # type: ignore[no-untyped-def]
         for i in range(begin, end):
             if row[i] != last:
                 last = row[i]
-                row[kept] = last
-                kept += 1
-        colptr[v + 1] = kept
+                row[count] = last
+                count += 1
+        colptr[v + 1] = count
         begin = end
-    return kept
+    return count
 
 
 def csc_from_pairs(num_cols: int, col: Array, row: Array, unique: bool = False) -> tuple[Array, Array]:
-    """The CSC form of edges held in RAM, by a stable counting sort; ids are trusted to be in range.
+    """Convert edges in RAM to CSC by a stable counting sort; ids are not checked.
 
     Args:
-        col, row: equally long whole-number arrays, strided ones too; column ids below `num_cols`.
-        unique: sort every column and drop its repeats.
+        col, row: integer arrays of the same length, strided ones too; column ids below `num_cols`.
+        unique: sort every column and drop its duplicates.
 
     Returns:
-        colptr int64 [num_cols + 1] and a new array of the kept values of `row`, in its dtype.
+        colptr int64 [num_cols + 1] and a new array with the remaining values of `row`, in its dtype.
     """
     ptr = np.zeros(num_cols + 2, np.int64)
     _count(col, ptr)
@@ -170,13 +170,13 @@ def csc_from_pairs(num_cols: int, col: Array, row: Array, unique: bool = False) 
 
 
 class EdgeSort:
-    """The way of an edge list to CSC: all of it to disk as pairs, then range by range into `row` and `colptr`.
+    """Sorts an edge list into CSC: first all edges to disk as pairs, then range by range into `row` and `colptr`.
 
     Args:
-        folder: where temporary files go.
-        undirected: take every edge both ways; columns are then sorted and without repeats.
-        workspace: bytes that sorting may take.
-        done: told the bytes of each piece.
+        folder: for temporary files.
+        undirected: take every edge both ways; columns are then sorted and without duplicates.
+        workspace: bytes of memory for sorting.
+        done: called with the bytes of each piece.
     """
 
     def __init__(
@@ -202,33 +202,32 @@ class EdgeSort:
         return Pairs(self.folder / f"pairs-{self._serial}.tmp", num_cols, min(shift, widest), self._dtype)
 
     def read(self, chunks: Iterable[tuple[Array, Array]]) -> None:
-        """Take all edges in: pairs of `src` and `dst`."""
+        """Write all edges, chunks of `src` and `dst`, to disk."""
         for src, dst in chunks:
             self._pairs.add(src, dst, self.undirected)
             self.done(16 * len(src))
         self._pairs.drop()
 
     def write(self, row: ArrayWriter, colptr: ArrayWriter) -> None:
-        """Append all columns; deletes the pairs. `colptr` gets the 0 it begins with."""
+        """Append all columns, with the leading 0 of `colptr`; delete the pairs."""
         self._row, self._colptr = row, colptr
         colptr.write(np.zeros(1, np.int64))
-        self._write(self._pairs, 0)
+        self._write(self._pairs)
 
-    def _write(self, pairs: Pairs, base: int) -> None:
-        """Append the columns of `pairs`, whose first destination is node `base`."""
+    def _write(self, pairs: Pairs) -> None:
         for number in range(pairs.num_ranges):
-            first, width, count = base + (number << pairs.shift), pairs.width(number), pairs.count(number)
+            width, count = pairs.width(number), pairs.count(number)
             if count * self._edge_bytes + width * 8 <= self.workspace:
                 self._sort_in_ram(pairs.all(number), width)
             elif width == 1:
                 self._stream_column(pairs, number)
             else:
-                # More edges than an average range has: split it, as the whole was.
+                # Far more edges than an average range has: split it like the whole.
                 parts = self._new_pairs(width, count, (width - 1).bit_length() - 1)
                 for piece in pairs.pieces(number, self.chunk_edges):
                     parts.add(piece[:, 1], piece[:, 0])
                 parts.drop()
-                self._write(parts, first)
+                self._write(parts)
                 continue
             self.done(count * pairs.pair_bytes)
         pairs.delete()
@@ -239,7 +238,7 @@ class EdgeSort:
         self._row.write(row)
 
     def _stream_column(self, pairs: Pairs, number: int) -> None:
-        """One column that is too long for the workspace; with `undirected` as bits, which sorts and drops repeats."""
+        """Write one column that is larger than the workspace. A bit set sorts it and drops duplicates."""
         sources = NodeSet(self.num_nodes if self.undirected else 0)
         for piece in pairs.pieces(number, self.chunk_edges):
             if self.undirected:
@@ -254,11 +253,10 @@ class EdgeSort:
 
 @njit(cache=True, nogil=True)
 def restore_input_order(colptr, row, perm):  # type: ignore[no-untyped-def]
-    """Put each column of a CSC back into the order in which its edges came, in place.
+    """Restore the input order of the edges in each column of a CSC, in place.
 
-    PyG's `to_csc` sorts with `torch.sort(stable=False)` where pyg-lib is absent, which can shuffle the edges of a
-    column; `perm` (int64 [E], the input position of each edge) says where they belong. Where nothing was shuffled it
-    costs one pass over `perm`.
+    Without pyg-lib, PyG's `to_csc` uses `torch.sort(stable=False)`, which can shuffle the edges of a column. `perm`,
+    int64 [E], has the input position of each edge. If nothing was shuffled, this is one pass over `perm`.
     """
     for v in range(len(colptr) - 1):
         begin, end = colptr[v], colptr[v + 1]

@@ -5,14 +5,14 @@
 | `colptr.npy` | int64 | [N + 1] | the in-edges of node v are `row[colptr[v]:colptr[v + 1]]` |
 | `row.npy` | int32 (int64 from 2**31 nodes on) | [E] | sources |
 | `x.npy` | float16 or float32 | [N, F] | features, C order |
-| `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 where there is none |
+| `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none |
 | `train.npy`, `valid.npy`, `test.npy` | int64 | [n] | node ids of the splits, in their original order |
 | `node_id.npy`, of propagated features of some nodes | as `row` | [N] | ids in the graph, ascending |
-| `label_name.npy`, where labels were text | UTF-8 bytes | [C] | the classes' names |
-| `node_name.npy`, where nodes had names | int64, or UTF-8 bytes | [N] | their names in the original data set |
+| `label_name.npy`, if labels were text | UTF-8 bytes | [C] | class names |
+| `node_name.npy`, if nodes had names | int64 or UTF-8 bytes | [N] | node names in the original data set |
 
-Anyone can `np.load(file, mmap_mode="r")` them. The header of each file takes 4 KiB, so that data begin on a page.
-`store.json` tells each file's dtype, shape, size and CRC-32 of the data, and carries a CRC-32 of itself.
+Open them with `np.load(file, mmap_mode="r")`. Each header takes 4 KiB, so that data begin on a page. `store.json` has
+the dtype, shape, size and CRC-32 of each array, and a CRC-32 of itself.
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ class GraphSize:
     """The numbers of a data set that decide memory.
 
     Attributes:
-        num_edges: In the data set as it is `stored`: reverse edges are among them where it is `undirected`; the columns
-            of a store are then sorted and without repeats.
-        num_seeds: Nodes of the splits "train", "valid" and "test".
-        stored: As a store; or what is still to be converted to one: OGB's binary layout, or its csv files.
-        feature_itemsize: Bytes of a feature in the store, or in the one that will be made.
-        hops: Its features are those of a graph, and behind them what so many hops bring to each node; it has no edges.
+        num_edges: number of edges as `stored`; if `undirected`, a store's include reverse edges.
+        num_seeds: number of nodes of "train", "valid" and "test".
+        stored: "store", or a format still to be converted: OGB's binary layout ("raw") or its csv files.
+        feature_itemsize: bytes of a feature in the store, made or to be made.
+        hops: number of hops of propagated features, which have no edges; None for a graph.
     """
 
     name: str
@@ -65,12 +64,12 @@ class GraphSize:
 
 
 def _from_above(module: str, name: str) -> Any:
-    """A function of a higher room, found when it is called: users begin at a store, and imports go only down."""
+    """Import a function of a higher room when it is called, as imports at the top go only down."""
     return getattr(importlib.import_module(f"ogbnlib.{module}"), name)
 
 
 class _Splits(dict[str, Array]):
-    """Ids by split, "valid" under "val" too."""
+    """Ids by split. "val" is another name of "valid"."""
 
     def __missing__(self, name: str) -> Array:
         if name == split_name(name):
@@ -91,12 +90,11 @@ def _mapped_if_there(name: str) -> cached_property[Array | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Store(GraphSize):
-    """An open store; `open_store` makes one. Pickled, it carries its path only, and is opened anew where it arrives.
+    """An open store, see `open_store`. A pickled store has only its path, and is opened again when it is unpickled.
 
-    `colptr`, `row`, `x`, `y`, `node_id`, `node_name` (the nodes' names in the original data, int64 or bytes) and
-    `label_name` (the classes', bytes) are read-only memory maps, made at first use; the last three are None where a
-    store has none. `splits` are int64 ids in RAM; what `read` and `read_edge_index` return is in RAM and the caller's.
-    A file that was replaced or written to since `open_store` is refused with an `InputError` wherever it is opened.
+    `colptr`, `row`, `x`, `y`, `node_id`, `node_name` and `label_name` are read-only memory maps, made at first use; the
+    last three are None if the store has none. `splits` are int64 ids in RAM. Opening a file that was replaced or
+    written to since `open_store` raises an `InputError`.
     """
 
     path: Path
@@ -106,38 +104,38 @@ class Store(GraphSize):
     stamps: Mapping[str, Stamp] = field(repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Callable[[StrPath, int], Store], tuple[Path, int]]:
-        self._check_described()  # here, as the error of a process that is just starting is lost
+        self._check_meta()  # here, as an error in a process that is just starting gets lost
         return _reopen, (self.path, self.crc32)
 
     @staticmethod
     def from_data(data: Any, path: StrPath, **options: Any) -> Store:
-        """Write a PyG `Data` as a store: `sources.convert.from_data`, which says more."""
+        """Write a PyG `Data` as a store, see `sources.convert.from_data`."""
         return _from_above("sources.convert", "from_data")(data, path, **options)
 
     def to_data(self) -> Any:
-        """Read all of it into a PyG `Data` in RAM: `sampling.loading.to_data`."""
+        """Read the store into a PyG `Data` in RAM, see `sampling.loading.to_data`."""
         return _from_above("sampling.loading", "to_data")(self)
 
     def loader(self, nodes: Any = "train", **options: Any) -> Any:
-        """A PyG `NodeLoader` with the trainer's batches, for a loop of one's own: `sampling.loading.loader`."""
+        """Return a PyG `NodeLoader` with the trainer's batches, see `sampling.loading.loader`."""
         return _from_above("sampling.loading", "loader")(self, nodes, **options)
 
     def feature_store(self) -> Any:
-        """PyG's `FeatureStore` over the features and labels; `loader` is faster where the store outgrows memory."""
+        """Return a PyG `FeatureStore` of features and labels; `loader` is faster for stores larger than memory."""
         return _from_above("sampling.loading", "StoreFeatures")(self)
 
     def graph_store(self) -> Any:
-        """PyG's `GraphStore` over the edges, see `feature_store`."""
+        """Return a PyG `GraphStore` of the edges."""
         return _from_above("sampling.loading", "StoreGraph")(self)
 
     def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
-        """Return a sampler over the mapped edges for PyG's node and link loaders: `sampling.loading.PassSampler`."""
+        """Return a sampler for PyG's node and link loaders, see `sampling.loading.PassSampler`."""
         make = _from_above("sampling.loading", "PassSampler")
         return make(self.colptr, self.row, num_neighbors, seed=seed)
 
     @property
     def size(self) -> GraphSize:
-        """Its sizes alone."""
+        """Return the sizes alone."""
         return GraphSize(**{item.name: getattr(self, item.name) for item in fields(GraphSize)})
 
     @property
@@ -152,26 +150,26 @@ class Store(GraphSize):
     def file_path(self, name: str) -> Path:
         return self.path / f"{name}.npy"
 
-    def _check_described(self) -> None:
+    def _check_meta(self) -> None:
         if not (self.path / META).is_file() or read_meta(self.path)["crc32"] != self.crc32:
             raise replaced(self.path / META)
 
     def check_open(self, name: str, descriptor: int) -> None:
-        """Refuse an open file of array `name` that is not the one that `open_store` saw."""
-        found, before = stamp(descriptor), self.stamps[name]
-        if found[:2] != before[:2]:
+        """Raise an `InputError` if an open file of array `name` is not the one that `open_store` saw."""
+        now, before = stamp(descriptor), self.stamps[name]
+        if now[:2] != before[:2]:
             raise replaced(self.file_path(name))
-        if found != before:  # some network file systems renumber their inodes
-            self._check_described()
+        if now != before:  # some network file systems renumber their inodes
+            self._check_meta()
 
     def check_maps(self) -> None:
-        """Refuse files that were written to in place, which changes what is mapped; a map outlives a new file."""
+        """Raise an `InputError` if files were written to in place: that changes maps, unlike a new file."""
         for name, before in self.stamps.items():
-            if (file := self.file_path(name)).is_file() and (found := stamp(file)) != before and found[2] == before[2]:
+            if (file := self.file_path(name)).is_file() and (now := stamp(file)) != before and now[2] == before[2]:
                 raise replaced(file)
 
     def open_file(self, name: str) -> io.FileIO:
-        """Open the file of array `name` for reading, checked as in `check_open`."""
+        """Open the file of array `name` for reading, with the check of `check_open`."""
         try:
             file = io.FileIO(str(self.file_path(name)))
         except FileNotFoundError:
@@ -196,26 +194,25 @@ class Store(GraphSize):
     node_id, node_name = _mapped_if_there("node_id"), _mapped_if_there("node_name")
     label_name = _mapped_if_there("label_name")
 
-    def damaged(self, name: str, found: str) -> InputError:
-        """The sentence for an array that is not what was written; `found`: what was expected, and found instead."""
-        verify = f"`python -m ogbnlib verify {self.path}` says what else is; copy it anew or convert again"
-        return InputError(f"{self.file_path(name)}: {found}: it was damaged, changed or swapped; {verify}")
+    def damaged(self, name: str, problem: str) -> InputError:
+        """Return the error for a damaged array; `problem` has the expected and the found value."""
+        hint = f"Check all files with `python -m ogbnlib verify {self.path}`, then copy or convert them again"
+        return InputError(f"{self.file_path(name)}: {problem}. The file was damaged, changed or swapped. {hint}")
 
     @cached_property
     def splits(self) -> dict[str, Array]:
         return _Splits({name: self.read(name) for name in SPLITS})
 
     def advise_random(self) -> None:
-        """Tell the kernel not to read ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
+        """Turn off read-ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
         for array in (self.colptr, self.row, self.x, self.y):
             array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
-        """Array `name` in pieces of about 8 MB, each with the index of its first row; read, not mapped.
+        """Yield array `name` in pieces of about 8 MB, read, not mapped, each with the index of its first row.
 
         Raises:
-            InputError: when the file ends early; where `checked`, after the last piece, for a checksum that is not the
-                one in store.json.
+            InputError: if the file ends early; with `checked`, after the last piece, for a checksum mismatch.
         """
         info, file = self.files[name], self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
@@ -227,19 +224,18 @@ class Store(GraphSize):
                 with clear_errors(file):
                     values = np.fromfile(stream, info.dtype, math.prod(shape))
                 if len(values) != math.prod(shape):
-                    raise InputError(f"{file}: it became shorter while it was read")
+                    raise InputError(f"{file}: the file became shorter while it was read")
                 crc32 = zlib.crc32(values.data, crc32) if checked else crc32
                 yield begin, values.reshape(shape)
         if checked and crc32 != info.crc32:
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
-        """Array `name`, in its own dtype or, for features, another; the peak is the result and a chunk.
+        """Read array `name` into RAM, features optionally in another dtype; the peak is the result and a chunk.
 
         Raises:
-            InputError: when features are not finite in `dtype`; when the checksum of anything else, at 1 GB/s, is not
-                that of store.json: an offset or id out of range would be read from anywhere. That of features, 56 GB
-                in papers100M, is left to `verify`.
+            InputError: if features are not finite in `dtype`; for a checksum mismatch in any other array, as ids out of
+                range would read foreign memory. Checksums of features (56 GB in papers100M) are left to `verify`.
         """
         info, begin = self.files[name], 0
         out = np.empty(info.shape, dtype or info.dtype)
@@ -250,10 +246,10 @@ class Store(GraphSize):
         return out
 
     def read_edge_index(self) -> Array:
-        """Edges int64 [2, E], source above destination, column by column, reverse edges included.
+        """Return edges int64 [2, E], sources above destinations, column by column, reverse edges included.
 
         Raises:
-            InputError: for a checksum that is not that of store.json.
+            InputError: for a checksum mismatch.
         """
         edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
         for _ in self.chunks("colptr", checked=True):
@@ -269,10 +265,10 @@ class Store(GraphSize):
 
 @clear_errors()
 def open_store(path: StrPath) -> Store:
-    """Open a store without reading its arrays: every file's size, dtype and shape is checked, in milliseconds.
+    """Open a store in milliseconds. Sizes, dtypes and shapes of all files are checked, their content is not.
 
     Raises:
-        InputError: naming the file that is missing, truncated, of another dtype or shape, or of a newer version.
+        InputError: for a file that is missing, truncated, of another dtype or shape, or of a newer version.
     """
     store = _open(home(path).absolute())
     if (hops := read_meta(store.path).get("keep_hops")) is not None:
@@ -312,7 +308,7 @@ def _open(path: Path) -> Store:
 
 
 def _reopen(path: StrPath, crc32: int) -> Store:
-    """Open a store that another process has open, which has store.json of this checksum."""
+    """Open a store that another process opened; `crc32` is that of its store.json."""
     store = _open(home(path))
     if store.crc32 != crc32:
         raise replaced(store.path / META)
@@ -320,5 +316,5 @@ def _reopen(path: StrPath, crc32: int) -> Store:
 
 
 def is_store(path: StrPath) -> bool:
-    """Whether `path` is a store's folder, sound or not; nothing is read."""
+    """Return whether `path` is a store's folder, without reading it."""
     return (home(path) / META).is_file()

@@ -1,4 +1,4 @@
-"""Writes the arrays of a store one by one, each in pieces, and reads every byte of one to say what is wrong with it."""
+"""Writing a store's arrays in pieces, and verifying every byte of a store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .store import Store, open_store
 
 
 class ArrayWriter:
-    """One `.npy` file written from chunks along the first axis; its length is known when it is finished."""
+    """A `.npy` file written in pieces along the first axis, of a length not known before."""
 
     def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
         self.dtype, self.row_shape, self.length, self._crc32 = np.dtype(dtype_name(dtype)), row_shape, 0, 0
@@ -57,7 +57,7 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """Builds a store in an empty `folder`, such as `files.new_folder` gives."""
+    """A store under construction in an empty `folder` such as that of `files.new_folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,14 +65,14 @@ class StoreWriter:
 
     @contextlib.contextmanager
     def create(self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> Iterator[ArrayWriter]:
-        """The array `name`, which is whole where the block ends."""
+        """Open the array `name` for writing; it is complete when the block ends."""
         with Stream(self.folder / f"{name}.npy") as stream:
             writer = ArrayWriter(stream, dtype, row_shape)
             yield writer
             self._files[name] = writer.finish()
 
     def write(self, name: str, values: Array) -> None:
-        """The whole array `name` at once."""
+        """Write the whole array `name`."""
         with self.create(name, values.dtype, values.shape[1:]) as writer:
             writer.write(values)
 
@@ -85,7 +85,7 @@ class StoreWriter:
         origin: Mapping[str, Any],
         hops: int | None = None,
     ) -> None:
-        """Write store.json, once all arrays are there."""
+        """Write store.json; call it after all arrays are written."""
         num_nodes, num_features = self._files["x"].shape
         meta: dict[str, Any] = {
             **{"format": FORMAT, "version": VERSION, "name": name, "num_nodes": num_nodes},
@@ -99,19 +99,18 @@ class StoreWriter:
 
 # Verification -------------------------------------------------------------------------------------------------------
 
-# Of the index of a chunk's first row, its rows and the step to each from the one before (to the first from -1): which
-# are wrong, bool, shaped as the rows.
+# Maps a chunk's first index, its rows and their differences (from -1 for the first) to the wrong rows, as bool.
 Test = Callable[[int, Array, Array], Array]
 
 
 def _rules(store: Store, name: str) -> Iterator[tuple[str, Test]]:
-    """What is expected of the rows of array `name`, and the test for what breaks it."""
+    """Yield each expectation on the rows of array `name`, and the test for rows that violate it."""
     num_nodes, num_classes = store.num_nodes, store.num_classes
 
     def unsorted(begin: int, rows: Array, steps: Array) -> Array:
         wrong = steps <= 0
         falls = begin + np.flatnonzero(wrong)
-        # A new column may begin with any id.
+        # A column may begin with any id.
         starts = np.minimum(np.searchsorted(store.colptr, falls), num_nodes)
         wrong[falls[store.colptr[starts] == falls] - begin] = False
         return wrong
@@ -132,31 +131,31 @@ def _rules(store: Store, name: str) -> Iterator[tuple[str, Test]]:
 
 
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
-    """What is wrong with one array by itself, in one pass over its file."""
+    """Yield the problems of one array by itself, in one pass over its file."""
     rules, crc32, last = list(_rules(store, name)), 0, -1
-    found = [[0, -1] for _ in rules]  # how many, and the row of the first
+    counts = [[0, -1] for _ in rules]  # how many rows are wrong, and the first
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
         steps = np.diff(rows, axis=0, prepend=rows.dtype.type(last)) if rules and rows.ndim == 1 else rows
-        for (_, test), seen in zip(rules, found, strict=True):
+        for (_, test), seen in zip(rules, counts, strict=True):
             wrong = test(begin, rows, steps)
             if wrong.any():
                 seen[1] = seen[1] if seen[0] else begin + int(np.flatnonzero(wrong)[0]) // max(1, wrong[0].size)
                 seen[0] += int(wrong.sum())
         last = rows[-1] if rows.ndim == 1 else last
         done(rows.nbytes)
-    for (expected, _), (count, first) in zip(rules, found, strict=True):
+    for (expected, _), (count, first) in zip(rules, counts, strict=True):
         if count:
             yield f"expected {expected}, found {count} others, the first at {first}"
     if name == "colptr" and (store.colptr[0], store.colptr[-1]) != (0, store.num_edges):
         ends = f"{store.colptr[0]} and {store.colptr[-1]}"
         yield f"expected to begin with 0 and to end with {store.num_edges} edges, found {ends}"
-    if crc32 != (said := store.files[name].crc32):
-        yield f"checksum {crc32:08x}, but {META} has {said:08x}: the file was damaged or changed"
+    if crc32 != (expected_crc32 := store.files[name].crc32):
+        yield f"checksum {crc32:08x}, but {META} has {expected_crc32:08x}: the file was damaged or changed"
 
 
 def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
-    """(split, what is wrong with it) for all that keeps the splits of a store from being trained on."""
+    """Yield (split, problem) for everything in a store's splits that training can't use."""
 
     def labelled(ids: Array) -> Array:
         labels = store.y[ids]
@@ -166,23 +165,22 @@ def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
-    """Read every byte of a store once, in bounded memory; returns what is wrong, one sentence each, file first.
+    """Read every byte of a store once, in bounded memory; return a list of problems, empty for a sound store.
 
     Checked: sizes, headers, checksums; offsets ascending from 0 to E; ids in range; with `undirected` columns sorted
     and without repeats; features finite; labels in range; splits in range, labelled and disjoint; node_id ascending.
-    An empty list says that the store is sound.
     """
     try:
         store = open_store(path)
     except InputError as error:
         return [str(error)]
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     with counted("verify", store.nbytes, progress) as done:
         for name in store.files:
             try:
-                found += [(name, problem) for problem in _problems(store, name, done)]
+                problems += [(name, problem) for problem in _problems(store, name, done)]
             except InputError as error:
                 return [str(error)]
-    if not {name for name, _ in found} & {"y", *SPLITS}:
-        found += wrong_splits(store)
-    return [f"{store.file_path(name)}: {problem}" for name, problem in found]
+    if not {name for name, _ in problems} & {"y", *SPLITS}:
+        problems += wrong_splits(store)
+    return [f"{store.file_path(name)}: {problem}" for name, problem in problems]

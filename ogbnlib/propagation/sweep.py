@@ -1,7 +1,7 @@
-"""One hop over a store: for each node the sum or mean of its in-neighbors' rows, the graph read once, in order.
+"""One hop over a store: the sum or mean of the in-neighbors' rows of each node, with one pass over the graph.
 
-The rows of all nodes are in RAM, a few columns at a time; `row.npy` and `colptr.npy` go by in pieces, past the page
-cache. Every thread takes the next slice of nodes, reads what it needs of them and computes it while others read.
+Some columns of all nodes are in RAM. `row.npy` and `colptr.npy` are read in pieces, past the page cache. Each thread
+takes the next slice of nodes, reads its edges and computes it while other threads read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..graph.npz import Array
 from ..graph.store import Store
 
 SLICE_NODES, PIECE_EDGES = 2**16, 2**18
-# One more than cores: while one waits for the disk the others compute.
+# One more than the cores: while one thread waits for the disk, the others compute.
 THREADS = min(8, len(os.sched_getaffinity(0))) + 1
 
 Item = TypeVar("Item")
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 @intrinsic
 def _value(typing_context, held):  # type: ignore[no-untyped-def]
-    """A held value as float32: itself, or that of a float16's bits, as numba has no float16 on a CPU.
+    """Return a float32, or the bits of a float16, as float32. Numba has no float16 on CPUs.
 
     The conversion is one instruction for eight values (vcvtph2ps).
     """
@@ -52,10 +52,10 @@ def _sweep(
     ptr: Any, first: Any, piece: Any, begin: Any, at: Any, wanted: Any, loops: Any, mean: Any, held: Any, words: Any,
     before: Any, num_nodes: Any, total: Any, out: Any, count: Any,
 ) -> Any:  # fmt: skip
-    """Go on with the columns of a slice, from column `at`, over the edges from position `begin` on in `piece`.
+    """Continue a slice at node `at`, over the edges in `piece`, whose first has position `begin`.
 
-    Returns the column whose edges go on behind the piece, or -1 - p for a source out of range at `piece[p]`. Sums run
-    in the order of the edges, in float32, so that they are the same for any pieces and any number of columns at once.
+    Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range. Sums are float32 in
+    the order of the edges, so the result is the same for any pieces and any number of columns at once.
     """
     width, end = held.shape[1], begin + len(piece)
     dense = len(words) == 0
@@ -93,9 +93,9 @@ def _sweep(
 
 @kernel
 def _survey(ptr: Any, first: Any, piece: Any, begin: Any, at: Any, inside: Any, reached: Any, num_nodes: Any) -> Any:
-    """Add to `reached` the sources of the edges into `inside`; (the column to go on with, self-loops seen).
+    """Add the sources of edges into `inside` to `reached`; return the node to continue with and the self-loops seen.
 
-    A negative column is -1 - p for a source out of range at `piece[p]`.
+    The node is -1 - p if `piece[p]` is out of range.
     """
     loops = 0
     for e in range(len(piece)):
@@ -120,9 +120,9 @@ def _count_loops(ptr: Any, first: Any, piece: Any, begin: Any, at: Any, loops: A
 
 
 def in_order(items: Iterable[Item], work: Callable[[Item], Result]) -> Generator[Result, None, None]:
-    """`work` of each item by `THREADS` threads, in the order of the items, few of them ahead of who takes them.
+    """Yield `work(item)` in the order of the items, computed by `THREADS` threads a few items ahead.
 
-    To be closed by who uses it, as threads are to end before the files that they read are closed.
+    The caller must close it: the threads have to end before the files that they read are closed.
     """
     ahead: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
@@ -140,35 +140,24 @@ def in_order(items: Iterable[Item], work: Callable[[Item], Result]) -> Generator
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of some columns in RAM: of all nodes, or of the `members` of a set alone, one after the other.
-
-    `values` is float32, or float16 [n, columns].
-    """
+    """Some columns in RAM, float16 or float32 [n, columns]: of all nodes, or only of `members`, in their order."""
 
     values: Array
     members: NodeSet | None = None
-
-    @property
-    def held(self) -> Array:
-        return self.values.view(np.uint16) if self.values.dtype == np.float16 else self.values
 
 
 _NO_WORDS, _NO_RANKS = np.empty(0, np.uint64), np.empty(0, np.int32)
 
 
 class Edges:
-    """The in-edges of a store's nodes, as a stream.
-
-    Attributes:
-        has_loops: bool [slices]: whether a slice of `SLICE_NODES` nodes has edges from a node to itself; known once the
-            graph was `surveyed`.
-    """
+    """The in-edges of a store's nodes, as a stream."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.num_nodes = store, store.num_nodes
         self._colptr, self._row = disk_array(store, "colptr"), disk_array(store, "row")
         self.slices = range(0, store.num_nodes, SLICE_NODES)
-        self.has_loops = np.ones(len(self.slices), bool)
+        # Whether a slice has edges from a node to itself; `needed` finds out.
+        self._has_loops = np.ones(len(self.slices), bool)
 
     def close(self) -> None:
         self._colptr.close()
@@ -176,15 +165,18 @@ class Edges:
 
     @property
     def nbytes(self) -> int:
-        """Bytes read by a sweep."""
+        """Bytes that a sweep reads."""
         return self.store.files["colptr"].bytes + self.store.files["row"].bytes
 
+    def _end(self, first: int) -> int:
+        return min(first + SLICE_NODES, self.num_nodes)
+
     def _offsets(self, first: int, end: int) -> Array:
-        """colptr[first:end + 1], the caller's."""
+        """Return a copy of colptr[first:end + 1]."""
         return self._colptr.rows(first, end + 1, np.dtype("<i8")).copy()
 
     def _pieces(self, ptr: Array) -> Iterator[tuple[int, Array]]:
-        """The edges of some columns in pieces, each with its position in row; one at least; until the next is taken."""
+        """Yield the edges of some columns, at least one piece, each with its position in row."""
         dtype = np.dtype(self.store.files["row"].dtype)
         for begin in range(int(ptr[0]), max(int(ptr[-1]), int(ptr[0]) + 1), PIECE_EDGES):
             end = min(begin + PIECE_EDGES, int(ptr[-1]))
@@ -193,48 +185,54 @@ class Edges:
     def _out_of_range(self, position: int, source: int) -> Exception:
         return self.store.damaged("row", f"expected ids from 0 to {self.num_nodes - 1}, found {source} at {position}")
 
-    def survey(self, inside: NodeSet | None, done: Callable[[int], object]) -> NodeSet | None:
-        """`inside` and the sources of all edges into it; None for all nodes. In order, for the checksums.
+    def needed(self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]) -> list[NodeSet | None]:
+        """Return the nodes that each hop must compute so that the last one gives `wanted`; None stands for all nodes.
+
+        The graph is read, in order, once per hop but the last, and at least once, for its checksums.
 
         Raises:
-            InputError: for a checksum that is not that of store.json; for an id out of range.
+            InputError: for a checksum mismatch and for ids out of range.
         """
+        needed = [wanted]
+        for _ in range(max(1, hops - 1)):
+            needed.insert(0, self._survey(needed[0], done))
+        return needed[-hops:]
+
+    def _survey(self, inside: NodeSet | None, done: Callable[[int], object]) -> NodeSet | None:
+        """Return `inside` and the sources of all edges into it."""
         reached = None if inside is None else NodeSet(self.num_nodes)
         words = _NO_WORDS if inside is None else inside.words
         target = _NO_WORDS if reached is None else reached.words
         for _, values in self.store.chunks("colptr", checked=True):
             done(values.nbytes)
-        self.has_loops[:] = False
-        at, slice_of, ptr = 0, -1, np.zeros(1, np.int64)
+        self._has_loops[:] = False
+        at, number, first, ptr = 0, -1, 0, np.zeros(1, np.int64)
         for begin, values in self.store.chunks("row", checked=True):
             position = 0
             while position < len(values):
                 while begin + position >= ptr[-1]:
-                    slice_of, at = slice_of + 1, 0
-                    ptr = self._offsets(self.slices[slice_of], self._end(self.slices[slice_of]))
+                    at, number = 0, number + 1
+                    first = self.slices[number]
+                    ptr = self._offsets(first, self._end(first))
                 part = values[position : position + int(min(ptr[-1] - begin - position, len(values)))]
-                at, loops = _survey(
-                    ptr, self.slices[slice_of], part, begin + position, at, words, target, self.num_nodes
-                )
+                at, loops = _survey(ptr, first, part, begin + position, at, words, target, self.num_nodes)
                 if at < 0:
                     raise self._out_of_range(begin + position - 1 - at, int(part[-1 - at]))
-                self.has_loops[slice_of] |= loops > 0
+                self._has_loops[number] |= loops > 0
                 position += len(part)
             done(values.nbytes)
         if reached is not None and inside is not None:
             reached.words |= inside.words
         return reached
 
-    def _end(self, first: int) -> int:
-        return min(first + SLICE_NODES, self.num_nodes)
-
     def degrees(self, first: int, end: int, loops: bool) -> Array:
-        """In-degrees int64 of the nodes from `first` up to `end`; where `loops`, with one self-loop each."""
+        """Return the in-degrees of some nodes, int64 [end - first]; with `loops` each node has one self-loop."""
         ptr = self._offsets(first, end)
         degrees = np.diff(ptr)
         if not loops:
             return degrees
-        if self.has_loops[first // SLICE_NODES : -(-end // SLICE_NODES)].any():
+        # Few slices have self-loops; only their edges are read.
+        if self._has_loops[first // SLICE_NODES : -(-end // SLICE_NODES)].any():
             own, at = np.zeros(end - first, np.int64), 0
             for begin, piece in self._pieces(ptr):
                 at = _count_loops(ptr, first, piece, begin, at, own)
@@ -244,31 +242,32 @@ class Edges:
     def sweep(
         self, rows: Rows, wanted: NodeSet | None, *, loops: bool, mean: bool, done: Callable[[int], object]
     ) -> Generator[tuple[int, Array, Array], None, None]:
-        """(first node, float32 [m, columns], degrees [m]) slice by slice: sums over in-neighbors, or means.
+        """Yield (first node, sums or means of in-neighbors float32 [m, columns], degrees [m]), slice by slice.
 
         Args:
-            wanted: nodes whose rows are computed; those of others are left as they come. None for all.
+            wanted: compute these nodes only, and leave the others' rows uninitialised. None for all.
             loops: count each node among its own neighbors, once.
         """
         words, before = _NO_WORDS, _NO_RANKS
         if rows.members is not None:
             words, before = rows.members.words, rows.members.before
         targets = _NO_WORDS if wanted is None else wanted.words
+        values = rows.values.view(np.uint16) if rows.values.dtype == np.float16 else rows.values
 
-        def one(first: int) -> tuple[int, Array, Array]:
+        def compute(first: int) -> tuple[int, Array, Array]:
             ptr, at = self._offsets(first, self._end(first)), 0
-            out = np.empty((len(ptr) - 1, rows.values.shape[1]), np.float32)
+            out = np.empty((len(ptr) - 1, values.shape[1]), np.float32)
             count, total = np.zeros(len(out), np.int64), np.empty(out.shape[1], np.float32)
             for begin, piece in self._pieces(ptr):
                 at = _sweep(
-                    ptr, first, piece, begin, at, targets, loops, mean, rows.held, words, before, self.num_nodes,
-                    total, out, count,
+                    ptr, first, piece, begin, at, targets, loops, mean, values, words, before, self.num_nodes, total,
+                    out, count,
                 )  # fmt: skip
                 if at < 0:
                     raise self._out_of_range(begin - 1 - at, int(piece[-1 - at]))
             return first, out, count
 
-        with contextlib.closing(in_order(self.slices, one)) as slices:
+        with contextlib.closing(in_order(self.slices, compute)) as slices:
             for first, out, count in slices:
                 yield first, out, count
                 done(self.nbytes * len(out) // self.num_nodes)

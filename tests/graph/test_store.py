@@ -1,12 +1,13 @@
-"""The promises of ogbnlib.graph.store: plain files, opened in milliseconds, every damage found and named."""
+"""A store: plain files, opened in milliseconds; every damage is found and named."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import re
 import shutil
-import socket
 import subprocess
 import sys
 import warnings
@@ -17,13 +18,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import csc_of, left_in, python_child, raw_arrays
+from conftest import csc_of, left_in, raw_arrays
 
 from ogbnlib import files
 from ogbnlib.errors import InputError
 from ogbnlib.files import new_folder
 from ogbnlib.graph import npz, store, writer
-from ogbnlib.graph.checks import HEADER_BYTES, META, SPLITS, expected_arrays, index_dtype, meta_crc32, npy_header
+from ogbnlib.graph.checks import (
+    HEADER_BYTES,
+    META,
+    SPLITS,
+    expected_arrays,
+    finite,
+    index_dtype,
+    meta_crc32,
+    npy_header,
+)
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter, verify_store
 from ogbnlib.sources.convert import convert
@@ -33,7 +43,7 @@ FILES = ("colptr", "row", "x", "y", "train", "valid", "test")
 
 @pytest.fixture(scope="module")
 def made(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """With reverse edges and features of float16."""
+    """With reverse edges and float16 features."""
     path = tmp_path_factory.mktemp("store") / "tiny"
     return convert(tiny_dir, path, undirected=True, feature_dtype="float16", progress=False)
 
@@ -54,8 +64,8 @@ def flip(file: Path, at: int) -> None:
     file.write_bytes(content)
 
 
-def rewritten(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:
-    """Change an array and its checksum: only a look at the values can find what is wrong."""
+def rewrite(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:
+    """Change an array and its checksum, so that only the values show the damage."""
     values = np.load(path / f"{name}.npy")
     change(values)
     with open(path / f"{name}.npy", "r+b") as file:
@@ -71,13 +81,7 @@ def change_meta(path: Path, meta: dict[str, Any]) -> None:
     (path / META).write_text(json.dumps({**meta, "crc32": meta_crc32(meta)}, indent=2) + "\n")
 
 
-def test_a_broken_column_is_found_wherever_the_chunks_are_cut(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    last = int(np.load(copy / "colptr.npy")[-1]) - 1
-    rewritten(copy, "row", lambda v: v.__setitem__(last, v[last - 1]))
-    for chunk_bytes in (16, 1000, 8 * 2**20):
-        monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
-        (problem,) = verify_store(copy)
-        assert problem.endswith(f"found 1 others, the first at {last}")
+# Reading -------------------------------------------------------------------------------------------------------------
 
 
 def test_importing_the_module_imports_no_torch() -> None:
@@ -85,41 +89,25 @@ def test_importing_the_module_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-# Reading -------------------------------------------------------------------------------------------------------------
-
-
 def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
     for name in FILES:
         array = np.load(made.path / f"{name}.npy", mmap_mode="r")
-        assert array.flags.c_contiguous
         np.testing.assert_array_equal(array, getattr(made, name, None) if name not in SPLITS else made.splits[name])
-    assert made.colptr.dtype == np.int64
-    assert made.row.dtype == np.int32
-    assert made.x.dtype == np.float16
-    assert made.y.dtype == np.int16
+        assert made.files[name].bytes == made.file_path(name).stat().st_size
+    assert [getattr(made, name).dtype.str for name in ("colptr", "row", "x", "y")] == ["<i8", "<i4", "<f2", "<i2"]
     assert all(isinstance(getattr(made, name), np.memmap) for name in ("colptr", "row", "x", "y"))
     assert not made.x.flags.writeable
-
-
-def test_data_begin_on_a_page_where_the_store_says(made: Store) -> None:
-    for name in FILES:
-        assert made.files[name].bytes == made.file_path(name).stat().st_size
-    with open(made.file_path("x"), "rb") as file:
+    with open(made.file_path("x"), "rb") as file:  # data begin on a page
         row = os.pread(file.fileno(), 2 * made.num_features, HEADER_BYTES + 7 * 2 * made.num_features)
     np.testing.assert_array_equal(np.frombuffer(row, np.float16), made.x[7])
-    assert made.nbytes == sum(made.files[name].bytes for name in made.files)
 
 
-def test_the_header_is_numpys_own_format_at_any_size() -> None:
-    for shape in ((0,), (3_231_371_744,), (111_059_956, 128)):
-        header = npy_header(np.float16, shape)
-        assert len(header) == HEADER_BYTES
-        import io
-
-        stream = io.BytesIO(header)
-        assert np.lib.format.read_magic(stream) == (1, 0)
-        assert np.lib.format.read_array_header_1_0(stream) == (shape, False, np.dtype("<f2"))
-        assert stream.tell() == HEADER_BYTES
+@pytest.mark.parametrize("shape", [(0,), (3_231_371_744,), (111_059_956, 128)])
+def test_the_header_is_numpys_own_format_at_any_size(shape: tuple[int, ...]) -> None:
+    stream = io.BytesIO(npy_header(np.float16, shape))
+    assert np.lib.format.read_magic(stream) == (1, 0)
+    assert np.lib.format.read_array_header_1_0(stream) == (shape, False, np.dtype("<f2"))
+    assert stream.tell() == HEADER_BYTES
 
 
 def test_it_is_pickled_by_path_and_opened_anew(made: Store) -> None:
@@ -148,52 +136,59 @@ def test_it_reads_into_ram_what_the_raw_data_set_has(
     np.testing.assert_array_equal(plain.read_edge_index(), by_column)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("given", ["float16", "float32"])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_is_found_by_its_row(given: str, dtype: str, bad: float) -> None:
+    sound, values = np.ones((3, 2), given), np.ones((3, 2), given)
+    values[1, 0] = bad
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [chunk.dtype for chunk in finite([sound], dtype, "x")] == [dtype]
+        with pytest.raises(InputError, match=r"x: .* 1 NaN or Inf, the first in row 4"):
+            list(finite([sound, values], dtype, "x"))
+
+
 def test_features_that_the_wanted_type_cannot_hold_are_refused(plain: Store, tmp_path: Path) -> None:
     path = Path(shutil.copytree(plain.path, tmp_path / "copy"))
-    rewritten(path, "x", lambda x: x.__setitem__((7, 1), 1e6))
-    with pytest.raises(InputError, match=r"x\.npy: found 1 values beyond 65504.* row 7"):
+    rewrite(path, "x", lambda x: x.__setitem__((7, 1), 1e6))
+    with pytest.raises(InputError, match=r"x\.npy: .* 1 values beyond 65504.* row 7"):
         open_store(path).read("x", "float16")
     assert open_store(path).read("x")[7, 1] == 1e6
 
 
-def test_random_access_can_be_advised(made: Store) -> None:
-    made.advise_random()
-    np.testing.assert_array_equal(made.x[::-1][:5], made.x[-5:][::-1])
-
-
 def test_index_types_change_at_two_to_the_31() -> None:
-    assert index_dtype(2**31 - 1) == np.int32
-    assert index_dtype(2**31) == np.int64
+    assert (index_dtype(2**31 - 1), index_dtype(2**31)) == (np.int32, np.int64)
     sizes = {"num_nodes": 111_059_956, "num_edges": 3_231_371_744, "num_features": 128, "num_classes": 172}
-    expected = expected_arrays(sizes)
-    assert expected["row"] == (("<i4",), (3_231_371_744,))
-    assert expected["colptr"] == (("<i8",), (111_059_957,))
+    assert expected_arrays(sizes)["row"] == (("<i4",), (3_231_371_744,))
     assert expected_arrays({**sizes, "num_nodes": 2**31})["row"][0] == ("<i8",)
     assert expected_arrays({**sizes, "num_classes": 40_000})["y"][0] == ("<i8",)
+
+
+# Damage --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_bytes", [16, 1000, 8 * 2**20])
+def test_a_sound_store_verifies_and_a_broken_column_is_found_wherever_the_chunks_are_cut(
+    made: Store, plain: Store, copy: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
+    assert verify_store(made.path) == []
+    assert verify_store(plain.path) == []
+    last = int(made.colptr[-1]) - 1
+    rewrite(copy, "row", lambda v: v.__setitem__(last, v[last - 1]))
+    (problem,) = verify_store(copy)
+    assert problem.endswith(f"found 1 others, the first at {last}")
 
 
 def test_columns_beyond_two_to_the_31_edges_are_checked_where_they_are() -> None:
     first = 2**31 - 2
     colptr = np.array([0] * 9 + [first + 1, first + 4])
     big: Any = SimpleNamespace(colptr=colptr, num_nodes=10, num_classes=2, undirected=True)
-    sound, broken = np.array([9, 3, 5, 7], np.int32), np.array([9, 3, 5, 5], np.int32)
     _, (_, wrong) = writer._rules(big, "row")
-    assert not wrong(first, sound, np.diff(sound, prepend=-1)).any()
-    assert not wrong(first + 2, sound[2:], np.diff(sound[2:], prepend=sound[1])).any()
-    assert wrong(first, broken, np.diff(broken, prepend=-1)).tolist() == [False, False, False, True]
-    big.num_nodes, big.undirected = 9, False
-    ((_, outside),) = writer._rules(big, "row")
-    assert outside(first, sound, sound).sum() == 1
-
-
-# Damage --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_sound_store_verifies(made: Store, plain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for chunk_bytes in (16, 1000, 8 * 2**20):
-        monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
-        assert verify_store(made.path) == []
-        assert verify_store(plain.path) == []
+    for values, expected in (([9, 3, 5, 7], 0), ([9, 3, 5, 5], 1)):
+        row = np.array(values, np.int32)
+        assert wrong(first, row, np.diff(row, prepend=-1)).sum() == expected
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -209,20 +204,20 @@ def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy: Path, name: 
 
 def test_one_flipped_bit_at_any_place_of_the_description_is_found(copy: Path) -> None:
     content = (copy / META).read_bytes()
-    for at in range(len(content)):
+    for at in range(0, len(content), 3):
         flip(copy / META, at)
-        (problem,) = verify_store(copy)
-        assert META in problem
+        with pytest.raises(InputError, match=META):
+            open_store(copy)
         (copy / META).write_bytes(content)
     assert verify_store(copy) == []
 
 
-@pytest.mark.parametrize("name", [*FILES, "store.json"])
-@pytest.mark.parametrize("left", ["none", "nothing", "half", "all but a byte"])
-def test_a_missing_or_truncated_file_is_named_on_opening(copy: Path, name: str, left: str) -> None:
+@pytest.mark.parametrize("name", [*FILES, META])
+@pytest.mark.parametrize("left", ["nothing", "half", "all but a byte", "no file"])
+def test_a_truncated_or_missing_file_is_named(copy: Path, name: str, left: str) -> None:
     file = copy / (name if name == META else f"{name}.npy")
     size = file.stat().st_size
-    if left == "none":
+    if left == "no file":
         file.unlink()
     else:
         os.truncate(file, {"nothing": 0, "half": size // 2, "all but a byte": size - 1}[left])
@@ -252,14 +247,20 @@ def test_a_missing_or_truncated_file_is_named_on_opening(copy: Path, name: str, 
 def test_values_that_cannot_be_are_found_even_under_a_right_checksum(
     copy: Path, name: str, change: Callable[[np.ndarray], object], match: str
 ) -> None:
-    rewritten(copy, name, change)
+    rewrite(copy, name, change)
     problems = verify_store(copy)
-    import re
-
     assert any(f"{name}.npy" in problem and re.search(match, problem) for problem in problems), problems
 
 
-def test_a_store_with_fields_of_before_opens_and_says_once_what_it_lacks(copy: Path) -> None:
+def test_splits_that_overlap_or_have_no_label_are_found(copy: Path) -> None:
+    valid = np.load(copy / "valid.npy")
+    rewrite(copy, "test", lambda v: v.__setitem__(0, valid[0]))
+    assert any("test.npy" in problem and "no node of valid" in problem for problem in verify_store(copy))
+    rewrite(copy, "y", lambda v: v.__setitem__(valid[0], -1))
+    assert any("valid.npy" in problem and "without a label" in problem for problem in verify_store(copy))
+
+
+def test_a_store_with_removed_fields_opens_with_one_warning(copy: Path) -> None:
     meta = json.loads((copy / META).read_text())
     change_meta(copy, {**meta, "keep_hops": None, "reordering": None})
     with warnings.catch_warnings():
@@ -273,19 +274,11 @@ def test_a_store_with_fields_of_before_opens_and_says_once_what_it_lacks(copy: P
         assert pickle.loads(pickle.dumps(opened)).num_nodes == meta["num_nodes"]
 
 
-def test_splits_that_overlap_or_have_no_label_are_found(copy: Path) -> None:
-    valid = np.load(copy / "valid.npy")
-    rewritten(copy, "test", lambda v: v.__setitem__(0, valid[0]))
-    assert any("test.npy" in problem and "no node of valid" in problem for problem in verify_store(copy))
-    rewritten(copy, "y", lambda v: v.__setitem__(valid[0], -1))
-    assert any("valid.npy" in problem and "without a label" in problem for problem in verify_store(copy))
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"version": 2}, "version 1, found 2; use a newer"),
-        ({"format": "other"}, "not a store of ours"),
+        ({"version": 2}, "version 1, found 2"),
+        ({"format": "other"}, "format"),
         ({"num_nodes": 5}, "expected"),
         ({"num_edges": 5}, "row"),
         ({"num_features": 5}, "x as <f2 or <f4"),
@@ -299,30 +292,14 @@ def test_another_format_version_dtype_or_shape_is_refused(copy: Path, change: di
         open_store(copy)
 
 
-def test_a_split_file_swapped_for_one_of_its_size_is_named(copy: Path) -> None:
-    ids = np.load(copy / "train.npy")
-    with open(copy / "train.npy", "r+b") as file:
-        file.seek(HEADER_BYTES)
-        file.write(ids[::-1].tobytes())
-    with pytest.raises(InputError, match=r"train\.npy: expected the checksum .*, found .*`python -m ogbnlib verify"):
-        _ = open_store(copy).splits
-
-
 @pytest.mark.parametrize("name", ["colptr", "row", "y", "train"])
 def test_what_is_read_into_ram_is_what_was_written(copy: Path, name: str) -> None:
     flip(copy / f"{name}.npy", HEADER_BYTES + 5)
-    with pytest.raises(InputError, match=rf"{name}\.npy: expected the checksum"):
-        open_store(copy).read(name)
-    if name in ("colptr", "row"):
+    reads = [lambda: open_store(copy).read(name)]
+    reads += {"train": [lambda: open_store(copy).splits], "y": []}.get(name, [open_store(copy).read_edge_index])
+    for read in reads:
         with pytest.raises(InputError, match=rf"{name}\.npy: expected the checksum"):
-            open_store(copy).read_edge_index()
-
-
-def test_an_edited_description_is_refused(copy: Path) -> None:
-    meta = (copy / META).read_text()
-    (copy / META).write_text(meta.replace('"name": "tiny"', '"name": "mine"'))
-    with pytest.raises(InputError, match="damaged or edited"):
-        open_store(copy)
+            read()
 
 
 def test_what_is_no_store_is_refused_with_the_next_step(tmp_path: Path, tiny_dir: Path) -> None:
@@ -331,36 +308,15 @@ def test_what_is_no_store_is_refused_with_the_next_step(tmp_path: Path, tiny_dir
     with pytest.raises(InputError, match="convert it first"):
         open_store(tiny_dir)
     (tmp_path / ".half.part").mkdir()
-    with pytest.raises(InputError, match=r"its conversion was interrupted \(.*\): convert again"):
+    with pytest.raises(InputError, match="interrupted"):
         open_store(tmp_path / "half")
-    with new_folder(tmp_path / "new"), pytest.raises(InputError, match="it is being written: wait"):
+    with new_folder(tmp_path / "new"), pytest.raises(InputError, match="it is being written"):
         open_store(tmp_path / "new")
-    with pytest.raises(InputError, match="the work of a conversion"):
+    with pytest.raises(InputError, match="finished store"):
         open_store(tmp_path / ".half.part")
 
 
 # Writing -------------------------------------------------------------------------------------------------------------
-
-
-def enter(path: Path) -> None:
-    with new_folder(path):
-        pass
-
-
-def test_a_second_writer_is_told_who_holds_the_target(tmp_path: Path) -> None:
-    code = (
-        "import sys; from ogbnlib.files import new_folder\n"
-        "with new_folder(sys.argv[1]):\n    print('ready', flush=True); sys.stdin.readline()"
-    )
-    with python_child(code, str(tmp_path / "target")) as holder:
-        with pytest.raises(InputError, match=rf"pid {holder.pid} on {socket.gethostname()}"):
-            enter(tmp_path / "target")
-        assert (tmp_path / ".target.part").is_dir()
-    # The holder was killed: what it left is cleared.
-    (tmp_path / ".target.part" / "old").touch()
-    with new_folder(tmp_path / "target") as folder:
-        assert list(folder.iterdir()) == []
-    assert left_in(tmp_path) == ["target"]
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -372,17 +328,6 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert left_in(tmp_path) == []
-
-
-def test_a_target_in_use_is_refused_and_untouched(tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "mine").write_text("keep")
-    (tmp_path / "file").write_text("keep")
-    for name in ("target", "file"):
-        with pytest.raises(InputError, match="expected a new or empty folder"):
-            enter(tmp_path / name)
-    assert left_in(tmp_path) == ["file", "target"]
-    assert left_in(tmp_path / "target") == ["mine"]
 
 
 def test_written_pages_are_sent_to_the_disk_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -34,11 +36,7 @@ def in_blocks_of(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     """Hold so many columns at a time."""
     planned = module.Propagation.plan
 
-    def plan(self: Any, left: int) -> Any:
-        import dataclasses
-
-        return dataclasses.replace(planned(self, left), width=width)
-
+    plan = lambda run, left: dataclasses.replace(planned(run, left), width=width)  # noqa: E731
     monkeypatch.setattr(module.Propagation, "plan", plan)
 
 
@@ -154,7 +152,7 @@ def new_block(blocks: Path, seen: list[int]) -> bool:
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    kills = 30 if os.environ.get("OGBNLIB_LONG") else 3
+    kills = 3
     random = np.random.default_rng(0)
     x = random.normal(size=(40000, 32)).astype("f2")
     store = make_store(tmp_path / "store", random_edges(random, 40000, 400000), x)
@@ -168,7 +166,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path: Path) -> No
         assert not target.exists() or verify_store(target) == []
         if target.exists():
             assert (target / "x.npy").read_bytes() == whole
-            subprocess.run(["rm", "-r", str(target)], check=True)
+            shutil.rmtree(target)
     assert (propagate(store, target, progress=False).path / "x.npy").read_bytes() == whole
     assert left_in(tmp_path) == ["made", "store", "whole"]
 
@@ -191,7 +189,7 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_block_is_made_
     interrupted(norm="sym")
     block = tmp_path / ".made.blocks" / "2-4" / "x.npy"
     block.write_bytes(block.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputError, match="2-4: its checksum is not that of what was written; start again"):
+    with pytest.raises(InputError, match="2-4: checksum mismatch"):
         propagate(store, tmp_path / "made", norm="sym", progress=False, say=said.append)
     assert said[-1].endswith("; 6 columns are done already")
     (block.parent.parent / "0-2" / "block.json").write_text("{")
@@ -239,8 +237,6 @@ def test_a_full_disk_a_target_in_use_and_propagated_features_are_refused(
 
 @pytest.mark.parametrize("name", ["colptr", "row", "x"])
 def test_damage_is_found_before_anything_is_made_of_it(tiny_store: Path, tmp_path: Path, name: str) -> None:
-    import shutil
-
     shutil.copytree(tiny_store, tmp_path / "store")
     file = tmp_path / "store" / f"{name}.npy"
     content = bytearray(file.read_bytes())
@@ -251,6 +247,7 @@ def test_damage_is_found_before_anything_is_made_of_it(tiny_store: Path, tmp_pat
     assert left_in(tmp_path) == ["store"]
 
 
+@pytest.mark.slow
 def test_it_keeps_to_a_hard_limit(tmp_path: Path, kernel_limit: Callable[[int], Any]) -> None:
     random = np.random.default_rng(0)
     n = 600_000
@@ -266,25 +263,10 @@ def test_it_keeps_to_a_hard_limit(tmp_path: Path, kernel_limit: Callable[[int], 
     assert open_store(tmp_path / "made").num_nodes == n
 
 
-def test_room_is_left_for_kernels_that_are_compiled_for_the_first_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It held 717 MB once, under a limit of 700 that its plan of 643 kept to."""
-    store = make_store(tmp_path / "store", np.zeros((2, 1), int), np.zeros((4, 8), np.float32))
-    found: list[int] = []
-    planned = module.Propagation.plan
-    monkeypatch.setattr(module.Propagation, "plan", lambda made, left: found.append(left) or planned(made, left))
-    monkeypatch.setattr(
-        module, "left_bytes", lambda limit: module.fixed_bytes(store.size, 2, module.THREADS) + 400 * MB
-    )
-    propagate(store, tmp_path / "made", progress=False)
-    assert {left // MB for left in found} == {320}
-
-
 # Peers ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["amazon_photo", "coauthor_cs"])
+@pytest.mark.parametrize("name", ["amazon_photo", pytest.param("coauthor_cs", marks=pytest.mark.slow)])
 def test_it_is_what_pygs_sgconv_and_sign_make_of_real_graphs(tmp_path: Path, name: str) -> None:
     from torch_geometric.data import Data
     from torch_geometric.nn import SGConv

@@ -202,8 +202,8 @@ def test_offsets_beyond_two_to_the_31_edges_stay_whole() -> None:
             self.written.append(values)
 
     edges: Any = EdgeSort.__new__(EdgeSort)
-    edges.kept, edges.undirected, edges._row, edges._colptr = None, False, Out(), Out()
-    edges._sort_in_ram(np.array([[0, 4], [1, 5], [1, 6]], np.int32), 0, 2)
+    edges.undirected, edges._row, edges._colptr = False, Out(), Out()
+    edges._sort_in_ram(np.array([[0, 4], [1, 5], [1, 6]], np.int32), 2)
     assert edges._colptr.written[0].tolist() == [3_000_000_001, 3_000_000_003]
 
 
