@@ -40,6 +40,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return Path(shutil.make_archive(str(folder / "papers100M-bin"), "zip", folder, "papers100M-bin")).read_bytes()
 
 
+@pytest.mark.slow
 def test_papers100m_is_downloaded_converted_trained_and_read_as_the_page_says(archive: bytes, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
     with Remote(archive) as server:

@@ -215,16 +215,6 @@ def test_features_of_another_dtype_are_refused_by_name(
     refused(folder, resume, "other features; dtype: float16, float32 before", **changes)
 
 
-def test_features_rounded_in_memory_are_those_of_a_float16_store(
-    tiny_config: Config, tmp_path: Path, others: dict[str, str]
-) -> None:
-    same_run: dict[str, Any] = {"dropout": 0.3, "feature_dtype": "float16"}
-    whole = train(tiny_config(epochs=3, **same_run))
-    train(tiny_config(epochs=1, **same_run), tmp_path / "run")
-    train(tiny_config(epochs=3, dataset=others["half"], loading="store", **same_run), tmp_path / "run", resume=True)
-    assert same(weights(tmp_path / "run"), whole.model.state_dict())
-
-
 def test_an_edited_config_is_held_against_the_checkpoint(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "hidden_channels": 16, "seed": 5}))

@@ -163,23 +163,12 @@ def test_the_same_config_gives_the_same_weights_and_another_seed_others(
     assert not same(other.model.state_dict(), plain.model.state_dict())
 
 
-def test_the_number_and_place_of_evaluations_change_no_weight(tiny_config: Config) -> None:
-    often = train(tiny_config(train_eval="every_epoch", dropout=0.5))
-    never = train(tiny_config(train_eval="never", eval_splits=(), dropout=0.5))
-    assert column(often, "loss") == column(never, "loss")
-    assert same(often.model.state_dict(), never.model.state_dict())
-
-
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
 def test_training_learns_what_the_features_tell(tiny_config: Config, model: str) -> None:
     result = train(tiny_config(model=model, epochs=12))
     losses = [loss for loss in column(result, "loss") if loss is not None]
     assert losses[-1] < 0.8 * losses[0]
     assert (result.history[-1]["train"] or 0) > 0.5  # chance is 0.25
-
-
-def test_labels_are_nan_outside_the_splits_and_losses_finite(plain: TrainResult) -> None:
-    assert all(loss is not None and 0 < loss < 10 for loss in column(plain, "loss"))
 
 
 def test_float16_features_give_nearly_the_same_losses(tiny_config: Config, plain: TrainResult) -> None:
@@ -189,16 +178,11 @@ def test_float16_features_give_nearly_the_same_losses(tiny_config: Config, plain
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"train_eval": "final"}, [{"valid", "test"}, {"valid", "test"}, {"train", "valid", "test"}]),
-        ({"train_eval": "every_epoch"}, [{"train", "valid", "test"}] * 3),
-        ({"train_eval": "never"}, [{"valid", "test"}] * 3),
         ({"train_eval": "never", "eval_every": 2}, [set(), {"valid", "test"}, {"valid", "test"}]),
         (
             {"train_eval": "every_epoch", "eval_every": 2},
             [set(), {"train", "valid", "test"}, {"train", "valid", "test"}],
         ),
-        ({"train_eval": "never", "eval_splits": "valid"}, [{"valid"}] * 3),
-        ({"train_eval": "never", "eval_splits": ""}, [set()] * 3),
         ({"train_eval": "final", "eval_splits": ""}, [set(), set(), {"train"}]),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",  # sets come in any order
@@ -208,11 +192,6 @@ def test_exactly_the_splits_that_were_asked_for_are_evaluated(
 ) -> None:
     history = train(tiny_config(epochs=3, **changes)).history
     assert [{name for name in ("train", "valid", "test") if row[name] is not None} for row in history] == expected
-
-
-def test_the_train_split_alone_is_evaluated_in_every_epoch(tiny_config: Config) -> None:
-    result = train(tiny_config(train_eval="every_epoch", eval_splits=(), epochs=3, eval_every=2))
-    assert [row["train"] is not None for row in result.history] == [False, True, True]
 
 
 def test_no_loss_and_no_time_are_shown_before_there_is_a_step(
@@ -234,16 +213,6 @@ def test_no_loss_and_no_time_are_shown_before_there_is_a_step(
 
 def test_no_epochs_train_nothing(tiny_config: Config, tmp_path: Path) -> None:
     assert train(tiny_config(epochs=0), tmp_path / "run").history == []
-
-
-def test_an_epoch_prints_one_line_in_the_fields_form(tiny_config: Config, capsys: pytest.CaptureFixture[str]) -> None:
-    train(tiny_config(progress="lines"))
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch")]
-    number, time_s = r"\d\.\d{4}", r"\d+(\.\d)?s"
-    form = rf"Epoch 00\d \| Loss: {number}( \| Train: {number})? \| Val: {number} \| Test: {number} "
-    form += rf"\| Time: {time_s} \+ {time_s} eval"
-    assert len(lines) == 2
-    assert all(re.fullmatch(form, line) for line in lines)
 
 
 def test_the_epoch_line_rounds_long_times_and_leaves_out_what_was_not_evaluated() -> None:
@@ -277,11 +246,6 @@ def test_a_run_folder_holds_everything_about_the_run(tiny_config: Config, tmp_pa
     assert all(phase.end_s is not None for phase in Run(tmp_path / "run").phases)
 
 
-def test_a_run_that_finished_in_this_process_is_diagnosed_as_finished(tiny_config: Config, tmp_path: Path) -> None:
-    train(tiny_config(), tmp_path / "run")
-    assert diagnose(tmp_path / "run").cause == "finished"
-
-
 @pytest.mark.parametrize("policies", [("shared", "shared"), ("eager", "shared"), ("shared", "lazy")], ids=str)
 def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(
     tiny_config: Config, tmp_path: Path, policies: tuple[str, str]
@@ -294,39 +258,6 @@ def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(
     assert column(resumed, "valid") == column(straight, "valid")
     assert same(weights(tmp_path / "parts"), weights(tmp_path / "straight"))
     assert Run(tmp_path / "parts").metrics["epoch"].tolist() == [1, 2, 3, 4]
-
-
-def test_each_attempt_in_this_process_is_an_attempt_of_the_timeline(tiny_config: Config, tmp_path: Path) -> None:
-    train(tiny_config(epochs=1), tmp_path / "run")
-    train(tiny_config(epochs=2), tmp_path / "run", resume=True)
-    assert {phase.attempt for phase in Run(tmp_path / "run").phases} == {1, 2}
-
-
-def test_resuming_a_finished_run_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
-    first = train(tiny_config(), tmp_path / "run")
-    metrics = (tmp_path / "run" / "metrics.csv").read_bytes()
-    again = train(tiny_config(), tmp_path / "run", resume=True)
-    assert scores(again) == scores(first)
-    assert (tmp_path / "run" / "metrics.csv").read_bytes() == metrics
-
-
-def test_metrics_of_an_epoch_whose_checkpoint_was_not_written_are_not_kept_twice(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    train(tiny_config(epochs=1), tmp_path / "run")
-    with open(tmp_path / "run" / "metrics.csv", "a") as file:
-        file.write("2,9.9,,,,1.0,1.0\n3,9.")
-    train(tiny_config(epochs=2), tmp_path / "run", resume=True)
-    assert Run(tmp_path / "run").metrics["epoch"].tolist() == [1, 2]
-    assert Run(tmp_path / "run").metrics["loss"].max() < 9
-
-
-def test_fewer_epochs_than_are_done_are_refused(tiny_config: Config, tmp_path: Path) -> None:
-    train(tiny_config(epochs=2), tmp_path / "run")
-    config = (tmp_path / "run" / "config.json").read_bytes()
-    with pytest.raises(InputError, match=r"^epochs: the run is already at epoch 2, got epochs=1"):
-        train(tiny_config(epochs=1), tmp_path / "run", resume=True)
-    assert (tmp_path / "run" / "config.json").read_bytes() == config
 
 
 def test_a_second_run_never_overwrites_the_first(tiny_config: Config, tmp_path: Path) -> None:
@@ -511,13 +442,6 @@ def test_accumulated_gradients_are_those_of_one_large_batch_the_last_group_inclu
         assert max(float(value.abs().max()) for value in other.values()) > 1e-3
 
 
-def test_a_loss_is_the_mean_over_seeds_whatever_the_step(tiny_config: Config) -> None:
-    same: dict[str, Any] = {"num_neighbors": [-1, -1], "epochs": 1, "eval_splits": "", "train_eval": "never"}
-    whole = train(tiny_config(batch_size=120, **same))
-    parts = train(tiny_config(batch_size=16, accumulate=8, **same))
-    assert column(parts, "loss") == pytest.approx(column(whole, "loss"), rel=1e-6)
-
-
 @pytest.mark.parametrize("how", ["bar", "lines", "none"])
 def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
     last: list[weakref.ref[Data]] = []
@@ -574,33 +498,6 @@ def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tiny_config: Config
         scaler.update(4.0)
         train(config, tmp_path / "run", resume=True)
     assert scaler.get_scale() == 8.0
-
-
-def test_features_edges_and_labels_go_to_the_device_once_each(tiny_config: Config) -> None:
-    from ogbnlib.training.models import GNN, Call
-    from ogbnlib.training.step import _seed_labels
-
-    class Moved(torch.Tensor):
-        moves: dict[int, int] = {}  # noqa: RUF012
-
-        @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = super().__torch_function__(func, types, args, kwargs or {})
-            if func is torch.Tensor.to:
-                cls.moves[args[0].data_ptr()] = cls.moves.get(args[0].data_ptr(), 0) + 1
-                return out.as_subclass(torch.Tensor)
-            return out
-
-    parts = {
-        "x": torch.randn(4, 3, dtype=torch.float16).as_subclass(Moved),
-        "edge_index": torch.tensor([[1, 2, 3], [0, 0, 1]]).as_subclass(Moved),
-        "y": torch.zeros(4, dtype=torch.int16).as_subclass(Moved),
-    }
-    batch: Any = Data(**parts, batch_size=2, num_sampled_nodes=[2, 2], num_sampled_edges=[3])
-    model = GNN(tiny_config(num_neighbors=[2]), 3, 2)
-    Call.of(model, "fp32")(model, batch, torch.device("cpu"))
-    _seed_labels(batch, torch.device("cpu"))
-    assert Moved.moves == {part.data_ptr(): 1 for part in parts.values()}
 
 
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True, "precision": "bf16"}, {"accumulate": 3}])
