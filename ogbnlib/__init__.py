@@ -54,9 +54,6 @@ __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("list_runs", "runs"):
-        module = importlib.import_module(f"{__name__}.runs")
-        return getattr(module, "list_runs", module)
     if place := _MODULE.get(name) or _MOVED.get(name):
         return getattr(importlib.import_module(f"{__name__}.{place}"), name)
     if name == "predict_nodes":
