@@ -31,7 +31,7 @@ _KILLED = (
     "ended by SIGKILL, cause unknown: an out-of-memory killer, scancel, a time limit, preemption or kill -9 sends it"
 )
 _SIGBUS = "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter"
-_UNFINISHED = "ended without an error before the training was finished: code of the model ended a process, or hung"
+_UNFINISHED = "ended before the training was finished, without an error: code of the model ended a process, or hung"
 _STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL pairs: 125 is its
 # pseudo-signal for out of memory, 53 a batch script that could not be started.
@@ -45,7 +45,11 @@ _TABLE = {
         "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
         f"set expandable_segments=True, or make a step smaller: {_STEP}",
     ),
-    "77": ("diverged", "diverged: the loss, a weight or a score was not finite", "go on with a smaller lr (--resume)"),
+    "77": (
+        "diverged",
+        "diverged: the loss, a weight or a score was not finite",
+        "go on with a smaller lr (--resume --set lr=...)",
+    ),
     "78": ("not finished", _UNFINISHED, f"let that code raise an error instead, and {_RESUME}"),
     "126": ("never started", "never started: its file can't be executed", "check its permissions and first line"),
     "127": ("never started", "never started: it, or its interpreter, was not found", "check both names"),

@@ -365,7 +365,7 @@ def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
         monkeypatch.setattr(_Log, "write", lambda self, data: self._unwritable(OSError(28, full.strerror, self._path)))
     done = run(tiny_config(epochs=10**6, progress="lines"), run_dir=folder, echo=False)
     assert done.exit_code == STOPPED
-    said = f"{folder / name}: No space left on device; make room there, or mend it, and go on with --resume"
+    said = f"{folder / name}: No space left on device; free some space there and go on with --resume"
     assert capsys.readouterr().err == f"error: {said}\n"
     assert said in json.loads((folder / "result.json").read_text())["diagnosis"]["text"]
     assert (folder / "checkpoint.pt").is_file()
