@@ -6,11 +6,8 @@ own watchdog. Without it the answer is "cause unknown".
 
 from __future__ import annotations
 
-import contextlib
 import html
-import os
 import re
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,14 +17,13 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from ..config import TrainConfig
-from ..errors import GB, MB, InputError, format_bytes
+from ..errors import MB, InputError, format_bytes
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, oom_sizes
 from ..memory.record import Growth, Record
-from ..progress import in_notebook
 from ..registry import POLICIES
-from .exit_codes import DIVERGED, EXIT_CODES, STOPPED, meaning_of
+from .exit_codes import DIVERGED, EXIT_CODES, STOPPED, meaning_of, resumption
 
 _CONTEXT_BYTES = 2**30  # more than what CUDA itself takes of a GPU, 0.3 to 0.6 GB
 _PARTS = {"anon": "anonymous", "shmem": "shared", "file": "file memory"}
@@ -185,29 +181,6 @@ def _largest_first(parts: Mapping[str, int]) -> list[str]:
     return [f"{name} {format_bytes(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1])]
 
 
-def sbatch_resumption(run_dir: Path) -> str:
-    """The command that resumes a run in a Slurm job, for the folder that it was submitted from."""
-    script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
-    with contextlib.suppress(ValueError):
-        run_dir = run_dir.resolve().relative_to(Path.cwd())
-    return f"sbatch slurm/{script}.sbatch --run-dir {shlex.quote(str(run_dir))} --resume"
-
-
-def resumption(run_dir: Path, limit: float | None) -> str:
-    """The call that resumes a run, in a notebook and in a shell; inside a Slurm job the command submits another job."""
-    run_dir = run_dir.absolute()  # the reader's working folder may be another one
-    size = "" if not limit else f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
-    call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
-    if job := os.environ.get("SLURM_JOB_ID"):
-        command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job} (squeue --jobs={job})"
-        return f"{call}, or {command}" if in_notebook() else command
-    command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
-    return f"{call}, or `{command}" + (f" --memory-limit '{size}'`" if limit else "`")
-
-
-# A run ---------------------------------------------------------------------------------------------------------------
-
-
 def explain(
     run_dir: Path, config: TrainConfig | None, result: Result, record: Record, at_work: bool = False
 ) -> Diagnosis:
@@ -306,10 +279,9 @@ def _finished(result: Result, after: str) -> str:
 
 
 def _kills_around(result: Result) -> str:
-    if not result.kills_around:
-        return ""
-    text = f" Meanwhile the kernel's out-of-memory killer struck {result.kills_around} times in its cgroup"
-    return f"{text}: perhaps a process of this run."
+    kills = result.kills_around
+    text = f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup: perhaps one of this run."
+    return text if kills else ""
 
 
 def _killer(result: Result) -> str:

@@ -1,16 +1,20 @@
-"""Exit codes of a run, a command or a Slurm job: cause, meaning and next step of each."""
+"""Exit codes of a run, a command or a Slurm job: cause, meaning and next step of each; how to resume a run."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 import signal
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import Diverged, InputError, RankHung
+from ..errors import GB, MB, Diverged, InputError, RankHung
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.signals import Stopped
 from ..memory.workers import WorkerDied
+from ..progress import in_notebook
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
@@ -128,3 +132,23 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
             name = f" ({signal.Signals(number - 128).name})"
         return Meaning("error", f"ended by signal {number - 128}{name}", f"{_READ}, and `man 7 signal`")
     return Meaning("error", f"ended with exit code {key}, which has no fixed meaning", _READ)
+
+
+def sbatch_resumption(run_dir: Path) -> str:
+    """The command that resumes a run in a Slurm job, for the folder that it was submitted from."""
+    script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
+    with contextlib.suppress(ValueError):
+        run_dir = run_dir.resolve().relative_to(Path.cwd())
+    return f"sbatch slurm/{script}.sbatch --run-dir {shlex.quote(str(run_dir))} --resume"
+
+
+def resumption(run_dir: Path, limit: float | None) -> str:
+    """The call that resumes a run, in a notebook and in a shell; inside a Slurm job the command submits another job."""
+    run_dir = run_dir.absolute()  # the reader's working folder may be another one
+    size = "" if not limit else f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
+    call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
+    if job := os.environ.get("SLURM_JOB_ID"):
+        command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job} (squeue --jobs={job})"
+        return f"{call}, or {command}" if in_notebook() else command
+    command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
+    return f"{call}, or `{command}" + (f" --memory-limit '{size}'`" if limit else "`")

@@ -164,7 +164,6 @@ class Run(_RunFiles):
         return f"Run({str(self.run_dir)!r}, {self.state})"
 
     def _repr_html_(self) -> str:
-        """A small card."""
         try:
             return _card(self)
         except InputError as error:

@@ -33,7 +33,7 @@ from ..progress import check_notebook, doing, drawn, in_notebook, is_kernel_endi
 from ..registry import MODELS
 from ..sources.catalog import locate_for
 from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
-from .diagnosis import resumption
+from .exit_codes import resumption
 from .folder import Run
 from .supervise import MALLOC, supervise
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..errors import InputError
 from ..memory.record import RunPaths
-from .diagnosis import Diagnosis, sbatch_resumption
-from .exit_codes import EXIT_CODES, meaning_of
+from .diagnosis import Diagnosis
+from .exit_codes import EXIT_CODES, meaning_of, sbatch_resumption
 from .folder import Run
 
 FIELDS = ["JobID", "State", "ExitCode", "ReqMem", "NNodes", "Elapsed", "Timelimit", "NodeList", "Reason", "WorkDir"]
