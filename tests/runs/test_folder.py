@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import python_child, tree, wait_until, write_run
 
-from ogbnlib import runs
+from ogbnlib import list_runs
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
@@ -147,7 +147,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_sentence_and_a_row_of_the_table(
     for call in (everything, lambda folder: Run(folder).is_finished, lambda folder: Run(folder)._repr_html_()):
         with contextlib.suppress(InputError):
             call(folder)
-    assert len(runs(tmp_path)) == 1
+    assert len(list_runs(tmp_path)) == 1
 
 
 KINDS: list[dict[str, Any]] = [
@@ -173,7 +173,7 @@ def test_an_event_of_another_version_or_damaged_is_no_traceback(tmp_path: Path, 
             run = write_run(tmp_path / f"{KINDS.index(event)} {name}", exit_code=76, events=events)
             everything(run)
             assert len(Run(run).phase_memory) <= 1
-    assert len(runs(tmp_path)) == sum(map(len, KINDS))
+    assert len(list_runs(tmp_path)) == sum(map(len, KINDS))
 
 
 def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
