@@ -199,7 +199,7 @@ def test_a_path_that_is_not_there_is_told_with_the_working_folder_and_what_is_th
     (tmp_path / "data" / "mine").mkdir(parents=True)
     (tmp_path / "notebooks" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "notebooks")
-    for look in (open_dataset, Run.open, runs, lambda path: run(TrainConfig.create(dataset=path), "1 GB")):
+    for look in (open_dataset, Run.open, list_runs, lambda path: run(TrainConfig.create(dataset=path), "1 GB")):
         with pytest.raises(InputError, match=f"; the working folder is {tmp_path}/notebooks, ") as caught:
             look(wanted)
         assert words.format(tmp_path) in str(caught.value)
