@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import left_in, python_child, tree
 
-from ogbnlib import TrainConfig, convert, files, open_dataset, run
+from ogbnlib import TrainConfig, convert, files, list_runs, open_dataset, run
 from ogbnlib.errors import InputError, clear_errors
 from ogbnlib.files import abandoned, home, locked, new_folder, warn_if_remote, write_atomically, write_json
 from ogbnlib.runs.folder import Run
