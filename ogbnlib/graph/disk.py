@@ -131,8 +131,8 @@ class Interrupted(Exception):
     """A pass ended early because its `DiskArray` was `abandoned`."""
 
 
-class DiskArray:
-    """Rows of one array in a file.
+class RowFile:
+    """Rows of one array in a file, read in order.
 
     Reads bypass the page cache (O_DIRECT) where the file system allows it; `direct` says so. A pass over 28 GB then
     neither evicts useful pages nor counts against a memory cgroup.
@@ -145,8 +145,7 @@ class DiskArray:
         chunk_bytes: bytes per read, a multiple of 4,096; there are three buffers of this size.
 
     Attributes:
-        abandoned: once set, a pass ends at its next read with `Interrupted`.
-        progress: bytes that the running pass has read, and will have read.
+        abandoned: once set, every read raises `Interrupted`.
     """
 
     def __init__(
@@ -155,7 +154,6 @@ class DiskArray:
         self.chunk_bytes, self.descriptor = chunk_bytes, -1
         self.path, self.offset, self.row_bytes, self.num_rows = Path(path), offset, row_bytes, num_rows
         self.num_bytes = self.path.stat().st_size
-        self.bytes_read, self.progress = 0, (0, 0)
         self.abandoned, self.direct = threading.Event(), True
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -179,6 +177,48 @@ class DiskArray:
     def _check_end(self, end: int) -> None:
         if end > self.num_bytes:
             raise self.damaged(f"expected a row up to byte {end}, found the file's end at {self.num_bytes}")
+
+    def rows(self, begin: int, end: int, dtype: np.dtype[Any]) -> Array:
+        """Return the values in rows `begin` to `end`, 1-D, in a buffer that this thread's next call overwrites."""
+        first, last = (self.offset + row * self.row_bytes for row in (begin, end))
+        if not 0 <= begin <= end:
+            raise self.damaged(f"expected ascending rows, found {begin} to {end}")
+        self._check_end(last)
+        if first == last:
+            return np.empty(0, dtype)
+        buffer = self._read(first // _BLOCK * _BLOCK, last)
+        return np.frombuffer(buffer, dtype, (last - first) // dtype.itemsize, first % _BLOCK)
+
+    def _read(self, begin: int, end: int) -> memoryview:
+        """Read the blocks from byte `begin` (a block's first) to `end` into a buffer of this thread."""
+        if self.abandoned.is_set():
+            raise Interrupted
+        length = -(-(end - begin) // _BLOCK) * _BLOCK
+        buffer = getattr(self._local, "buffer", None)
+        if buffer is None or len(buffer) < length:  # page-aligned, as O_DIRECT needs it
+            buffer = self._local.buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        view, done = memoryview(buffer)[:length], 0
+        while done < end - begin:
+            reached = done + os.preadv(self.descriptor, [view[done:]], begin + done)
+            if reached < end - begin:
+                reached -= reached % _BLOCK  # O_DIRECT continues at whole blocks only
+                if reached == done:
+                    raise self.damaged(f"expected {end} bytes, found the file's end")
+            done = reached
+        if not self.direct:
+            os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)
+        return view
+
+
+class DiskArray(RowFile):
+    """Rows of one array in a file, read by index, each pass ascending in the file.
+
+    Attributes:
+        bytes_read: by all passes so far.
+        progress: bytes that the running pass has read, and will have read.
+    """
+
+    bytes_read, progress = 0, (0, 0)
 
     def fetch(self, index: Array, out: Array) -> None:
         """Copy the bytes at row `index[i]` to `out[i]`, in one ascending pass over the file.
@@ -275,34 +315,3 @@ class DiskArray:
         for size in reads:
             self.bytes_read += size
             self.progress = self.progress[0] + size, self.progress[1]
-
-    def rows(self, begin: int, end: int, dtype: np.dtype[Any]) -> Array:
-        """Return the values in rows `begin` to `end`, 1-D, in a buffer that this thread's next call overwrites."""
-        first, last = (self.offset + row * self.row_bytes for row in (begin, end))
-        if not 0 <= begin <= end:
-            raise self.damaged(f"expected ascending rows, found {begin} to {end}")
-        self._check_end(last)
-        if first == last:
-            return np.empty(0, dtype)
-        buffer = self._read(first // _BLOCK * _BLOCK, last)
-        return np.frombuffer(buffer, dtype, (last - first) // dtype.itemsize, first % _BLOCK)
-
-    def _read(self, begin: int, end: int) -> memoryview:
-        """Read the blocks from byte `begin` (a block's first) to `end` into a buffer of this thread."""
-        if self.abandoned.is_set():
-            raise Interrupted
-        length = -(-(end - begin) // _BLOCK) * _BLOCK
-        buffer = getattr(self._local, "buffer", None)
-        if buffer is None or len(buffer) < length:  # page-aligned, as O_DIRECT needs it
-            buffer = self._local.buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        view, done = memoryview(buffer)[:length], 0
-        while done < end - begin:
-            reached = done + os.preadv(self.descriptor, [view[done:]], begin + done)
-            if reached < end - begin:
-                reached -= reached % _BLOCK  # O_DIRECT continues at whole blocks only
-                if reached == done:
-                    raise self.damaged(f"expected {end} bytes, found the file's end")
-            done = reached
-        if not self.direct:
-            os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)
-        return view
