@@ -120,12 +120,8 @@ class Features:
             raise InputError(f"{file}: expected a row for each node, found none")
         head = {piece.name: piece for piece in first}
         self.own, name = table.one_of(known), table.names[0]
-        if (
-            not self.own
-            and not has_nodes
-            and first[0].values.type == "string"
-            and not is_number(str(first[0].values[0]))
-        ):
+        is_text = first[0].values.type == "string" and not is_number(str(first[0].values[0]))
+        if self.own is None and not has_nodes and is_text:
             self.own = name
             print(f"{file}: column {name!r} is taken for the nodes' names", file=sys.stderr)
         self.columns = [name for name in table.names if name != self.own]
