@@ -194,7 +194,9 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     if len(shape) != 2 or 0 in shape:
         raise InputError(f"{member.where}: expected [N, F] of at least one node and one feature, found shape {shape}")
     if member.fortran_order and 1 not in shape:
-        raise InputError(f"{member.where}: expected rows (C order), found columns; save np.ascontiguousarray of it")
+        raise InputError(
+            f"{member.where}: expected rows (C order), found columns (Fortran order); save np.ascontiguousarray"
+        )
     missing = [name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()]
     if missing:
         raise InputError(f"{split_folder(path)}: expected {missing[0]}.csv.gz, found none")
