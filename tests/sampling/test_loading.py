@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import torch_geometric.typing
 from real_graphs import real_config, write_graph
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Data
 from torch_geometric.data.lightning import LightningNodeData
-from torch_geometric.loader import LinkLoader, NeighborLoader, NodeLoader
+from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling
 from torch_geometric.utils import k_hop_subgraph
@@ -89,6 +88,10 @@ def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: S
     assert_same(store.loader(ids, batch_size=32, shuffle=True), expected)
     assert_same(store.loader(mask, batch_size=32, shuffle=True), expected)  # the ids are ascending
     assert_same(store.loader("train", batch_size=32, num_workers=1), expected)
+    batches = list(store.loader(None, num_neighbors=[-1], batch_size=128))  # all nodes in their order, as in PyG
+    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches])
+    assert torch.equal(seeds, torch.arange(store.num_nodes))
+    assert torch.equal(torch.cat([batch.y for batch in batches]), torch.from_numpy(store.read("y")).long())
     unlabelled = np.flatnonzero(store.y < 0)
     (batch,) = store.loader(unlabelled.tolist(), num_neighbors=[2], batch_size=1000)
     np.testing.assert_array_equal(batch.n_id[: batch.batch_size], unlabelled)
@@ -127,6 +130,7 @@ class Net(torch.nn.Module):
         return self.last(F.dropout(F.relu(self.first(x, edge_index)), 0.5, self.training), edge_index)
 
 
+@pytest.mark.slow
 def test_a_plain_loop_learns_as_the_trainer_does(tmp_path: Path) -> None:
     write_graph("amazon_photo", tmp_path / "photo")
     trained = train(real_config(tmp_path / "photo", 10)).history[-1]["test"]
@@ -151,13 +155,6 @@ def test_a_plain_loop_learns_as_the_trainer_does(tmp_path: Path) -> None:
     assert trained is not None
     assert abs(accuracy - trained) <= 0.02
     print(f"amazon_photo: a plain loop {accuracy:.4f}, the trainer {trained:.4f}")
-
-
-def test_none_is_all_nodes_in_their_order_as_in_pyg(store: Store) -> None:
-    batches = list(store.loader(None, num_neighbors=[-1], batch_size=128))
-    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches])
-    assert torch.equal(seeds, torch.arange(store.num_nodes))
-    assert torch.equal(torch.cat([batch.y for batch in batches]), torch.from_numpy(store.read("y")).long())
 
 
 def made_anew(loader: StoreLoader, **new: object) -> StoreLoader:
@@ -247,24 +244,6 @@ def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(stor
                 inner = ours.n_id[: sum(ours.num_sampled_nodes[:-1])]
                 kept = torch.isin(data.edge_index[1], inner)
                 assert edges_of(ours) == set(map(tuple, data.edge_index[:, kept].T.tolist()))
-
-
-def test_pygs_neighbor_loader_draws_all_neighbors_from_the_stores_as_from_the_data(store: Store) -> None:
-    if not (torch_geometric.typing.WITH_TORCH_SPARSE or torch_geometric.typing.WITH_PYG_LIB):
-        pytest.skip("PyG's NeighborLoader needs torch-sparse or pyg-lib, and neither is installed")
-    edges = torch.from_numpy(store.read_edge_index())
-    data = Data(x=torch.from_numpy(store.read("x")), y=torch.from_numpy(store.read("y")), edge_index=edges)
-    for graph in (data, (store.feature_store(), store.graph_store())):
-        seeds, hops = torch.from_numpy(store.splits["test"]), [[-1], [-1, -1]]
-        loaders = [
-            *(NeighborLoader(graph, fan_outs, input_nodes=seeds, batch_size=16) for fan_outs in hops),
-            *(NodeLoader(data, store.sampler(fan_outs), input_nodes=seeds, batch_size=16) for fan_outs in hops),
-        ]
-        for theirs, ours in ((loaders[0], loaders[2]), (loaders[1], loaders[3])):
-            for a, b in zip(theirs, ours, strict=True):
-                assert set(a.n_id.tolist()) == set(b.n_id.tolist())
-                assert edges_of(a) == edges_of(b)
-                assert torch.equal(a.x, torch.from_numpy(store.read("x")[a.n_id]))
 
 
 def test_all_neighbors_are_pygs_in_neighborhood(store: Store) -> None:
