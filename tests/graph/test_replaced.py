@@ -19,7 +19,7 @@ from ogbnlib.graph.store import Store
 from ogbnlib.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
-SENTENCE = r"(npy|json): expected the file as it was when this process opened the data, found it replaced, changed or"
+SENTENCE = r"(npy|json): expected the file that this process opened first, found it replaced"
 
 
 def rename(new: Path, old: Path) -> None:

@@ -373,7 +373,7 @@ def test_an_error_in_a_window_is_raised_to_the_user_of_the_batches(raw: Path, ma
     loader = make(4, store=store)
     os.truncate(store.file_path("x"), store.files["x"].bytes // 2)
     set_epoch(loader, 1)
-    with pytest.raises(InputError, match=r"x\.npy: expected the file as it was when this process opened the data"):
+    with pytest.raises(InputError, match=r"x\.npy: expected the file that this process opened"):
         list(loader)
 
 
