@@ -13,8 +13,11 @@ import math
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..config import TrainConfig
 from ..errors import MB
+from ..graph.checks import label_dtype
 from ..graph.store import GraphSize
 from ..sources.catalog import size_of
 from ..sources.official import KNOWN
@@ -130,7 +133,7 @@ def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
 
 def label_itemsize(num_classes: int) -> int:
     """Bytes of a label: int16, or int64 beyond 32,767 classes."""
-    return 2 if num_classes <= 32767 else 8
+    return np.dtype(label_dtype(num_classes)).itemsize
 
 
 def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ from conftest import MB, write_run
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.phases import audit, kind_of
 from ogbnlib.forecast.planner import margin_bytes
+from ogbnlib.forecast.sizes import RUNTIME_BYTES
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
+from ogbnlib.runs.supervise import MALLOC
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.synth import synthesize
 
@@ -109,6 +114,14 @@ def test_the_predicted_peak_is_within_the_margin_of_the_measured_one(runs: dict[
     peak = result["forecast"]["peak_bytes"]
     print(f"{name}: predicted {peak['predicted'] / MB:.0f} MB, measured {peak['measured'] / MB:.0f} MB")
     assert abs(peak["predicted"] - peak["measured"]) <= margin_bytes(peak["measured"])
+
+
+def test_python_and_torch_alone_take_what_the_constant_says() -> None:
+    code = "import ogbnlib.training.train as train; from ogbnlib.memory.reading import own_memory\n"
+    code += "train.warm_up(); print(own_memory()[0])"
+    argv, env = [sys.executable, "-c", code], {**os.environ, **MALLOC}
+    measured = [int(subprocess.run(argv, env=env, capture_output=True, check=True).stdout) for _ in range(2)]
+    assert abs(min(measured) - RUNTIME_BYTES) < 60 * MB  # the first may compile the kernels
 
 
 @pytest.mark.parametrize("name", RUNS)

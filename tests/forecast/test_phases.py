@@ -181,18 +181,6 @@ def test_only_a_store_takes_less_than_its_peak_and_only_with_lookahead_auto() ->
     assert plan.least_bytes < plan.peak_bytes / 2
 
 
-def test_a_large_evaluation_batch_counts_towards_the_least_memory() -> None:
-    small, large = (forecast(loading="store", eval_batch_size=seeds).least_bytes for seeds in (128, 65536))
-    assert large > small + 100 * MB
-
-
-def test_the_fan_outs_of_evaluation_count_in_its_phases_alone() -> None:
-    plain, exact = (forecast(loading="shared", eval_num_neighbors=value) for value in (None, -1))
-    for one, other in zip(plain.phases, exact.phases, strict=True):
-        assert (other.held_bytes > one.held_bytes) == one.name.startswith(("eval", "final")), one.name
-    assert exact.batch == plain.batch
-
-
 def test_a_lookahead_of_a_size_is_for_windows_alone() -> None:
     values = {"loading": "store", "num_neighbors": [15, 10, 5], "batch_size": 1024, "lookahead": "1 GB"}
     values |= {"spool": "off"}
@@ -211,12 +199,6 @@ def test_the_window_that_waits_for_the_next_epoch_is_held_during_evaluations_bet
     assert plan.windows.overlapped
     for phase in plan.phases:
         assert ("next window to train on" in phase.parts) == phase.name.startswith("eval")
-
-
-def test_workers_are_not_asked_for_windows() -> None:
-    limit = 4 * 2**30
-    plain, forked = (forecast(limit=limit, loading="store", num_workers=workers) for workers in (0, 4))
-    assert [phase.parts for phase in plain.phases] == [phase.parts for phase in forked.phases]
 
 
 def test_persistent_workers_of_the_other_loaders_stay() -> None:

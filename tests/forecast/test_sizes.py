@@ -19,10 +19,8 @@ from ogbnlib.forecast.budget import BatchShape, batch_bytes
 from ogbnlib.forecast.draws import draw_batches
 from ogbnlib.forecast.sizes import (
     KNOWN,
-    GraphSize,
     expected_batch,
     feature_itemsize,
-    label_itemsize,
     mean_sampled,
     shared_csc_bytes,
     size_of,
@@ -30,24 +28,12 @@ from ogbnlib.forecast.sizes import (
     store_bytes,
 )
 from ogbnlib.forecast.step import model_state_bytes, parameter_count
-from ogbnlib.graph.checks import label_dtype
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.catalog import open_dataset
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.ogb import open_raw
 
 Config = Callable[..., TrainConfig]
 PAPERS = KNOWN["ogbn-papers100M"]
-
-
-@pytest.mark.parametrize("classes", [2, 172, 32_767, 32_768, 10**6])
-def test_a_label_takes_what_label_dtype_says(classes: int) -> None:
-    assert label_itemsize(classes) == np.dtype(label_dtype(classes)).itemsize
-
-
-def test_the_size_of_a_raw_folder_is_that_of_its_data(tiny_dir: Path) -> None:
-    seeds = {"train": 120, "valid": 40, "test": 50}
-    assert open_raw(tiny_dir).size == GraphSize(open_raw(tiny_dir).name, 300, 3000, 8, 4, seeds)
 
 
 @pytest.mark.parametrize("undirected", [False, True])
@@ -107,6 +93,13 @@ def test_model_state_is_four_times_the_real_parameters(
     real = GNN(config, 7, classes)
     assert parameter_count(config, 7, classes) == sum(p.numel() for p in real.parameters())
     assert model_state_bytes(config, 7, classes) == 4 * parameter_bytes(real)
+
+
+def test_a_model_without_formulas_is_an_error_and_takes_no_others() -> None:
+    config = TrainConfig.create(dataset="x")
+    object.__setattr__(config, "model", "unknown")
+    with pytest.raises(InputError, match="model: expected"):
+        parameter_count(config, 7, 3)
 
 
 def test_a_batch_takes_what_its_tensors_take(tiny_config: Config, tiny_store: Path) -> None:

@@ -62,16 +62,6 @@ def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, s
     assert len(seen[0]) > 2
 
 
-def test_an_epoch_has_its_own_order_and_gives_it_again(make: Make) -> None:
-    loader = make().train_loader()
-    runs = []
-    for epoch in (1, 2, 1):
-        set_epoch(loader, epoch)
-        runs.append(contents(loader))
-    assert runs[0] == runs[2]
-    assert runs[0] != runs[1]
-
-
 @pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
 def test_workers_change_no_batch(make: Make, workers: dict[str, object]) -> None:
     plain, forked = make().train_loader(), make(**workers).train_loader()
@@ -171,13 +161,6 @@ def test_iterating_takes_nothing_from_torchs_random_numbers(make: Make) -> None:
     list(loaders.train_loader())
     list(loaders.eval_batches("valid"))
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_float16_features_stay_half_as_large_in_memory(make: Make, tmp_path: Path, policy: str) -> None:
-    loaders = make(loading=policy, feature_dtype="float16")
-    assert loaders.data.x.dtype == torch.float16
-    assert Run(tmp_path).parts["features"] == 300 * 8 * 2
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
