@@ -31,13 +31,9 @@ _SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("st
 
 
 class Resume(NamedTuple):
-    """Marks a parameter that a resumed run may change.
+    """Marks a parameter that a resumed run may change; with a note the run reports the change."""
 
-    Attributes:
-        note: What the run says about the change; None says nothing, as the weights stay the same.
-    """
-
-    note: str | None = None
+    note: str | None = None  # None: the weights stay the same
 
 
 FREE, NOTED = Resume(), Resume("")
