@@ -176,7 +176,7 @@ class RowFile:
 
     def _check_end(self, end: int) -> None:
         if end > self.num_bytes:
-            raise self.damaged(f"expected a row up to byte {end}, found the file's end at {self.num_bytes}")
+            raise self.damaged(f"expected a row at byte {end}, found the file's end at {self.num_bytes}")
 
     def rows(self, begin: int, end: int, dtype: np.dtype[Any]) -> Array:
         """Return the values in rows `begin` to `end`, 1-D, in a buffer that this thread's next call overwrites."""

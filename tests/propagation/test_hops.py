@@ -227,7 +227,7 @@ def test_a_full_disk_a_target_in_use_and_propagated_features_are_refused(
     made = propagate(store, tmp_path / "made", progress=False)
     with pytest.raises(InputError, match="expected a new or empty folder, found other content"):
         propagate(store, tmp_path / "made", progress=False)
-    with pytest.raises(InputError, match="expected a graph to propagate over, found the features of 2 hops"):
+    with pytest.raises(InputError, match=r"expected a graph.* found the features of 2 hops"):
         propagate(made, tmp_path / "again", progress=False)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(InputError, match="free disk space, half of it until it is done, found 1 kB"):
