@@ -105,7 +105,12 @@ def test_a_store_that_is_sent_to_a_worker_is_the_one_that_was_opened(old: Path, 
 def test_a_pass_over_files_that_were_written_to_is_refused(make: str, old: Path, new: Path) -> None:
     store = open_store(old)
     if make == "PyG's":
-        loader: Any = NodeLoader((store.feature_store(), store.graph_store()), store.sampler([2]), batch_size=64)
+        loader: Any = NodeLoader(
+            (store.feature_store(), store.graph_store()),
+            store.sampler([2]),
+            input_nodes=torch.arange(store.num_nodes),
+            batch_size=64,
+        )
     else:
         loader = store.loader(None, batch_size=64, memory_limit="1 MB" if make == "windows" else None)
     assert len(list(loader)) == 5
