@@ -305,7 +305,7 @@ def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(
     call = f"{sys.executable} -m ogbnlib {arguments}"
     full = subprocess.run(["bash", "-c", f"{call} >/dev/full"], cwd=tmp_path, capture_output=True, text=True)
     assert full.returncode == code
-    assert full.stderr == "error: standard output: No space left on device; what comes after that is not shown\n"
+    assert full.stderr == "error: standard output: No space left on device; the rest is not shown\n"
     shutil.rmtree(tmp_path / "data", ignore_errors=True)
     read = subprocess.run(["bash", "-c", f"{call} | true; exit $PIPESTATUS"], cwd=tmp_path, capture_output=True)
     assert (read.returncode, read.stderr) == (0, b"")
@@ -316,7 +316,7 @@ def test_a_training_goes_on_where_its_output_can_not_be_written(tiny_dir: Path, 
     call = f"{sys.executable} -m ogbnlib train --run-dir run {sets}"
     done = subprocess.run(["bash", "-c", f"{call} >/dev/full"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, Run.open(tmp_path / "run").is_finished) == (0, True)
-    assert done.stderr == "error: standard output: No space left on device; what comes after that is not shown\n"
+    assert done.stderr == "error: standard output: No space left on device; the rest is not shown\n"
 
 
 # Memory of several processes ------------------------------------------------------------------------------------------
