@@ -54,6 +54,7 @@ def prepare(config: TrainConfig, folder: Path, *, resume: bool) -> None:
         pass
 
 
+ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("OGBNLIB_KILLS", "1"))
 
 
@@ -527,3 +528,19 @@ def test_the_fixed_cost_of_a_trainer_is_the_constant_of_the_forecasts(tmp_path: 
     watch(["-c", code], run_dir=tmp_path / "compiles kernels once", echo=False)
     done = watch(["-c", code], run_dir=tmp_path / "run", echo=False)
     assert done.held_peak_bytes == pytest.approx(RUNTIME_BYTES, rel=0.15)
+
+
+@pytest.mark.slow
+def test_the_first_run_of_a_fresh_installation_holds_no_more_than_the_second(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "ogbnlib", tmp_path / "fresh" / "ogbnlib", ignore=shutil.ignore_patterns("__pycache__"))
+    config = json.loads(tiny_config(loading="store", epochs=1).model_dump_json())
+    code = "import json, sys, ogbnlib; config = ogbnlib.TrainConfig(**json.loads(sys.argv[1]))\n"
+    code += "assert 'fresh' in ogbnlib.__file__; ogbnlib.run(config, '2 GB', run_dir=sys.argv[2])"
+    peaks = []
+    for name in ("first", "second"):
+        argv = [sys.executable, "-c", code, json.dumps(config), str(tmp_path / name)]
+        subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(tmp_path / "fresh")}, cwd=tmp_path, check=True)
+        peaks.append(Run.open(tmp_path / name).require_finished().held_peak_bytes)
+    assert peaks[0] <= peaks[1] + 30 * MB
