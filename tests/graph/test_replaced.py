@@ -127,7 +127,7 @@ def test_a_copy_with_the_times_of_the_original_is_the_same_store(old: Path, tmp_
     assert len(store.splits["train"]) == 120
 
 
-@pytest.mark.parametrize("values", [{"lookahead": "30 kB", "spool": "off"}, {"lookahead": "off"}], ids=str)
+@pytest.mark.parametrize("values", [{"lookahead": "20 kB", "spool": "off"}, {"lookahead": "off"}], ids=str)
 def test_a_run_whose_store_is_replaced_ends_and_goes_on_with_the_old_one(
     values: dict[str, Any], old: Path, new: Path, tiny_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

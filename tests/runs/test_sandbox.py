@@ -262,8 +262,8 @@ def test_a_direction_that_a_store_does_not_have_gets_one_answer_before_anything_
     config = TrainConfig.create(dataset=str(tiny_store), undirected=True, loading=loading)
     with pytest.raises(InputError) as refused:
         run(config, run_dir=tmp_path / "run")
-    said = f"undirected: {tiny_store} was made with undirected=False, asked for was True; "
-    assert str(refused.value) == said + "leave it out, or name the data that the store was made from"
+    expected = f"undirected: {tiny_store} was made with undirected=False, asked for was True; omit it"
+    assert str(refused.value).startswith(expected)
     assert not tree(tmp_path)
 
 
