@@ -101,7 +101,6 @@ def test_a_script_that_passes_its_limit_is_killed_in_the_phase_that_it_named(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "Missing argument"),
         (["--run-dir", "taken", "--", "true"], "error: taken: expected a new or empty folder"),
         (["--", "./script.py"], "put `python` before a script"),
         (["--limit-by", "magic", "--", "true"], "error: limit_by: expected auto or one of"),
