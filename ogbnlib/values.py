@@ -67,11 +67,11 @@ def _path(value: object) -> object:
 
 
 def _model(value: object) -> object:
-    if value in MODELS:
+    if not isinstance(value, str) or value in MODELS:
         return value
-    place, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    place, _, name = value.rpartition(":")
     if not place.strip() or not name.strip():
-        close = difflib.get_close_matches(str(value), MODELS, n=1)
+        close = difflib.get_close_matches(value, MODELS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         custom = 'your own as "my_model.py:Net" or "package.module:Net"'
         raise ValueError(f"expected {', '.join(MODELS)}, or {custom}, got {value!r}{hint}")

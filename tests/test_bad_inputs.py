@@ -118,7 +118,7 @@ CASES: list[tuple[list[str], str]] = [
     *((["verify", f"d{i}"], f"d{i}") for i, (part, _) in enumerate(DAMAGE) if in_store(part)),
     *((["convert", f"d{i}", "new"], f"d{i}") for i, (part, _) in enumerate(DAMAGE) if not in_store(part)),
     *((["plan", "--set", f"dataset=d{i}"], f"d{i}") for i in range(len(DAMAGE))),
-    (["convert", "store", "new"], "store: expected raw data, found a store"),
+    (["convert", "store", "new"], "found a store"),
     (["convert", "raw", "raw"], "raw: expected a new or empty folder"),
     (["convert", "raw", "new", "--feature-dtype", "int8"], "feature_dtype: "),
     (["synth", "new", "--scale", "nan"], "scale: "),

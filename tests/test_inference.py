@@ -176,7 +176,7 @@ def test_sampled_predictions_say_how_far_they_are(trained: Path, tmp_path: Path)
     told: list[str] = []
     predict(trained, tmp_path / "out.npy", sampled=True, say=len, progress=lambda count: told.append(str(count)))
     batches = sum(-(-seeds // 16) for seeds in (120, 40, 50))  # of each split, as in its evaluations
-    assert [line.partition(",")[0] for line in told] == [f"{i + 1}/{batches}" for i in range(batches)]
+    assert [line.split("| ")[1].split(" ")[0] for line in told] == [f"{i + 1}/{batches}" for i in range(batches)]
 
 
 def test_the_command_writes_the_file(trained: Path, tmp_path: Path) -> None:
