@@ -22,6 +22,7 @@ def test_graphsage_reaches_the_accuracy_of_the_literature_on_amazon_photo(tmp_pa
     print(f"amazon_photo: test accuracy {accuracy:.4f}")
 
 
+@pytest.mark.slow
 def test_coauthor_cs_reaches_it_too_and_bfloat16_comes_within_a_hundredth(tmp_path: Path) -> None:
     write_graph("coauthor_cs", tmp_path / "cs")
     exact, half = (
@@ -41,6 +42,7 @@ SHORT = [("amazon_photo", [-1, -1]), ("coauthor_cs", [5, 5])]
 CASES = itertools.product(GRAPHS, FAN_OUTS) if os.environ.get("OGBNLIB_LONG") else SHORT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_neighbors"), CASES, ids=str)
 def test_gcn_reaches_the_accuracy_of_pygs_own_forward(
     tmp_path: Path, name: str, num_neighbors: list[int], monkeypatch: pytest.MonkeyPatch
