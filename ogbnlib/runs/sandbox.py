@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig, check_config
-from ..errors import InputError, clear_errors, format_bytes, parse_bytes, shortened
+from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
 from ..forecast.sizes import RUNTIME_BYTES, GraphSize, raw_bytes, size_of
 from ..forecast.step import try_model
@@ -129,8 +130,8 @@ def run(
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):
             tried = try_model(config, size, run_dir=folder if resume else None)
-    if limit_bytes is not None and not config.propagated:  # a propagation's forecast has room for compiling
-        _compile_kernels(config)
+    if not config.propagated:  # a propagation's forecast has room for compiling
+        _compile_kernels(config.progress)
     limit, refused = make_limit(limit_bytes, limit_by)
     opened, stack = open_run_dir(config, folder, resume=resume), contextlib.ExitStack()
     with contextlib.closing(limit), opened as (before, lock), _own_tmp() as (tmp, tmp_lock), stack:
@@ -157,17 +158,20 @@ def run(
             return _carry_out(attempt, argv, limit, more, env, **how)
 
 
-def _compile_kernels(config: TrainConfig) -> None:
-    """Compile the sampling kernels without the limit, if numba's cache beside a module is missing or older than it.
+@functools.cache
+def _compile_kernels(how: str) -> None:
+    """Compile the sampling kernels in another process, unless numba has cached them beside their modules.
 
-    A process that compiles them itself keeps about 90 MB more than one that loads them, which no forecast counts.
+    A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no forecast counts.
+    Where the package's folder can't be written numba caches elsewhere, so there each process asks once (some 5 s).
     """
     package = Path(__file__).parents[1]
     for source in (package / "graph" / "disk.py", *(package / "sampling" / f"{n}.py" for n in ("sampler", "window"))):
-        cached = [file.stat().st_mtime for file in source.parent.glob(f"__pycache__/{source.stem}.*.nbi")]
-        if max(cached, default=0.0) < source.stat().st_mtime:
-            with doing("compiling the sampling kernels, once", config.progress):
-                code = "from ogbnlib.sampling.window import compile_kernels; compile_kernels([1])"
+        folder = source.parent / "__pycache__"
+        cached = [file.stat().st_mtime for file in folder.glob(f"{source.stem}.*.nbi")]
+        if not os.access(folder, os.W_OK) or max(cached, default=0.0) < source.stat().st_mtime:
+            code = "from ogbnlib.sampling.window import compile_kernels; compile_kernels([1])"
+            with doing("loading the sampling kernels", how):
                 # If it fails, the trainer meets the same error and reports it.
                 subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             return
@@ -269,8 +273,8 @@ def _shrunk(config: TrainConfig | None) -> str | None:
 
 
 def measure_runtime_bytes() -> int:
-    """Anonymous + shared memory of a training process without data: `sizes.RUNTIME_BYTES`."""
-    return RUNTIME_BYTES
+    """Room for a training process without data: `sizes.RUNTIME_BYTES`, and 20 MB as machines differ by so much."""
+    return RUNTIME_BYTES + 20 * MB
 
 
 def scaled_limit(
