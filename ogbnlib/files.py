@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .errors import InputError, clear_errors, format_bytes, shortened
+from .errors import InputError, clear_errors, format_bytes
 
 StrPath = str | os.PathLike[str]
 Stamp = tuple[int, int, int]
@@ -40,48 +40,25 @@ def replaced(path: StrPath) -> InputError:
 
 def check_same(path: StrPath, before: Stamp) -> None:
     """Refuse a file whose size or mtime is not that of `before`, see `replaced`."""
-    try:
-        now = stamp(path)
-    except FileNotFoundError:
-        raise replaced(path) from None
-    if now[:2] != before[:2]:
+    if not os.path.exists(path) or stamp(path)[:2] != before[:2]:
         raise replaced(path)
 
 
 def home(path: StrPath) -> Path:
-    """Expand `~`, also where no shell has done so (a notebook, `--set`, JSON).
-
-    Raises:
-        InputError: for `~NAME` of an unknown user, and for invisible characters such as the CR of a Windows file.
-    """
+    """Expand `~`, also where no shell has done so (a notebook, `--set`, JSON)."""
     text = os.fspath(path)
-    if text != text.strip() or not text.isprintable():
+    if text != text.strip() or not text.isprintable():  # such as the CR of a Windows file
         raise InputError(f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it")
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise InputError(f"{path}: expected a folder, found the home of an unknown user") from None
+    return Path(os.path.expanduser(text))
 
 
-def whereabouts(path: StrPath) -> str:
-    """Return the end of the message on a missing path: the working folder and similar names."""
-    path, here = Path(os.path.abspath(home(path))), Path.cwd()
-    text = f"; the working folder is {here}"
-    if path.is_relative_to(here):
-        for folder in here.parents:
-            if (elsewhere := folder / path.relative_to(here)).exists():
-                return f"{text}, and there is {elsewhere}"
-    around = next(folder for folder in path.parents if folder.is_dir())
-    if names := sorted(entry.name for entry in around.iterdir() if not entry.name.startswith(".")):
-        close = difflib.get_close_matches(path.name, names, 3, 0.5) or names
-        text += f", and {around} has {', '.join(close[:5])}" + (", ..." if len(close) > 5 else "")
-    return text
+def whereabouts() -> str:
+    """Return the end of the message on a missing path."""
+    return f"; the working folder is {Path.cwd()}"
 
 
 class _Output(io.FileIO):
-    """A file that remembers its write error, because torch.save raises another error on a full disk."""
-
-    error: OSError | None = None
+    error: OSError | None = None  # remembered, because torch.save raises another one on a full disk
 
     def write(self, data: Any) -> int:
         try:
@@ -94,11 +71,7 @@ class _Output(io.FileIO):
 def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None) -> None:
     """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then renamed to `path`.
 
-    A reader sees the old or the new content, never a part, even if this process is killed. On an error, such as a full
-    disk, the old file stays.
-
     Args:
-        write: Called with a file open for binary writing.
         keep: New name for the old file; between the two renames it exists under that name only.
     """
     path = Path(path)
@@ -127,7 +100,6 @@ def sibling_path(path: Path, suffix: str) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Sync a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -145,9 +117,6 @@ def new_folder(path: StrPath) -> Iterator[Path]:
     """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is renamed to `path`.
 
     After an error nothing is left behind; the remains of a killed process are deleted by the next one.
-
-    Raises:
-        InputError: if `path` is a file or a folder with content, another process fills it, or the disk is full.
     """
     with clear_errors(path):
         path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
@@ -164,10 +133,7 @@ def new_folder(path: StrPath) -> Iterator[Path]:
                 for file in beside.rglob("*"):
                     _sync(file)
                 _sync(beside)
-                check_new(path)
                 os.replace(beside, path)
-            except KeyboardInterrupt:
-                raise shortened(KeyboardInterrupt(f"{path}: interrupted before it was whole; start it again")) from None
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
             _sync(path.parent)
@@ -178,9 +144,8 @@ def abandoned(folder: Path) -> list[Path]:
     parts, locks = [], {".part": ".lock", ".blocks": ".hops.lock"}
     for part in sorted(path for path in folder.glob(".*.*") if path.suffix in locks and path.is_dir()):
         lock = part.with_suffix(locks[part.suffix])
-        with contextlib.suppress(Timeout, PermissionError), contextlib.ExitStack() as stack:  # at work; another user's
-            if lock.exists():
-                stack.enter_context(FileLock(lock, timeout=0))
+        free = FileLock(lock, timeout=0) if lock.exists() else contextlib.nullcontext()
+        with contextlib.suppress(Timeout, PermissionError), free:  # at work; another user's
             parts.append(part)
     return parts
 
@@ -190,10 +155,6 @@ def check_new(path: Path) -> None:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         content = "other content" if path.is_dir() else "a file"
         raise InputError(f"{path}: expected a new or empty folder, found {content}; name another one or delete it")
-
-
-# File systems on which each machine caches pages or locks on its own.
-_LOOSE = ("nfs", "cifs", "smb", "9p", "afs", "fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "vboxsf")
 
 
 def file_system(path: StrPath) -> str:
@@ -207,7 +168,8 @@ def file_system(path: StrPath) -> str:
 
 def warn_if_remote(path: StrPath, what: str) -> None:
     """Warn once per folder that `what` is unreliable on its network file system."""
-    if (kind := file_system(path)).startswith(_LOOSE):
+    # Each machine caches pages and locks on its own there.
+    if (kind := file_system(path)).startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
         place = os.path.realpath(path)
         warnings.warn(f"{place}: it lies on a network file system ({kind}): {what}", stacklevel=2)
 
@@ -222,9 +184,7 @@ def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a lock file against other processes, on this machine or another that shares the disk.
-
-    The kernel releases the lock of a killed process; a file left behind means nothing by itself.
+    """Hold a lock file against other processes; the kernel releases that of a killed process.
 
     Args:
         what: Start of the other process's error message.
@@ -238,14 +198,13 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
                 break
             except Timeout:
                 if wait is None:
-                    holder = (path.read_text().strip() if path.exists() else "") or "another process"
-                    raise InputError(f"{what} by {holder}; wait for it, end it or name another folder") from None
+                    holder = path.read_text().strip() if path.exists() else ""
+                    raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it") from None
                 wait()
                 time.sleep(0.5)
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
     try:
         with clear_errors(path):
-            path.write_text(f"pid {os.getpid()} on {socket.gethostname()} (since {since})\n")
+            path.write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
         yield
     finally:
         # Unlink before the release: a process that then gets the old file's lock sees that it has no name, and opens
@@ -256,21 +215,18 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
 
 def next_run_dir(runs_dir: StrPath, name: str) -> Path:
     """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell overwrites no run."""
-    base, number = home(runs_dir) / name, 2
-    path = base
-    while path.exists():
-        path, number = base.with_name(f"{name}-{number}"), number + 1
-    return path
+    base = home(runs_dir) / name
+    names = (base if number == 1 else base.with_name(f"{name}-{number}") for number in itertools.count(1))
+    return next(path for path in names if not path.exists())
 
 
 DROP_BYTES = 32 * 2**20  # most written pages of a file that wait for the disk
 
 
 class Stream(io.FileIO):
-    """A new file that is appended to; written pages leave the page cache every `DROP_BYTES`.
+    """A new file that is appended to; written pages leave the page cache every `DROP_BYTES`."""
 
-    Dirty pages count against a memory cgroup and, unlike clean ones, can't be taken back at once.
-    """
+    # Dirty pages count against a memory cgroup and, unlike clean ones, can't be taken back at once.
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "x+")

@@ -24,11 +24,9 @@ _U0, _U1, _U6, _U27, _U30, _U31, _U63 = (np.uint64(n) for n in (0, 1, 6, 27, 30,
 
 @kernel
 def mix(x: Any) -> Any:
-    """A bijection of 64 bits that spreads every input bit over the output.
-
-    The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-    2014), with the constants of David Stafford's variant 13 as in Sebastiano Vigna's public-domain splitmix64.c.
-    """
+    """A bijection of 64 bits that spreads every input bit over the output."""
+    # The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+    # 2014), with the constants of David Stafford's variant 13 as in Sebastiano Vigna's public-domain splitmix64.c.
     x = (x ^ (x >> _U30)) * _MIX_1
     x = (x ^ (x >> _U27)) * _MIX_2
     return x ^ (x >> _U31)
@@ -103,19 +101,14 @@ def _members(words: Any, total: Any) -> Any:
 
 
 class NodeSet:
-    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as much for the ranks.
+    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as much for the ranks."""
 
-    It finds the distinct ids among 12 million in one second; sorting takes ten.
-
-    Attributes:
-        words: uint64 [num_nodes // 64 + 1]; at least one bit more than nodes, as the end has a rank too.
-        before: int32 (int64 from 2**31 nodes on), members in all words before each, as of the last `count`.
-    """
+    # It finds the distinct ids among 12 million in one second; sorting takes ten.
 
     def __init__(self, num_nodes: int):
         self.num_nodes = num_nodes
-        self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
-        self.before: Array = np.empty(0, np.int32)
+        self.words = np.zeros(num_nodes // 64 + 1, np.uint64)  # at least one bit more: the end has a rank, too
+        self.before: Array = np.empty(0, np.int32)  # members in all words before each, as of the last `count`
 
     def add(self, nodes: Array) -> None:
         """Add integer ids, which are not checked."""

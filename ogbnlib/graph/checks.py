@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError
-from ..files import Stamp, abandoned, sibling_path, stamp, whereabouts
+from ..files import Stamp, stamp, whereabouts
 from .npz import Array
 
 SPLITS = ("train", "valid", "test")
@@ -47,31 +47,20 @@ def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) ->
 
 
 def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> int:
-    """Return the largest of cleaned labels plus one, for data without a number of classes.
-
-    Args:
-        dtype: of the labels before they were cleaned.
-
-    Raises:
-        InputError: without a label; for an implausible largest one: most classes below it have no node (a stray
-            15,000,000 would make a model of 15 million classes), or it is the dtype's largest number, such as 255 in
-            uint8, which often means "none", and the class below it has no node.
-    """
-    seen, largest, at, begin = np.zeros(MAX_CLASSES, bool), -1, -1, 0
+    """Return the largest of cleaned labels plus one; `dtype` is that of the labels before they were cleaned."""
+    seen = np.zeros(MAX_CLASSES, bool)
     for chunk in chunks:
         seen[chunk[chunk >= 0]] = True
-        if len(chunk) and chunk.max() > largest:
-            largest, at = int(chunk.max()), begin + int(chunk.argmax())
-        begin += len(chunk)
+    used, largest = int(seen.sum()), int(np.flatnonzero(seen)[-1]) if seen.any() else -1
     if largest < 0:
         raise InputError(f"{where}: expected at least one label, found none")
-    used = int(seen.sum())
+    # The dtype's largest number, such as 255 in uint8, often means "none"; a stray 15,000,000 would make a model of
+    # 15 million classes.
     ends = dtype.kind in "iu" and largest == np.iinfo(dtype).max and not seen[largest - 1]
     if ends or largest + 1 > 2 * used + 100:
-        known = f", the largest number of {dtype}" if ends else ""
         raise InputError(
-            f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}{known} "
-            f"(node {at}); write -1 or NaN for no label, or convert with --num-classes (in Python num_classes)"
+            f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}; "
+            "write -1 or NaN for no label, or convert with --num-classes (in Python num_classes)"
         )
     return largest + 1
 
@@ -79,20 +68,15 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
 def split_problems(
     splits: Mapping[str, Array], num_nodes: int, labelled: Callable[[Array], Array]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, problem) for int64 ids of splits; a split may be empty.
-
-    Args:
-        labelled: returns which of the given nodes have a label, bool [n].
-    """
+    """Yield (split, problem) for int64 ids of splits; `labelled` returns which of some nodes have a label."""
     checked: dict[str, Array] = {}
     for name, ids in splits.items():
         outside = ids[(ids < 0) | (ids >= num_nodes)]
         if outside.size:
             yield name, f"expected node ids from 0 to {num_nodes - 1}, found {outside.size} others such as {outside[0]}"
             continue
-        nodes, counts = np.unique(ids, return_counts=True)
-        if len(nodes) < len(ids):
-            yield name, f"expected each node once, found {len(ids) - len(nodes)} repeats such as {nodes[counts > 1][0]}"
+        if repeats := len(ids) - len(np.unique(ids)):
+            yield name, f"expected each node once, found {repeats} repeats"
         bare = ids[~labelled(ids)]
         if bare.size:
             yield name, f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}"
@@ -104,37 +88,38 @@ def split_problems(
 
 
 def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Array]:
-    """Yield chunks of features [n, F], cast to `dtype`.
-
-    Raises:
-        InputError: after the last chunk, if values were not finite before or after the cast.
-    """
+    """Yield chunks of features [n, F], cast to `dtype`; refuse values that are not finite before or after the cast."""
     dtype, begin = np.dtype(dtype), 0
     most = float(np.finfo(dtype).max)
-    bad, large = [0, -1], [0, -1]  # number of values, and the row of the first
     for values in chunks:
         with np.errstate(over="ignore"):
             out = values.astype(dtype, order="C", copy=False)
         # NaN makes both comparisons false.
         if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
-            sound = np.isfinite(values)
-            for wrong, tally in ((~sound, bad), (sound & ~np.isfinite(out), large)):
-                if wrong.any():
-                    tally[0] += int(wrong.sum())
-                    tally[1] = tally[1] if tally[1] >= 0 else begin + int(wrong.any(axis=1).argmax())
+            wrong = ~np.isfinite(values)
+            if wrong.any():
+                row = begin + int(wrong.any(axis=1).argmax())
+                raise InputError(f"{where}: expected finite values, found NaN or Inf, the first in row {row}")
+            wrong = ~np.isfinite(out)
+            if wrong.any():
+                row = begin + int(wrong.any(axis=1).argmax())
+                remedy = "use feature_dtype='float32'" if dtype == np.float16 else "scale the features down"
+                raise InputError(f"{where}: found a value beyond {most:g}, the largest {dtype}, in row {row}; {remedy}")
         begin += len(values)
         yield out
-    if bad[0]:
-        raise InputError(f"{where}: expected finite values, found {bad[0]} NaN or Inf, the first in row {bad[1]}")
-    if large[0]:
-        raise InputError(
-            f"{where}: found {large[0]} values beyond {most:g}, the largest {dtype}, the first in row {large[1]}; "
-            + ("use feature_dtype='float32'" if dtype == np.float16 else "scale the features down")
-        )
 
 
 # The files of a store -------------------------------------------------------------------------------------------------
 
+# | file | dtype | shape | content |
+# | colptr | int64 | [N + 1] | the in-edges of node v are row[colptr[v]:colptr[v + 1]] |
+# | row | int32 (int64 from 2**31 nodes on) | [E] | sources |
+# | x | float16 or float32 | [N, F] | features, C order |
+# | y | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none |
+# | train, valid, test | int64 | [n] | node ids of the splits, in their original order |
+# | node_id, of propagated features of some nodes | as row | [N] | ids in the graph, ascending |
+# | label_name, if labels were text | UTF-8 bytes | [C] | class names |
+# | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node names in the original data set |
 FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
@@ -161,47 +146,24 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def expected_arrays(meta: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]]:
-    """Return the valid dtypes and shapes (None: any length) of a store's arrays, by name."""
-    nodes, ids = meta["num_nodes"], (dtype_name(index_dtype(meta["num_nodes"])),)
-    return {
-        "colptr": (("<i8",), (nodes + 1,)),
-        "row": (ids, (meta["num_edges"],)),
-        "x": (("<f2", "<f4"), (nodes, meta["num_features"])),
-        "y": ((dtype_name(label_dtype(meta["num_classes"])),), (nodes,)),
-        **dict.fromkeys(SPLITS, (("<i8",), (None,))),
-        "node_id": (("<i4", "<i8"), (nodes,)),
-    }
-
-
 def dtype_name(dtype: DTypeLike) -> str:
     return np.dtype(dtype).newbyteorder("<").str
 
 
 def read_meta(path: Path) -> dict[str, Any]:
+    """Return the content of a store's store.json."""
     file = path / META
-    if path.name.endswith(".part"):
-        raise InputError(f"{path}: expected a finished store, found an unfinished conversion; convert again")
     if not file.is_file():
-        hint, part = "" if path.exists() else whereabouts(path), sibling_path(path, "part")
-        if (path / "raw" / "data.npz").is_file():
-            hint = "; this is a raw data set: convert it first"
-        elif part.is_dir() and part in abandoned(path.parent):
-            hint = f"; its conversion was interrupted ({part}): convert again"
-        elif part.is_dir():
-            hint = "; it is being written: wait"
+        raw = (path / "raw" / "data.npz").is_file()
+        hint = "; this is a raw data set: convert it first" if raw else "" if path.exists() else whereabouts()
         raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
     text = file.read_bytes()
     try:
         meta = json.loads(text)
     except ValueError as error:
         raise InputError(f"{file}: expected JSON, found damage ({error}); convert again") from None
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise InputError(f"{file}: expected format {FORMAT!r}, found another or none; this is not a store")
-    if meta.get("version") != VERSION:
-        raise InputError(
-            f"{file}: expected version {VERSION}, found {meta.get('version')!r}; use a newer ogbnlib or convert again"
-        )
+    if not isinstance(meta, dict) or (meta.get("format"), meta.get("version")) != (FORMAT, VERSION):
+        raise InputError(f"{file}: expected {FORMAT}, version {VERSION}; use a newer ogbnlib or convert again")
     if meta.get("crc32") != meta_crc32(meta) or text != (json.dumps(meta, indent=2) + "\n").encode():
         raise InputError(f"{file}: checksum mismatch: the file was damaged or edited; convert again")
     return meta
@@ -209,14 +171,10 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 def check_file(file: Path, info: FileInfo) -> Stamp:
     """Check the size and header of an array's file against store.json; return its stamp."""
-    if not file.is_file():
-        raise InputError(f"{file}: expected this file of the store, found none; convert again")
     with open(file, "rb") as stream:
         stamped, header = stamp(stream.fileno()), stream.read(HEADER_BYTES)
     if stamped[0] != info.bytes:
         raise InputError(f"{file}: expected {info.bytes} bytes, found {stamped[0]}; copy the store or convert again")
     if header != npy_header(info.dtype, info.shape):
-        raise InputError(
-            f"{file}: expected the header of {info.dtype} {list(info.shape)}, found another; convert again"
-        )
+        raise InputError(f"{file}: expected the header of {info.dtype} {info.shape}, found another; convert again")
     return stamped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import os
@@ -72,36 +73,14 @@ def _first_at_least(index: Any, begin: Any, end: Any, row: Any) -> Any:
 
 
 @kernel
-def _bounds(index: Any, begin: Any, end: Any, row: Any) -> Any:
-    """Return for each ascending list `index[begin:end]` the position of the first row that is at least `row`."""
-    out = np.empty(len(begin), np.int64)
-    for c in range(len(begin)):
-        out[c] = _first_at_least(index, begin[c], end[c], row)
-    return out
-
-
-@kernel
 def _deal(words: Any, low: Any, high: Any, index: Any, begin: Any, end: Any, place: Any, out: Any) -> None:
     """Copy the rows from `low` to `high` of each list from `words`, which begins with row `low`, to `out[place:]`."""
-    width = out.shape[1]
     for c in range(len(begin)):
         i = _first_at_least(index, begin[c], end[c], low)
         while i < end[c] and index[i] < high:
-            o, row = place[c] + i - begin[c], index[i] - low
-            for w in range(width):
-                out[o, w] = words[row, w]
+            for w in range(out.shape[1]):
+                out[place[c] + i - begin[c], w] = words[index[i] - low, w]
             i += 1
-
-
-def _stretches(counts: Array, room: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of consecutive units with at most `room` rows; a unit with more rows is a range of its own."""
-    begin = rows = 0
-    for unit, count in enumerate(counts.tolist()):
-        if unit > begin and rows + count > room:
-            yield begin, unit
-            begin, rows = unit, 0
-        rows += count
-    yield begin, len(counts)
 
 
 def _pieces(counts: Array, first: int, most: int) -> list[tuple[int, int]]:
@@ -131,22 +110,19 @@ class Interrupted(Exception):
     """A pass ended early because its `DiskArray` was `abandoned`."""
 
 
-class RowFile:
-    """Rows of one array in a file, read in order.
+class DiskArray:
+    """Rows of one array in a file, read in order or by index, each pass ascending in the file.
 
-    Reads bypass the page cache (O_DIRECT) where the file system allows it; `direct` says so. A pass over 28 GB then
-    neither evicts useful pages nor counts against a memory cgroup.
-
-    Args:
-        path: the file.
-        offset: where its first row begins, in bytes.
-        row_bytes: distance between two rows.
-        num_rows: number of rows.
-        chunk_bytes: bytes per read, a multiple of 4,096; there are three buffers of this size.
+    Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then neither evicts useful
+    pages nor counts against a memory cgroup.
 
     Attributes:
+        bytes_read: by all passes so far.
+        progress: bytes that the running pass has read, and will have read.
         abandoned: once set, every read raises `Interrupted`.
     """
+
+    bytes_read, progress = 0, (0, 0)
 
     def __init__(
         self, path: str | os.PathLike[str], offset: int, row_bytes: int, num_rows: int, chunk_bytes: int = CHUNK_BYTES
@@ -154,14 +130,13 @@ class RowFile:
         self.chunk_bytes, self.descriptor = chunk_bytes, -1
         self.path, self.offset, self.row_bytes, self.num_rows = Path(path), offset, row_bytes, num_rows
         self.num_bytes = self.path.stat().st_size
-        self.abandoned, self.direct = threading.Event(), True
+        self.abandoned, self.direct, self._local = threading.Event(), True, threading.local()
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
             os.preadv(self.descriptor, [mmap.mmap(-1, _BLOCK)], 0)
         except OSError:  # tmpfs and some network file systems have no O_DIRECT
             self.close()
             self.descriptor, self.direct = os.open(path, os.O_RDONLY), False
-        self._local = threading.local()
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -171,7 +146,6 @@ class RowFile:
     __del__ = close  # for a loader that is dropped without being closed
 
     def damaged(self, problem: str) -> InputError:
-        """Return the error for this file of a store."""
         return InputError(f"{self.path}: {problem}; run `python -m ogbnlib verify {self.path.parent}`")
 
     def _check_end(self, end: int) -> None:
@@ -209,26 +183,12 @@ class RowFile:
             os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)
         return view
 
-
-class DiskArray(RowFile):
-    """Rows of one array in a file, read by index, each pass ascending in the file.
-
-    Attributes:
-        bytes_read: by all passes so far.
-        progress: bytes that the running pass has read, and will have read.
-    """
-
-    bytes_read, progress = 0, (0, 0)
-
     def fetch(self, index: Array, out: Array) -> None:
         """Copy the bytes at row `index[i]` to `out[i]`, in one ascending pass over the file.
 
         Args:
             index: int64 [n], in any order; repeats are allowed.
             out: any dtype [n, width], C order; may be wider than a row (two offsets of a colptr that overlap).
-
-        Raises:
-            InputError: if a row is out of range.
         """
         if not len(index):
             return
@@ -243,7 +203,6 @@ class DiskArray(RowFile):
         order, bounds = _group(index, self.row_bytes, self.offset, chunk, -(-self.num_bytes // chunk))
 
         def pick(c: int) -> int:
-            """Copy the rows that begin in chunk `c` of the file; return the bytes read."""
             rows = order[bounds[c] : bounds[c + 1]]
             # Read from the first to the last row needed: a chunk may have only one.
             begin = (self.offset + int(index[rows].min()) * self.row_bytes) // _BLOCK * _BLOCK
@@ -268,9 +227,6 @@ class DiskArray(RowFile):
             room_bytes: for rows on their way to `put`; the rows of 1 MB of the file are the least.
             put: called in a thread with a list's number, how many of its rows came before, and its next rows, uint8
                 [k, row_bytes].
-
-        Raises:
-            InputError: if the file ends before a row.
         """
         if len(index):
             self._check_end(self.offset + (int(index.max()) + 1) * self.row_bytes)
@@ -285,10 +241,18 @@ class DiskArray(RowFile):
             for c in np.flatnonzero(sizes).tolist():
                 put(c, int(first[c]), out[place[c] : place[c] + sizes[c]].view(np.uint8))
 
+        # Ranges of units whose rows fit into half of the room; a unit with more rows is a range of its own.
+        room, stretches, rows = room_bytes // 2 // self.row_bytes, [0], 0
+        for number, count in enumerate(counts.tolist()):
+            if number > stretches[-1] and rows + count > room:
+                stretches.append(number)
+                rows = 0
+            rows += count
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as writer:
             putting: Future[Any] = writer.submit(int)
-            for begin, end in _stretches(counts, room_bytes // 2 // self.row_bytes):
-                upto = _bounds(index, before, ends, end * unit)
+            for begin, end in itertools.pairwise([*stretches, len(counts)]):
+                firsts = [_first_at_least(index, *part, end * unit) for part in zip(before, ends, strict=True)]
+                upto = np.array(firsts, np.int64)
                 sizes = upto - before
                 place = np.cumsum(sizes) - sizes
                 if len(buffers[0]) < sizes.sum():

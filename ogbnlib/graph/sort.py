@@ -20,9 +20,6 @@ from .writer import ArrayWriter
 _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read back in sequence
 
 
-# Pairs on disk, by range of destinations ------------------------------------------------------------------------------
-
-
 @njit(cache=True, nogil=True)
 def _partition(src, dst, both, shift, starts, out):  # type: ignore[no-untyped-def]
     """Sort a chunk of edges by `dst >> shift`, stably, into rows (dst within its range, src) of `out`.
@@ -47,10 +44,9 @@ def _partition(src, dst, both, shift, starts, out):  # type: ignore[no-untyped-d
 
 
 class Pairs(Stream):
-    """Edges on disk, as rows (dst - first dst of its range, src); each range of destinations can be read alone.
+    """Edges on disk, as rows (dst - first dst of its range, src); each range of destinations can be read alone."""
 
-    Each chunk is written in one piece, sorted by range. RAM has only the begin of each range in each chunk.
-    """
+    # Each chunk is written in one piece, sorted by range. RAM has only the begin of each range in each chunk.
 
     def __init__(self, path: Path, num_cols: int, shift: int, dtype: type[np.signedinteger[Any]]) -> None:
         self.num_cols, self.shift, self.num_ranges = num_cols, shift, -(-num_cols >> shift)
@@ -64,9 +60,6 @@ class Pairs(Stream):
         _partition(src, dst, both, self.shift, starts, out)
         self._chunks.append((self.size, starts))
         self.append(out.reshape(-1).view(np.uint8).data)
-
-    def width(self, number: int) -> int:
-        return min(1 << self.shift, self.num_cols - (number << self.shift))
 
     def count(self, number: int) -> int:
         return sum(int(starts[number + 1] - starts[number]) for _, starts in self._chunks)
@@ -95,23 +88,6 @@ class Pairs(Stream):
     def all(self, number: int) -> Array:
         """Return all pairs of one range, [n, 2]."""
         return next(self.pieces(number, self.count(number)), np.empty((0, 2), self.dtype))
-
-    def delete(self) -> None:
-        self.close()
-        os.unlink(self.name)
-
-
-def plan_shift(num_cols: int, num_pairs: int, edge_bytes: int, workspace: int) -> int:
-    """Return log2 of the destinations per range, such that sorting an average range fits into `workspace` bytes.
-
-    A range takes `edge_bytes` per pair and 8 bytes per destination; a quarter is left for ranges above the average.
-    """
-    num_ranges = 1 + (num_pairs * edge_bytes + num_cols * 8) * 5 // (4 * workspace)
-    num_ranges = min(num_ranges, _MAX_BUCKETS // 2)  # widths are powers of two: there may be almost twice as many
-    return max(0, (num_cols // num_ranges).bit_length() - 1) if num_ranges > 1 else (num_cols - 1).bit_length()
-
-
-# From pairs to columns ------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True, nogil=True)
@@ -149,14 +125,9 @@ def _sort_and_compact(colptr, row):  # type: ignore[no-untyped-def]
 
 
 def csc_from_pairs(num_cols: int, col: Array, row: Array, unique: bool = False) -> tuple[Array, Array]:
-    """Convert edges in RAM to CSC by a stable counting sort; ids are not checked.
+    """Convert edges in RAM to CSC, colptr and row, by a stable counting sort; ids are not checked.
 
-    Args:
-        col, row: integer arrays of the same length, strided ones too; column ids below `num_cols`.
-        unique: sort every column and drop its duplicates.
-
-    Returns:
-        colptr int64 [num_cols + 1] and a new array with the remaining values of `row`, in its dtype.
+    With `unique`, every column is sorted and its duplicates are dropped.
     """
     ptr = np.zeros(num_cols + 2, np.int64)
     _count(col, ptr)
@@ -176,7 +147,6 @@ class EdgeSort:
         folder: for temporary files.
         undirected: take every edge both ways; columns are then sorted and without duplicates.
         workspace: bytes of memory for sorting.
-        done: called with the bytes of each piece.
     """
 
     def __init__(
@@ -197,7 +167,10 @@ class EdgeSort:
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
 
     def _new_pairs(self, num_cols: int, num_pairs: int, widest: int = 63) -> Pairs:
-        shift = plan_shift(num_cols, num_pairs, self._edge_bytes, self.workspace)
+        # An average range, with 8 bytes per destination, fits into the workspace; a quarter is left for larger ones.
+        num_ranges = 1 + (num_pairs * self._edge_bytes + num_cols * 8) * 5 // (4 * self.workspace)
+        num_ranges = min(num_ranges, _MAX_BUCKETS // 2)  # widths are powers of two: there may be almost twice as many
+        shift = max(0, (num_cols // num_ranges).bit_length() - 1) if num_ranges > 1 else (num_cols - 1).bit_length()
         self._serial += 1
         return Pairs(self.folder / f"pairs-{self._serial}.tmp", num_cols, min(shift, widest), self._dtype)
 
@@ -216,13 +189,24 @@ class EdgeSort:
 
     def _write(self, pairs: Pairs) -> None:
         for number in range(pairs.num_ranges):
-            width, count = pairs.width(number), pairs.count(number)
+            width, count = min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift)), pairs.count(number)
             if count * self._edge_bytes + width * 8 <= self.workspace:
-                self._sort_in_ram(pairs.all(number), width)
-            elif width == 1:
-                self._stream_column(pairs, number)
-            else:
-                # Far more edges than an average range has: split it like the whole.
+                part = pairs.all(number)
+                ptr, sources = csc_from_pairs(width, part[:, 0], part[:, 1], self.undirected)
+                self._colptr.write(ptr[1:] + self._row.length)
+                self._row.write(sources)
+            elif width == 1:  # a column larger than the workspace; a bit set sorts it and drops duplicates
+                members = NodeSet(self.num_nodes if self.undirected else 0)
+                for piece in pairs.pieces(number, self.chunk_edges):
+                    if self.undirected:
+                        members.add(piece[:, 1])
+                    else:
+                        self._row.write(piece[:, 1])
+                for begin in range(0, members.num_nodes, 2**20):
+                    ids = np.arange(begin, min(begin + 2**20, self.num_nodes))
+                    self._row.write(ids[members.contains(ids)])
+                self._colptr.write(np.full(1, self._row.length))
+            else:  # far more edges than an average range has: split it like the whole
                 parts = self._new_pairs(width, count, (width - 1).bit_length() - 1)
                 for piece in pairs.pieces(number, self.chunk_edges):
                     parts.add(piece[:, 1], piece[:, 0])
@@ -230,34 +214,14 @@ class EdgeSort:
                 self._write(parts)
                 continue
             self.done(count * pairs.pair_bytes)
-        pairs.delete()
-
-    def _sort_in_ram(self, pairs: Array, width: int) -> None:
-        colptr, row = csc_from_pairs(width, pairs[:, 0], pairs[:, 1], self.undirected)
-        self._colptr.write(colptr[1:] + self._row.length)
-        self._row.write(row)
-
-    def _stream_column(self, pairs: Pairs, number: int) -> None:
-        """Write one column that is larger than the workspace. A bit set sorts it and drops duplicates."""
-        sources = NodeSet(self.num_nodes if self.undirected else 0)
-        for piece in pairs.pieces(number, self.chunk_edges):
-            if self.undirected:
-                sources.add(piece[:, 1])
-            else:
-                self._row.write(piece[:, 1])
-        for begin in range(0, sources.num_nodes, 2**20):
-            ids = np.arange(begin, min(begin + 2**20, self.num_nodes))
-            self._row.write(ids[sources.contains(ids)])
-        self._colptr.write(np.full(1, self._row.length))
+        pairs.close()
+        os.unlink(pairs.name)
 
 
 @njit(cache=True, nogil=True)
 def restore_input_order(colptr, row, perm):  # type: ignore[no-untyped-def]
-    """Restore the input order of the edges in each column of a CSC, in place.
-
-    Without pyg-lib, PyG's `to_csc` uses `torch.sort(stable=False)`, which can shuffle the edges of a column. `perm`,
-    int64 [E], has the input position of each edge. If nothing was shuffled, this is one pass over `perm`.
-    """
+    """Restore the input order of the edges in each column of a CSC, in place, from their input positions `perm`."""
+    # Without pyg-lib, PyG's `to_csc` uses `torch.sort(stable=False)`, which can shuffle the edges of a column.
     for v in range(len(colptr) - 1):
         begin, end = colptr[v], colptr[v + 1]
         ascending = True

@@ -1,18 +1,6 @@
 """The on-disk graph: a folder of plain `.npy` files and a versioned `store.json`, opened memory-mapped.
 
-| file | dtype | shape | content |
-|---|---|---|---|
-| `colptr.npy` | int64 | [N + 1] | the in-edges of node v are `row[colptr[v]:colptr[v + 1]]` |
-| `row.npy` | int32 (int64 from 2**31 nodes on) | [E] | sources |
-| `x.npy` | float16 or float32 | [N, F] | features, C order |
-| `y.npy` | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none |
-| `train.npy`, `valid.npy`, `test.npy` | int64 | [n] | node ids of the splits, in their original order |
-| `node_id.npy`, of propagated features of some nodes | as `row` | [N] | ids in the graph, ascending |
-| `label_name.npy`, if labels were text | UTF-8 bytes | [C] | class names |
-| `node_name.npy`, if nodes had names | int64 or UTF-8 bytes | [N] | node names in the original data set |
-
-Open them with `np.load(file, mmap_mode="r")`. Each header takes 4 KiB, so that data begin on a page. `store.json` has
-the dtype, shape, size and CRC-32 of each array, and a CRC-32 of itself.
+`np.load(file, mmap_mode="r")` opens each; `checks` lists them.
 """
 
 from __future__ import annotations
@@ -23,7 +11,7 @@ import math
 import mmap
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -35,66 +23,49 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, clear_errors, split_name
 from ..files import Stamp, StrPath, home, replaced, stamp
 from . import npz
-from .checks import HEADER_BYTES, META, SPLITS, FileInfo, check_file, expected_arrays, finite, read_meta
+from .checks import HEADER_BYTES, META, SPLITS, FileInfo, check_file, finite, read_meta
 from .npz import Array
 
 
 @dataclass(frozen=True)
 class GraphSize:
-    """The numbers of a data set that decide memory.
-
-    Attributes:
-        num_edges: number of edges as `stored`; if `undirected`, a store's include reverse edges.
-        num_seeds: number of nodes of "train", "valid" and "test".
-        stored: "store", or a format still to be converted: OGB's binary layout ("raw") or its csv files.
-        feature_itemsize: bytes of a feature in the store, made or to be made.
-        hops: number of hops of propagated features, which have no edges; None for a graph.
-    """
+    """The numbers of a data set that decide memory."""
 
     name: str
     num_nodes: int
-    num_edges: int
+    num_edges: int  # as `stored`; if `undirected`, a store's include reverse edges
     num_features: int
     num_classes: int
-    num_seeds: Mapping[str, int]
+    num_seeds: Mapping[str, int]  # by split
     undirected: bool = False
-    stored: Literal["raw", "csv", "store"] = "raw"
-    feature_itemsize: int = 4
-    hops: int | None = None
+    stored: Literal["raw", "csv", "store"] = "raw"  # OGB's binary layout or its csv files are still to be converted
+    feature_itemsize: int = 4  # in the store
+    hops: int | None = None  # of propagated features, which have no edges; None for a graph
 
 
 def _from_above(module: str, name: str) -> Any:
-    """Import a function of a higher room when it is called, as imports at the top go only down."""
+    # Imported when it is called, as imports at the top go only to rooms below.
     return getattr(importlib.import_module(f"ogbnlib.{module}"), name)
 
 
 class _Splits(dict[str, Array]):
-    """Ids by split. "val" is another name of "valid"."""
-
     def __missing__(self, name: str) -> Array:
         if name == split_name(name):
             raise KeyError(name)
         return self[split_name(name)]
 
 
-# Reading -------------------------------------------------------------------------------------------------------------
-
-
-def _mapped(name: str) -> cached_property[Array]:
-    return cached_property(lambda store: store._map(name))
-
-
-def _mapped_if_there(name: str) -> cached_property[Array | None]:
+def _mapped(name: str) -> cached_property[Any]:
     return cached_property(lambda store: store._map(name))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Store(GraphSize):
-    """An open store, see `open_store`. A pickled store has only its path, and is opened again when it is unpickled.
+    """An open store, see `open_store`; when it is unpickled, it is opened again.
 
     `colptr`, `row`, `x`, `y`, `node_id`, `node_name` and `label_name` are read-only memory maps, made at first use; the
-    last three are None if the store has none. `splits` are int64 ids in RAM. Opening a file that was replaced or
-    written to since `open_store` raises an `InputError`.
+    last three are None if the store has none. `splits` are int64 ids in RAM. A file that was replaced or written to
+    since `open_store` is refused.
     """
 
     path: Path
@@ -103,7 +74,7 @@ class Store(GraphSize):
     crc32: int = field(repr=False, compare=False)  # of store.json
     stamps: Mapping[str, Stamp] = field(repr=False, compare=False)
 
-    def __reduce__(self) -> tuple[Callable[[StrPath, int], Store], tuple[Path, int]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         self._check_meta()  # here, as an error in a process that is just starting gets lost
         return _reopen, (self.path, self.crc32)
 
@@ -130,12 +101,10 @@ class Store(GraphSize):
 
     def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
         """Return a sampler for PyG's node and link loaders, see `sampling.loading.PassSampler`."""
-        make = _from_above("sampling.loading", "PassSampler")
-        return make(self.colptr, self.row, num_neighbors, seed=seed)
+        return _from_above("sampling.loading", "PassSampler")(self.colptr, self.row, num_neighbors, seed=seed)
 
     @property
     def size(self) -> GraphSize:
-        """Return the sizes alone."""
         return GraphSize(**{item.name: getattr(self, item.name) for item in fields(GraphSize)})
 
     @property
@@ -174,30 +143,24 @@ class Store(GraphSize):
             file = io.FileIO(str(self.file_path(name)))
         except FileNotFoundError:
             raise replaced(self.file_path(name)) from None
-        try:
-            self.check_open(name, file.fileno())
-        except InputError:
-            file.close()
-            raise
+        self.check_open(name, file.fileno())
         return file
 
     def _map(self, name: str) -> Any:
-        if name not in self.files:
+        if (info := self.files.get(name)) is None:
             return None
-        info = self.files[name]
         with self.open_file(name) as file:
             array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
         array.stamp = self.stamps[name]  # type: ignore[attr-defined]  # for another process that maps it by its path
         return array
 
     colptr, row, x, y = _mapped("colptr"), _mapped("row"), _mapped("x"), _mapped("y")
-    node_id, node_name = _mapped_if_there("node_id"), _mapped_if_there("node_name")
-    label_name = _mapped_if_there("label_name")
+    node_id, node_name, label_name = _mapped("node_id"), _mapped("node_name"), _mapped("label_name")
 
     def damaged(self, name: str, problem: str) -> InputError:
         """Return the error for a damaged array; `problem` has the expected and the found value."""
-        hint = f"Check all files with `python -m ogbnlib verify {self.path}`, then copy or convert them again"
-        return InputError(f"{self.file_path(name)}: {problem}. The file was damaged, changed or swapped. {hint}")
+        hint = f"run `python -m ogbnlib verify {self.path}`, then copy or convert the store again"
+        return InputError(f"{self.file_path(name)}: {problem}; {hint}")
 
     @cached_property
     def splits(self) -> dict[str, Array]:
@@ -211,8 +174,7 @@ class Store(GraphSize):
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
         """Yield array `name` in pieces of about 8 MB, read, not mapped, each with the index of its first row.
 
-        Raises:
-            InputError: if the file ends early; with `checked`, after the last piece, for a checksum mismatch.
+        With `checked`, a checksum mismatch is an `InputError` after the last piece.
         """
         info, file = self.files[name], self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
@@ -231,12 +193,8 @@ class Store(GraphSize):
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
-        """Read array `name` into RAM, features optionally in another dtype; the peak is the result and a chunk.
-
-        Raises:
-            InputError: if features are not finite in `dtype`; for a checksum mismatch in any other array, as ids out of
-                range would read foreign memory. Checksums of features (56 GB in papers100M) are left to `verify`.
-        """
+        """Read array `name` into RAM, features optionally in another dtype; the peak is the result and a chunk."""
+        # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M) are left to `verify`.
         info, begin = self.files[name], 0
         out = np.empty(info.shape, dtype or info.dtype)
         chunks = (values for _, values in self.chunks(name, checked=name != "x"))
@@ -246,11 +204,7 @@ class Store(GraphSize):
         return out
 
     def read_edge_index(self) -> Array:
-        """Return edges int64 [2, E], sources above destinations, column by column, reverse edges included.
-
-        Raises:
-            InputError: for a checksum mismatch.
-        """
+        """Return edges int64 [2, E], sources above destinations, column by column, reverse edges included."""
         edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
         for _ in self.chunks("colptr", checked=True):
             pass
@@ -258,49 +212,23 @@ class Store(GraphSize):
             edge_index[0, begin : begin + len(sources)] = sources
         for begin in range(0, self.num_nodes, step):
             offsets = self.colptr[begin : begin + step + 1]
-            columns = np.arange(begin, begin + len(offsets) - 1)
-            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(columns, np.diff(offsets))
+            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(np.arange(len(offsets) - 1) + begin, np.diff(offsets))
         return edge_index
 
 
 @clear_errors()
 def open_store(path: StrPath) -> Store:
-    """Open a store in milliseconds. Sizes, dtypes and shapes of all files are checked, their content is not.
-
-    Raises:
-        InputError: for a file that is missing, truncated, of another dtype or shape, or of a newer version.
-    """
-    store = _open(home(path).absolute())
-    if (hops := read_meta(store.path).get("keep_hops")) is not None:
-        # On standard error, once in a process; the workers that the store is sent to stay silent.
-        warnings.warn(
-            f"{store.path}: made with keep_hops={hops}, which is no longer supported: nodes beyond {hops} hops from "
-            "a labelled node are missing, and sampling ignores the original ids in node_id.npy. Convert the data "
-            "again for the whole graph.",
-            stacklevel=2,
-        )
-    return store
-
-
-def _open(path: Path) -> Store:
+    """Open a store in milliseconds. Sizes, dtypes and shapes of all files are checked, their content is not."""
+    path = home(path).absolute()
     meta = read_meta(path)
+    if (hops := meta.get("keep_hops")) is not None:  # of an earlier version
+        problem = f"nodes beyond {hops} hops from a labelled node are missing; convert the data again for all"
+        warnings.warn(f"{path}: made with keep_hops={hops}: {problem}", stacklevel=2)
     files = {name: FileInfo(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in meta["files"].items()}
-    expected, stamps = expected_arrays(meta), {}
-    for name in ("colptr", "row", "x", "y", *SPLITS):
-        if name not in files:
-            raise InputError(f"{path / META}: expected an entry for {name}, found none; convert again")
-    for name, info in files.items():
-        dtypes, shape = expected.get(name, ((info.dtype,), info.shape))
-        fits = len(info.shape) == len(shape) and all(b in (a, None) for a, b in zip(info.shape, shape, strict=True))
-        if info.dtype not in dtypes or not fits:
-            raise InputError(
-                f"{path / META}: expected {name} as {' or '.join(dtypes)} {list(shape)}, "
-                f"found {info.dtype} {list(info.shape)}; convert again"
-            )
-        stamps[name] = check_file(path / f"{name}.npy", info)
     names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "origin")
     return Store(
-        path=path, files=files, crc32=meta["crc32"], stamps=stamps,
+        path=path, files=files, crc32=meta["crc32"],
+        stamps={name: check_file(path / f"{name}.npy", info) for name, info in files.items()},
         stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
         num_seeds={split: files[split].shape[0] for split in SPLITS}, hops=meta.get("hops"),
         **{name: meta[name] for name in names},
@@ -308,8 +236,7 @@ def _open(path: Path) -> Store:
 
 
 def _reopen(path: StrPath, crc32: int) -> Store:
-    """Open a store that another process opened; `crc32` is that of its store.json."""
-    store = _open(home(path))
+    store = open_store(path)
     if store.crc32 != crc32:
         raise replaced(store.path / META)
     return store

@@ -35,25 +35,17 @@ class ArrayWriter:
     """A `.npy` file written in pieces along the first axis, of a length not known before."""
 
     def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
-        self.dtype, self.row_shape, self.length, self._crc32 = np.dtype(dtype_name(dtype)), row_shape, 0, 0
+        self.dtype, self.row_shape, self.length, self.crc32 = np.dtype(dtype_name(dtype)), row_shape, 0, 0
         self._stream = stream
         self._stream.append(bytes(HEADER_BYTES))
 
     def write(self, values: Array) -> None:
         """Append `values` [n, *row_shape]."""
         values = np.ascontiguousarray(values, self.dtype)
-        if values.shape[1:] != self.row_shape:
-            raise ValueError(f"{self._stream.name}: expected [n, *{self.row_shape}], got {values.shape}")
         self.length += len(values)
         data = values.reshape(-1).view(np.uint8).data
-        self._crc32 = zlib.crc32(data, self._crc32)
+        self.crc32 = zlib.crc32(data, self.crc32)
         self._stream.append(data)
-
-    def finish(self) -> FileInfo:
-        shape = (self.length, *self.row_shape)
-        os.pwrite(self._stream.fileno(), npy_header(self.dtype, shape), 0)
-        self._stream.drop()
-        return FileInfo(self.dtype.str, shape, self._stream.size, self._crc32)
 
 
 class StoreWriter:
@@ -69,7 +61,10 @@ class StoreWriter:
         with Stream(self.folder / f"{name}.npy") as stream:
             writer = ArrayWriter(stream, dtype, row_shape)
             yield writer
-            self._files[name] = writer.finish()
+            shape = (writer.length, *row_shape)
+            os.pwrite(stream.fileno(), npy_header(writer.dtype, shape), 0)
+            stream.drop()
+            self._files[name] = FileInfo(writer.dtype.str, shape, stream.size, writer.crc32)
 
     def write(self, name: str, values: Array) -> None:
         """Write the whole array `name`."""
@@ -77,13 +72,7 @@ class StoreWriter:
             writer.write(values)
 
     def finish(
-        self,
-        name: str,
-        num_classes: int,
-        *,
-        undirected: bool,
-        origin: Mapping[str, Any],
-        hops: int | None = None,
+        self, name: str, num_classes: int, *, undirected: bool, origin: Mapping[str, Any], hops: int | None = None
     ) -> None:
         """Write store.json; call it after all arrays are written."""
         num_nodes, num_features = self._files["x"].shape
@@ -99,59 +88,45 @@ class StoreWriter:
 
 # Verification -------------------------------------------------------------------------------------------------------
 
-# Maps a chunk's first index, its rows and their differences (from -1 for the first) to the wrong rows, as bool.
-Test = Callable[[int, Array, Array], Array]
-
-
-def _rules(store: Store, name: str) -> Iterator[tuple[str, Test]]:
-    """Yield each expectation on the rows of array `name`, and the test for rows that violate it."""
-    num_nodes, num_classes = store.num_nodes, store.num_classes
-
-    def unsorted(begin: int, rows: Array, steps: Array) -> Array:
-        wrong = steps <= 0
-        falls = begin + np.flatnonzero(wrong)
-        # A column may begin with any id.
-        starts = np.minimum(np.searchsorted(store.colptr, falls), num_nodes)
-        wrong[falls[store.colptr[starts] == falls] - begin] = False
-        return wrong
-
-    if name == "colptr":
-        yield "ascending offsets", lambda begin, rows, steps: steps < 0
-    elif name == "row":
-        yield f"node ids from 0 to {num_nodes - 1}", lambda begin, rows, steps: (rows < 0) | (rows >= num_nodes)
-        if store.undirected:
-            yield "sorted columns without repeats (undirected)", unsorted
-    elif name == "x":
-        yield "finite values", lambda begin, rows, steps: ~np.isfinite(rows)
-    elif name == "y":
-        yield f"labels from -1 to {num_classes - 1}", lambda begin, rows, steps: (rows < -1) | (rows >= num_classes)
-    elif name == "node_id":
-        high = int(store.origin.get("num_nodes", 2**63 - 1))
-        yield f"ascending ids from 0 to {high - 1}", lambda begin, rows, steps: (steps <= 0) | (rows >= high)
-
 
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
     """Yield the problems of one array by itself, in one pass over its file."""
-    rules, crc32, last = list(_rules(store, name)), 0, -1
-    counts = [[0, -1] for _ in rules]  # how many rows are wrong, and the first
+    num_nodes, crc32, last, found = store.num_nodes, 0, -1, dict[str, list[int]]()  # how many wrong, and the first
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
-        steps = np.diff(rows, axis=0, prepend=rows.dtype.type(last)) if rules and rows.ndim == 1 else rows
-        for (_, test), seen in zip(rules, counts, strict=True):
-            wrong = test(begin, rows, steps)
-            if wrong.any():
-                seen[1] = seen[1] if seen[0] else begin + int(np.flatnonzero(wrong)[0]) // max(1, wrong[0].size)
-                seen[0] += int(wrong.sum())
-        last = rows[-1] if rows.ndim == 1 else last
+        wrong: dict[str, Array] = {}
+        if name == "x":
+            wrong["finite values"] = ~np.isfinite(rows)
+        elif name == "y":
+            wrong[f"labels from -1 to {store.num_classes - 1}"] = (rows < -1) | (rows >= store.num_classes)
+        elif name in ("colptr", "row", "node_id"):
+            steps = np.diff(rows, prepend=rows.dtype.type(last))
+            last = rows[-1]
+            if name == "colptr":
+                wrong["ascending offsets"] = steps < 0
+            elif name == "node_id":
+                wrong["ascending ids"] = steps <= 0
+            else:
+                wrong[f"node ids from 0 to {num_nodes - 1}"] = (rows < 0) | (rows >= num_nodes)
+            if name == "row" and store.undirected:
+                falls = begin + np.flatnonzero(steps <= 0)
+                # A column may begin with any id.
+                starts = np.minimum(np.searchsorted(store.colptr, falls), num_nodes)
+                unsorted = np.zeros(len(rows), np.bool_)
+                unsorted[falls[store.colptr[starts] != falls] - begin] = True
+                wrong["sorted columns without repeats (undirected)"] = unsorted
+        for expected, rule in wrong.items():
+            if count := int(rule.sum()):
+                first = begin + int(np.flatnonzero(rule)[0]) // max(1, rule[0].size)
+                found.setdefault(expected, [0, first])[0] += count
         done(rows.nbytes)
-    for (expected, _), (count, first) in zip(rules, counts, strict=True):
-        if count:
-            yield f"expected {expected}, found {count} others, the first at {first}"
+    for expected, (count, first) in found.items():
+        yield f"expected {expected}, found {count} others, the first at {first}"
     if name == "colptr" and (store.colptr[0], store.colptr[-1]) != (0, store.num_edges):
         ends = f"{store.colptr[0]} and {store.colptr[-1]}"
         yield f"expected to begin with 0 and to end with {store.num_edges} edges, found {ends}"
-    if crc32 != (expected_crc32 := store.files[name].crc32):
-        yield f"checksum {crc32:08x}, but {META} has {expected_crc32:08x}: the file was damaged or changed"
+    if crc32 != store.files[name].crc32:
+        yield f"checksum {crc32:08x}, but {META} has {store.files[name].crc32:08x}: the file was damaged or changed"
 
 
 def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
@@ -165,22 +140,14 @@ def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
-    """Read every byte of a store once, in bounded memory; return a list of problems, empty for a sound store.
-
-    Checked: sizes, headers, checksums; offsets ascending from 0 to E; ids in range; with `undirected` columns sorted
-    and without repeats; features finite; labels in range; splits in range, labelled and disjoint; node_id ascending.
-    """
+    """Read every byte of a store once, in bounded memory; return a list of problems, empty for a sound store."""
     try:
-        store = open_store(path)
+        store, problems = open_store(path), list[tuple[str, str]]()
+        with counted("verify", store.nbytes, progress) as done:
+            for name in store.files:
+                problems += [(name, problem) for problem in _problems(store, name, done)]
     except InputError as error:
         return [str(error)]
-    problems: list[tuple[str, str]] = []
-    with counted("verify", store.nbytes, progress) as done:
-        for name in store.files:
-            try:
-                problems += [(name, problem) for problem in _problems(store, name, done)]
-            except InputError as error:
-                return [str(error)]
     if not {name for name, _ in problems} & {"y", *SPLITS}:
         problems += wrong_splits(store)
     return [f"{store.file_path(name)}: {problem}" for name, problem in problems]

@@ -30,7 +30,7 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
 
     root = home(folder)
     if not root.is_dir():
-        found = "a file" if root.exists() else f"none{whereabouts(root)}"
+        found = "a file" if root.exists() else f"none{whereabouts()}"
         raise InputError(f"{folder}: expected a folder of runs, found {found}")
     root = Path(os.path.abspath(root))
     root = root.relative_to(Path.cwd()) if root.is_relative_to(Path.cwd()) else root

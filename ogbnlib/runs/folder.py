@@ -155,7 +155,7 @@ class Run(_RunFiles):
             return run_dir
         paths = RunPaths(home(run_dir))
         if not any(path.is_file() for path in (paths.config, paths.events, paths.timeline)):
-            found = "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts(run_dir)}"
+            found = "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts()}"
             names = f"{paths.config.name}, {paths.events.name}"
             raise InputError(f"{run_dir}: expected the folder of a run ({names}), found {found}")
         return cls(run_dir)

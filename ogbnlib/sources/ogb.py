@@ -142,7 +142,7 @@ def read_split_files(folder: Path) -> dict[str, Array]:
 def _no_raw_data(path: Path) -> InputError:
     """The error for a folder without raw/data.npz."""
     if not path.is_dir():
-        return InputError(f"{path}: expected a data set folder, found no such folder{whereabouts(path)}")
+        return InputError(f"{path}: expected a data set folder, found no such folder{whereabouts()}")
     content, hint = "none", ""
     if (path / META).is_file():
         content, hint = "a store", "; name it as the data set, it needs no conversion"

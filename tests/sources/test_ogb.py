@@ -136,7 +136,7 @@ def test_without_a_meta_file_a_stray_label_is_named_and_the_meta_file_settles_it
     (folder / "meta.json").unlink()
     assert open_raw(folder).num_classes == C
     rewrite(folder / "raw" / "node-label.npz", node_label=changed(graph, "y", 3, 1000)["y"])
-    with pytest.raises(InputError, match=r"node_label: .*found \d+ classes and the label 1000 \(node 3\)"):
+    with pytest.raises(InputError, match=r"node_label: .*found \d+ classes and the label 1000"):
         open_raw(folder)
     (folder / "meta.json").write_text('{"num_classes": 1001}')
     assert open_raw(folder).num_classes == 1001
@@ -186,14 +186,14 @@ BAD_ARGUMENTS = {
     "x NaN": (lambda g: changed(g, "x", (3, 1), np.nan), "x: .*row 3"),
     "y fraction": (lambda g: changed(g, "y", 2, 0.5), "y: .*node 2"),
     "y none labelled": (lambda g: {**g, "y": np.full(N, -1)}, "y: "),
-    "y stray": (lambda g: changed(g, "y", 3, 15_000_000), r"y: .* the label 15000000 \(node 3\); .*num_classes"),
-    "y 255 for none": (lambda g: {**g, "y": np.r_[np.arange(200), 255][g["y"]].astype(np.uint8)}, "largest .* uint8"),
+    "y stray": (lambda g: changed(g, "y", 3, 15_000_000), r"y: .* the label 15000000; .*num_classes"),
+    "y 255 for none": (lambda g: {**g, "y": np.r_[np.arange(200), 255][g["y"]].astype(np.uint8)}, "the label 255"),
     "y beyond num_classes": (lambda g: {**g, "num_classes": 2}, "y: "),
     "num_classes": (lambda g: {**g, "num_classes": 0}, "num_classes"),
     "split missing": (lambda g: {**g, "splits": {"train": [1]}}, "splits"),
     "split too large": (lambda g: split(g, test=np.array([N])), r"splits\['test'\]"),
     "split overlap": (lambda g: split(g, test=np.array([26, 3])), r"splits\['test'\]: .*train, found 1 such as 3"),
-    "split repeats": (lambda g: split(g, test=np.array([26, 27, 26])), r"splits\['test'\]: .* 1 repeats such as 26"),
+    "split repeats": (lambda g: split(g, test=np.array([26, 27, 26])), r"splits\['test'\]: .* 1 repeats"),
     "split unlabelled": (lambda g: split(g, test=np.array([35])), r"splits\['test'\]: .*label such as 35"),
 }
 
@@ -311,7 +311,7 @@ BAD_CSV = {
     "half downloaded": ("raw/node-feat", gzip.compress(bytes(range(200)))[:-30], "numbers, gzipped"),
     "nothing in it": ("raw/node-feat", gzip.compress(b""), "raw/node-feat"),
     "split": ("split/time/test", gzip.compress(b"1\n")[:-9], "one node id a line, gzipped, found damage"),
-    "repeats": ("split/time/test", gzip.compress(b"27\n27\n"), r"splits\['test'\]: .* 1 repeats such as 27"),
+    "repeats": ("split/time/test", gzip.compress(b"27\n27\n"), r"splits\['test'\]: .* 1 repeats"),
     "missing": ("raw/num-node-list", None, r"expected raw/num-node-list\.csv\.gz in it, found none"),
 }
 
