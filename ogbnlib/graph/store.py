@@ -169,7 +169,7 @@ class Store(GraphSize):
     def advise_random(self) -> None:
         """Turn off read-ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
         for array in (self.colptr, self.row, self.x, self.y):
-            array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+            array._mmap.madvise(mmap.MADV_RANDOM)
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
         """Yield array `name` in pieces of about 8 MB, read, not mapped, each with the index of its first row.
