@@ -44,12 +44,6 @@ _MOVED = {
     **dict.fromkeys(("forecast_table", "loader_costs", "phase_seconds", "released"), "notebook.tables"),
     **{"measure_runtime_bytes": "runs.sandbox", "size_of": "sources.catalog", "step_table": "forecast.planner"},
 }
-_RENAMED = {
-    **dict.fromkeys(("beliefs", "claims"), "ogbnlib.notebook.verdicts"),
-    "predict_nodes": "ogbnlib.predict",
-    "recommend": "ogbnlib.ladder or ogbnlib.plan",
-    "runs": "ogbnlib.list_runs",
-}
 __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 
 
@@ -58,8 +52,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{place}"), name)
     if name == "predict_nodes":
         return __getattr__("predict")
-    hint = f"; it is {_RENAMED[name]} now" if name in _RENAMED else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -61,8 +61,6 @@ def plan(
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **assignments}
     planned = TrainConfig.create(values)
     if ladder:
-        if memory_limit is not None:
-            raise InputError("--memory-limit: expected without --ladder, which shows all of them")
         table = planner.ladder(**values)
         return show({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
     advice = planner.plan(planned, memory_limit)
@@ -100,11 +98,7 @@ def train(
     planned = TrainConfig.create(values)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if memory_limit is not None or ranks != 1:
-            option = "--ranks" if memory_limit is None else "--memory-limit"
-            raise InputError(
-                f"{option}: expected without a launcher such as torchrun: let Slurm limit the ranks, or start this "
-                "command alone with --ranks and --memory-limit"
-            )
+            raise InputError("--memory-limit, --ranks: expected without a launcher such as torchrun")
         _train_as_rank(planned, run_dir, resume, as_json)
     more: dict[str, Any] = {"run_dir": run_dir, "resume": resume, "limit_by": limit_by, "num_ranks": ranks}
     with _interruptible(), contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -160,8 +154,7 @@ def watch(
 
     python -m ogbnlib watch --memory-limit "128 GB" -- python my_train.py --lr 1e-3
 
-    Its output goes to standard output, remarks about it to standard error. In a Python script
-    `with ogbnlib.phase("build loaders"):` names moments, and `ogbnlib.mark("epoch")` the ends of epochs.
+    In a Python script `with ogbnlib.phase("build loaders"):` names moments, and `ogbnlib.mark("epoch")` ends of epochs.
     """
     from .runs.sandbox import watch as watch_command
 
@@ -222,13 +215,13 @@ def doctor(
     from .doctor import examine
 
     checks = examine(root)
-    lines = []
+    lines, ok = [], all(check.ok for check in checks)
     for check in checks:
         lines.append(f"{'ok  ' if check.ok else 'FAIL'} {check.name:<14} {check.found}")
         if not check.ok:
             lines.append(f"     {'':<14} mend: {check.mend}")
-    show({"checks": [vars(check) for check in checks], "ok": all(c.ok for c in checks)}, "\n".join(lines), as_json)
-    raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+    show({"checks": [vars(check) for check in checks], "ok": ok}, "\n".join(lines), as_json)
+    raise typer.Exit(0 if ok else 1)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ Bad values are refused here, with the parameter's name, before any file is opene
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -159,7 +158,7 @@ class _Parameters(BaseModel):
 class TrainConfig(_Parameters):
     """One training run. Frozen; every field also accepts the string that a command line or papermill passes.
 
-    Build it with `TrainConfig.create(dataset=..., ...)`; one `InputError` reports every mistake.
+    Build it with `TrainConfig.create(dataset=..., ...)`; `python -m ogbnlib plan --parameters` explains each parameter.
     """
 
     def __init__(self, /, **values: Any):
@@ -168,7 +167,14 @@ class TrainConfig(_Parameters):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            problems += [_sentence(item) for item in error.errors() if item["type"] != "extra_forbidden"]
+            for item in error.errors():  # each as `name: expectation, got value`
+                name, text = item["loc"][0] if item["loc"] else "", item["msg"]
+                if item["type"] == "missing":
+                    problems.append(f"{name}: expected a value, got none")
+                elif item["type"] == "value_error":  # ours
+                    problems.append(": ".join(filter(None, [str(name), str(item["ctx"]["error"])])))
+                elif item["type"] != "extra_forbidden":
+                    problems.append(f"{name}: {text[0].lower()}{text[1:]}, got {item['input']!r}")
             raise InputError("; ".join(problems)) from None
 
     @model_validator(mode="after")
@@ -246,10 +252,8 @@ class TrainConfig(_Parameters):
         """The splits to evaluate after `epoch`: every `eval_every` epochs and after the last."""
         final = epoch == self.epochs
         due = final or epoch % self.eval_every == 0
-        splits: list[str] = [*self.eval_splits] if due else []
-        if (self.train_eval == "every_epoch" and due) or (self.train_eval == "final" and final):
-            splits.insert(0, "train")
-        return splits
+        train = (self.train_eval == "every_epoch" and due) or (self.train_eval == "final" and final)
+        return ["train"] * train + [*self.eval_splits] * due
 
     def num_evaluations(self, split: str) -> int:
         """The number of evaluations of a split in the whole run."""
@@ -307,25 +311,10 @@ def _conflict(config: TrainConfig) -> str:
     return ""
 
 
-def _sentence(item: Any) -> str:
-    """Write one pydantic error as `name: expectation, got value`."""
-    name, text = item["loc"][0] if item["loc"] else "", item["msg"]
-    if item["type"] == "missing":
-        return f"{name}: expected a value, got none"
-    if item["type"] == "tuple_type":
-        return f"{name}: expected a list such as [3, 2], got {item['input']!r}"
-    if item["type"] == "value_error":  # ours
-        return ": ".join(filter(None, [str(name), str(item["ctx"]["error"])]))
-    return f"{name}: {text[0].lower()}{text[1:]}, got {item['input']!r}"
-
-
 def check_config(config: object) -> None:
     """Refuse anything but a `TrainConfig`, such as its values in a dict."""
     if not isinstance(config, TrainConfig):
-        kind = type(config).__name__
-        raise InputError(
-            f"config: expected a TrainConfig, got a {kind}; create it with TrainConfig.create(dataset=...)"
-        )
+        raise InputError(f"config: expected TrainConfig.create(dataset=...), got a {type(config).__name__}")
 
 
 def parameters() -> dict[str, str]:
@@ -336,15 +325,3 @@ def parameters() -> dict[str, str]:
         default = "" if info.is_required() else f"={info.default!r}"
         meanings[f"{name}{default}{choices}"] = (info.description or "").replace("\n", " ")
     return meanings
-
-
-def _show_parameters() -> None:
-    """Have Shift-Tab on `TrainConfig.create` and help() show each parameter, its default and its meaning."""
-    create = TrainConfig.create.__func__  # type: ignore[attr-defined]
-    cls = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
-    shown = [item.replace(annotation=item.empty) for item in inspect.signature(_Parameters).parameters.values()]
-    create.__signature__ = inspect.Signature([cls, *shown])
-    create.__doc__ += "\n\nParameters:\n" + "\n".join(f"  {name}: {text}" for name, text in parameters().items())
-
-
-_show_parameters()

@@ -20,8 +20,7 @@ _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 class InputError(ValueError):
     """A user's mistake: names the file or parameter, the expected and the actual value, and the remedy."""
 
-    def _render_traceback_(self) -> list[str]:
-        """Show one line in a notebook instead of a traceback."""
+    def _render_traceback_(self) -> list[str]:  # one line in a notebook
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -34,18 +33,15 @@ def shortened(error: BaseException, lines: list[str] | None = None) -> BaseExcep
 
 @contextlib.contextmanager
 def no_exit() -> Iterator[None]:
-    """Turn a call of sys.exit by the user's code into an `InputError`; a context manager and decorator.
-
-    Otherwise sys.exit(0) in a model's forward would look like a finished run.
-    """
+    """Turn a call of sys.exit by the user's code, which would look like a finished run, into an `InputError`."""
     try:
         yield
     except SystemExit as stop:
         frames = traceback.extract_tb(stop.__traceback__)
         place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]  # the module of exit and quit
         raise InputError(
-            f"{place.filename}, line {place.lineno}: expected code that goes on, found sys.exit({stop.code!r}), which "
-            "ends the process before its work is done; raise an error there instead"
+            f"{place.filename}, line {place.lineno}: expected code that goes on, found sys.exit({stop.code!r}); "
+            "raise an error there instead"
         ) from None
 
 
@@ -59,25 +55,12 @@ class Diverged(ArithmeticError):
 
 _REMEDIES = {
     errno.EACCES: "change its permissions, or name a place of your own",
-    errno.EPERM: "change its permissions, or name a place of your own",
-    errno.EROFS: "name a place on a disk that can be written",
     errno.ENOSPC: "the disk is full: free space on it, or name a place on another",
     errno.EDQUOT: "your share of the disk is full: delete something, or name a place on another",
-    errno.EFBIG: "raise the limit of `ulimit -f`, or name a place on a file system that holds larger files",
-    errno.ENOENT: "check its spelling",
-    errno.ENOTDIR: "a part of it is a file where a folder was expected; check its spelling",
-    errno.EISDIR: "a file was expected; name one",
-    errno.EEXIST: "name another place, or move it away",
-    errno.ENOTEMPTY: "name another place, or move it away",
-    errno.ENAMETOOLONG: "most file systems take names of 255 bytes; name a shorter one",
+    errno.EFBIG: "raise the limit of `ulimit -f`, or name a place on another file system",
     errno.EIO: "its disk failed; look at `dmesg`, and bring the data to another disk",
     errno.EMFILE: "raise the limit of `ulimit -n`, or lower num_workers",
-    **dict.fromkeys(
-        (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.ENODEV),
-        "its file system can't do that (lock, map or sync a file); name a place on a local disk",
-    ),
 }
-
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of the disk, for any file
 
 
@@ -85,10 +68,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of the di
 def clear_errors(path: object = None) -> Iterator[None]:
     """Turn an error of the file system into an `InputError` with path, cause and remedy; also a decorator.
 
-    Other errors, such as a lost connection, pass. An interruption becomes one line in a notebook.
-
-    Args:
-        path: The file, for calls whose errors do not name it, such as write(2) and fsync(2).
+    An interruption becomes one line in a notebook. `path` is for calls whose errors do not name it, such as write(2).
     """
     try:
         yield
@@ -108,10 +88,9 @@ def clear_errors(path: object = None) -> Iterator[None]:
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
-    """Parse `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB.
+    """Parse `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB; 1 GB is 2**30 bytes.
 
-    Units are binary as in Slurm's `--mem` and cgroup files: 1 GB is 2**30 bytes. A small number without a unit is an
-    `InputError`, because `8` may mean 8 bytes, 8 MB as in Slurm, or 8 GB.
+    A small number without a unit is an `InputError`, because `8` may mean 8 bytes, 8 MB as in Slurm, or 8 GB.
     """
     example = f'{name}: expected a size such as "8 GB" or "512 MB"'
     text = str(value).strip()
@@ -131,15 +110,13 @@ def format_bytes(count: float | None) -> str:
     """Format a size in binary units: `1.25 GB`, `310 MB`."""
     if count is None:
         return "unknown"
-    if abs(count) >= 2**30:
-        return f"{count / 2**30:.2f} GB"
-    if abs(count) >= 2**20:
-        return f"{count / 2**20:.0f} MB"
-    return f"{count / 2**10:.0f} kB"
+    if abs(count) >= GB:
+        return f"{count / GB:.2f} GB"
+    return f"{count / MB:.0f} MB" if abs(count) >= MB else f"{count / 2**10:.0f} kB"
 
 
 def split_name(name: Any) -> Any:
-    """Return "valid" for "val", the name in PyG and many data sets; return other names unchanged."""
+    """Return "valid" for "val", the name in PyG and many data sets; other names unchanged."""
     return "valid" if isinstance(name, str) and name == "val" else name
 
 

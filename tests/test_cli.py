@@ -85,35 +85,16 @@ def test_an_interrupted_train_ends_with_130_and_leaves_no_child(tiny_dir: Path, 
 
 
 MISTAKES = [
-    (["train", "--run-dir", "run"], "dataset: "),
-    (["train", "--run-dir", "run", "--set", "dataset=none"], "none: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "batchsize=3"], "did you mean 'batch_size'"),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "epochs"], "--set: expected KEY=VALUE"),
-    (
-        ["train", "--run-dir", "run", "--set", "dataset=none", "--set", "lr=1", "--set", "lr=2"],
-        "--set: expected KEY=VALUE",
-    ),
-    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "num_neighbors=3;2"], "num_neighbors: "),
-    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "undirected=maybe"], "undirected: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--memory-limit", "8"], "memory_limit: "),
     (["train", "--run-dir", "run", "--set", "dataset=none", "--resume"], "none: "),
     (["train", "--run-dir", "run", "--resume"], "run: expected a run to resume"),
-    (["diagnose", "--exit-code", "abc"], "--exit-code: expected 0 to 255"),
     (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),
-    (["diagnose", "--text", "Killed"], "--text: expected torch's message"),
     (["diagnose", "nowhere"], "nowhere: expected the folder of a run"),
-    (["synth", "data", "--scale", "0"], "scale: "),
     (["synth", "data", "--scale", "2"], "scale: "),
-    (["synth", "data", "--scale", "0.001", "--seed", "-1"], "seed: "),
-    (["synth", "data", "--format", "zip"], "--format: expected raw"),
-    (["plan", "--set", "batchsize=3"], "did you mean 'batch_size'"),
     (["plan", "--set", "dataset=ogbn-paper"], "unknown official data set 'ogbn-paper'"),
-    (["plan", "--set", "dataset=none"], "none: expected a data set folder"),
-    (["plan", "--memory-limit", "128"], "memory_limit: "),
     (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
-    (["train", "--run-dir", "run", "--config", "none.yaml"], "none.yaml: no such file"),
-    (["plan", "--ladder", "--set", "size=3"], "unknown parameter 'size'"),
-    (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
 ]
 
 
@@ -131,21 +112,13 @@ def test_a_mistake_is_one_sentence_on_stderr_and_nothing_is_written(
 
 
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path / "run", exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB,
-        limit_by="cgroup v2",
-    )  # fmt: skip
+    run = write_run(tmp_path / "run", exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB)
     before = tree(tmp_path)
     text, found = cli("diagnose", str(run)), cli("diagnose", str(run), "--json")
     assert (text.returncode, found.returncode) == (0, 0)
     assert json.loads(found.stdout)["text"] == text.stdout.strip()
     assert json.loads(found.stdout)["cause"] == "out of memory"
     assert tree(tmp_path) == before
-
-
-@pytest.mark.parametrize(("code", "words"), [("141", "SIGPIPE"), ("137", "cause unknown"), ("0:53", "never started")])
-def test_diagnose_says_what_an_exit_code_alone_tells(code: str, words: str) -> None:
-    assert words in cli("diagnose", "--exit-code", code).stdout
 
 
 def test_synth_writes_a_data_set_and_states_its_size(tmp_path: Path) -> None:
@@ -180,7 +153,6 @@ def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
     assert json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)["verdict"] == "FITS"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("spool", "minutes"), [("30 GB", 8), ("off", 43)])
 def test_the_hours_that_plan_prints_are_those_that_a_run_at_full_size_took(spool: str, minutes: int) -> None:
     # 20 epochs with two evaluations each from disk in 4 GB, measured before there was a spool and with it.
@@ -188,10 +160,6 @@ def test_the_hours_that_plan_prints_are_those_that_a_run_at_full_size_took(spool
     sets = [word for value in values for word in ("--set", value)]
     found = json.loads(cli("plan", *sets, "--memory-limit", "4 GB", "--json").stdout)
     assert found["run_s"] == pytest.approx(60 * minutes, rel=0.25)
-    text = cli("plan", *sets, "--memory-limit", "4 GB").stdout.splitlines()[-1]
-    assert (
-        text == f"20 epochs, 40 evaluations and loading: about {found['run_s'] / 3600:.2f} h on 2 cores, without a GPU"
-    )
 
 
 def test_plan_prints_the_ladder() -> None:
@@ -216,22 +184,14 @@ def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["part", "blocks"])
-def test_doctor_names_what_a_killed_conversion_or_propagation_left(tmp_path: Path, kind: str) -> None:
+def test_doctor_names_what_a_killed_conversion_left(tmp_path: Path) -> None:
+    kind = "part"
     (tmp_path / "data" / f".a store.{kind}").mkdir(parents=True)
     (tmp_path / "data" / f".a store.{kind}" / "x.npy").write_bytes(bytes(3 * MB))
     done = cli("doctor", cwd=tmp_path)
     assert done.returncode == 1
     assert "FAIL leftovers      3 MB of killed processes" in done.stdout
     assert f"mend: rm -r '{tmp_path}/data/.a store.{kind}'" in done.stdout
-
-
-def test_every_command_explains_itself() -> None:
-    assert "Commands" in cli("--help").stdout
-    for command in ("synth", "plan", "train", "diagnose", "doctor"):
-        done = cli(command, "--help")
-        assert done.returncode == 0
-        assert "--json" in done.stdout
 
 
 def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(tiny_dir: Path, tmp_path: Path) -> None:
@@ -246,19 +206,8 @@ def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(ti
     pairs = "".join(f"{a},{b},2.5\n" for a, b in names[arrays["edge_index"]].T)
     (tmp_path / "who.csv.gz").write_bytes(gzip.compress(("citing,cited,weight\n" + pairs).encode()))
     given = ["--edges", "who.csv.gz", "--features", "x.npy", "--labels", "y.npy", "--nodes", "authors.npy"]
-    done = cli(
-        "convert",
-        ".",
-        "store",
-        *given,
-        "--edge-columns",
-        "citing,cited",
-        "--id-column",
-        "author",
-        "--relabel",
-        "--json",
-        cwd=tmp_path,
-    )
+    given += ["--edge-columns", "citing,cited", "--id-column", "author", "--relabel"]
+    done = cli("convert", ".", "store", *given, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["num_nodes"], facts["num_edges"]) == (len(names), arrays["edge_index"].shape[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -12,13 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pydantic
 import pytest
 from conftest import tree
 
-from ogbnlib.config import TrainConfig, parameters
+from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
-from ogbnlib.files import write_atomically
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
 from ogbnlib.values import parse_assignments, read_parameters
@@ -31,10 +28,9 @@ def make(**values: Any) -> TrainConfig:
 @pytest.mark.parametrize(
     ("name", "given", "value"),
     [
-        *(("num_neighbors", text, (3, 2)) for text in ("3 2", "3,2", "[3, 2]", " (3,  2) ", [3, 2], ["3", "2"])),
-        ("num_neighbors", "-1 5", (-1, 5)),
-        *(("undirected", text, True) for text in ("true", "True", "yes", "1", True)),
-        *(("undirected", text, False) for text in ("false", "no", "0", False)),
+        *(("num_neighbors", text, (3, 2)) for text in ("3 2", "3,2", "[3, 2]", [3, 2])),
+        *(("undirected", text, True) for text in ("true", "yes", "1", True)),
+        ("undirected", "false", False),
         ("undirected", "none", None),
         ("batch_size", "64", 64),
         ("lr", "1e-3", 1e-3),
@@ -55,11 +51,10 @@ def test_values_are_understood_as_command_line_papermill_and_python_pass_them(
     assert getattr(make(**{name: given}), name) == value
 
 
-@pytest.mark.parametrize("build", [TrainConfig, TrainConfig.create])
-def test_every_way_to_make_a_config_has_the_same_words_for_a_mistake(build: Callable[..., TrainConfig]) -> None:
+def test_every_mistake_is_in_one_error_and_an_unknown_name_brings_the_closest_known_one() -> None:
     words = r"^unknown parameter 'batchsize': did you mean 'batch_size'\?.*; num_neighbors: .*, got 5; lr: .*'fast'"
     with pytest.raises(InputError, match=words):
-        build(dataset="somewhere", batchsize=3, lr="fast", num_neighbors=5)
+        TrainConfig.create(dataset="somewhere", batchsize=3, lr="fast", num_neighbors=5)
 
 
 @pytest.mark.parametrize("start", [run, train])
@@ -68,36 +63,19 @@ def test_values_in_a_dict_are_no_config(start: Callable[..., object]) -> None:
         start({"dataset": "somewhere"})
 
 
-def test_help_shows_each_parameter_with_default_choices_and_meaning() -> None:
-    text, signature = inspect.getdoc(TrainConfig.create) or "", inspect.signature(TrainConfig.create)
-    assert [*signature.parameters] == [*TrainConfig.model_fields]
-    assert signature.parameters["batch_size"].default == 128
-    assert "batch_size=128: Seeds per sampled batch." in text
-    assert "loading='shared' (eager, lazy, shared, store, propagated): Place of the graph" in text
-    assert len(parameters()) == len(TrainConfig.model_fields)
-    assert all(meaning.endswith(".") for meaning in parameters().values())
-
-
 BAD_VALUES = [
     ("batch_size", "many", "integer"),
-    ("batch_size", 2.5, "2.5"),
     ("batch_size", True, "True"),
     ("batch_size", 0, "greater than 0"),
     ("hidden_channels", None, "None"),
-    ("epochs", -1, "-1"),
     ("lr", math.nan, "finite"),
     ("dropout", 1.0, "less than 1"),
-    ("seed", 2**31, "less than"),
     ("download", "perhaps", "boolean"),
     ("loading", "sharde", "'shared'"),
-    ("model", "transformer", "sage, gcn, gat"),
     ("num_neighbors", "3 x", "integer"),
-    ("num_neighbors", [True, 2], "True"),
-    ("num_neighbors", [], "at least 1"),
     ("num_neighbors", [3, 0], "at least 1"),
-    ("num_neighbors", 3, "list such as"),
+    ("num_neighbors", 3, "tuple"),
     ("eval_splits", ["valid", "tset"], "'test'"),
-    ("eval_splits", "train", "'valid'"),
     ("persistent_workers", True, "num_workers"),
     ("dataset", "  ", "empty"),
     ("lookahead", "much", "4 GB"),
@@ -123,31 +101,12 @@ def test_hidden_channels_that_the_heads_do_not_divide_are_refused_for_gat_only()
         make(model="gat", hidden_channels=10, heads=4)
 
 
-def test_an_unknown_name_brings_the_closest_known_one() -> None:
-    with pytest.raises(InputError, match=r"unknown parameter 'num_neighbours': did you mean 'num_neighbors'\?"):
-        make(num_neighbours="3 2")
-
-
-def test_a_config_is_frozen() -> None:
-    config = make()
-    with pytest.raises(pydantic.ValidationError):
-        config.epochs = 7  # type: ignore[misc]
-
-
-def test_replace_validates_like_a_new_config() -> None:
-    assert make(epochs=2).replace(epochs="5").epochs == 5
-    with pytest.raises(InputError, match="epochs"):
-        make().replace(epochs="x")
-
-
 @pytest.mark.parametrize(
     ("values", "evaluated"),
     [
         ({}, [["valid", "test"], ["valid", "test"], ["train", "valid", "test"]]),
         ({"train_eval": "every_epoch", "eval_every": 2}, [[], ["train", "valid", "test"], ["train", "valid", "test"]]),
-        ({"train_eval": "never", "eval_every": 5, "eval_splits": "valid"}, [[], [], ["valid"]]),
         ({"train_eval": "final", "eval_splits": ""}, [[], [], ["train"]]),
-        ({"train_eval": "every_epoch", "eval_splits": ""}, [["train"], ["train"], ["train"]]),
     ],
     ids=str,
 )
@@ -167,11 +126,10 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
 
 
-@pytest.mark.parametrize(("name", "value"), [("cuda_snapshot", True), ("sampler", "numba")])
-def test_a_parameter_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path, name: str, value: object) -> None:
+def test_a_parameter_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path) -> None:
     config = make()
-    (tmp_path / "config.json").write_text(json.dumps({**config.model_dump(mode="json"), name: value}))
-    with pytest.warns(UserWarning, match=f"{name}: ignored"):
+    (tmp_path / "config.json").write_text(json.dumps({**config.model_dump(mode="json"), "sampler": "numba"}))
+    with pytest.warns(UserWarning, match="sampler: ignored"):
         assert TrainConfig.load(tmp_path / "config.json") == config
 
 
@@ -179,7 +137,6 @@ def test_a_parameter_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: P
     ("content", "words"),
     [
         (b'{"dataset": "x", "epo', "expected a JSON object"),
-        (b"\xff\xfe\x00", "expected a JSON object"),
         (b"[1, 2]", "JSON object"),
         (b'{"dataset": "x", "epoch": 3}', "did you mean 'epochs'"),
     ],
@@ -193,29 +150,21 @@ def test_a_damaged_config_file_is_named_and_left_alone(tmp_path: Path, content: 
     assert tree(tmp_path) == {"config.json": content}
 
 
-def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"config\.json: .*no such file"):
-        TrainConfig.load(tmp_path / "config.json")
-
-
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("2 GB", 2**31), ("2GB", 2**31), ("2g", 2**31), ("1.5 GiB", 3 * 2**29), ("512 MB", 2**29), ("64k", 2**16)]
-    + [("1 TB", 2**40), (2**30, 2**30), (str(2**30), 2**30), (float(2**30), 2**30), ("1048576 B", 2**20)],
+    [("2 GB", 2**31), ("2g", 2**31), ("1.5 GiB", 3 * 2**29), ("64k", 2**16), (2**30, 2**30), (str(2**30), 2**30)],
 )
 def test_sizes_are_understood_in_binary_units(text: object, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("size", [8, "8", 8.0, 512])
+@pytest.mark.parametrize("size", [8, "8"])
 def test_a_bare_small_number_is_refused_as_ambiguous(size: object) -> None:
     with pytest.raises(InputError, match=r"^memory_limit: .*ambiguous without a unit.* GB"):
         parse_bytes(size)
 
 
-@pytest.mark.parametrize(
-    "size", ["", "eight GB", "8 XB", "-1 GB", "0 GB", True, None, math.nan, math.inf, [8], "8 GB x"]
-)
+@pytest.mark.parametrize("size", ["", "8 XB", "-1 GB", "0 GB", True, None, math.inf])
 def test_what_is_no_size_is_refused_with_the_parameters_name(size: object) -> None:
     with pytest.raises(InputError, match=r"^limit: expected a size such as"):
         parse_bytes(size, "limit")
@@ -230,34 +179,6 @@ def test_assignments_of_the_command_line() -> None:
     for pairs in (["batch_size"], ["=3"], ["lr=1", "lr=2"]):
         with pytest.raises(InputError, match=r"^--set: "):
             parse_assignments(pairs)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_failing_writer_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path, error: type[BaseException]) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-
-    def write(file: Any) -> None:
-        file.write(b"half of the n")
-        file.flush()
-        raise error("stop")
-
-    with pytest.raises(error):
-        write_atomically(path, write)
-    assert tree(tmp_path) == {"file": b"old"}
-
-
-def test_a_file_under_way_is_not_seen_under_its_name(tmp_path: Path) -> None:
-    seen = []
-
-    def write(file: Any) -> None:
-        file.write(b"new")
-        file.flush()
-        seen.append((tmp_path / "file").exists())
-
-    write_atomically(tmp_path / "file", write)
-    assert seen == [False]
-    assert tree(tmp_path) == {"file": b"new"}
 
 
 def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() -> None:
@@ -283,7 +204,7 @@ def test_a_file_of_parameters_is_read_as_papermill_reads_it(tmp_path: Path) -> N
     assert read_parameters(tmp_path / "pipe") == {"lr": 0.1}
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [1", "7: 8", "", "\xff"])
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [1", "\xff"])
 def test_a_file_that_has_no_parameters_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=r"mine\.yaml: expected .*batch_size: 128"):

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import tempfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode, v4
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine
@@ -23,113 +22,32 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
-from ..errors import format_bytes, is_interactive
+from ..errors import format_bytes
 from ..memory.cgroup import counting_cgroup, effective_limit
 from ..memory.reading import Reading, read_memory
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
 from ..runs.exit_codes import meaning_of
 from ..runs.folder import Run, RunEnded
-
-_OVERWRITTEN = re.compile(r".*\r(?=[^\n])")  # text that a carriage return overwrites
-
-
-class NotebookEnded(click.ClickException, PapermillExecutionError):  # type: ignore[misc]
-    """Notebook that did not reach its end; papermill's command line exits with `exit_code`."""
-
-    def __init__(self, error: PapermillExecutionError, exit_code: int):
-        PapermillExecutionError.__init__(self, *error.args)
-        self.message, self.exit_code = str(error), exit_code  # type: ignore[misc]
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(self.message, file=file, err=True)
+from .engine import check_parameters
 
 
 class KernelDied(DeadKernelError):
-    """Kernel process that ended by itself. `facts` are cause, exit code, limit, peak, next step and phase."""
+    """Kernel process that ended by itself."""
 
-    def __init__(self, facts: dict[str, str]):
-        super().__init__(facts["cause"])
-        self.facts = facts
-
-
-class KernelWatch:
-    """Recorder of a kernel's memory that also forwards the signals that papermill received.
-
-    SIGUSR1 would end a kernel without a handler for it, so it waits until a training run has installed one. Other
-    signals are forwarded at once: the kernel may end, and there is still time to write the notebook.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], pending: set[int], folder: Path):
-        self.process, self._pending, self._wait_logged = process, pending, False
-        self.cgroup = counting_cgroup(process.pid)
-        self.begin_cell()
-        self.recorder = Recorder(folder).start(process.pid, interval_s=0.1, on_sample=self._on_sample)
-
-    def begin_cell(self) -> None:
-        """Forget the peak and the out-of-memory kills of earlier cells."""
-        self._cell_peak = 0
-        self._kills_before = self.cgroup.oom_kills() if self.cgroup else None
-
-    def end_cell(self) -> int:
-        """Return the cell's peak memory in use of the kernel and its children, in bytes."""
-        return max(self._cell_peak, read_memory(self.process.pid, pss=True).held_bytes or 0)
-
-    def _on_sample(self, reading: Reading) -> None:
-        self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
-        for signum in sorted(self._pending):
-            name = signal.Signals(signum).name
-            if signum != signal.SIGUSR1 or self._handles(signum):
-                self._pending.discard(signum)
-                logger.warning(f"{name} received and forwarded to the kernel")
-                self.process.send_signal(signum)
-            elif not self._wait_logged:
-                self._wait_logged = True
-                logger.warning(f"{name} received, waiting until the kernel handles it, as during a training run")
-
-    def _handles(self, signum: int) -> bool:
-        try:
-            status = Path(f"/proc/{self.process.pid}/status").read_text()
-        except OSError:  # the kernel has ended
-            return False
-        mask = status.partition("SigCgt:")[2].split()[0]  # hexadecimal; its lowest bit is signal 1
-        return bool(int(mask, 16) >> (signum - 1) & 1)
-
-    def facts(self) -> dict[str, str]:
-        """Return the ended kernel's cause of death as far as there is evidence, exit code, limit, peak, next step."""
-        status = self.process.wait()
-        code = 128 - status if status < 0 else status or 1  # status 0 in mid-notebook is an error, too
-        _, cause, remedy = meaning_of(code)
-        if status == 0:
-            cause, remedy = "exit with status 0 before the notebook's end", "look for os._exit in the cell that ran"
-        elif code == 137:
-            before, after = self._kills_before, self.cgroup.oom_kills() if self.cgroup else None
-            counts = f"(oom_kill counter of its cgroup: {before} before the cell, {after} after)"
-            cause = f"SIGKILL, cause unknown {counts}"
-            if before is not None and after is not None and after > before:
-                cause = f"out of memory: killed by the kernel's out-of-memory killer {counts}"
-                remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
-        limit, source = effective_limit()
-        peak = f"{format_bytes(self.recorder.record.held_peak_bytes)} anonymous and shared, of kernel and children"
-        if self.cgroup and self.cgroup.limit_bytes() and (counted := self.cgroup.peak_bytes()):
-            peak += f"; {format_bytes(counted)} by its cgroup's own counter, page cache and papermill included"
-        facts = {"cause": cause, "exit code": str(code), "limit": f"{format_bytes(limit)} ({source})"}
-        return facts | {"peak": peak, "next": remedy}
-
-
-def _first_line(cell: Any) -> str:
-    return next((line.strip() for line in cell.source.splitlines() if line.strip()), "")
+    facts: dict[str, str]  # cause, exit code, limit, peak, next step and phase
 
 
 class Client(PapermillNotebookClient):  # type: ignore[misc]
-    """papermill's client with a watched kernel."""
+    """papermill's client with a kernel whose memory is recorded and that gets the signals papermill received."""
 
-    def __init__(self, nb_man: Any, pending: set[int], log_cells: bool, **options: Any):
+    def __init__(self, nb_man: Any, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
-        self._pending, self._log_cells = pending, log_cells
-        self._watch: KernelWatch | None = None
+        self._pending, self._cell_peak = pending, 0
+        self._kills_before: int | None = None
+        self._recorder: Recorder | None = None
         self._index: int | None = None  # of the code cell that runs, or ran last
-        self._failure: BaseException | None = None
+        self._error: BaseException | None = None
 
     def execute(self, **options: Any) -> Any:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as folder:
@@ -138,108 +56,128 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             try:
                 return super().execute(**options)
             except BaseException as error:
-                raise self._failure or self._mark_failure(error) from None  # cleaning up may have failed as well
+                raise self._mark_failure(self._error or error) from None  # cleaning up may have failed as well
             finally:
-                if self._watch is not None:
-                    self._watch.recorder.stop()
+                if self._recorder is not None:
+                    self._recorder.stop()
 
     def start_new_kernel(self, **options: Any) -> None:
         # A kernel without a session name prints progress as lines for a log.
         env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
         super().start_new_kernel(env={**env, RUNS_VARIABLE: str(self._runs)}, **options)
-        self._watch = KernelWatch(self.km.provisioner.process, self._pending, self._runs.parent)
+        self._process = self.km.provisioner.process
+        self._cgroup, recorder = counting_cgroup(self._process.pid), Recorder(self._runs.parent)
+        self._recorder = recorder.start(self._process.pid, interval_s=0.1, on_sample=self._on_sample)
+
+    def _on_sample(self, reading: Reading) -> None:
+        """Note the cell's peak and forward signals, SIGUSR1 once the kernel has a handler: else it would end by it."""
+        self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
+        for signum in sorted(self._pending):
+            try:
+                status = Path(f"/proc/{self._process.pid}/status").read_text()
+            except OSError:  # the kernel has ended
+                return
+            mask = int(status.partition("SigCgt:")[2].split()[0], 16)  # its lowest bit is signal 1
+            if signum != signal.SIGUSR1 or mask >> (signum - 1) & 1:
+                self._pending.discard(signum)
+                logger.warning(f"{signal.Signals(signum).name} received and forwarded to the kernel")
+                self._process.send_signal(signum)
 
     def execute_cell(self, cell: Any, index: int) -> Any:
-        if cell.cell_type != "code" or self._watch is None:
+        if cell.cell_type != "code":
             return super().execute_cell(cell, index)
-        self._index = index
-        self._watch.begin_cell()
-        if self._log_cells:
-            self.log.info(f"cell {index + 1} of {len(self.nb.cells)}: {_first_line(cell)}")
+        self._index, self._cell_peak = index, 0
+        self._kills_before = self._cgroup.oom_kills() if self._cgroup else None
         try:
             return super().execute_cell(cell, index)
-        except CellExecutionError:
-            raise  # papermill marks this cell itself
         except BaseException as error:
-            self._failure = self._mark_failure(error)
-            raise self._failure from None
+            self._error = error
+            raise
         finally:
-            cell.metadata["ogbnlib"] = {"peak_bytes": self._watch.end_cell()}
+            now = read_memory(self._process.pid, pss=True).held_bytes or 0
+            cell.metadata["ogbnlib"] = {"peak_bytes": max(self._cell_peak, now)}
 
     def _mark_failure(self, error: BaseException) -> BaseException:
-        """Mark the cell at which the notebook ended as failed; papermill would mark it completed."""
+        """Mark the cell at which the notebook ended as failed; papermill would leave it completed."""
         # jupyter_client raises a plain RuntimeError for a kernel that died before it was ready.
-        if self._watch and isinstance(error, RuntimeError) and "Kernel died" in str(error):
-            error = KernelDied(self._watch.facts() | {"phase": self._phase()})
+        if self._recorder and isinstance(error, RuntimeError) and "Kernel died" in str(error):
+            facts = self._facts(self._recorder)
+            error = KernelDied(facts["cause"])
+            error.facts = facts
         first = next((i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"), None)
         if (index := first if self._index is None else self._index) is not None:
-            cell, name = self.nb.cells[index], type(error).__name__
-            facts = error.facts if isinstance(error, KernelDied) else {name: str(error)}
-            lines = [f"{fact}: {text}" for fact, text in facts.items()]
-            cell.outputs.append(v4.new_output("error", ename=name, evalue=str(error), traceback=lines))
+            cell, name, text = self.nb.cells[index], type(error).__name__, str(error)
+            cell.outputs = [out for out in cell.outputs if out.output_type != "error"]  # of the kernel's interruption
+            cell.outputs.append(v4.new_output("error", ename=name, evalue=text, traceback=[f"{name}: {text}"]))
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
-    def _phase(self) -> str:
-        """Describe the cell that died, and the training run that was going on in it."""
-        if self._index is None:
-            return "before the first cell"
-        cell = self.nb.cells[self._index]
-        if cell.execution_count is None:  # the kernel died before it reported the number
-            cell.execution_count = self.code_cells_executed
-        text = f"cell {self._index + 1} of {len(self.nb.cells)}, In [{cell.execution_count}]: `{_first_line(cell)}`"
-        run = Run((self._runs.read_text().splitlines() or [""])[-1])
-        ongoing = (run.run_dir / "timeline.csv").exists() and run.exit_code is None
-        return f"{text}; in it the run {run.run_dir}. {run.diagnosis}" if ongoing else text
+    def _facts(self, recorder: Recorder) -> dict[str, str]:
+        """Return cause of death as far as there is evidence, exit code, limit, peak, next step and phase."""
+        status = self._process.wait()
+        code = 128 - status if status < 0 else status or 1  # status 0 in mid-notebook is an error, too
+        _, cause, remedy = meaning_of(code)
+        before, after = self._kills_before, self._cgroup.oom_kills() if self._cgroup else None
+        if status == 0:
+            cause, remedy = "exit with status 0 before the notebook's end", "look for os._exit in the cell that ran"
+        elif code == 137 and before is not None and after is not None and after > before:
+            cause = "out of memory: killed by the kernel's out-of-memory killer, as its cgroup's counter shows"
+            remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
+        phase = "before the first cell"
+        if self._index is not None:
+            line = self.nb.cells[self._index].source.strip().splitlines()[0]
+            phase = f"cell {self._index + 1} of {len(self.nb.cells)}: `{line}`"
+            run = Run((self._runs.read_text().splitlines() or [""])[-1])
+            if (run.run_dir / "timeline.csv").exists() and run.exit_code is None:
+                phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
+        limit, source = effective_limit()
+        peak = f"{format_bytes(recorder.record.held_peak_bytes)} anonymous and shared, of kernel and children"
+        facts = {"cause": cause, "exit code": str(code), "limit": f"{format_bytes(limit)} ({source})", "peak": peak}
+        return facts | {"next": remedy, "phase": phase}
 
     def output(self, outs: list[Any], *args: Any) -> Any:
         """Merge successive pieces of one stream; of a progress bar only the last state is saved."""
         out = super().output(outs, *args)
         if out is not None and out.output_type == "stream" and outs[-1:] == [out]:
             same = len(outs) > 1 and outs[-2].output_type == "stream" and outs[-2].name == out.name
-            start, newline, line = (outs.pop(-2).text if same else "").rpartition("\n")
-            text = start + newline + _OVERWRITTEN.sub("", line + out.text)
-            outs[-1] = NotebookNode({**out, "text": text})
+            text = (outs.pop(-2).text if same else "") + out.text
+            outs[-1] = NotebookNode({**out, "text": re.sub(r".*\r(?=[^\n])", "", text)})  # what \r overwrites
         return out
-
-    def log_output_message(self, output: Any) -> None:
-        """Log a progress bar's last state alone."""
-        if output.output_type == "stream" and "\r" in output.text:
-            if not output.text.endswith("\n"):
-                return
-            output = NotebookNode({**output, "text": _OVERWRITTEN.sub("", output.text)})
-        super().log_output_message(output)
 
 
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
-    """papermill's engine with `Client`."""
+    """papermill's engine with `Client` and strict parameters."""
 
     @classmethod
-    def execute_notebook(cls, nb: Any, kernel_name: str, progress_bar: Any = True, **options: Any) -> Any:
-        """Execute a notebook whose parameters have been checked.
+    def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
+        """Check the parameters, then execute `nb`; refused parameters leave the output file as it was.
 
         Raises:
-            NotebookEnded: when the kernel died, or a cell failed because a training run did not finish.
+            click.ClickException: when the kernel died, or a training run of a cell did not finish; with the exit code.
             papermill.exceptions.PapermillExecutionError: for any other exception in a cell.
         """
-        log_cells, died = bool(progress_bar) and not is_interactive(), None
-        options |= {"progress_bar": progress_bar and not log_cells, "log_cells": log_cells}
+        values = dict(nb.metadata.papermill.get("parameters") or {})
+        cell = next((cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None)
+        check_parameters(values, cell.source if cell else "")
+        exit_code = None
         try:
             nb = super().execute_notebook(nb, kernel_name, **options)
         except KernelDied as error:
-            died = error
+            exit_code = int(error.facts["exit code"])
             lines = ["## The kernel died", *(f"- **{name}**: {text}" for name, text in error.facts.items())]
             # papermill's own tag has the next execution remove the banner.
             nb.cells.insert(0, v4.new_markdown_cell("\n".join(lines), metadata={"tags": [ERROR_MARKER_TAG]}))
         except CellTimeoutError:
-            logger.error("a cell took longer than --execution-timeout")  # raised again below
+            pass  # raised again below
         try:
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:
-            if died is not None:
-                raise NotebookEnded(error, int(died.facts["exit code"])) from None
             if error.ename == RunEnded.__name__ and (code := re.match(r"(\d+): ", error.evalue)):
-                raise NotebookEnded(error, int(code[1])) from None
+                exit_code = int(code[1])
+            if exit_code is not None:
+                ended = click.ClickException(str(error))
+                ended.exit_code = exit_code  # type: ignore[misc]  # of papermill's command line
+                raise ended from None
             raise
         return nb
 

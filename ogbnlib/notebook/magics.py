@@ -6,7 +6,6 @@ Variables go between kernel and child as pickles, in a temporary folder of mode 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import itertools
 import os
@@ -103,6 +102,7 @@ class Magics:
             print(f"memory: {text}", flush=True)
             self._draw(Run(folder), "memory")
 
+    @clear_errors()
     def memory_limit(self, line: str, cell: str) -> None:
         """%%memory_limit 4GB [--in a,b] [--out c] [--limit-by watchdog]
 
@@ -112,6 +112,9 @@ class Magics:
         appears as it comes. If the limit kills the child, the cause is shown; the cell fails only if --out is given.
         """
         from IPython.core.magic_arguments import MagicArgumentParser
+        from IPython.display import display
+
+        from ..runs.sandbox import watch
 
         parser = MagicArgumentParser(prog="%%memory_limit")
         parser.add_argument("limit", nargs="+")
@@ -120,22 +123,9 @@ class Magics:
         parser.add_argument("--limit-by", default="auto")
         options = parser.parse_argstring(line)
         inputs, outputs = (re.findall(r"[^\s,]+", " ".join(names)) for names in (options.inputs, options.outputs))
-        for name in (*inputs, *outputs):
-            if not name.isidentifier():
-                raise InputError(f"%%memory_limit: expected names of variables after --in and --out, got {name!r}")
-        try:
-            self._limited(cell, " ".join(options.limit).strip("'\""), options.limit_by.strip("'\""), inputs, outputs)
-        except KeyboardInterrupt:
-            raise shortened(KeyboardInterrupt("the limited cell was interrupted; its process has ended")) from None
-
-    @clear_errors()
-    def _limited(self, cell: str, limit: str, limit_by: str, inputs: list[str], outputs: list[str]) -> None:
-        from IPython.display import display
-
-        from ..runs.sandbox import watch
-
-        with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as name:
-            folder = Path(name)
+        limit, limit_by = " ".join(options.limit).strip("'\""), options.limit_by.strip("'\"")
+        with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as path:
+            folder = Path(path)
             for name in inputs:
                 if name not in self._shell.user_ns:
                     raise InputError(f"--in {name}: expected a variable of the notebook, found none of this name")
@@ -144,25 +134,26 @@ class Magics:
             job |= {"number": self._shell.execution_count - 1, "colors": self._shell.colors}
             (folder / "job").write_bytes(pickle.dumps(job))
             argv = [sys.executable, "-m", __name__, str(folder)]
-            with contextlib.redirect_stdout(_Output(folder, sys.stdout, self._shell.display_pub)) as output:
-                done = watch(argv, limit, run_dir=folder / "memory_limit", limit_by=limit_by)
-                output.write("\n" * bool(output.rest))
+            try:
+                with contextlib.redirect_stdout(_Output(folder, sys.stdout, self._shell.display_pub)) as output:
+                    done = watch(argv, limit, run_dir=folder / "memory_limit", limit_by=limit_by)
+                    output.write("\n" * bool(output.rest))
+            except KeyboardInterrupt:
+                raise shortened(KeyboardInterrupt("the limited cell was interrupted; its process has ended")) from None
             if (folder / "error").exists():
                 error, lines = pickle.loads((folder / "error").read_bytes())
                 raise shortened(CellFailed(error), lines)
             if done.exit_code == 0:
                 print(f"memory_limit: {done.diagnosis}", flush=True)
-            else:  # output.log ends with the cell's folder
-                remedy = done.diagnosis.remedy.replace("the end of output.log", "what it printed above")
-                display(dataclasses.replace(done.diagnosis, remedy=remedy))
+            else:
+                display(done.diagnosis)
             self._draw(done, f"memory_limit: {done.state}")
             if done.exit_code == 0 and all((folder / f"--out-{name}.pickle").exists() for name in outputs):
                 self._shell.user_ns.update({name: _load(folder, name, "--out") for name in outputs})
             elif outputs:
                 state = done.state if done.exit_code else "exit before the end of the cell, as by os._exit(0)"
-                raise shortened(
-                    CellFailed(f"--out {', '.join(outputs)}: not set, as the cell's process ended: {state}")
-                )
+                what = f"--out {', '.join(outputs)}: not set, as the cell's process ended: {state}"
+                raise shortened(CellFailed(what))
 
     def _draw(self, run: Any, title: str) -> None:
         """Show the run's timeline in a notebook."""
@@ -245,12 +236,12 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
 
     class Publisher(DisplayPublisher):  # type: ignore[misc]
         def publish(
-            self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **_: Any
+            self, data: Any, metadata: Any = None, *, transient: Any = None, update: Any = False, **_: Any
         ) -> None:
-            data = {
+            shown = {
                 kind: value for kind, value in data.items() if "jupyter.widget" not in kind
-            }  # they live in the child
-            send("publish", data, metadata, transient=transient, update=update)
+            }  # those live in the child
+            send("publish", shown, metadata, transient=transient, update=update)
 
         def clear_output(self, wait: bool = False) -> None:
             send("clear_output", wait)
@@ -265,15 +256,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
     class Shell(InteractiveShell):  # type: ignore[misc]
         display_pub_class, displayhook_class = Publisher, Hook
         error_lines: tuple[str, ...] = ()
-
-        def enable_gui(self, gui: Any = None) -> None:
-            pass
-
-        def ask_exit(self) -> None:
-            pass
-
-        def show_usage_error(self, exc: Any) -> None:
-            pass
+        enable_gui = ask_exit = show_usage_error = lambda *_: None
 
         def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
             self.error_lines = tuple(stb)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-
 # Strong colours for memory that can't be reclaimed, a pale one for the file cache.
 PARTS = {
     "anon": ("anonymous", "#3b6fb6"),
@@ -49,7 +48,6 @@ _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.
 
 
 def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes:
-    """Return `ax` or new axes, without the two borders that have no scale."""
     if ax is None:
         _, ax = plt.subplots(figsize=(width, height), layout="constrained")
     ax.spines[["top", "right"]].set_visible(False)
@@ -57,7 +55,6 @@ def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes
 
 
 def _mark(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
-    """Label a point, on a white background."""
     style = {"bbox": _LABEL, "zorder": 7, "fontsize": 8.5, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
@@ -67,16 +64,11 @@ def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
     return (GB, "GB", "{:.2f} GB".format) if largest_bytes >= GB else (MB, "MB", "{:.0f} MB".format)
 
 
-# Memory over time -----------------------------------------------------------------------------------------------------
-
-
 def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return bytes [layers, samples]."""
-    return np.asarray(table[[*layers]].fillna(0), np.float64).T
+    return np.asarray(table[[*layers]].fillna(0), np.float64).T  # bytes [layers, samples]
 
 
 def _top_bytes(run: Run) -> float:
-    """Return the upper end of an axis with room for the highest sample, the limit and the phases' names."""
     highest = float(_stacks(held_memory(run.timeline), PARTS).sum(axis=0).max(initial=0))
     return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
@@ -93,15 +85,10 @@ def _draw_layers(
     names, colours = zip(*layers.values(), strict=True)
     ax.stackplot(time_s, stacks, labels=names, colors=colours, linewidth=0, zorder=2)
     end_s = max(float(time_s[-1]), 1e-3) if len(time_s) else 1.0
-    _draw_phases(ax, run, end_s)
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else "black"
     ax.set_title(title or f"{run.run_dir.name}: {run.state}", fontsize=10, color=colour)
-    return end_s
-
-
-def _draw_phases(ax: Axes, run: Run, end_s: float) -> None:
-    """Shade each phase, inner phases above outer ones, with upright names where the span is wide enough."""
+    # Shade each phase, inner phases above outer ones, with upright names where the span is wide enough.
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
     phases = [phase for phase in run.phases if not is_training or phase.name.lower().startswith((*_SHADES,))]
     # Before the first phase Python imports torch, which takes 0.3 GB.
@@ -123,6 +110,7 @@ def _draw_phases(ax: Axes, run: Run, end_s: float) -> None:
         if stop - start >= width and start >= free_from:
             free_from = start + width
             ax.text((start + stop) / 2, 0.985, label, transform=ax.get_xaxis_transform(), zorder=4, **style)
+    return end_s
 
 
 def plot_timeline(
@@ -135,15 +123,7 @@ def plot_timeline(
 ) -> Axes:
     """Plot a run's memory over time: anonymous, shared and file memory stacked, phases, limit, peak, and a kill.
 
-    Args:
-        run: A `Run` or its folder.
-        ax: Axes to draw on; a new figure by default.
-        title: By default the folder's name and how the run ended.
-        top_bytes: Upper end of the axis, to draw several runs on one scale.
-        legend: Whether to name the colours.
-
-    Raises:
-        InputError: when the folder has no timeline.
+    `top_bytes` is the upper end of the axis, to draw several runs on one scale.
     """
     run, ax = Run.open(run), _axes(ax)
     samples = held_memory(run.timeline)
@@ -183,9 +163,6 @@ def plot_cuda(run: RunLike) -> Axes:
     """Plot a run's GPU memory over time: allocated, reserved but unallocated, free, and the largest free block.
 
     A tick at the bottom marks a retried allocation, a cross a failed one. The top is the cap of `max_cuda_memory`.
-
-    Raises:
-        InputError: when the run recorded no GPU memory, as on a CPU.
     """
     run = Run.open(run)
     table = run.cuda
@@ -212,12 +189,7 @@ def plot_cuda(run: RunLike) -> Axes:
 
 
 def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
-    """Plot several runs side by side on one scale of memory.
-
-    Args:
-        runs: Title -> run or folder, or a list of these, titled by their folders.
-        columns: Panels in a row.
-    """
+    """Plot several runs side by side on one scale of memory; `runs` is title -> run or folder, or a list of these."""
     titled = [*named(runs).items()]
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
@@ -238,16 +210,8 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
     return figure
 
 
-# Epochs, peaks and forecasts ------------------------------------------------------------------------------------------
-
-
 def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) -> Axes:
-    """Plot seconds per epoch against the memory limit, one line per policy; a cross marks a killed run.
-
-    Args:
-        runs: (policy, limit) -> run or folder.
-        limits: In the order of the axis.
-    """
+    """Plot seconds per epoch against the memory limit, one line per policy; `runs` is (policy, limit) -> run."""
     ax = _axes(width=7.5, height=4)
     policies = list(dict.fromkeys(policy for policy, _ in runs))
     highest = 0.0
@@ -306,7 +270,6 @@ def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None =
 
 
 def _draw_forecasts(ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[Any]) -> None:
-    """Draw one stacked bar per row and a black mark at its measured peak, if that is not NaN."""
     predicted.plot.barh(ax=ax, stacked=True, width=0.62, color=colours, legend=False)
     rows = np.arange(len(predicted))
     ax.vlines(measured, rows - 0.38, rows + 0.38, color="black", linewidth=2.2, zorder=5, label="measured peak")
@@ -314,11 +277,7 @@ def _draw_forecasts(ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float
 
 
 def plot_forecast(run: RunLike) -> Axes:
-    """Plot a run's forecast: one bar per phase with its largest parts stacked, and a mark at the measured peak.
-
-    Raises:
-        InputError: when the run has no result yet, or a result without a forecast.
-    """
+    """Plot a run's forecast: one bar per phase with its largest parts stacked, and a mark at the measured peak."""
     run = Run.open(run)
     forecast = run.result.get("forecast", {})
     if "phases" not in forecast:

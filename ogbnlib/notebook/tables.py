@@ -19,11 +19,7 @@ from ..sources.catalog import open_dataset
 
 
 def compare_runs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, times, last metrics.
-
-    Args:
-        runs: Name -> run or folder, or a list of these: `compare_runs(["runs/a", "runs/b"])`.
-    """
+    """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, times, last metrics."""
     rows: dict[str, dict[str, Any]] = {}
     for name, run in named(runs).items():
         rows[name] = {
@@ -42,15 +38,8 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
 def forecast_table(runs: Runs, full: str = "ogbn-papers100M", *, runtime_bytes: int = RUNTIME_BYTES) -> pd.DataFrame:
     """Return one row per run: predicted and measured peak, and the forecast of its settings on the data set `full`.
 
-    Peaks are anonymous + shared memory; MB and GB are 2**20 and 2**30 bytes. The error of the prediction is relative to
-    the measurement; both are NaN for a killed run, whose peak is that of its limit.
-
-    Args:
-        full: Name of a known data set, or a folder; only its sizes are read.
-        runtime_bytes: Memory of Python and torch alone.
-
-    Raises:
-        InputError: when the sizes can't be read.
+    Peaks are anonymous + shared memory. The error of the prediction is relative to the measurement; both are NaN for a
+    killed run, whose peak is that of its limit. `runtime_bytes` is the memory of Python and torch alone.
     """
     rows = {}
     for name, run in named(runs).items():
@@ -70,10 +59,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M", *, runtime_bytes: 
 
 
 def loader_costs(run: RunLike) -> pd.DataFrame:
-    """Return the memory that building each loader kept, and needed for a moment, in MB and in bytes per edge.
-
-    One row for each phase `build ... loader`, and for the shared CSC, from the kernel's counters (`Run.phase_memory`).
-    """
+    """Return the memory that building each loader kept, and needed for a moment, in MB and in bytes per edge."""
     run = Run.open(run)
     table, edges = run.phase_memory, trained_edges(size_of(run.config.dataset), run.config.undirected)
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
@@ -85,10 +71,7 @@ def loader_costs(run: RunLike) -> pd.DataFrame:
 
 
 def released(run: RunLike) -> pd.DataFrame:
-    """Return the MB that each step of each `release_memory` call in a run gave back; negative if the step took memory.
-
-    NaN for impossible steps, as those of CUDA on a CPU.
-    """
+    """Return the MB that each step of each `release_memory` call in a run gave back; negative if it took memory."""
     events = [event for event in Run.open(run).events if event["event"] == "release"]
     table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
     for step in table.columns[1:]:
@@ -99,8 +82,7 @@ def released(run: RunLike) -> pd.DataFrame:
 def compare_cuda(runs: Runs) -> pd.DataFrame:
     """Return one row per run: peaks of allocated and reserved GPU memory in GB, retried allocations, epoch seconds.
 
-    The peaks are torch's (`torch.cuda.max_memory_allocated`) at the ends of phases; "unallocated GB" is the largest
-    difference of reserved and allocated memory in any reading. NaN for a run without a GPU.
+    "unallocated GB" is the largest difference of reserved and allocated memory in any reading.
     """
     rows = {}
     for name, run in named(runs).items():
@@ -137,10 +119,7 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
 
 
 def best_epochs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: epoch of the best valid accuracy, both accuracies, epochs trained, peak in GB.
-
-    NaN for a run without an evaluation.
-    """
+    """Return one row per run: epoch of the best valid accuracy, both accuracies, epochs trained, peak in GB."""
     rows = {}
     for name, run in named(runs).items():
         best = run.metrics.sort_values("valid", ascending=False, kind="stable").dropna(subset="valid").head(1)

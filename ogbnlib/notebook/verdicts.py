@@ -41,9 +41,7 @@ class VerdictTable(pd.DataFrame):  # type: ignore[misc]
 def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTable:
     """Return a table with the columns belief, measured and verdict.
 
-    Args:
-        beliefs: Each belief with its finding, or with several named findings. The verdict on several is "half true" if
-            only some hold, and "not measured" if any is.
+    The verdict on several named findings is "half true" if only some hold, and "not measured" if any is.
     """
     rows = []
     for belief, found in beliefs.items():

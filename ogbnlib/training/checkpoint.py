@@ -2,9 +2,6 @@
 
 They hold no random state and nothing of the loaders: the order of the seeds, their neighbors and dropout are functions
 of (seed, epoch, batch), so the number of trained seeds says where to go on.
-
-checkpoint.pt is torch's own format followed by a CRC-32, because torch does not notice a changed byte in a tensor. The
-previous checkpoint is kept; a run that goes on from it ends with the same weights.
 """
 
 from __future__ import annotations
@@ -12,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -34,7 +32,7 @@ from .step import Learner
 
 Row = dict[str, float | None]
 _VERSION = 3
-_SEAL = b"ogbnlib crc32 %08x\n"
+_SEAL = b"ogbnlib crc32 %08x\n"  # behind torch's own format, which does not notice a changed byte in a tensor
 _SAMPLE = 1000  # rows of features in a fingerprint
 
 
@@ -45,8 +43,7 @@ class State:
     Attributes:
         epoch: The last finished epoch, its evaluation included.
         position: Number of trained seeds of the next epoch; all of them during its evaluation.
-        loss_sum: Sum over these seeds.
-        time_s: Training time of these seeds.
+        loss_sum, time_s: Of these seeds.
         history: One row per finished epoch.
         batches_per_step: Over all ranks; 0 before the first step.
     """
@@ -57,9 +54,6 @@ class State:
     time_s: float = 0.0
     history: list[Row] = field(default_factory=list)
     batches_per_step: int = 0
-
-
-# The data set of a run ------------------------------------------------------------------------------------------------
 
 
 def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
@@ -89,37 +83,19 @@ def check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     then, stored = before["features in the store"], now["features in the store"]
     if then != stored and then.keys() == stored.keys() and "features" not in changed:
         changed.append("features")
-    details = "".join(
-        f"; {name}: {now[name]}, {before[name]} before" for name in ("sizes", "dtype") if before[name] != now[name]
-    )
     if changed:
+        dtypes = "" if before["dtype"] == now["dtype"] else f" ({now['dtype']}, {before['dtype']} before)"
         raise InputError(
             f"{now['path']}: expected the data set that {path} was trained on ({before['path']}), found other "
-            f"{', '.join(changed)}{details}; use that data set, or train on this one in a new run_dir"
+            f"{', '.join(changed)}{dtypes}; use that data set, or train on this one in a new run_dir"
         )
 
 
-# checkpoint.pt --------------------------------------------------------------------------------------------------------
-
-
-class _Summed:
-    """A file that adds up the CRC-32 of the bytes written."""
-
-    def __init__(self, file: io.BufferedWriter):
-        self._file, self.flush, self.crc32 = file, file.flush, 0
-
-    def write(self, data: bytes) -> int:
-        self.crc32 = zlib.crc32(data, self.crc32)
-        return self._file.write(data)
-
-
 def _write(path: Path, content: Mapping[str, Any], keep: Path | None = None) -> None:
-    def write(file: io.BufferedWriter) -> None:
-        summed: Any = _Summed(file)
-        torch.save({"version": _VERSION, **content}, summed)
-        file.write(_SEAL % summed.crc32)
-
-    write_atomically(path, write, keep=keep)
+    buffer = io.BytesIO()
+    torch.save({"version": _VERSION, **content}, buffer)
+    data = buffer.getbuffer()
+    write_atomically(path, lambda file: (file.write(data), file.write(_SEAL % zlib.crc32(data))), keep=keep)
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -136,11 +112,10 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str, Any], Path]:
     """Return a run's config, weights, the fingerprint of their data set, and their file: best.pt or checkpoint.pt."""
-    folder = Run.open(run_dir).run_dir
-    paths = RunPaths(folder)
-    path = next((path for path in (paths.best, paths.checkpoint) if path.is_file()), None)
-    if path is None:
-        raise InputError(f"{folder}: expected the weights of a run (best.pt or checkpoint.pt), found neither")
+    paths = RunPaths(Run.open(run_dir).run_dir)
+    path = paths.best if paths.best.is_file() else paths.checkpoint
+    if not path.is_file():
+        raise InputError(f"{run_dir}: expected the weights of a run (best.pt or checkpoint.pt), found neither")
     content = read_checkpoint(path)
     # A best.pt of an earlier version has no fingerprint; the checkpoint next to it has the same data set.
     data = content["data"] if "data" in content else read_checkpoint(paths.checkpoint)["data"]
@@ -158,8 +133,7 @@ def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:
         ) from None
 
 
-def write_metrics(run_dir: Path, history: list[Row]) -> None:
-    """Write metrics.csv, atomically: one line per finished epoch."""
+def _write_metrics(run_dir: Path, history: list[Row]) -> None:
     text = io.StringIO()
     table = csv.DictWriter(text, METRIC_COLUMNS, lineterminator="\n")
     table.writeheader()
@@ -170,40 +144,32 @@ def write_metrics(run_dir: Path, history: list[Row]) -> None:
 class Checkpointer:
     """Saves and restores a run's state in its folder, if it has one; never saves a value that is not finite.
 
-    All ranks call its methods; the first one writes.
-
-    Args:
-        data: `fingerprint` of the data set.
-        num_seeds: Seeds of an epoch.
+    All ranks call its methods; the first one writes. `data` is the data set's `fingerprint`.
     """
 
     def __init__(
-        self,
-        run_dir: Path | None,
-        config: TrainConfig,
-        data: Mapping[str, Any],
-        num_seeds: int,
-        learner: Learner,
-        log: EventLog,
+        self, run_dir: Path | None, config: TrainConfig, data: Mapping[str, Any], learner: Learner, log: EventLog
     ):
-        self.run_dir, self.config, self.data, self.num_seeds = run_dir, config, data, num_seeds
+        self.run_dir, self.config, self.data = run_dir, config, data
         self.learner, self.ranks, self.log = learner, learner.ranks, log
+        self.saved_s = time.monotonic()
         self._about = {"config": config.model_dump(mode="json"), "data": dict(data)}
         self._saved: State | None = None
         self._damaged = False
 
     def save(self, state: State) -> None:
         """Write checkpoint.pt, atomically; afterwards all ranks have the saved model, and evaluate it."""
+        self.saved_s = time.monotonic()
         self.learner.check_layers()
         self.check_finite(state)
         self.learner.share_model()
         state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
-        if self.run_dir is not None and self.ranks.first:
-            with self.log.phase("checkpoint"):
-                parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
-                paths = RunPaths(self.run_dir)
-                _write(paths.checkpoint, {**vars(state), **self._about, **parts}, paths.previous)
-        self.ranks.wait()  # no rank may end before the file is written
+        with self.ranks.together():  # no rank may end before the file is written
+            if self.run_dir is not None and self.ranks.first:
+                with self.log.phase("checkpoint"):
+                    parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
+                    paths = RunPaths(self.run_dir)
+                    _write(paths.checkpoint, {**vars(state), **self._about, **parts}, paths.previous)
         self._saved = replace(state)
 
     def save_epoch(self, state: State) -> None:
@@ -212,7 +178,7 @@ class Checkpointer:
         earlier = [valid for each in state.history[:-1] if (valid := each["valid"]) is not None]
         is_best = row["valid"] is not None and row["valid"] > max(earlier, default=-1.0)
         if self.run_dir is not None and self.ranks.first:
-            write_metrics(self.run_dir, state.history)
+            _write_metrics(self.run_dir, state.history)
             self.log.mark("metrics", **row)
             self.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             if self.config.keep == "best" and is_best:  # before the checkpoint: a resumed run would not come back here
@@ -223,13 +189,10 @@ class Checkpointer:
         """Load the last sound checkpoint; return its state, a new one if there is none yet, and notes for the user.
 
         It writes nothing, because another rank may refuse to resume.
-
-        Raises:
-            InputError: if a run that has trained has no sound checkpoint, or config or data set must not change so.
         """
         assert self.run_dir is not None
         last, previous = RunPaths(self.run_dir).checkpoint, RunPaths(self.run_dir).previous
-        problems: list[str] = []
+        problems = [] if last.is_file() else [f"{last}: expected a checkpoint, found none"]
         content, path = None, last
         for path in filter(Path.is_file, (last, previous)):
             try:
@@ -238,10 +201,9 @@ class Checkpointer:
             except InputError as error:
                 problems.append(str(error))
         if content is None:
-            if problems or self._has_trained():
-                problems = problems or [
-                    f"{last}: expected the checkpoint of a run that has trained, found no such file"
-                ]
+            run, saved = Run(self.run_dir), ("end", "checkpoint", False)
+            events = ((event["event"], event.get("phase"), "failed" in event) for event in run.events)
+            if path.is_file() or len(run.metrics) or saved in events:
                 raise InputError(f"{'; '.join(problems)}; put a copy back, or begin again in a new run_dir")
             return State(), [f"{self.run_dir}: no checkpoint to resume from; training starts from the beginning"]
         notes = check_changes(content["config"], self.config, self.run_dir)
@@ -252,22 +214,15 @@ class Checkpointer:
             group.update(lr=self.config.lr, weight_decay=self.config.weight_decay)
         state = State(**{item.name: content[item.name] for item in fields(State)})
         if path == previous:
-            why = problems[0] if problems else f"{last}: no such file"
-            notes.append(f"{why}; going on from the previous checkpoint, {path} (epoch {state.epoch + 1})")
+            notes.append(f"{problems[0]}; going on from the previous checkpoint, {path} (epoch {state.epoch + 1})")
         if state.epoch > self.config.epochs:
             raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
         if state.batches_per_step not in (0, self.learner.batches_per_step):
             text = f"a step has {self.learner.batches_per_step} batches from here on, {state.batches_per_step} before"
             notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
-        self._damaged, self._saved = bool(problems), replace(state) if state.batches_per_step else None
+        self._damaged, self._saved = path == previous, replace(state) if state.batches_per_step else None
         self.learner.loss_sum.fill_(state.loss_sum / self.ranks.num_ranks)
         return state, notes
-
-    def _has_trained(self) -> bool:
-        assert self.run_dir is not None
-        run, saved = Run(self.run_dir), ("end", "checkpoint", False)
-        events = ((event["event"], event.get("phase"), "failed" in event) for event in run.events)
-        return len(run.metrics) > 0 or saved in events
 
     def take_over(self, state: State) -> None:
         """Write the changes of a resumption to the run's folder, after all ranks have accepted it."""
@@ -275,8 +230,8 @@ class Checkpointer:
         self.log.mark("resumed", epoch=state.epoch, position=state.position)
         paths = RunPaths(self.run_dir)
         self.config.save(paths.config)
-        write_metrics(self.run_dir, state.history)
-        if self._damaged:  # else the next save would replace the sound one by it
+        _write_metrics(self.run_dir, state.history)
+        if self._damaged and paths.checkpoint.is_file():  # else the next save would replace the sound one by it
             os.replace(paths.checkpoint, paths.damaged)
 
     def check_finite(self, state: State) -> None:
@@ -286,18 +241,17 @@ class Checkpointer:
 
     def diverged(self, state: State, what: str = "the loss or a weight is no longer finite") -> Diverged:
         """Return the error that says where the run diverged and how to go on."""
-        config, saved, epoch = self.config, self._saved, state.epoch + 1
-        lr = config.learning_rate(epoch)
+        epoch, lr = state.epoch + 1, self.config.learning_rate(state.epoch + 1)
         self.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)
         remedy = "go on with a smaller lr (--resume --set lr=...)"
         if self.run_dir is None:
             remedy = "start again with a smaller lr (without a run_dir there is no checkpoint)"
-        elif saved is not None:
+        elif (saved := self._saved) is not None:
             where = f"checkpoint.pt is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
             previous = RunPaths(self.run_dir).previous.name
             remedy = f"{where}; {remedy}; if that diverges at once, move it away to go on from {previous}"
         return Diverged(
-            f"diverged: {what} in epoch {epoch}, {state.position:,} of {self.num_seeds:,} seeds trained, with "
-            f"lr={lr:g} and precision={config.precision}; {remedy}; `python -m ogbnlib verify` looks for features that "
-            "are not finite"
+            f"diverged: {what} in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and "
+            f"precision={self.config.precision}; {remedy}; `python -m ogbnlib verify` looks for features that are not "
+            "finite"
         )

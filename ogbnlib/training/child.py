@@ -1,7 +1,7 @@
 """The child process of `sandbox.run`: `python -m ogbnlib.training.child RUN_DIR [OPTION]...`.
 
-`--locked`: the parent holds the folder's lock. `--resume`: as for `run`. `--ranks N`: start N ranks by PyTorch's own
-launcher and report their end. `--try ARGUMENTS` instead of all that: call `try_model`.
+`--locked`: the parent holds the folder's lock. `--resume`: as for `run`. `--ranks N`: start N ranks. `--try ARGUMENTS`
+instead of all that: call `try_model`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from pathlib import Path
 
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
-    """Call `work` and return an exit code of `exit_codes.EXIT_CODES`; print expected errors as one sentence.
-
-    Only an unexpected error has a traceback.
-    """
+    """Call `work` and return its exit code; print expected errors as one sentence, others with a traceback."""
     from ..errors import clear_errors, no_exit
     from ..memory.signals import Stopped, ignore
     from ..memory.workers import WorkerDied
@@ -86,12 +83,7 @@ def main(arguments: list[str]) -> int:
 
 
 def try_model(num_features: str, num_classes: str, batch: str, file: str, run_dir: str | None = None) -> int:
-    """Create the model of the environment's config and measure a step; return the exit code.
-
-    Args:
-        batch: JSON of the `BatchShape` to measure.
-        file: Output for the measurement, a JSON object of bytes.
-    """
+    """Create the model of the environment's config and measure a step of `batch`, JSON of a `BatchShape`, to `file`."""
     from ..config import TrainConfig
     from ..files import write_json
     from ..runs.attempt import CONFIG_VARIABLE
@@ -106,32 +98,25 @@ def try_model(num_features: str, num_classes: str, batch: str, file: str, run_di
     return exit_code(work)
 
 
-def _pass_on() -> None:
-    """Pass the first stop signal on to every rank, also to ranks that start later."""
-    from ..memory.reading import process_tree
-    from ..memory.signals import STOP_SIGNALS
-
-    number, done = signal.sigwait(STOP_SIGNALS), {os.getpid()}
-    while True:
-        for pid in process_tree(os.getpid()):
-            if pid not in done:
-                done.add(pid)
-                os.kill(pid, number)
-        time.sleep(0.1)
-
-
 def launch(num_ranks: str, arguments: list[str]) -> int:
-    """Launch the ranks and wait; return the exit code of the first rank to end, 128 + N after signal N.
-
-    It runs torchrun's code but handles signals itself. With torch 2.13 `torchrun --signals-to-handle` died of a SIGUSR1
-    in its first two seconds, always ended with exit code 1 and a traceback, and outlived a killed parent.
-    """
+    """Launch the ranks and wait; return the exit code of the first rank to end, 128 + N after signal N."""
+    # This runs torchrun's code but handles signals itself. With torch 2.13 `torchrun --signals-to-handle` died of a
+    # SIGUSR1 in its first two seconds, always ended with exit code 1, and outlived a killed parent.
+    from ..memory.reading import process_tree
     from ..memory.recorder import EventLog
     from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent
     from ..runs.exit_codes import UNFINISHED
 
+    def pass_on() -> None:  # the first stop signal to every rank, also to ranks that start later
+        number, done = signal.sigwait(STOP_SIGNALS), {os.getpid()}
+        while True:
+            for pid in {*process_tree(os.getpid())} - done:
+                done.add(pid)
+                os.kill(pid, number)
+            time.sleep(0.1)
+
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # before torch starts threads; the ranks take over
-    threading.Thread(target=_pass_on, name="signals", daemon=True).start()
+    threading.Thread(target=pass_on, name="signals", daemon=True).start()
     die_with_parent()
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its announcement
@@ -147,20 +132,15 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
         early = {rank: f for rank, f in error.failures.items() if f.timestamp <= first_s + 1}
         codes = {rank: f.exitcode for rank, f in early.items()}
         rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
-        failure = early[rank]
-        code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
+        code = codes[rank] if codes[rank] >= 0 else 128 - codes[rank]
         if set(codes.values()) == {143}:  # all lost the connection to a rank that did not fail
             print("error: a rank ended with exit code 0 in the middle of the training", file=sys.stderr, flush=True)
             return UNFINISHED
         if code == UNFINISHED:  # it has named the rank that hangs
             return code
         log = EventLog(arguments[0])
-        log.mark("rank ended", rank=rank, pid=failure.pid, exit_code=code)
+        log.mark("rank ended", rank=rank, pid=early[rank].pid, exit_code=code)
         log.close()
-        if failure.exitcode < 0:
-            print(
-                f"rank {rank} (process {failure.pid}) was ended by {signal.Signals(-failure.exitcode).name}", flush=True
-            )
         return code
     return 0
 

@@ -1,7 +1,7 @@
 """A user's own model: imported by name, created, and tried on one random batch.
 
-The run's folder keeps a copy of the file and runs that, so that a resumed run uses the code it began with. A module is
-imported from its own place; the copy only shows whether it has changed.
+The run's folder keeps a copy of the file and runs that. A module is imported from its own place; its copy only shows
+whether it has changed.
 """
 
 from __future__ import annotations
@@ -41,11 +41,18 @@ def make_model(
     note: Callable[[str], object] = lambda text: None,
     store: Store | None = None,
 ) -> nn.Module:
-    """Return the model of a config, with weights drawn by its seed; a custom one, or `model`, after a trial batch.
-
-    Without `run_dir` a file is run from its own place. Without `store` PNA gets placeholders for its degrees.
-    """
-    kind = None if model is not None or config.model in MODELS else _load_class(config, find_code(config, run_dir)[0])
+    """Return the model of a config, with weights drawn by its seed; a custom one, or `model`, after a trial batch."""
+    kind = None
+    if model is None and config.model not in MODELS:
+        place, _, name = config.model.rpartition(":")
+        code = find_code(config, run_dir)[0]
+        try:
+            module = _run_file(code, home(place)) if place.endswith(".py") else importlib.import_module(place)
+        except (Exception, SystemExit) as error:
+            raise InputError(f"{place}: expected Python that can be imported, found {_describe(error)}") from None
+        kind = getattr(module, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise InputError(f"{place}: expected a class {name} derived from torch.nn.Module, found {kind!r}")
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
     if model is None and kind is None:
         return MODELS[config.model].load()(config, num_features, num_classes)
@@ -87,18 +94,6 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
     if not is_file and content is not None:  # the copy of a module could not import its neighbours
         raise InputError(f"{source}: changed since the run began; restore it from {copy}, or use a new run_dir")
     return copy, f"{source}: {'gone' if content is None else 'changed'} since the run began; using its copy, {copy}"
-
-
-def _load_class(config: TrainConfig, code: Path) -> type[nn.Module]:
-    place, _, name = config.model.rpartition(":")
-    try:
-        module = _run_file(code, home(place)) if place.endswith(".py") else importlib.import_module(place)
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{place}: expected Python that can be imported, found {_describe(error)}") from None
-    kind = getattr(module, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise InputError(f"{place}: expected a class {name} derived from torch.nn.Module, found {kind!r}")
-    return kind
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:

@@ -1,11 +1,8 @@
 """GraphSAGE, GCN and GAT on bipartite layers, and SGC, SIGN and SAGN on propagated features.
 
-Each layer computes only the nodes that the next one reads.
-
 A batch lists its nodes hop by hop, seeds first, and its edges hop by hop, so layer `i` of `L` needs the edges of the
 first `L - i` hops, reads the nodes within `L - i` hops of a seed and writes those within `L - i - 1`. PyG's default
-forward computes every layer on every sampled node; leaving that out made training 7 times faster on [15, 10, 5]
-(`torch_geometric.utils.trim_to_layer` documents the same schedule).
+forward computes every layer on every sampled node; leaving that out made training 7 times faster on [15, 10, 5].
 """
 
 from __future__ import annotations
@@ -42,22 +39,19 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 
 
 def _csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None = None) -> Tensor:
-    """Return edges, ascending by target, as a sparse [num_targets, num_sources] matrix of `values` (default: ones).
-
-    A sparse product reads each neighbor's features in place; with an edge list PyG first copies them out, an array of
-    [num_edges, channels]: 1.5 times slower for a layer of 574,000 edges and 128 features.
-    """
+    """Return edges, ascending by target, as a sparse [num_targets, num_sources] matrix of `values` (default: ones)."""
+    # A sparse product reads each neighbor's features in place; with an edge list PyG first copies them out, an array of
+    # [num_edges, channels]: 1.5 times slower for a layer of 574,000 edges and 128 features.
     values = torch.ones(edges.size(1), device=edges.device) if values is None else values
     size = num_targets, num_sources
     return torch.sparse_csr_tensor(index2ptr(edges[1], num_targets), edges[0], values, size, check_invariants=False)
 
 
 class _Mean(torch.autograd.Function):
-    """The mean over neighbors of half-width features, summed and returned in float32.
+    """The mean over neighbors of half-width features, summed and returned in float32."""
 
-    torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of half-width ones (pytorch/pytorch#41069).
-    Its own product would keep the widened features for the backward pass, twice their size, which needs none of them.
-    """
+    # torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of half-width ones
+    # (pytorch/pytorch#41069). Its own product would keep the widened features for the backward pass.
 
     @staticmethod
     def forward(ctx: Any, adjacency: Tensor, x: Tensor) -> Tensor:
@@ -83,10 +77,9 @@ class _SAGE(SAGEConv):  # type: ignore[misc]
 
 
 class _GCN(GCNConv):  # type: ignore[misc]
-    """`GCNConv` as a sparse product with the normalised adjacency, whose rows are the layer's targets alone.
+    """`GCNConv` as a sparse product with the normalised adjacency, whose rows are the layer's targets alone."""
 
-    PyG's own has no bipartite form, and copies a row of features for each edge. Sums are float32, also under autocast.
-    """
+    # PyG's own has no bipartite form, and copies a row of features for each edge. Sums are float32 under autocast, too.
 
     def forward(self, x: tuple[Tensor, Tensor], adjacency: Tensor, loops: Tensor) -> Tensor:
         h = self.lin(x[0])
@@ -96,97 +89,71 @@ class _GCN(GCNConv):  # type: ignore[misc]
         return out
 
 
-def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
-    """Sort the edges of each hop by target, for samplers that do not."""
-    hops = torch.split(edge_index, num_sampled_edges, 1)
-    return torch.cat([hop[:, hop[1].argsort(stable=True)] for hop in hops], 1)
-
-
-def _gcn_scale(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Return 1 / sqrt(degree) of each node of a sampled subgraph, float32 [num_nodes, 1], with one self-loop each.
-
-    Degrees come from the whole subgraph, as in PyG's untrimmed forward (`gcn_norm` with `add_remaining_self_loops`).
-    Counted in each layer's own edges, the outermost nodes have degree 1, and accuracy on amazon_photo fell from 0.95 to
-    0.68 at a fan-out of [-1, -1].
-    """
-    source, target = edge_index
-    degree = torch.ones(num_nodes, device=edge_index.device)
-    return degree.index_add_(0, target, (source != target).float()).rsqrt()[:, None]
-
-
 class GNN(nn.Module):
     """The model of a config: one convolution per entry of `num_neighbors`, with ReLU and dropout between them.
 
     Sources: GraphSAGE with mean aggregation (Hamilton et al. 2017), GCN (Kipf and Welling 2017), GAT (Velickovic et
     al. 2018), all as PyG implements them.
 
-    With `precision` other than "fp32", `forward` runs under `torch.autocast`; weights stay float32. With
-    `activation_checkpointing` the backward pass computes each layer again from its input (`torch.utils.checkpoint`,
-    non-reentrant; Chen et al. 2016). The random state is kept with the input, so dropout and gradients are the same.
+    With `activation_checkpointing` the backward pass computes each layer again from its input (Chen et al. 2016). The
+    random state is kept with the input, so dropout and gradients are the same.
     """
 
     def __init__(self, config: TrainConfig, num_features: int, num_classes: int):
         super().__init__()
-        self.model = config.model
-        self.dropout = config.dropout
-        self.dtype = DTYPES[config.precision]
+        self.model, self.dropout, self.dtype = config.model, config.dropout, DTYPES[config.precision]
         self.checkpointing = config.activation_checkpointing
+        hidden, depth = config.hidden_channels, len(config.num_neighbors)
         self.convs = nn.ModuleList()
-        num_layers = len(config.num_neighbors)
-        for layer in range(num_layers):
-            last = layer == num_layers - 1
-            width = num_features if layer == 0 else config.hidden_channels
-            out = num_classes if last else config.hidden_channels
+        for layer, (width, out) in enumerate(itertools.pairwise([num_features, *[hidden] * (depth - 1), num_classes])):
             if config.model == "gat":
                 # The last layer averages its heads, as in the paper; the others concatenate to hidden_channels.
-                heads = config.heads
+                last, heads = layer == depth - 1, config.heads
                 conv: nn.Module = GATConv(width, out if last else out // heads, heads=heads, concat=not last)
-            elif config.model == "gcn":
-                conv = _GCN(width, out)
             else:
-                conv = _SAGE(width, out)
+                conv = (_GCN if config.model == "gcn" else _SAGE)(width, out)
             self.convs.append(conv)
 
     def forward(
         self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int], num_sampled_edges: list[int]
     ) -> Tensor:
-        """Class scores of the seeds.
+        """Class scores of the seeds, float32 [num_sampled_nodes[0], num_classes], not normalised.
 
         Args:
             x: float32 [num_nodes, num_features], features of all sampled nodes, seeds first, hop by hop.
             edge_index: int64 [2, num_edges], local ids, source above target, hop by hop.
             num_sampled_nodes: Nodes discovered at each hop, the seeds first; num_layers + 1 numbers.
             num_sampled_edges: Edges sampled at each hop; num_layers numbers.
-
-        Returns:
-            float32 [num_sampled_nodes[0], num_classes], not normalised.
         """
-        num_layers = len(self.convs)
         # Our samplers list edges ascending by target, hop by hop, so a layer's edges are already in CSR order.
         if not bool((edge_index[1, 1:] >= edge_index[1, :-1]).all()):
-            edge_index = _ascending(edge_index, num_sampled_edges)
-        scale = _gcn_scale(edge_index, len(x)) if self.model == "gcn" else None
+            by_hop = torch.split(edge_index, num_sampled_edges, 1)
+            edge_index = torch.cat([hop[:, hop[1].argsort(stable=True)] for hop in by_hop], 1)
+        if self.model == "gcn":
+            # 1 / sqrt(degree) in the whole subgraph, with one self-loop each, as in PyG's untrimmed forward. Counted in
+            # each layer's own edges, the outermost nodes have degree 1, and accuracy on amazon_photo fell from 0.95 to
+            # 0.68 at a fan-out of [-1, -1].
+            source, target = edge_index
+            others = (source != target).float()
+            scale = torch.ones(len(x), device=x.device).index_add_(0, target, others).rsqrt()
+            del others
         with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            for layer in range(num_layers):
-                hops = num_layers - layer
-                num_targets = sum(num_sampled_nodes[:hops])
-                edges = edge_index[:, : sum(num_sampled_edges[:hops])]
-                adjacency = self._adjacency(edges, num_targets, len(x), scale)
+            for layer in range(len(self.convs)):
+                hops = len(self.convs) - layer
+                num_targets, edges = sum(num_sampled_nodes[:hops]), edge_index[:, : sum(num_sampled_edges[:hops])]
+                if self.model == "gat":
+                    adjacency: tuple[Tensor, ...] = (edges,)
+                elif self.model == "sage":
+                    adjacency = (_csr(edges, num_targets, len(x)),)
+                else:
+                    source, target = edges
+                    weights = scale[source] * scale[target] * (source != target)  # an existing self-loop counts once
+                    adjacency = _csr(edges, num_targets, len(x), weights), scale[:num_targets, None].square()
                 if self.checkpointing and torch.is_grad_enabled():
                     x = checkpoint(self._layer, layer, x, num_targets, *adjacency, use_reentrant=False)
                 else:
                     x = self._layer(layer, x, num_targets, *adjacency)
         return x.float()
-
-    def _adjacency(self, edges: Tensor, num_targets: int, num_sources: int, scale: Tensor | None) -> tuple[Tensor, ...]:
-        """Return a layer's edge list for gat, a sparse matrix for the other models."""
-        if self.model == "gat":
-            return (edges,)
-        if scale is None:
-            return (_csr(edges, num_targets, num_sources),)
-        source, target = edges
-        weights = scale[source, 0] * scale[target, 0] * (source != target)  # an existing self-loop counts once
-        return _csr(edges, num_targets, num_sources, weights), scale[:num_targets].square()
 
     def _layer(self, layer: int, x: Tensor, num_targets: int, *adjacency: Tensor) -> Tensor:
         out: Tensor = self.convs[layer]((x, x[:num_targets]), *adjacency)
@@ -208,12 +175,8 @@ class HopModel(nn.Module):
 
     def __init__(self, config: TrainConfig, num_features: int, num_classes: int):
         super().__init__()
-        self.model, self.dropout, self.heads, self.num_rows = (
-            config.model,
-            config.dropout,
-            config.heads,
-            config.hops + 1,
-        )
+        self.model, self.dropout, self.heads = config.model, config.dropout, config.heads
+        self.num_rows = config.hops + 1
         width, hidden = num_features // self.num_rows, config.hidden_channels
         if self.model == "sgc":
             self.out = nn.Linear(width, num_classes)
@@ -232,28 +195,20 @@ class HopModel(nn.Module):
         rows = [hop(x[:, k]) for k, hop in enumerate(self.hops)]
         if self.model == "sign":
             return self.out(torch.cat([F.dropout(row.relu(), self.dropout, self.training) for row in rows], 1))
-        out = (self._attended(torch.stack(rows, 1)) + self.own(x[:, 0])).relu()
-        return self.out(F.dropout(out, self.dropout, self.training))
-
-    def _attended(self, rows: Tensor) -> Tensor:
-        """Return the attention-weighted sum of rows [B, hops + 1, hidden], head by head."""
-        heads = rows.view(*rows.shape[:2], self.heads, -1)
+        heads = torch.stack(rows, 1).view(len(x), self.num_rows, self.heads, -1)
         own, other = self.attention
         scores = (heads[:, :1] * own).sum(-1, keepdim=True) + (heads * other).sum(-1, keepdim=True)
-        return (F.leaky_relu(scores, 0.2).softmax(1) * heads).sum(1).flatten(1)
+        attended = (F.leaky_relu(scores, 0.2).softmax(1) * heads).sum(1).flatten(1)
+        return self.out(F.dropout((attended + self.own(x[:, 0])).relu(), self.dropout, self.training))
 
 
 class Call(NamedTuple):
-    """A model's calling convention, for the scores of a batch's seeds, float32 [batch_size, num_classes].
+    """A model's calling convention, for the scores of a batch's seeds, float32 [batch_size, num_classes]."""
 
-    Attributes:
-        arguments: For each parameter of `forward`: "x", "edge_index", "num_sampled_nodes", "num_sampled_edges" (with
-            PyG's ending `_per_hop` or without), or "batch": a PyG `Data` of all these, `n_id` and `batch_size`.
-        dtype: Precision of autocast around the call; our own models apply theirs inside.
-    """
-
+    # For each parameter of `forward`: "x", "edge_index", "num_sampled_nodes", "num_sampled_edges" (with PyG's ending
+    # `_per_hop` or without), or "batch": a PyG `Data` of all these, `n_id` and `batch_size`.
     arguments: Mapping[str, str]
-    dtype: torch.dtype
+    dtype: torch.dtype  # of autocast around the call; our own models apply theirs inside
 
     @classmethod
     def of(cls, model: nn.Module, precision: str) -> Call:
@@ -291,7 +246,7 @@ class Call(NamedTuple):
 
 
 def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_features: int) -> Data:
-    """A batch with these numbers of nodes (seeds first) and edges per hop, without touching the global random state."""
+    """A batch with these numbers of nodes (seeds first) and edges per hop."""
     draw, ends = torch.Generator().manual_seed(0), [*itertools.accumulate(hop_nodes)]
     edges = [torch.empty(2, 0, dtype=torch.int64)]
     for hop, count in enumerate(hop_edges):
@@ -315,8 +270,3 @@ def degree_histogram(store: Store) -> Tensor:
         counts = np.pad(counts, (0, max(0, len(piece) - len(counts))))
         counts[: len(piece)] += piece
     return torch.from_numpy(counts)
-
-
-def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of the model's parameters; gradients take as much again and Adam's two moments twice as much."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())

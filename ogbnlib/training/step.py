@@ -24,10 +24,6 @@ from .distributed import Ranks
 from .models import Call, random_batch
 
 
-def _seed_labels(batch: Data, device: torch.device) -> Tensor:
-    return batch.y[: batch.batch_size].to(device, torch.int64)
-
-
 class Learner:
     """A model with Adam (Kingma and Ba 2015), on this rank's device.
 
@@ -36,14 +32,7 @@ class Learner:
         loss_sum: float64, sum over this rank's seeds of the current epoch.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        model: nn.Module,
-        device: torch.device,
-        ranks: Ranks,
-        log: EventLog,
-    ):
+    def __init__(self, config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks, log: EventLog):
         self.config, self.device, self.ranks, self.log = config, device, ranks, log
         self.model, self.call = model.to(device), Call.of(model, config.precision)
         self.share_model()  # a custom model may draw its weights from any random state
@@ -53,7 +42,7 @@ class Learner:
         self.optimizer = torch.optim.Adam(values, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
-        self._layers = self._names(), {*values}
+        self._layers = {*model.state_dict()}, {*values}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._batches = 0  # in the current epoch or evaluation, for release_every and empty_cache_every
 
@@ -66,13 +55,11 @@ class Learner:
         """Give all ranks the first one's weights and buffers."""
         self.ranks.share([*self.model.parameters(), *self.model.buffers()])
 
-    def _names(self) -> set[str]:
-        return {*self.model.state_dict()}
-
     def check_layers(self) -> None:
         """Refuse parameters and buffers created or replaced after the optimizer, which would stay untrained."""
         names, values = self._layers
-        other = names ^ self._names() | {name for name, p in self.model.named_parameters() if p not in values}
+        other = names ^ {*self.model.state_dict()}
+        other |= {name for name, value in self.model.named_parameters() if value not in values}
         if other:
             raise InputError(
                 f"{self.config.model}: expected all layers and buffers to be created in __init__ or the first batch, "
@@ -89,15 +76,11 @@ class Learner:
         self.model.eval()
         self._batches = 0
 
-    def loss_is_finite(self) -> bool:
-        return bool(torch.isfinite(self.loss_sum))
-
     def is_finite(self) -> bool:
         """Whether the loss so far, the weights and the optimizer's moments are finite."""
         moments = (value for state in self.optimizer.state.values() for value in state.values())
         weights = (value for value in self.model.state_dict().values() if isinstance(value, Tensor))
-        values = (*weights, *moments)
-        return self.loss_is_finite() and all(bool(torch.isfinite(value).all()) for value in values)
+        return all(bool(torch.isfinite(value).all()) for value in (self.loss_sum, *weights, *moments))
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
@@ -116,8 +99,12 @@ class Learner:
         self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
         for _ in range(own):
             batch = next(batches)
-            self._seed_dropout(epoch, int(batch.input_id[0]))
-            labels = _seed_labels(batch, self.device)
+            # Dropout is a function of (seed, epoch, batch), like the choice of neighbors.
+            key = int(batch_key(np.uint64(config.seed), epoch, int(batch.input_id[0])))
+            torch.default_generator.manual_seed(key)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(key)
+            labels = batch.y[: batch.batch_size].to(self.device, torch.int64)
             loss = F.cross_entropy(self.call(self.model, batch, self.device), labels, reduction="sum")
             self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum = loss_sum + loss.detach()
@@ -130,13 +117,6 @@ class Learner:
             self.check_layers()
         self.loss_sum = loss_sum  # only now: a step may be interrupted while it waits for a batch
 
-    def _seed_dropout(self, epoch: int, first: int) -> None:
-        """Make dropout a function of (seed, epoch, batch), like the choice of neighbors."""
-        key = int(batch_key(np.uint64(self.config.seed), epoch, first))
-        torch.default_generator.manual_seed(key)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(key)
-
     def after_batch(self) -> None:
         """Release memory every `release_every` and `empty_cache_every` batches."""
         config, self._batches = self.config, self._batches + 1
@@ -145,9 +125,6 @@ class Learner:
             self.log.mark("release", after=f"batch {self._batches}", **release_memory())
         if config.empty_cache_every and self._batches % config.empty_cache_every == 0:
             cuda.empty_cache(self.log.mark, self._batches)
-
-
-# Measuring ------------------------------------------------------------------------------------------------------------
 
 
 def allocator_peak(work: Callable[[], object]) -> int:

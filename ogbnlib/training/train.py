@@ -8,11 +8,10 @@ uninterrupted one, under every loading policy.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,15 +38,15 @@ from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..sampling.loader import available_bytes
-from ..sampling.policies import Loaders, make_loaders
+from ..sampling.policies import make_loaders
 from ..sampling.window import compile_kernels
 from ..sources.catalog import open_for
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
 from .distributed import Ranks, join
-from .models import GNN, parameter_bytes
+from .models import GNN
 from .step import Learner
-from .trainer import Progress, Trainer, evaluator, note
+from .trainer import Progress, Trainer, evaluator
 
 
 @dataclass
@@ -77,8 +76,8 @@ def warm_up() -> None:
     hops = {"num_sampled_nodes": [128, 384, 768], "num_sampled_edges": [384, 768]}
     labels = torch.zeros(128, dtype=torch.int64)
     batch = Data(torch.randn(1280, 128), edges, y=labels, **hops, batch_size=128, input_id=torch.arange(128))
-    cpu, log = torch.device("cpu"), EventLog(None)
-    Learner(config, GNN(config, 128, 172), cpu, Ranks(), log).step(iter([batch]), 0, 0, 128)
+    learner = Learner(config, GNN(config, 128, 172), torch.device("cpu"), Ranks(), EventLog(None))
+    learner.step(iter([batch]), 0, 0, 128)
     score(labels, labels)
 
 
@@ -97,12 +96,10 @@ def train(
         config: The run's parameters.
         run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
-        model: Your own model object instead of `config.model`; a resumption needs one again. It is trained in place and
-            called as `models.Call` describes.
+        model: Your own model object instead of `config.model`; a resumption needs one again. It is trained in place.
 
     Raises:
-        InputError: for bad input, before anything is written; for a folder in use by another process; for a full disk;
-            for `expandable_segments` in a process that has used CUDA already.
+        InputError: for bad input, before anything is written; for a folder in use by another process; for a full disk.
         Diverged: when the loss or a weight is no longer finite; the last checkpoint is finite.
         torch.OutOfMemoryError: when the GPU's memory ran out; the run's folder has the event `cuda_oom`.
         Stopped: after SIGUSR1 or SIGTERM, at the next batch boundary, with a checkpoint written. Both signals are
@@ -128,55 +125,6 @@ def train(
                 stack.enter_context(_recorded(before, config))
         with clear_errors(folder):
             return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, model=model)
-
-
-def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
-    """Open the data set's store, converting the data first if needed; a stop signal ends the conversion."""
-
-    def check() -> None:
-        if stop.number:
-            name = signal.Signals(stop.number).name
-            log.mark("stop", signal=name, epoch=0, position=0)
-            raise Stopped(f"stopped by {name} while the data set was converted; go on with resume=True (--resume)")
-
-    limit = own_memory()[0] + min(available_bytes(), 2**30)
-    how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
-    store = open_for(config, memory_limit=limit, **how)
-    if not config.propagated:
-        return store
-    with log.phase("propagate"):
-        return propagated(store, config, **how)
-
-
-def _learner(
-    config: TrainConfig,
-    loaders: Loaders,
-    run_dir: Path | None,
-    log: EventLog,
-    ranks: Ranks,
-    say: Callable[[str], None],
-    given: nn.Module | None,
-    store: Store,
-) -> Learner:
-    """Create the learner; the code of a custom model is copied first, because every rank runs the copy."""
-    with ranks.together():
-        if run_dir is not None and ranks.first and given is None and config.model not in MODELS:
-            _, text = find_code(config, run_dir, keep=True)
-            if text:
-                say(text)
-    with ranks.together():
-        model = make_model(config, loaders.num_features, loaders.num_classes, run_dir, given, say, store)
-    unsaved = sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys())
-    if unsaved and run_dir is not None:
-        say(
-            f"the model's buffers {', '.join(unsaved)} are in no checkpoint (persistent=False): a resumed run and "
-            "predict start with the values of its __init__"
-        )
-    device = resolve_device(config.device)
-    for text in cuda.begin(config, device.type):
-        say(text)
-    log.part("model, gradients, Adam", 4 * parameter_bytes(model))
-    return Learner(config, model, device, ranks, log)
 
 
 @contextlib.contextmanager
@@ -215,17 +163,16 @@ def train_prepared(
         shown.enter_context(contextlib.closing(progress))
         shown.enter_context(progress.live)
         with log.phase("open"):
-            store = ranks.in_turn(lambda: _open(config, log, progress, stop))
+            for turn in (True, False):  # first one rank of each node, which converts the data; then the others
+                with ranks.together():
+                    if turn == (ranks.local_rank == 0):
+                        store = _open(config, log, progress, stop)
         log.mark("dataset", path=str(store.path), **asdict(store.size))
         log.mark("note", ranks=ranks.num_ranks)
-        say = functools.partial(note, log=log, progress=progress)
         if empty := [split for split in config.eval_splits if not store.num_seeds[split]]:
-            say(f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated")
+            progress.note(f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated")
             config = config.replace(eval_splits=[split for split in config.eval_splits if split not in empty])
-        if ranks.num_ranks > 1 and not config.on_disk:
-            log.mark("note", text=f"{ranks.num_ranks} copies of the data, one per rank; loading=store shares one")
-        whole = config.propagated
-        if not whole:
+        if not config.propagated:
             with log.phase("compile kernels"):
                 compile_kernels(list(config.num_neighbors))
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks)
@@ -237,21 +184,33 @@ def train_prepared(
             return ranks.num_ranks == 1 and bool(stop.number)  # several stop together, at the end of a step
 
         loaders.waiting = waiting
-        one_number = whole or (len(set(config.fan_out(training=False))) == 1 and config.model != "gcn")
-        if config.eval_batch_size not in (None, config.batch_size) and not one_number:
-            say(
-                "accuracies depend a little on eval_batch_size if fan-outs differ by hop, and with gcn; "
-                "eval_num_neighbors=-1, or any one number, avoids the first"
-            )
         with contextlib.closing(loaders), workers_ended():
-            learner = _learner(config, loaders, run_dir, log, ranks, say, model, store)
+            is_custom = model is None and config.model not in MODELS
+            with ranks.together():  # the first rank copies a custom model's code, and every rank runs the copy
+                if run_dir and is_custom and ranks.first and (text := find_code(config, run_dir, keep=True)[1]):
+                    progress.note(text)
+            with ranks.together():
+                widths = loaders.num_features, loaders.num_classes
+                model = make_model(config, *widths, run_dir, model, progress.note, store)
+            unsaved = sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys())
+            if unsaved and run_dir is not None:
+                progress.note(
+                    f"the model's buffers {', '.join(unsaved)} are in no checkpoint (persistent=False): a resumed run "
+                    "and predict start with the values of its __init__"
+                )
+            device = resolve_device(config.device)
+            for text in cuda.begin(config, device.type):
+                progress.note(text)
+            log.part("model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters()))
+            learner = Learner(config, model, device, ranks, log)
             ranks.expect_beats(store.nbytes)
-            num_seeds = len(loaders.splits["train"])
-            checkpointer = Checkpointer(run_dir, config, fingerprint(store, config), num_seeds, learner, log)
+            checkpointer = Checkpointer(run_dir, config, fingerprint(store, config), learner, log)
             trainer = Trainer(config, loaders, learner, checkpointer, log, progress, stop)
             if resume:
                 with ranks.together():
-                    trainer.restore()
+                    trainer.state, notes = checkpointer.restore()
+                for text in notes:
+                    progress.note(text)
                 if ranks.first:
                     checkpointer.take_over(trainer.state)
             trainer.run()
@@ -265,3 +224,21 @@ def train_prepared(
         cuda.end(config)
         log.close()
         torch.set_num_threads(threads)
+
+
+def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
+    """Open the data set's store, converting the data first if needed; a stop signal ends the conversion."""
+
+    def check() -> None:
+        if stop.number:
+            name = signal.Signals(stop.number).name
+            log.mark("stop", signal=name, epoch=0, position=0)
+            raise Stopped(f"stopped by {name} while the data set was converted; go on with resume=True (--resume)")
+
+    limit = own_memory()[0] + min(available_bytes(), 2**30)
+    how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
+    store = open_for(config, memory_limit=limit, **how)
+    if not config.propagated:
+        return store
+    with log.phase("propagate"):
+        return propagated(store, config, **how)

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import nbformat
 import papermill
 import pytest
@@ -24,10 +26,8 @@ from papermill.cli import papermill as command_line
 from papermill.engines import papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from ogbnlib.memory.cgroup import Cgroup
 from ogbnlib.memory.limits import Limit
 from ogbnlib.notebook.engine import Engine, ParameterError, begin_notebook, check_parameters
-from ogbnlib.notebook.kernel import KernelWatch, NotebookEnded
 
 ROOT = Path(__file__).parents[2]
 PARAMETERS = """
@@ -124,22 +124,15 @@ def test_a_misspelt_name_is_refused_with_2_and_leaves_the_output_as_it_was(
     assert done.exit_code == 2
     assert "did you mean 'epochs'? known: array, epochs, fanout" in done.stderr
     assert (tmp_path / "out.ipynb").read_text() == "an earlier result"
-    write_book(tmp_path, "1", parameters=None)
-    assert "expected a cell tagged 'parameters'" in command("-p", "epochs", "7").stderr
 
 
 @pytest.mark.parametrize(
     ("name", "value", "expected", "instead"),
     [
         ("epochs", "ten", "int", "-y 'epochs: 3'"),
-        ("epochs", True, "int", "-y 'epochs: 3'"),
-        ("epochs", 1000.0, "int", "-y 'epochs: 1000'"),  # what -p epochs 1e3 becomes
         ("lr", True, "float", "-y 'lr: 0.1'"),
-        ("flag", "false", "bool", "-y 'flag: false'"),
-        ("fanout", "[5, 4]", "list", "-y 'fanout: [5, 4]'"),
-        ("fanout", "5 4", "list", "-y 'fanout: [3, 2]'"),
-        ("hops", 3, "Union[list, str]", '-r hops "3"'),
-        ("limit", 8, "str | None", '-r limit "8 GB"'),
+        ("fanout", "[5, 4]", "list", "-y 'fanout: [3, 2]'"),
+        ("limit", 8, "str | None", "-r limit TEXT"),
         ("sizes", ["a"], "tuple[int, ...]", "-y 'sizes: [1, 2]'"),
         ("plain", "x", "float", "-y 'plain: 2.5'"),
         ("loading", "lasy", "Literal['eager', 'lazy']", "-y 'loading: \"lazy\"'"),
@@ -149,17 +142,11 @@ def test_a_value_of_another_type_is_refused_with_the_way_to_pass_it(
     name: str, value: object, expected: str, instead: str
 ) -> None:
     with pytest.raises(ParameterError) as caught:
-        check_parameters({name: value}, PARAMETERS)
-    assert str(caught.value).startswith(f"{name}: expected {expected}, found {value!r} ({type(value).__name__})")
-    assert instead in str(caught.value)
-
-
-def test_every_mistake_is_reported_at_once_and_a_cell_that_is_not_python() -> None:
-    with pytest.raises(ParameterError) as caught:
-        check_parameters({"epochs": "ten", "flag": "false", "nothing": 1}, PARAMETERS)
-    assert len(str(caught.value).splitlines()) == 3
-    with pytest.raises(ParameterError, match="plain assignments in Python"):
-        check_parameters({"epochs": 3}, "epochs = = 3")
+        check_parameters({name: value, "nothing": 1}, PARAMETERS)
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(f"{name}: expected {expected}, found {value!r} ({type(value).__name__})")
+    assert instead in first
+    assert "unknown parameter 'nothing'" in second
 
 
 def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_path: Path) -> None:
@@ -170,15 +157,12 @@ def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_
     assert read_book(tmp_path).cells[-1].outputs[0].text == "7 1 True [1] 3 2 5 None [4] 1 x text\n"
 
 
-@pytest.mark.parametrize(
-    ("values", "text"), [({"epoch": 64}, "did you mean 'epochs'"), ({"fanout": "[3]"}, "-y 'fanout: [3]'")]
-)
-def test_a_notebook_checks_what_papermills_own_engine_lets_through(tmp_path: Path, values: Any, text: str) -> None:
+def test_a_notebook_checks_what_papermills_own_engine_lets_through(tmp_path: Path) -> None:
     begin = "from ogbnlib import begin_notebook\n\nbegin_notebook()"
     path = write_book(tmp_path, begin, "print('went on')", parameters="epochs: int = 3\nfanout: list = [3, 2]")
     papermill.execute_notebook(path, tmp_path / "fine.ipynb", parameters={"epochs": 64})
-    with pytest.raises(PapermillExecutionError, match=re.escape(text)):
-        papermill.execute_notebook(path, tmp_path / "out.ipynb", parameters=values)
+    with pytest.raises(PapermillExecutionError, match="did you mean 'epochs'"):
+        papermill.execute_notebook(path, tmp_path / "out.ipynb", parameters={"epoch": 64})
     assert statuses(tmp_path)[-1] == "pending"
 
 
@@ -208,16 +192,15 @@ def test_a_killed_kernel_is_shown_as_killed_and_papermill_exits_with_137(
     (tmp_path / "elsewhere").mkdir()
     done = subprocess.run(argv("--cwd", "elsewhere"), cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 137
-    assert "SIGKILL, cause unknown" in done.stderr
+    assert "ended by SIGKILL, cause unknown" in done.stderr
     assert "Traceback" not in done.stderr
     assert statuses(tmp_path) == ["completed", "failed", "pending"]
     book = read_book(tmp_path)
     nbformat.validate(book)
     (cell,) = [cell for cell in book.cells if cell.source == KILL]
-    assert (cell.metadata.papermill.exception, cell.execution_count) == (True, 3)
     assert cell.outputs[-1].ename == "KernelDied"
     text = banners(tmp_path)
-    for words in ("**cause**: SIGKILL", "**limit**: ", "**peak**: ", "cell 4 of 5, In [3]: `import os`"):
+    for words in ("**cause**: ended by SIGKILL", "**limit**: ", "**peak**: ", "cell 4 of 5: `import os`"):
         assert words in text
 
 
@@ -253,33 +236,11 @@ for name in ("finished", "going-on"):
     attempt.recorder.stop()
     attempt.end(0)
 """
-    with pytest.raises(NotebookEnded):
+    with pytest.raises(click.ClickException):
         execute(cell)
     text = banners(tmp_path)
     assert f"in it the run {tmp_path / 'going-on'}." in text
     assert "in phase 'build valid loader'" in text
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "cause"),
-    [(3, 4, "out of memory: killed"), (3, 3, "SIGKILL, cause"), (None, 4, "SIGKILL, cause"), (3, None, "SIGKILL, c")],
-)
-def test_out_of_memory_is_claimed_where_the_counter_was_read_before_and_after(
-    tmp_path: Path, before: int | None, after: int | None, cause: str
-) -> None:
-    class Counter(Cgroup):
-        def oom_kills(self) -> int | None:
-            return counts.pop(0)
-
-    counts = [before, after]
-    with subprocess.Popen(["sleep", "60"]) as process:
-        watch = KernelWatch(process, set(), tmp_path)
-        watch.cgroup = Counter(Path("/nowhere"), 2)
-        watch.begin_cell()
-        process.kill()
-        process.wait()
-        watch.recorder.stop()
-    assert watch.facts()["cause"].startswith(cause)
 
 
 def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute: Callable[..., Any]) -> None:
@@ -293,7 +254,6 @@ def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute:
 @pytest.mark.parametrize(
     ("code", "exit_code", "cause"),
     [
-        ("import os; os.abort()", 134, "signal 6"),
         ("import os; os._exit(3)", 3, "exit code 3"),
         ("import os; os._exit(0)", 1, "status 0 before the notebook's end"),
         ("from ogbnlib import watch; watch(['-c', 'exit(75)'], name='a').require_finished()", 75, "An Exception was"),
@@ -302,9 +262,8 @@ def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute:
 def test_a_notebook_that_ended_otherwise_gives_the_status_of_kernel_or_run(
     execute: Callable[..., Any], tmp_path: Path, code: str, exit_code: int, cause: str
 ) -> None:
-    with pytest.raises(NotebookEnded) as caught:
+    with pytest.raises(click.ClickException) as caught:
         execute(code, "print('after')", cwd=tmp_path)
-    assert isinstance(caught.value, PapermillExecutionError)
     assert caught.value.exit_code == exit_code
     assert cause in banners(tmp_path)
     assert statuses(tmp_path) == ["failed", "pending"]
@@ -318,7 +277,7 @@ def test_a_kernel_that_never_starts_completes_no_cell(
     text = '{"argv": ["sh", "-c", "exit 9"], "display_name": "broken", "language": "python"}'
     (spec / "kernel.json").write_text(text)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    with pytest.raises(NotebookEnded) as caught:
+    with pytest.raises(click.ClickException) as caught:
         execute("print('never')", kernel_name="broken")
     assert caught.value.exit_code == 9
     assert statuses(tmp_path) == ["pending"]
@@ -332,12 +291,12 @@ def test_an_exception_and_a_cell_that_takes_too_long_end_as_papermill_has_it(
     execute: Callable[..., Any], tmp_path: Path, cell: str, error: str
 ) -> None:
     with pytest.raises(PapermillExecutionError, match=error):
-        execute(cell, "print('after')", execution_timeout=5)
+        execute(cell, "print('after')", execution_timeout=3)
     assert statuses(tmp_path) == ["failed", "pending"]
 
 
 def test_a_second_execution_leaves_no_banner(execute: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(NotebookEnded):
+    with pytest.raises(click.ClickException):
         execute(f"from pathlib import Path\nif not Path({str(tmp_path / 'again')!r}).exists():\n    exec({KILL!r})")
     assert "The kernel died" in banners(tmp_path)
     (tmp_path / "again").touch()
@@ -346,24 +305,6 @@ def test_a_second_execution_leaves_no_banner(execute: Callable[..., Any], tmp_pa
 
 
 # While it runs --------------------------------------------------------------------------------------------------------
-
-
-def test_a_log_has_one_line_for_each_code_cell_and_a_bar_floods_neither_notebook_nor_log(
-    command: Callable[..., Result], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bar = "import sys, time\nprint('a line', file=sys.stderr)\n"
-    bar += "for i in range(40):\n    print(f'\\rstep {i}', end='', file=sys.stderr, flush=True)\n    time.sleep(0.05)\n"
-    write_book(tmp_path, "\n" + bar + "print('\\nanother line', file=sys.stderr)", parameters="epochs: int = 3")
-    with caplog.at_level("INFO"):
-        done = command()
-    lines = ["cell 2 of 3: epochs: int = 3", "cell 3 of 3: import sys, time"]
-    assert [line for line in caplog.messages if line.startswith("cell ")] == lines
-    assert "Executing:" not in done.stderr  # papermill's own bar
-    assert [output.text for output in read_book(tmp_path).cells[2].outputs] == ["a line\nstep 39\nanother line\n"]
-    with caplog.at_level("INFO"):
-        command("--log-output")
-    assert "another line" in caplog.text
-    assert len([line for line in caplog.text.splitlines() if line.startswith("step")]) <= 3
 
 
 READY = "from pathlib import Path; import signal, time\nPath('ready').touch()\n"
@@ -383,10 +324,10 @@ def beside(act: Callable[[], object]) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_reaches_the_handler_in_the_kernel_and_the_notebook_goes_on(
-    command: Callable[..., Result], tmp_path: Path, number: signal.Signals
+    command: Callable[..., Result], tmp_path: Path
 ) -> None:
+    number = signal.SIGTERM
     handler = f"got = []\nsignal.signal({int(number)}, lambda *_: got.append(1))\n"
     wait = "while not got:\n    time.sleep(0.01)"
     write_book(tmp_path, "import signal\n" + handler + READY + wait, "print('after')")
@@ -397,16 +338,14 @@ def test_a_signal_reaches_the_handler_in_the_kernel_and_the_notebook_goes_on(
     assert signal.getsignal(number) == before
 
 
-def test_sigusr1_waits_for_a_kernel_that_handles_it(
-    command: Callable[..., Result], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sigusr1_waits_for_a_kernel_that_handles_it(command: Callable[..., Result], tmp_path: Path) -> None:
     handler = "got = []\nsignal.signal(signal.SIGUSR1, lambda *_: got.append(1))\n"
     go = "while not Path('go').exists():\n    time.sleep(0.01)\n"
     write_book(tmp_path, READY + go, handler + "while not got:\n    time.sleep(0.01)")
 
     def act() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
-        wait_until(lambda: "SIGUSR1 received, waiting" in caplog.text, "the engine's log line")
+        time.sleep(1)
         Path("go").touch()
 
     with beside(act):

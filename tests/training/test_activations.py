@@ -1,9 +1,7 @@
-"""Promises of `forecast.step`: what autograd keeps, and all that a step has alive, stay below what is foretold.
+"""Promises of `forecast.step`: what autograd keeps, and all that a step has alive, stay below the forecast.
 
-Two counts of the same step on the CPU. Hooks on saved tensors (`torch.autograd.graph.saved_tensors_hooks`) see what the
-forward pass keeps for the backward pass. The profiler's record of the CPU allocator has every allocation, so its peak
-is the counterpart of `torch.cuda.max_memory_allocated` above what was there before the step; a GPU's own kernels may
-take other scratch, and its allocator rounds to 512 bytes.
+Two counts of the same step on the CPU: hooks on saved tensors see what the forward pass keeps for the backward pass;
+the profiler's record of the CPU allocator is the counterpart of `torch.cuda.max_memory_allocated`.
 """
 
 from __future__ import annotations
@@ -63,13 +61,8 @@ class Held:
 class SavedTensors:
     """Counts the distinct storages that autograd keeps for the backward pass, as a context manager.
 
-    A view keeps its whole storage, and a storage that is kept twice counts once. What was there before, the parameters
-    and the batch, is `known` and does not count. Inside `torch.utils.checkpoint` only a layer's inputs are seen here,
-    as its own hooks take the rest: that is what is kept between the passes, not what the recomputation makes.
-
-    Attributes:
-        bytes: Kept now.
-        peak_bytes: The most that was kept at once.
+    A view keeps its whole storage, and a storage that is kept twice counts once. `known` storages, the parameters and
+    the batch, do not count. Inside `torch.utils.checkpoint` only a layer's inputs are seen.
     """
 
     def __init__(self, known: Iterable[Tensor]):
@@ -180,34 +173,13 @@ def drawn(wide: Config) -> Drawn:
     return draw(wide())
 
 
-def test_a_storage_that_is_kept_twice_counts_once_and_until_its_last_use() -> None:
-    w = torch.ones(100, requires_grad=True)
-    x = torch.ones(100)
-    with SavedTensors([w, x]) as saved:
-        y = w * x  # keeps both, which are known
-        assert saved.bytes == 0
-        z = y * y  # keeps y twice
-        assert saved.bytes == 400
-        (z[:10] * y[:10]).sum().backward()  # views of z and y: z whole, y is there already
-        assert saved.peak_bytes == 800
-        assert saved.bytes == 0
-
-
-def test_a_sparse_matrix_counts_with_its_three_arrays() -> None:
-    matrix = torch.sparse_csr_tensor([0, 1, 3], [0, 1, 2], torch.ones(3), (2, 3))
-    x = torch.ones(3, 4, requires_grad=True)
-    with SavedTensors([x]) as saved:
-        torch.sparse.mm(matrix, x, "mean").sum().backward()
-        assert saved.peak_bytes == 3 * 8 + 3 * 8 + 3 * 4
-
-
 # What is foretold -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize(
+    ("dropout", "precision", "checkpointing"), [(0.0, "fp32", False), (0.5, "bf16", False), (0.5, "bf16", True)]
+)
 def test_a_step_takes_no_more_than_is_foretold_and_not_much_less(
     wide: Config, drawn: Drawn, model: str, dropout: float, precision: str, checkpointing: bool
 ) -> None:
@@ -219,10 +191,9 @@ def test_a_step_takes_no_more_than_is_foretold_and_not_much_less(
     assert 0.97 <= step.predicted_peak_bytes / step.peak_bytes <= most
 
 
-@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
-@pytest.mark.parametrize("hidden", [16, 256])
+@pytest.mark.parametrize(("model", "hidden"), [("sage", 256), ("gcn", 16), ("gat", 16)])
 def test_the_bounds_hold_for_other_widths_and_depths(wide: Config, model: str, hidden: int) -> None:
-    for fan_out in ([5], [10, 5], [4, 3, 2, 2]):
+    for fan_out in ([5], [4, 3, 2, 2]):
         step = measure(wide(model=model, hidden_channels=hidden, num_neighbors=fan_out))
         assert 0.995 <= step.predicted_saved_bytes / step.saved_bytes <= 1.25
         assert step.peak_bytes - MB <= step.predicted_peak_bytes <= 1.25 * step.peak_bytes + MB

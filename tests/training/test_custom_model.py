@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import left_in, wait_until
-from real_graphs import real_config, write_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
@@ -155,14 +153,6 @@ def test_kills_in_the_middle_of_an_epoch_of_child_and_parent_change_no_weight(ow
     assert [event["epoch"] for event in epochs if event["event"] == "begin"] == [1, 2, 2, 3, 3]
 
 
-def test_a_run_goes_on_where_the_file_is_gone(own: Config, here: Path) -> None:
-    straight = train(own(epochs=2))
-    train(own(epochs=1), "run")
-    (here / "my_model.py").unlink()
-    assert same(train(own(epochs=2), "run", resume=True).model.state_dict(), straight.model.state_dict())
-    assert "my_model.py: gone since the run began" in notes(here / "run")
-
-
 def test_a_module_that_changed_is_refused_with_the_line(own: Config, here: Path) -> None:
     package = here / "my_package_of_models"
     package.mkdir()
@@ -223,47 +213,26 @@ def test_our_sage_as_a_model_of_your_own_has_the_same_losses(own: Config, here: 
     assert same(theirs.model.state_dict(), ours.model.state_dict())
 
 
-@pytest.mark.parametrize("name", ["GraphSAGE", "GAT", "GIN", "PNA"])
+@pytest.mark.parametrize("name", ["GraphSAGE", "GIN"])
 def test_pygs_own_models_are_called_with_the_counts_of_each_hop(name: str) -> None:
-    more = {"aggregators": ["mean"], "scalers": ["identity"], "deg": [1, 2]} if name == "PNA" else {}
     config = TrainConfig.create(
         dataset="x", model=f"torch_geometric.nn:{name}", hidden_channels=8, model_args={"norm": "LayerNorm"}
     )
-    if more:
-        with pytest.raises(InputError, match=r"PNA.*can't be created: .*aggregators"):
-            make_model(config, 6, 5)
-        return
     call = Call.of(make_model(config, 6, 5), "fp32")
     assert call.arguments["num_sampled_nodes_per_hop"] == "num_sampled_nodes"
     assert call.arguments["num_sampled_edges_per_hop"] == "num_sampled_edges"
-
-
-DEGREES = """
-import torch
-
-class Net(torch.nn.Linear):
-    def __init__(self, in_channels, out_channels, deg):
-        super().__init__(in_channels, out_channels)
-        self.register_buffer("deg", deg)
-
-    def forward(self, x):
-        return super().forward(x)
-"""
 
 
 @pytest.mark.parametrize(
     ("model", "args"),
     [
         ("torch_geometric.nn:GraphSAGE", {"jk": "cat"}),
-        ("torch_geometric.nn:GCN", {"jk": "lstm"}),
         ("torch_geometric.nn:PNA", {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}),
-        ("degrees.py:Net", {}),
     ],
 )
 def test_models_that_need_all_nodes_or_the_degrees_are_trained_and_predict(
     own: Config, here: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch, model: str, args: dict[str, Any]
 ) -> None:
-    (here / "degrees.py").write_text(DEGREES)
     monkeypatch.setattr(models, "_PIECE_NODES", 70)
     config = own(model=model, model_args=args, dropout=0.0, epochs=1, num_neighbors=[3, 2])
     result = train(config, "run")
@@ -272,8 +241,6 @@ def test_models_that_need_all_nodes_or_the_degrees_are_trained_and_predict(
     if "PNA" in model:
         average = float((expected * torch.arange(len(expected))).sum() / expected.sum())
         assert float(result.model.state_dict()["convs.0.aggr_module.avg_deg_lin"]) == pytest.approx(average)
-    elif "degrees" in model:
-        assert torch.equal(result.model.state_dict()["deg"], expected)
     nodes = store.splits["test"]
     path = predict("run", "out.npy", nodes=nodes, sampled=True, progress=False, say=len)
     assert float((np.load(path) == store.y[nodes]).mean()) == result.history[-1]["test"]
@@ -322,9 +289,8 @@ def test_bfloat16_goes_around_its_forward() -> None:
 @pytest.mark.slow
 def test_two_ranks_evaluate_the_batch_norm_that_they_save(own: Config, here: Path, tiny_store: Path) -> None:
     (here / "my_model.py").write_text(RESIDUAL.replace("torch.nn.LayerNorm if", "torch.nn.BatchNorm1d if"))
-    config = own(
-        epochs=2, batch_size=24, eval_batch_size=16, lr=0.1, train_eval="final"
-    )  # 5 batches: one rank has none
+    sizes = {"batch_size": 24, "eval_batch_size": 16}  # 5 batches: one rank has none
+    config = own(epochs=2, lr=0.1, train_eval="final", **sizes)
     ended = run(config, run_dir="run", num_ranks=2, echo=False)
     assert ended.exit_code == 0, ended.diagnosis
     store, last = open_store(tiny_store), ended.metrics.iloc[-1]
@@ -386,14 +352,10 @@ def test_buffers_that_no_checkpoint_has_are_said(own: Config, here: Path) -> Non
 
 def test_scores_that_are_nan_are_no_class(own: Config, here: Path) -> None:
     (here / "my_model.py").write_text(BUFFERS.format(undefined="Net.training_began"))
-    code = (
-        (here / "my_model.py")
-        .read_text()
-        .replace("if not self", "Net.training_began |= self.training\n        if not self")
-    )
-    (here / "my_model.py").write_text(
-        code.replace("    def __init__", "    training_began = False\n\n    def __init__")
-    )
+    code = (here / "my_model.py").read_text()
+    code = code.replace("if not self", "Net.training_began |= self.training\n        if not self")
+    code = code.replace("    def __init__", "    training_began = False\n\n    def __init__")
+    (here / "my_model.py").write_text(code)
     with pytest.raises(Diverged, match=r"scores of 40 of 40 valid nodes are NaN in epoch 1.* verify"):
         train(own(dropout=0.0), "run")
     assert Run("run").exit_code == 77
@@ -417,8 +379,7 @@ def model_that_ends(how: str, first: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("how", "ranks"), [("sys.exit(0)", 1), ("os._exit(0)", 2)])
 def test_a_run_whose_model_ends_the_process_has_not_finished(own: Config, here: Path, how: str, ranks: int) -> None:
     (here / "my_model.py").write_text(model_that_ends(how, 4))
     ended = run(own(), run_dir="run", num_ranks=ranks, echo=False)
@@ -434,7 +395,7 @@ def test_a_run_whose_model_ends_the_process_has_not_finished(own: Config, here: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["sys.exit(0)", "os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("how", ["sys.exit(0)", "os.kill(os.getpid(), 9)"])
 def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, here: Path, how: str) -> None:
     (here / "my_model.py").write_text(model_that_ends(how, 1))
     before = left_in(here)
@@ -444,9 +405,8 @@ def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, here: Pat
     assert left_in(here) == before
 
 
-@pytest.mark.parametrize("how", ["sys.exit(0)", "exit(0)"])
-def test_a_model_that_exits_does_not_end_a_training_in_this_process(own: Config, here: Path, how: str) -> None:
-    (here / "my_model.py").write_text(model_that_ends(how, 4))
+def test_a_model_that_exits_does_not_end_a_training_in_this_process(own: Config, here: Path) -> None:
+    (here / "my_model.py").write_text(model_that_ends("sys.exit(0)", 4))
     with pytest.raises(InputError, match=r"model\.py, line 29: expected code that goes on, found sys.exit\(0\)"):
         train(own(), "run")
     assert Run("run").exit_code == 2
@@ -487,8 +447,9 @@ def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
     del sys.modules["own_utils"]
 
 
-@pytest.mark.parametrize("call", [2, 3, 4], ids=["first step", "second", "evaluation"])
-@pytest.mark.parametrize("made", ["extra = nn.Linear(2, 2)", "register_buffer('extra', torch.ones(2))"])
+@pytest.mark.parametrize(
+    ("made", "call"), [("extra = nn.Linear(2, 2)", 2), ("register_buffer('extra', torch.ones(2))", 4)]
+)
 def test_a_layer_that_is_made_in_a_later_forward_is_refused(own: Config, here: Path, made: str, call: int) -> None:
     late = f"self.n += 1\n        if self.n == {call}:\n            self.{made}\n        return self.lin(x)"
     (here / "my_model.py").write_text(model_with(late, f"{INIT}        self.n = 0\n"))
@@ -528,30 +489,16 @@ NO_MODEL = "expected a class Net derived from torch.nn.Module"
 UNUSED = "expected forward to use the model's own parameters"
 WRONG: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "no file": (None, {}, r"^my_model\.py: .*No such file"),
-    "no class": ("x = 1\n", {}, NO_MODEL),
     "not a module": ("class Net: pass\n", {}, NO_MODEL),
     "a failing import": ("import os\nimport nothing_of_it\n", {}, "ModuleNotFoundError in .*my_model.py, line 2: "),
-    "a syntax error": ("x = 1\nclass Net(:\n", {}, "SyntaxError: .*line 2"),
     "a script": ("import sys\nsys.exit(3)\n", {}, "SystemExit in .*line 2: 3"),
-    "no such package": (GOOD, {"model": "no_such.module:Net"}, "^no_such.module: .*No module named 'no_such'"),
     "a notebook's": (GOOD, {"model": "__main__:Net"}, "%%writefile my_model.py"),
     "an argument missing": (GOOD.replace("self, in_ch", "self, depth, in_ch"), {}, "can't be created: .*'depth'"),
-    "an argument too many": (GOOD, {"model_args": {"out_chanels": 3}}, "can't be created: .*'out_chanels'"),
     "dropout that is not taken": (GOOD, {"dropout": 0.5}, "^dropout: my_model.py:Net takes none, got 0.5"),
-    "an __init__ that fails": (
-        GOOD.replace("super().__init__()", "raise ValueError('no luck')"),
-        {},
-        "in_channels=6, out_channels=5.: can't be created: ValueError in .*my_model.py, line 5: no luck",
-    ),
     "a forward that fails": (model_with("return self.lin(x[:, 1:])"), {}, "line 8: mat1 and mat2"),
-    "no forward": (HEAD + INIT, {}, "forward"),
-    "a forward of three": (GOOD.replace("x, edge_index", "x, edge_index, edge_weight"), {}, "'edge_weight'"),
     "a wrong width": (GOOD, {"model_args": {"out_channels": 7}}, r"scores \[12, 5\].*found \[12, 7\]"),
     "seeds alone": (model_with("return self.lin(x)[:4]"), {}, r"scores \[12, .*found .*\[4, 5\]"),
-    "two tensors": (model_with("return self.lin(x), x"), {}, "found tuple"),
-    "classes": (model_with("return self.lin(x).argmax(1)"), {}, r"found .*\[12\]"),
     "no gradient": (model_with("return self.lin(x).detach()"), {}, UNUSED),
-    "no parameters": (model_with("return x[:, :5]", "    pass\n"), {}, UNUSED),
     "layers in a list": (
         model_with("return self.lin(x) + self.more[0](x)", f"{INIT}        self.more = [nn.Linear(in_channels, 5)]\n"),
         {},
@@ -587,11 +534,8 @@ def test_it_is_refused_before_anything_is_written(own: Config, here: Path) -> No
             {"model": "sgae"},
             r"^model: expected sage, gcn, gat, sgc, sign, sagn, or your own as .*, got 'sgae'; did you mean 'sage'\?",
         ),
-        ({"model": ":Net"}, "^model: "),
         ({"model": "my_model.py:"}, "^model: "),
         ({"model_args": '{"a": 1}'}, "^model_args: expected with your own model only, got model='sage'"),
-        ({"model": "a.py:Net", "model_args": "heads=4"}, "^model_args: expected names and values as JSON has them"),
-        ({"model": "a.py:Net", "model_args": [1]}, "^model_args: expected names and values as JSON"),
         ({"model": "a.py:Net", "model_args": {"f": len}}, "^model_args: expected names and values as JSON"),
         (
             {"model": "a.py:Net", "activation_checkpointing": True},
@@ -604,15 +548,6 @@ def test_a_config_refuses_what_no_model_of_your_own_can_have(values: dict[str, A
         TrainConfig.create(dataset="x", **values)
 
 
-def test_model_args_are_the_same_from_python_the_command_line_and_a_saved_config(tmp_path: Path) -> None:
-    given = {"heads": 4, "widths": (3, 2), "name": None}
-    one = TrainConfig.create(dataset="x", model="a.py:Net", model_args=given)
-    two = TrainConfig.create(dataset="x", model="a.py:Net", model_args=json.dumps(given))
-    one.save(tmp_path / "config.json")
-    assert one == two == TrainConfig.load(tmp_path / "config.json")
-    assert one.model_args == {"heads": 4, "widths": [3, 2], "name": None}
-
-
 def test_the_plan_says_what_it_does_not_know() -> None:
     size = GraphSize("x", 1000, 9000, 8, 4, {"train": 100, "valid": 10, "test": 10})
     own = TrainConfig.create(dataset="x", model="my_model.py:Net")
@@ -621,15 +556,3 @@ def test_the_plan_says_what_it_does_not_know() -> None:
     assert "uncertain: my_model.py:Net was not measured (my_model.py: " in str(unknown)
     assert "its weights and activations are taken for those of a sage" in str(unknown)
     assert "taken for those" not in str(known)
-
-
-# A real graph ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_plain_graphsage_of_ones_own_reaches_the_accuracy_of_the_literature(tmp_path: Path) -> None:
-    write_graph("amazon_photo", tmp_path / "photo")
-    torch.manual_seed(0)
-    accuracy = train(real_config(tmp_path / "photo", 15, dropout=0.0), model=Plain(745, 64, 8)).history[-1]["test"]
-    assert accuracy is not None
-    assert accuracy >= 0.92
-    print(f"amazon_photo, a model of one's own: test accuracy {accuracy:.4f}")

@@ -148,13 +148,6 @@ def test_it_is_over_when_so_many_evaluations_brought_nothing_better(history: lis
     assert TrainConfig.create(dataset="x", epochs=6, early_stopping=2).is_over(history) is over
 
 
-@pytest.mark.parametrize("given", [0, "0", None, "none", ""])
-def test_without_patience_it_trains_all_epochs(given: object) -> None:
-    config = TrainConfig.create(dataset="x", epochs=6, early_stopping=given)
-    assert config.early_stopping == 0
-    assert not config.is_over([0.5] * 5)
-
-
 @pytest.mark.parametrize("loading", ["eager", "store"])
 def test_a_run_that_is_stopped_early_is_finished_with_its_last_evaluation_and_says_so(
     tiny_config: Config, tmp_path: Path, valid: list[float], loading: str

@@ -56,7 +56,7 @@ def untrimmed(gnn: GNN, x: Tensor, edges: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("fanouts", [[4], [3, 2], [4, 3, 2], [-1, -1]], ids=str)
+@pytest.mark.parametrize("fanouts", [[4], [4, 3, 2], [-1, -1]], ids=str)
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
 def test_seeds_get_what_computing_every_layer_on_every_node_gives(name: str, fanouts: list[int]) -> None:
     gnn = model(name, len(fanouts))
@@ -67,27 +67,10 @@ def test_seeds_get_what_computing_every_layer_on_every_node_gives(name: str, fan
 
 
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
-def test_the_order_of_a_hops_edges_does_not_matter(name: str) -> None:
-    gnn, (x, edges, nodes_per_hop, edges_per_hop) = model(name, 2), batch([3, 2])
-    hops = edges.split(edges_per_hop, 1)
-    shuffled = torch.cat([hop[:, torch.randperm(hop.size(1))] for hop in hops], 1)
-    expected = gnn(x, edges, nodes_per_hop, edges_per_hop)
-    torch.testing.assert_close(gnn(x, shuffled, nodes_per_hop, edges_per_hop), expected)
-
-
-@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
 def test_a_batch_without_edges_is_computed(name: str) -> None:
     out = model(name, 2)(torch.ones(3, 6), torch.empty(2, 0, dtype=torch.int64), [3, 0, 0], [0, 0])
     assert out.shape == (3, 5)
     assert torch.isfinite(out).all()
-
-
-@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
-def test_every_parameter_is_trained(name: str) -> None:
-    gnn = model(name, 2).train()
-    x, edges, *hops = batch([3, 2])
-    gnn(x, edges, *hops).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in gnn.parameters())
 
 
 def test_cuda_is_refused_where_there_is_none() -> None:
@@ -111,11 +94,10 @@ def gradients(name: str, **more: object) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
-def test_checkpointed_gradients_are_the_plain_ones_bit_for_bit(name: str, dropout: float, precision: str) -> None:
-    plain = gradients(name, dropout=dropout, precision=precision)
-    again = gradients(name, dropout=dropout, precision=precision, activation_checkpointing=True)
+def test_checkpointed_gradients_are_the_plain_ones_bit_for_bit(name: str, precision: str) -> None:
+    plain = gradients(name, dropout=0.5, precision=precision)
+    again = gradients(name, dropout=0.5, precision=precision, activation_checkpointing=True)
     assert len(plain) > 4
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import re
@@ -17,23 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import left_in, official_csv, raw_arrays, tree
+from conftest import left_in, raw_arrays, tree
 from torch_geometric.data import Data
 
 from ogbnlib import files
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.graph.store import open_store
 from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.sources.ogb import RawDataset, open_raw, write_raw
 from ogbnlib.training.train import TrainResult, train
-from ogbnlib.training.trainer import Progress, epoch_line
+from ogbnlib.training.trainer import Progress
 
 Config = Callable[..., TrainConfig]
-POLICIES = ("eager", "lazy", "shared")
+POLICIES = ("eager", "lazy", "shared", "store")
 
 
 def column(result: TrainResult, name: str) -> list[float | None]:
@@ -65,7 +64,7 @@ def test_a_full_disk_ends_it_with_one_sentence_and_code_2(
     replace = os.replace
 
     def full(source: Path, target: Path) -> None:
-        if target.name == file:
+        if Path(target).name == file:
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(source, target)
 
@@ -79,7 +78,7 @@ def test_a_full_disk_ends_it_with_one_sentence_and_code_2(
 @pytest.mark.parametrize("undirected", [False, True])
 def test_losses_and_accuracies_of_all_policies_agree_exactly(tiny_config: Config, undirected: bool) -> None:
     results = [train(tiny_config(loading=policy, undirected=undirected, dropout=0.3)) for policy in POLICIES]
-    assert scores(results[0]) == scores(results[1]) == scores(results[2])
+    assert all(scores(result) == scores(results[0]) for result in results)
     assert len(results[0].history) == 2
 
 
@@ -89,21 +88,6 @@ def fresh(tiny_dir: Path, tmp_path: Path) -> dict[str, Any]:
     return {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits()}
 
 
-@pytest.mark.parametrize("source", ["raw folder", "official csv"])
-def test_whatever_a_data_set_is_losses_agree_under_every_policy_after_one_conversion(
-    tiny_config: Config, fresh: dict[str, Any], tmp_path: Path, source: str
-) -> None:
-    if source == "raw folder":
-        changes = {"dataset": str(write_raw(tmp_path / "mine", **fresh).path)}
-    else:
-        official_csv(tmp_path, **fresh)
-        changes = {"dataset": "ogbn-arxiv", "data_dir": str(tmp_path)}
-    results = [train(tiny_config(loading=policy, **changes)) for policy in (*POLICIES, "store")]
-    assert scores(results[0]) == scores(results[1]) == scores(results[2]) == scores(results[3])
-    folder = Path(changes["dataset"]).name.replace("-", "_")
-    assert left_in(tmp_path) == [folder, f"{folder}.store"]
-
-
 def test_a_store_that_loading_store_makes_is_float16_where_that_is_asked_for(
     tiny_config: Config, fresh: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -111,16 +95,6 @@ def test_a_store_that_loading_store_makes_is_float16_where_that_is_asked_for(
     half = train(tiny_config(dataset=dataset, loading="store", feature_dtype="float16", data_dir=tmp_path / "stores"))
     assert left_in(tmp_path / "stores") == ["mine-float16.store"]
     assert scores(train(tiny_config(dataset=dataset, feature_dtype="float16"))) == scores(half)
-
-
-def test_a_run_names_the_store_it_trained_on_with_its_sizes(
-    tiny_config: Config, tiny_store: Path, tmp_path: Path
-) -> None:
-    train(tiny_config(epochs=1), tmp_path / "run")
-    (event,) = [event for event in Run(tmp_path / "run").events if event["event"] == "dataset"]
-    names = [field.name for field in dataclasses.fields(GraphSize)]
-    assert GraphSize(**{name: event[name] for name in names}) == open_store(tiny_store).size
-    assert event["path"] == str(tiny_store)
 
 
 def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
@@ -145,8 +119,7 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
     assert scores(train(config, tmp_path / "run", resume=True)) == scores(plain)
 
 
-@pytest.mark.parametrize("policy", ["lazy", "shared"])
-@pytest.mark.parametrize("persistent", [False, True], ids=["workers of an epoch", "persistent workers"])
+@pytest.mark.parametrize(("policy", "persistent"), [("lazy", False), ("shared", True)])
 def test_workers_change_no_loss(tiny_config: Config, plain: TrainResult, policy: str, persistent: bool) -> None:
     config = tiny_config(loading=policy, num_workers=2, persistent_workers=persistent, eval_splits="valid")
     result = train(config)
@@ -171,67 +144,6 @@ def test_training_learns_what_the_features_tell(tiny_config: Config, model: str)
     assert (result.history[-1]["train"] or 0) > 0.5  # chance is 0.25
 
 
-def test_float16_features_give_nearly_the_same_losses(tiny_config: Config, plain: TrainResult) -> None:
-    assert column(train(tiny_config(feature_dtype="float16")), "loss") == pytest.approx(column(plain, "loss"), rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"train_eval": "never", "eval_every": 2}, [set(), {"valid", "test"}, {"valid", "test"}]),
-        (
-            {"train_eval": "every_epoch", "eval_every": 2},
-            [set(), {"train", "valid", "test"}, {"train", "valid", "test"}],
-        ),
-        ({"train_eval": "final", "eval_splits": ""}, [set(), set(), {"train"}]),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",  # sets come in any order
-)
-def test_exactly_the_splits_that_were_asked_for_are_evaluated(
-    tiny_config: Config, changes: dict[str, Any], expected: list[set[str]]
-) -> None:
-    history = train(tiny_config(epochs=3, **changes)).history
-    assert [{name for name in ("train", "valid", "test") if row[name] is not None} for row in history] == expected
-
-
-def test_no_loss_and_no_time_are_shown_before_there_is_a_step(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[dict[str, Any]] = []
-    keep = Progress.keep
-
-    def noted(self: Progress, count: Any, info: Any = dict) -> None:
-        keep(self, count, info)
-        if info is not dict:
-            shown.append(info())
-
-    monkeypatch.setattr(Progress, "keep", noted)
-    train(tiny_config(accumulate=3, epochs=1))
-    assert [one["loss"] is None for one in shown] == [True] * 2 + [False] * 6  # 8 batches, 3 to a step
-    assert [one["run_left_s"] is None for one in shown] == [True] * 5 + [False] * 3  # after the second step
-
-
-def test_no_epochs_train_nothing(tiny_config: Config, tmp_path: Path) -> None:
-    assert train(tiny_config(epochs=0), tmp_path / "run").history == []
-
-
-def test_the_epoch_line_rounds_long_times_and_leaves_out_what_was_not_evaluated() -> None:
-    row = {"epoch": 1, "loss": 1.68, "train": None, "valid": 0.53124, "test": 0.49209, "time_s": 186.4}
-    row["eval_time_s"] = 79.8
-    assert epoch_line(row) == "Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186s + 80s eval"
-    row |= {"valid": None, "test": None, "train": 0.5, "time_s": 3.14, "eval_time_s": 0.26}
-    assert epoch_line(row) == "Epoch 001 | Loss: 1.6800 | Train: 0.5000 | Time: 3.1s + 0.3s eval"
-    assert epoch_line(row | {"train": None}) == "Epoch 001 | Loss: 1.6800 | Time: 3.1s"
-
-
-def test_without_a_run_folder_nothing_is_written(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    train(tiny_config(epochs=1))
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_run_folder_holds_everything_about_the_run(tiny_config: Config, tmp_path: Path) -> None:
     config = tiny_config()
     result = train(config, tmp_path / "run")
@@ -246,7 +158,7 @@ def test_a_run_folder_holds_everything_about_the_run(tiny_config: Config, tmp_pa
     assert all(phase.end_s is not None for phase in Run(tmp_path / "run").phases)
 
 
-@pytest.mark.parametrize("policies", [("shared", "shared"), ("eager", "shared"), ("shared", "lazy")], ids=str)
+@pytest.mark.parametrize("policies", [("shared", "shared"), ("eager", "lazy")], ids=str)
 def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(
     tiny_config: Config, tmp_path: Path, policies: tuple[str, str]
 ) -> None:
@@ -281,17 +193,9 @@ def test_a_mistake_is_found_before_anything_is_written(tiny_config: Config, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_the_callers_thread_count_is_left_as_it_was(tiny_config: Config) -> None:
-    before = torch.get_num_threads()
-    train(tiny_config(epochs=1, num_threads=before + 1))
-    assert torch.get_num_threads() == before
-
-
 def test_memory_is_released_every_k_batches_of_training_and_evaluation_when_asked(
     tiny_config: Config, tmp_path: Path
 ) -> None:
-    from ogbnlib.runs.folder import Run
-
     config = tiny_config(epochs=1, release_every=3, loading="shared", eval_splits=("valid",), eval_batch_size=2)
     train(config, tmp_path / "run")
     after: dict[str, list[str]] = {}
@@ -310,8 +214,7 @@ def test_memory_is_released_every_k_batches_of_training_and_evaluation_when_aske
 # Evaluation -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["sage", "gat"])
-@pytest.mark.parametrize("fan_out", [2, -1])
+@pytest.mark.parametrize(("model", "fan_out"), [("sage", 2), ("gat", -1)])
 def test_an_accuracy_with_one_fan_out_does_not_depend_on_batches_or_policy(
     tiny_config: Config, tiny_store: Path, model: str, fan_out: int
 ) -> None:
@@ -333,7 +236,6 @@ def test_an_accuracy_with_one_fan_out_does_not_depend_on_batches_or_policy(
             {"loading": "lazy", "eval_batch_size": 100},
             {"loading": "eager"},
             {"loading": "store", "lookahead": "300 kB", "eval_batch_size": 13},
-            {"loading": "store", "lookahead": "off", "num_workers": 1},
         )
     }
     assert len(found) == 1
@@ -361,51 +263,22 @@ def test_the_fan_outs_of_evaluation_change_no_weight_and_may_change_on_resumptio
     assert any(note.startswith("eval_num_neighbors is [-1, -1] from here on, None before") for note in notes)
 
 
-def test_that_an_accuracy_depends_on_eval_batch_size_is_said(
-    tiny_config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = "accuracies depend a little on eval_batch_size"
-    for changes, expected in (({}, False), ({"eval_batch_size": 50}, True), ({"model": "gcn"}, False)):
-        for fan_out in (None, -1):
-            train(tiny_config(epochs=1, progress="lines", eval_num_neighbors=fan_out, **changes))
-            assert (said in capsys.readouterr().out) == (expected and fan_out is None)
-    train(tiny_config(epochs=1, progress="lines", eval_num_neighbors=-1, eval_batch_size=50, model="gcn"))
-    assert said in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("loading", ["eager", "lazy", "shared", "store"])
+@pytest.mark.parametrize("loading", ["eager", "store"])
 @pytest.mark.parametrize(
-    ("name", "spoil", "expected"),
+    ("name", "at", "value", "expected"),
     [
-        (
-            "y",
-            lambda array: array.__setitem__(slice(None), -1),
-            r"train\.npy: expected labelled nodes, found 120 without",
-        ),
-        (
-            "y",
-            lambda array: array.__setitem__(slice(None), 4),
-            r"train\.npy: expected labelled nodes, found 120 without",
-        ),
-        (
-            "test",
-            lambda array: array.__setitem__(3, 300),
-            r"test\.npy: expected the checksum",
-        ),
-        (
-            "valid",
-            lambda array: array.__setitem__(3, array[2]),
-            r"valid\.npy: expected the checksum",
-        ),
+        ("y", slice(None), -1, r"train\.npy: expected labelled nodes, found 120 without"),
+        ("y", slice(None), 4, r"train\.npy: expected labelled nodes, found 120 without"),
+        ("test", 3, 300, r"test\.npy: expected the checksum"),
     ],
-    ids=["unlabelled", "another class", "out of range", "twice"],
+    ids=["unlabelled", "another class", "out of range"],
 )
 def test_splits_of_a_store_made_by_hand_are_checked_before_it_is_trained_on(
-    tiny_config: Config, tiny_store: Path, tmp_path: Path, loading: str, name: str, spoil: Any, expected: str
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, loading: str, name: str, at: Any, value: int, expected: str
 ) -> None:
     store = open_store(shutil.copytree(tiny_store, tmp_path / "store"))
     array = np.load(store.file_path(name), mmap_mode="r+")
-    spoil(array)
+    array[at] = value
     array.flush()
     with pytest.raises(InputError, match=rf"{tmp_path}/store/{expected}.*verify"):
         train(tiny_config(dataset=str(store.path), loading=loading))
@@ -427,9 +300,7 @@ def gradients(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[dict
     return seen
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "accumulate", "steps"), [(32, 4, 1), (16, 4, 2), (16, 3, 3), (7, 5, 4), (120, 2, 1), (16, 100, 1)]
-)
+@pytest.mark.parametrize(("batch_size", "accumulate", "steps"), [(16, 4, 2), (7, 5, 4), (16, 100, 1)])
 def test_accumulated_gradients_are_those_of_one_large_batch_the_last_group_included(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch, batch_size: int, accumulate: int, steps: int
 ) -> None:
@@ -442,8 +313,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch_the_last_group_inclu
         assert max(float(value.abs().max()) for value in other.values()) > 1e-3
 
 
-@pytest.mark.parametrize("how", ["bar", "lines", "none"])
-def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
+def test_no_batch_is_held_while_the_next_one_is_made() -> None:
     last: list[weakref.ref[Data]] = []
 
     def batches() -> Iterator[Data]:
@@ -455,7 +325,7 @@ def test_no_batch_is_held_while_the_next_one_is_made(how: str) -> None:
             del batch
 
     seen = 0
-    for batch in Progress(how, EventLog(None)).over(batches(), 4):
+    for batch in Progress("none", EventLog(None)).over(batches(), 4):
         seen += isinstance(batch, Data)
         del batch
     assert seen == 4
