@@ -29,7 +29,6 @@ from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
 from ..runs.exit_codes import meaning_of
 from ..runs.folder import Run, RunEnded
-from .engine import check_parameters
 
 
 class KernelDied(DeadKernelError):
@@ -146,19 +145,11 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
 
 
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
-    """papermill's engine with `Client` and strict parameters."""
+    """papermill's engine with `Client`."""
 
     @classmethod
     def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
-        """Check the parameters, then execute `nb`; refused parameters leave the output file as it was.
-
-        Raises:
-            click.ClickException: when the kernel died, or a training run of a cell did not finish; with the exit code.
-            papermill.exceptions.PapermillExecutionError: for any other exception in a cell.
-        """
-        values = dict(nb.metadata.papermill.get("parameters") or {})
-        cell = next((cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None)
-        check_parameters(values, cell.source if cell else "")
+        """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits with its code."""
         exit_code = None
         try:
             nb = super().execute_notebook(nb, kernel_name, **options)
