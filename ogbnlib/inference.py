@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,12 +18,12 @@ from .errors import InputError, clear_errors, no_exit
 from .files import StrPath, check_new, home, locked, sibling_path, write_atomically
 from .graph.bits import NodeSet
 from .graph.checks import label_dtype
-from .graph.npz import Array
+from .graph.npz import Array, load
 from .graph.store import Store
 from .memory.cuda import resolve_device
 from .progress import counted
 from .propagation.hops import left_bytes, propagated
-from .propagation.layers import Layer, LayerWise
+from .propagation.layers import Layer, layer_scores
 from .propagation.loader import HopLoader
 from .propagation.plan import fixed_bytes
 from .propagation.sweep import THREADS
@@ -42,43 +41,17 @@ Rows: TypeAlias = tuple[Array, Array]  # positions of rows in the file, int64, a
 _STEP_BYTES = 256 * 2**20  # buffers between the layers, and the products' own memory
 
 
-def _asked(nodes: str | Array, store: Store) -> tuple[Array | None, str]:
-    """Return distinct int64 ids, None for all nodes, and their kind: "labelled", "all" or "given"."""
-    if isinstance(nodes, str) and nodes in ("labelled", "all"):
-        return None if nodes == "all" else np.unique(np.concatenate([*store.splits.values()])), nodes
-    if isinstance(nodes, str | os.PathLike):
-        file = home(nodes)
-        if file.suffix != ".npy":
-            raise InputError(f"nodes: expected labelled, all or a .npy file of node ids, got {nodes!r}")
-        try:
-            with clear_errors(file):
-                nodes = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise InputError(f"{file}: expected an array of node ids, found something else ({error})") from None
-    return node_ids(nodes, store), "given"
-
-
-def _layers(config: TrainConfig, weights: dict[str, Any]) -> list[Layer]:
-    def values(name: str) -> Array:
-        return weights[name].float().cpu().numpy()
-
-    layers = []
-    for i in range(len(config.num_neighbors)):
-        if config.model == "gcn":
-            layers.append(Layer(values(f"convs.{i}.lin.weight").T, values(f"convs.{i}.bias")))
-        else:
-            names = [f"convs.{i}.{name}" for name in ("lin_l.weight", "lin_l.bias", "lin_r.weight")]
-            layers.append(Layer(values(names[0]).T, values(names[1]), values(names[2]).T))
-    return layers
-
-
 def _exact(
-    store: Store, layers: list[Layer], ids: Array | None, work: Path, memory_limit: str | int | None, progress: Progress
-) -> Iterator[Array]:
-    """Yield scores of the nodes in ascending order."""
-    targets = None
+    store: Store, config: TrainConfig, weights: dict[str, Any], ids: Array | None, work: Path,
+    memory_limit: str | int | None, progress: Progress,
+) -> Iterator[Rows]:  # fmt: skip
+    """Yield scores with every neighbor counted, in ascending order of the nodes."""
+    layers, targets, order, begin = [], None, None, 0
+    for i in range(len(config.num_neighbors)):
+        names = ("lin.weight", "bias") if config.model == "gcn" else ("lin_l.weight", "lin_l.bias", "lin_r.weight")
+        layers.append(Layer(*(weights[f"convs.{i}.{name}"].float().cpu().numpy().T for name in names)))
     if ids is not None:
-        targets = NodeSet(store.num_nodes)
+        targets, order = NodeSet(store.num_nodes), np.argsort(ids)
         targets.add(ids)
         targets.count()
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers), THREADS) - _STEP_BYTES
@@ -86,24 +59,13 @@ def _exact(
         shutil.rmtree(work)
     work.mkdir()
     try:
-        done: list[Callable[[int], object]] = [lambda count: None]
-        layered = LayerWise(store, layers, targets, room, work, lambda count: done[0](count))
-        with (
-            counted("predicting", layered.num_bytes, progress) as done[0],
-            contextlib.closing(layered.scores()) as scores,
-        ):
-            yield from scores
+        with contextlib.closing(layer_scores(store, layers, targets, room, work, progress)) as chunks:
+            for values in chunks:
+                places = np.arange(begin, begin + len(values))
+                yield places if order is None else order[places], values
+                begin += len(values)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def _placed(chunks: Iterator[Array], order: Array | None) -> Iterator[Rows]:
-    """Add positions in the file to chunks of consecutive rows; `order` has them for all rows."""
-    begin = 0
-    for values in chunks:
-        places = np.arange(begin, begin + len(values))
-        yield places if order is None else order[places], values
-        begin += len(values)
 
 
 def _by_model(
@@ -126,13 +88,10 @@ def _by_model(
 def _by_split(store: Store, ids: Array | None, size: int) -> list[tuple[int, Array, Array]]:
     """Group nodes into the batches of the run's evaluations: those of each split, then nodes in no split.
 
-    An evaluation draws the neighbors of each split with its own seed. If fan-outs differ by hop, or with gcn, a score
-    also depends on the other seeds of its batch, so whole batches are predicted.
-
-    Returns:
-        For each split the number that its evaluations add to the seed, int64 nodes of whole batches of `size`, and the
-        position of each node among `ids`, -1 for nodes outside.
+    Returns for each split the number that its evaluations add to the seed, the nodes of whole batches of `size`, and
+    the position of each node among `ids`, -1 for nodes outside.
     """
+    # If fan-outs differ by hop, or with gcn, a score also depends on the other seeds of its batch.
     others = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
     order = None if ids is None else np.argsort(ids)
     parts = []
@@ -151,11 +110,7 @@ def _by_split(store: Store, ids: Array | None, size: int) -> list[tuple[int, Arr
 
 
 def _sampled(
-    store: Store,
-    config: TrainConfig,
-    parts: list[tuple[int, Array, Array]],
-    size: int,
-    memory_limit: str | int | None,
+    store: Store, config: TrainConfig, parts: list[tuple[int, Array, Array]], size: int, memory_limit: str | int | None
 ) -> Iterator[Any]:
     """Yield batches of the nodes of `_by_split`; `input_id` is each seed's position, -1 for nodes outside."""
     for stream, nodes, places in parts:
@@ -207,10 +162,6 @@ def predict(
         sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise all neighbors
             count, for sage and gcn layer by layer over the whole graph.
         memory_limit: As for `propagate`.
-
-    Raises:
-        InputError: for a folder without weights, bad ids, a model without exact inference, too little memory or disk,
-            and scores that are not finite.
     """
     config, weights, data, path = read_model(run_dir)
     target = Path(os.path.realpath(home(out)))
@@ -222,7 +173,14 @@ def predict(
     store = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
     if not config.propagated or store.hops is not None:
         check_data(path, data, fingerprint(store, config))
-    ids, what = _asked(nodes, store)
+    if isinstance(nodes, str) and nodes in ("labelled", "all"):
+        ids = None if nodes == "all" else np.unique(np.concatenate([*store.splits.values()]))
+    elif isinstance(nodes, str | os.PathLike):
+        if (file := home(nodes)).suffix != ".npy":
+            raise InputError(f"nodes: expected labelled, all or a .npy file of node ids, got {nodes!r}")
+        ids = node_ids(load(file), store)
+    else:
+        ids = node_ids(nodes, store)
     whole, size = config.propagated, config.eval_batch_size or config.batch_size
     if not (whole or sampled) and not (config.model in MODELS and MODELS[config.model].exact):
         raise InputError(f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled")
@@ -239,15 +197,16 @@ def predict(
             sampled_batches = _sampled(store, config, parts, size, memory_limit)
             chunks = _by_model(config, weights, path, store, sampled_batches, total, progress)
         else:
-            work, order = sibling_path(target, "work"), None if ids is None else np.argsort(ids)
-            chunks = _placed(_exact(store, _layers(config, weights), ids, work, memory_limit, progress), order)
+            work = sibling_path(target, "work")
+            chunks = _exact(store, config, weights, ids, work, memory_limit, progress)
         count = store.num_nodes if ids is None else len(ids)
-        _write(target, chunks, count, store.num_classes, scores, {beside: ids} if what == "labelled" else {})
+        is_labelled = isinstance(nodes, str) and nodes == "labelled"
+        _write(target, chunks, count, store.num_classes, scores, beside if is_labelled else None, ids)
     return target
 
 
 def _write(
-    path: Path, chunks: Iterator[Rows], count: int, num_classes: int, scores: bool, beside: Mapping[Path, Any]
+    path: Path, chunks: Iterator[Rows], count: int, num_classes: int, scores: bool, beside: Path | None, ids: Any
 ) -> None:
     dtype = np.dtype(np.float32 if scores else label_dtype(num_classes))
     shape = (count, num_classes) if scores else (count,)
@@ -266,7 +225,7 @@ def _write(
                 if len(run):
                     file.seek(begin + int(places[run[0]]) * row_bytes)
                     file.write(np.ascontiguousarray(rows[run]).data)
-        for other, ids in beside.items():  # last, when nothing else can fail
-            write_atomically(other, functools.partial(np.save, arr=ids))
+        if beside is not None:  # last, when nothing else can fail
+            write_atomically(beside, lambda other: np.save(other, ids))
 
     write_atomically(path, write)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from ..graph.disk import DiskArray
 from ..graph.npz import CHUNK_BYTES
 from ..graph.writer import ArrayWriter
 
-_PLAN, BLOCK = "plan.json", "block.json"
+BLOCK = "block.json"
 
 
 def _read(path: Path) -> Any:
-    """Return the content of a JSON file; None if it is missing or damaged."""
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -36,18 +35,17 @@ class Blocks:
     Each folder appears whole or not at all. Blocks left by a propagation with another `plan` are deleted.
     """
 
-    def __init__(self, folder: Path, plan: dict[str, Any], say: Callable[[str], object]) -> None:
+    def __init__(self, folder: Path, plan: dict[str, Any]) -> None:
         self.folder = folder
-        if folder.exists() and _read(folder / _PLAN) != plan:
-            say(f"{folder}: left by another propagation to the same place; deleted")
+        if folder.exists() and _read(folder / "plan.json") != plan:
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / _PLAN, plan)
+        write_json(folder / "plan.json", plan)
         for block in folder.glob("[0-9]*-[0-9]*"):
             if _read(block / BLOCK) is None:  # damaged, as a block is renamed to its name once it is whole
                 shutil.rmtree(block)
 
-    def done(self) -> dict[int, int]:
+    def _done(self) -> dict[int, int]:
         """Return the end of each finished block by its first column."""
         names = [path.parent.name.split("-") for path in self.folder.glob(f"[0-9]*-[0-9]*/{BLOCK}")]
         return {int(first): int(end) for first, end in names}
@@ -57,7 +55,7 @@ class Blocks:
 
     def todo(self, num_columns: int, width: int) -> Iterator[slice]:
         """Yield the missing columns, at most `width` at a time."""
-        begin, done = 0, self.done()
+        begin, done = 0, self._done()
         while begin < num_columns:
             if begin in done:
                 begin = done[begin]
@@ -67,14 +65,10 @@ class Blocks:
             begin = end
 
     def merge(self, writer: ArrayWriter, num_rows: int, hops: int, num_columns: int) -> None:
-        """Append the rows of all blocks side by side, hop by hop.
-
-        Raises:
-            InputError: for a block with another checksum than the one written with it; the block is deleted.
-        """
+        """Append the rows of all blocks side by side, hop by hop; a damaged block is deleted and refused."""
         with contextlib.ExitStack() as stack:
             blocks = []
-            for ends in sorted(self.done().items()):
+            for ends in sorted(self._done().items()):
                 columns, row_bytes = slice(*ends), (ends[1] - ends[0]) * writer.dtype.itemsize
                 file = DiskArray(self.path(columns) / "x.npy", HEADER_BYTES, row_bytes, num_rows * (hops + 1), 2**16)
                 stack.callback(file.close)

@@ -23,7 +23,7 @@ from ..graph.store import Store
 from ..graph.writer import StoreWriter
 from .blocks import BLOCK
 from .plan import HopPlan, plan_hops
-from .sweep import Edges, Rows, in_order
+from .sweep import Edges, in_order
 
 Done = Callable[[int], object]
 Chunks = Generator[Array, None, None]
@@ -45,29 +45,11 @@ class Propagation:
         self.edges.close()
         self.x.close()
 
-    @property
-    def survey_bytes(self) -> int:
-        return self.store.files["x"].bytes + max(1, self.hops - 1) * self.edges.nbytes
-
     def survey(self, done: Done) -> None:
-        """Read everything once, with checksums; find the nodes that each hop must compute, and the columns' scales.
-
-        Raises:
-            InputError: for damaged data and for features that are not finite.
-        """
+        """Read everything once, with checksums; find the nodes that each hop must compute, and the columns' scales."""
         self.reached = self.edges.needed(self.kept, self.hops, done)
-        exponents = np.frexp(self._largest(done).astype(np.float32))[1]
-        # Scaling by powers of two is exact; it moves each column into the range where float16 is most precise.
-        half = self.held_dtype == np.float16
-        self.scale = np.ldexp(np.float32(1), np.where(half, np.clip(14 - exponents, -100, 100), 0)).astype(np.float32)
-        for members in self.reached:
-            if members is not None:
-                members.count()
-
-    def _largest(self, done: Done) -> Array:
-        """Return the largest magnitude of each column, [F]."""
-        dtype = self.store.feature_dtype
         # The bits of magnitudes, as whole numbers, have the same order. Comparing them is ten times faster.
+        dtype = self.store.feature_dtype
         bits = np.dtype(f"u{dtype.itemsize}")
         unsigned, infinite = bits.type(np.iinfo(bits).max // 2), np.array(np.inf, dtype).view(bits)
         largest = np.zeros(self.store.num_features, bits)
@@ -78,24 +60,28 @@ class Propagation:
                 row = first + int((magnitudes >= infinite).any(axis=1).argmax())
                 raise self.store.damaged("x", f"expected finite values, found NaN or Inf, the first in row {row}")
             done(values.nbytes)
-        return largest.view(dtype)
+        # Scaling by powers of two is exact; it moves each column into the range where float16 is most precise.
+        exponents, half = np.frexp(largest.view(dtype).astype(np.float32))[1], self.held_dtype == np.float16
+        self.scale = np.ldexp(np.float32(1), np.where(half, np.clip(14 - exponents, -100, 100), 0)).astype(np.float32)
+        for members in self.reached:
+            if members is not None:
+                members.count()
 
     def _size(self, members: NodeSet | None) -> int:
         return self.store.num_nodes if members is None else members.count()
 
     def plan(self, left: int) -> HopPlan:
         """Plan the blocks for `left` bytes of memory. Call `survey` first."""
-        reached, item = [self._size(members) for members in self.reached], self.dtype.itemsize
-        how: dict[str, Any] = {"left_bytes": left, "itemsize": item, "kept": self.num_kept, "reached": reached}
-        return plan_hops(self.store.size, self.hops, self.norm, **how)
+        return plan_hops(
+            self.store.size, self.hops, self.norm, left_bytes=left, itemsize=self.dtype.itemsize, kept=self.num_kept,
+            reached=[self._size(members) for members in self.reached],
+        )  # fmt: skip
 
     def pick(self, members: NodeSet | None, first: int, values: Array) -> Array:
         """Return the members' rows among consecutive rows, the first of which is that of node `first`."""
         return values if members is None else values[members.contains(np.arange(first, first + len(values)))]
 
-    # One block of columns ---------------------------------------------------------------------------------------------
-
-    def _load(self, columns: slice, rows: Rows, done: Done) -> Chunks:
+    def _load(self, columns: slice, rows: Array, done: Done) -> Chunks:
         """Fill `rows` with scaled features; yield the kept nodes' own features, float32 in order."""
         store, scale = self.store, self.scale[columns]
         step = max(1, CHUNK_BYTES // 2 // (store.num_features * store.feature_itemsize))
@@ -108,7 +94,7 @@ class Propagation:
             if self.norm == "sym":
                 degrees = self.edges.degrees(first, end, self.loops)
                 scaled *= np.where(degrees, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(np.float32)[:, None]
-            rows.values[first:end] = scaled
+            rows[first:end] = scaled
             return self.pick(self.kept, first, values)
 
         firsts = range(0, store.num_nodes, step)
@@ -117,40 +103,39 @@ class Propagation:
                 yield values
                 done(min(step, store.num_nodes - first) * store.num_features * store.feature_itemsize)
 
-    def _hop(self, number: int, columns: slice, rows: Rows, following: Rows | None, done: Done) -> Chunks:
-        """Fill `following` with hop `number` of `rows`; yield the kept nodes' rows, float32 in order."""
-        members, filled, scale = self.reached[number], 0, 1 / self.scale[columns]
-        sweep = self.edges.sweep(rows, members, loops=self.loops, mean=self.norm != "none", done=done)
-        with contextlib.closing(sweep) as slices:
-            for first, out, degrees in slices:
-                if following is not None:
-                    values = self.pick(members, first, out)
-                    following.values[filled : filled + len(values)] = values
-                    filled += len(values)
-                result = self.pick(self.kept, first, out) * scale
-                if self.norm == "sym":
-                    result *= np.sqrt(self.pick(self.kept, first, degrees), dtype=np.float32)[:, None]
-                yield result
-
     def block(self, columns: slice, folder: Path, done: Done) -> None:
         """Write the columns of all kept nodes, hop 0 first, then hop 1, ..., and a checksum for each hop."""
         where, crc32 = f"{self.store.path}, columns {columns.start} to {columns.stop - 1} propagated", []
-        width, last = columns.stop - columns.start, self.hops - 1
-        rows = Rows(np.empty((self.store.num_nodes, width), self.held_dtype))
+        width, scale, members = columns.stop - columns.start, 1 / self.scale[columns], None
+        rows = np.empty((self.store.num_nodes, width), self.held_dtype)
+
+        def hop(wanted: NodeSet | None, following: Array | None) -> Chunks:
+            """Fill `following` with the next hop of `rows`; yield the kept nodes' rows, float32 in order."""
+            filled = 0
+            how: dict[str, Any] = {"loops": self.loops, "mean": self.norm != "none", "done": done}
+            with contextlib.closing(self.edges.sweep(rows, members, wanted, **how)) as slices:
+                for first, out, degrees in slices:
+                    if following is not None:
+                        values = self.pick(wanted, first, out)
+                        following[filled : filled + len(values)] = values
+                        filled += len(values)
+                    result = self.pick(self.kept, first, out) * scale
+                    if self.norm == "sym":
+                        result *= np.sqrt(self.pick(self.kept, first, degrees), dtype=np.float32)[:, None]
+                    yield result
+
+        def write(chunks: Chunks) -> None:
+            crc32.append(0)
+            with contextlib.closing(chunks):
+                for values in finite(chunks, self.dtype, where):
+                    writer.write(values)
+                    crc32[-1] = zlib.crc32(np.ascontiguousarray(values).data, crc32[-1])
+
         with StoreWriter(folder).create("x", self.dtype, (width,)) as writer:
-            for number in range(-1, self.hops):
-                following = None
-                if number < 0:
-                    chunks = self._load(columns, rows, done)
-                else:
-                    if number < last:  # no hop needs the rows of the last one
-                        members = self.reached[number]
-                        following = Rows(np.empty((self._size(members), width), self.held_dtype), members)
-                    chunks = self._hop(number, columns, rows, following, done)
-                crc32.append(0)
-                with contextlib.closing(chunks):
-                    for values in finite(chunks, self.dtype, where):
-                        writer.write(values)
-                        crc32[-1] = zlib.crc32(np.ascontiguousarray(values).data, crc32[-1])
-                rows = following or rows
+            write(self._load(columns, rows, done))
+            for wanted in self.reached[:-1]:
+                following = np.empty((self._size(wanted), width), self.held_dtype)
+                write(hop(wanted, following))
+                rows, members = following, wanted
+            write(hop(self.reached[-1], None))  # nothing needs the rows of the last one
         write_json(folder / BLOCK, {"crc32": crc32})

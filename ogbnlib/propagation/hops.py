@@ -1,8 +1,5 @@
-"""Features propagated over the whole graph once: a store's features and what each hop adds to them.
-
-`propagate` turns a store into one without edges. Row v of its `x` has node v's own features, then its rows of A X,
-A^2 X, ... SGC (Wu et al. 2019), SIGN (Frasca et al. 2020) and SAGN (Sun et al. 2021) learn from such rows alone.
-Columns are independent: one block of columns at a time is in RAM and goes through all hops.
+"""Features propagated over the whole graph once, for SGC (Wu et al. 2019), SIGN (Frasca et al. 2020) and SAGN (Sun et
+al. 2021). Columns are independent: one block of columns at a time is in RAM and goes through all hops.
 """
 
 from __future__ import annotations
@@ -48,7 +45,6 @@ def left_bytes(memory_limit: str | int | None) -> int:
 
 
 def _write(run: Propagation, blocks: Blocks, target: Path, origin: dict[str, Any]) -> None:
-    """Write the finished store."""
     store, members, num_kept = run.store, run.kept, run.num_kept
     with new_folder(target) as folder:
         writer = StoreWriter(folder)
@@ -88,10 +84,8 @@ def propagate(
     """Propagate a store's features over its whole graph, in bounded memory; the result appears whole or not at all.
 
     Returns a store without edges: `x` [kept nodes, (hops + 1) * F] has a node's own features, then A X, A^2 X, ...
-    Labels and splits are those of the store; `node_id` has the kept nodes' ids in it.
-
-    If the call is ended or killed, finished blocks of columns remain. The next call continues from them, with the same
-    result for any block width and any memory.
+    `node_id` has the kept nodes' ids in the graph. A call that was ended or killed is continued by the next, with the
+    same result for any memory.
 
     Args:
         path: new or empty.
@@ -103,15 +97,9 @@ def propagate(
         feature_dtype: of the result, by default the store's. Sums are float32. With float16, values between hops are
             rounded to it too, except for norm "none".
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of what its limit or the machine has left.
-            More memory means fewer passes over the store.
         progress: True shows a bar; a function is called with a line every 30 s instead.
         check: called between pieces; an exception ends the propagation.
         say: called with the plan before the first block.
-
-    Raises:
-        InputError: before anything is written, for bad parameters, a target in use, too little memory or disk, a
-            damaged store, features that are not finite; later for results out of range of `feature_dtype` and for
-            disk errors.
     """
     check_hops(store, hops, norm, nodes)
     if feature_dtype not in (None, "float16", "float32"):
@@ -131,33 +119,28 @@ def propagate(
         finished = sum(file.stat().st_size for file in work.rglob("*")) if work.is_dir() else 0
         needed = 2 * run.num_kept * (hops + 1) * store.num_features * dtype.itemsize - finished
         check_space(target, needed, f"{format_bytes(needed)} of free disk space, half of it until it is done")
-        how = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes}
-        made_of = _made_of(store)
+        how = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes, "made_of": _made_of(store)}
         target.parent.mkdir(parents=True, exist_ok=True)
 
-        def checked(count: Callable[[int], object]) -> Callable[[int], None]:
-            def done(num_bytes: int) -> None:
-                check()
-                count(num_bytes)
-
-            return done
+        def checked(num_bytes: int) -> None:
+            check()
+            count(num_bytes)
 
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
-            with counted("reading the graph", run.survey_bytes, progress) as count:
-                run.survey(checked(count))
-            blocks = Blocks(work, {**how, "dtype": dtype.name, "made_of": made_of}, say)
-            plan = run.plan(room)
+            x_bytes = store.files["x"].bytes
+            survey_bytes = x_bytes + max(1, hops - 1) * run.edges.nbytes
+            with counted("reading the graph", survey_bytes, progress) as count:
+                run.survey(checked)
+            blocks, plan = Blocks(work, {**how, "dtype": dtype.name}), run.plan(room)
             todo = list(blocks.todo(store.num_features, plan.width))
-            finished = store.num_features - sum(columns.stop - columns.start for columns in todo)
-            say(f"{store.path}: {plan}" + (f"; {finished} columns are done already" if finished else ""))
-            total = (store.files["x"].bytes + hops * run.edges.nbytes) * len(todo)
-            with counted("propagating", total, progress) as count:
+            say(f"{store.path}: {plan}")
+            with counted("propagating", (x_bytes + hops * run.edges.nbytes) * len(todo), progress) as count:
                 for columns in todo:
                     with new_folder(blocks.path(columns)) as folder:
-                        run.block(columns, folder, checked(count))
-            origin = {"propagated": str(store.path), **how, "made_of": made_of}
-            _write(run, blocks, target, {**origin, "num_nodes": store.origin.get("num_nodes", store.num_nodes)})
+                        run.block(columns, folder, checked)
+            num_nodes = store.origin.get("num_nodes", store.num_nodes)
+            _write(run, blocks, target, {"propagated": str(store.path), **how, "num_nodes": num_nodes})
             shutil.rmtree(work)
     return open_store(target)
 
@@ -166,13 +149,7 @@ def propagate(
 def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
     """Return the propagated features for a run; made once, beside its store or in `data_dir`.
 
-    A store of propagated features is returned as it is. If another process is propagating, wait for it.
-
-    Args:
-        how: memory_limit, progress, say and check of `propagate`.
-
-    Raises:
-        InputError: as `propagate`; for features propagated with other parameters or over data that changed.
+    `how` are memory_limit, progress, say and check of `propagate`.
     """
     parameters: dict[str, Any] = {"hops": config.hops, "norm": config.norm, "self_loops": config.self_loops}
     target = store.path

@@ -18,34 +18,13 @@ THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, 
 
 @dataclass(frozen=True)
 class HopPlan:
-    """Columns that are propagated at a time, and their costs.
+    """Columns that are propagated at a time, and their costs."""
 
-    Attributes:
-        columns: All columns.
-        width: Columns in memory at a time.
-        rows_held: Rows of them in memory at a time.
-        itemsize: Bytes of a value in memory.
-        disk_bytes: Of the result and, until it is complete, of the blocks that it is made of.
-        read_bytes: From the store, in total.
-        minutes: On a 2-core machine with an NVMe-like disk.
-    """
-
-    columns: int
-    width: int
-    rows_held: int
-    itemsize: int
-    disk_bytes: int
-    read_bytes: int
-    minutes: float
-
-    @property
-    def num_blocks(self) -> int:
-        return -(-self.columns // self.width)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the columns in memory; `fixed_bytes` are on top."""
-        return self.width * self.rows_held * self.itemsize
+    num_blocks: int  # passes over the graph
+    width: int  # columns in memory at a time
+    held_bytes: int  # of the columns in memory; `fixed_bytes` are on top
+    disk_bytes: int  # of the result and, until it is complete, of the blocks that it is made of
+    minutes: float  # on a 2-core machine with an NVMe-like disk
 
     def __str__(self) -> str:
         passes = "1 pass" if self.num_blocks == 1 else f"{self.num_blocks} passes"
@@ -70,37 +49,31 @@ def plan_hops(
         left_bytes: Memory that this process may still use, beside `fixed_bytes`.
         itemsize: Of the result's features.
         kept: Nodes in the result.
-        reached: Nodes whose rows a hop makes, hop by hop; as many numbers as hops.
-
-    Raises:
-        InputError: when not a single column fits.
+        reached: Nodes whose rows a hop makes, hop by hop.
     """
     held_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
     # What the hop before made, and what this one makes; the last one's goes to disk.
-    source = [size.num_nodes, *reached[:-1]]
-    rows_held = max(
-        have + (made if i < hops - 1 else 0) for i, (have, made) in enumerate(zip(source, reached, strict=True))
-    )
+    source, following = [size.num_nodes, *reached[:-1]], [*reached[:-1], 0]
+    rows_held = max(have + made for have, made in zip(source, following, strict=True))
     column = rows_held * held_itemsize
     most = left_bytes // max(1, column)
     if most < 1:
         raise InputError(
-            f"memory_limit: expected room for a column of {size.name} beside what is held already, "
-            f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by as much as is missing"
+            f"memory_limit: expected room for a column of {size.name} beside the memory in use, "
+            f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by the difference"
         )
     blocks = -(-size.num_features // min(most, size.num_features))
     width = -(-size.num_features // blocks)
     if width % 8 and most >= width + 8 - width % 8:
         width += 8 - width % 8  # eight values are one instruction
+    width = min(width, size.num_features)
     blocks, result = -(-size.num_features // width), kept * (hops + 1) * size.num_features * itemsize
     graph = 4 * size.num_edges + 8 * size.num_nodes
     features = size.num_nodes * size.num_features * size.feature_itemsize
     read = blocks * (features + hops * graph) + max(1, hops - 1) * graph + features
     edges = sum(size.num_edges * made / max(1, size.num_nodes) for made in reached)
     minutes = (read / _BYTES_PER_S + blocks * edges / _EDGES_PER_S) / 60
-    return HopPlan(
-        size.num_features, min(width, size.num_features), rows_held, held_itemsize, 2 * result, read, minutes
-    )
+    return HopPlan(blocks, width, width * column, 2 * result, minutes)
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:

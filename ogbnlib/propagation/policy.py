@@ -24,7 +24,19 @@ class PropagatedLoaders(DiskLoaders):
         run.size, itemsize = hop_size(graph, config), feature_itemsize(config, graph)
         rows = graph.num_nodes if graph.hops is not None else sum(graph.num_seeds.values())
         if graph.hops is None:
-            cls._forecast_propagation(run, graph, rows, itemsize)
+            fixed = fixed_bytes(graph, config.hops, threads=3)
+            column = graph.num_nodes * (4 if config.norm == "none" else itemsize)
+            reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at the most
+            one_column = 2 * column if config.hops > 1 else column
+            left = one_column * graph.num_features
+            if run.limit_bytes is not None:
+                left = max(one_column, min(left, run.limit_bytes - sum(run.held.values()) - fixed))
+            plan = plan_hops(
+                graph, config.hops, config.norm, left_bytes=left, itemsize=itemsize, kept=rows, reached=reached
+            )
+            buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
+            run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels may be compiled already
+            run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + one_column
         propagating = len(run.phases)
         cls._forecast_load(run)
         cache_bytes = rows * run.size.num_features * itemsize
@@ -36,23 +48,6 @@ class PropagatedLoaders(DiskLoaders):
         for name, one in passes:
             run.phase(name, one.step() | one.workers(0), cache_bytes)
         run.least_bytes = max(run.least_bytes or 0, *(phase.held_bytes for phase in run.phases[propagating:]))
-
-    @classmethod
-    def _forecast_propagation(cls, run: Ledger, graph: Any, rows: int, itemsize: int) -> None:
-        config = run.config
-        fixed = fixed_bytes(graph, config.hops, threads=3)
-        column = graph.num_nodes * (4 if config.norm == "none" else itemsize)
-        reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at the most
-        one_column = 2 * column if config.hops > 1 else column
-        left = one_column * graph.num_features
-        if run.limit_bytes is not None:
-            left = max(one_column, min(left, run.limit_bytes - sum(run.held.values()) - fixed))
-        plan = plan_hops(
-            graph, config.hops, config.norm, left_bytes=left, itemsize=itemsize, kept=rows, reached=reached
-        )
-        buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
-        run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels may be compiled already
-        run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + one_column
 
     def _load(self, store: Store) -> Any:
         from ..sampling.loader import available_bytes, fill_page_cache

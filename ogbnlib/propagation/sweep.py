@@ -1,7 +1,6 @@
 """One hop over a store: the sum or mean of the in-neighbors' rows of each node, with one pass over the graph.
 
-Some columns of all nodes are in RAM. `row.npy` and `colptr.npy` are read in pieces, past the page cache. Each thread
-takes the next slice of nodes, reads its edges and computes it while other threads read.
+Some columns of all nodes are in RAM. Each thread takes the next slice of nodes, reads its edges and computes it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,11 +32,9 @@ Result = TypeVar("Result")
 
 @intrinsic
 def _value(typing_context, held):  # type: ignore[no-untyped-def]
-    """Return a float32, or the bits of a float16, as float32. Numba has no float16 on CPUs.
+    """Return a float32, or the bits of a float16, as float32. Numba has no float16 on CPUs."""
 
-    The conversion is one instruction for eight values (vcvtph2ps).
-    """
-
+    # The conversion is one instruction for eight values (vcvtph2ps).
     def widen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if held == types.float32:
             return arguments[0]
@@ -54,9 +50,9 @@ def _sweep(
 ) -> Any:  # fmt: skip
     """Continue a slice at node `at`, over the edges in `piece`, whose first has position `begin`.
 
-    Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range. Sums are float32 in
-    the order of the edges, so the result is the same for any pieces and any number of columns at once.
+    Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
+    # Sums are float32 in the order of the edges, so the result is the same for any pieces and any columns at once.
     width, end = held.shape[1], begin + len(piece)
     dense = len(words) == 0
     while at < len(ptr) - 1:
@@ -93,10 +89,7 @@ def _sweep(
 
 @kernel
 def _survey(ptr: Any, first: Any, piece: Any, begin: Any, at: Any, inside: Any, reached: Any, num_nodes: Any) -> Any:
-    """Add the sources of edges into `inside` to `reached`; return the node to continue with and the self-loops seen.
-
-    The node is -1 - p if `piece[p]` is out of range.
-    """
+    """Add the sources of edges into `inside` to `reached`; return as `_sweep`, and the self-loops seen."""
     loops = 0
     for e in range(len(piece)):
         while ptr[at + 1] <= begin + e:
@@ -120,10 +113,7 @@ def _count_loops(ptr: Any, first: Any, piece: Any, begin: Any, at: Any, loops: A
 
 
 def in_order(items: Iterable[Item], work: Callable[[Item], Result]) -> Generator[Result, None, None]:
-    """Yield `work(item)` in the order of the items, computed by `THREADS` threads a few items ahead.
-
-    The caller must close it: the threads have to end before the files that they read are closed.
-    """
+    """Yield `work(item)` in order, computed by `THREADS` threads; to be closed before the files that they read."""
     ahead: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         try:
@@ -138,14 +128,6 @@ def in_order(items: Iterable[Item], work: Callable[[Item], Result]) -> Generator
                 future.cancel()
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Some columns in RAM, float16 or float32 [n, columns]: of all nodes, or only of `members`, in their order."""
-
-    values: Array
-    members: NodeSet | None = None
-
-
 _NO_WORDS, _NO_RANKS = np.empty(0, np.uint64), np.empty(0, np.int32)
 
 
@@ -156,8 +138,7 @@ class Edges:
         self.store, self.num_nodes = store, store.num_nodes
         self._colptr, self._row = disk_array(store, "colptr"), disk_array(store, "row")
         self.slices = range(0, store.num_nodes, SLICE_NODES)
-        # Whether a slice has edges from a node to itself; `needed` finds out.
-        self._has_loops = np.ones(len(self.slices), bool)
+        self._has_loops = np.ones(len(self.slices), bool)  # edges from a node to itself; `needed` finds out
 
     def close(self) -> None:
         self._colptr.close()
@@ -168,62 +149,48 @@ class Edges:
         """Bytes that a sweep reads."""
         return self.store.files["colptr"].bytes + self.store.files["row"].bytes
 
-    def _end(self, first: int) -> int:
-        return min(first + SLICE_NODES, self.num_nodes)
-
     def _offsets(self, first: int, end: int) -> Array:
-        """Return a copy of colptr[first:end + 1]."""
-        return self._colptr.rows(first, end + 1, np.dtype("<i8")).copy()
+        return self._colptr.rows(first, min(end, self.num_nodes) + 1, np.dtype("<i8")).copy()
 
     def _pieces(self, ptr: Array) -> Iterator[tuple[int, Array]]:
         """Yield the edges of some columns, at least one piece, each with its position in row."""
         dtype = np.dtype(self.store.files["row"].dtype)
         for begin in range(int(ptr[0]), max(int(ptr[-1]), int(ptr[0]) + 1), PIECE_EDGES):
-            end = min(begin + PIECE_EDGES, int(ptr[-1]))
-            yield begin, self._row.rows(begin, end, dtype)
-
-    def _out_of_range(self, position: int, source: int) -> Exception:
-        return self.store.damaged("row", f"expected ids from 0 to {self.num_nodes - 1}, found {source} at {position}")
+            yield begin, self._row.rows(begin, min(begin + PIECE_EDGES, int(ptr[-1])), dtype)
 
     def needed(self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]) -> list[NodeSet | None]:
         """Return the nodes that each hop must compute so that the last one gives `wanted`; None stands for all nodes.
 
         The graph is read, in order, once per hop but the last, and at least once, for its checksums.
-
-        Raises:
-            InputError: for a checksum mismatch and for ids out of range.
         """
         needed = [wanted]
         for _ in range(max(1, hops - 1)):
-            needed.insert(0, self._survey(needed[0], done))
+            inside = needed[0]
+            reached = None if inside is None else NodeSet(self.num_nodes)
+            words = _NO_WORDS if inside is None else inside.words
+            target = _NO_WORDS if reached is None else reached.words
+            for _, values in self.store.chunks("colptr", checked=True):
+                done(values.nbytes)
+            self._has_loops[:] = False
+            at, number, first, ptr = 0, -1, 0, np.zeros(1, np.int64)
+            for begin, values in self.store.chunks("row", checked=True):
+                position = 0
+                while position < len(values):
+                    while begin + position >= ptr[-1]:
+                        at, number = 0, number + 1
+                        first = self.slices[number]
+                        ptr = self._offsets(first, first + SLICE_NODES)
+                    part = values[position : position + int(min(ptr[-1] - begin - position, len(values)))]
+                    at, loops = _survey(ptr, first, part, begin + position, at, words, target, self.num_nodes)
+                    if at < 0:
+                        raise self.store.damaged("row", f"found the id {int(part[-1 - at])}, which is no node's")
+                    self._has_loops[number] |= loops > 0
+                    position += len(part)
+                done(values.nbytes)
+            if reached is not None and inside is not None:
+                reached.words |= inside.words
+            needed.insert(0, reached)
         return needed[-hops:]
-
-    def _survey(self, inside: NodeSet | None, done: Callable[[int], object]) -> NodeSet | None:
-        """Return `inside` and the sources of all edges into it."""
-        reached = None if inside is None else NodeSet(self.num_nodes)
-        words = _NO_WORDS if inside is None else inside.words
-        target = _NO_WORDS if reached is None else reached.words
-        for _, values in self.store.chunks("colptr", checked=True):
-            done(values.nbytes)
-        self._has_loops[:] = False
-        at, number, first, ptr = 0, -1, 0, np.zeros(1, np.int64)
-        for begin, values in self.store.chunks("row", checked=True):
-            position = 0
-            while position < len(values):
-                while begin + position >= ptr[-1]:
-                    at, number = 0, number + 1
-                    first = self.slices[number]
-                    ptr = self._offsets(first, self._end(first))
-                part = values[position : position + int(min(ptr[-1] - begin - position, len(values)))]
-                at, loops = _survey(ptr, first, part, begin + position, at, words, target, self.num_nodes)
-                if at < 0:
-                    raise self._out_of_range(begin + position - 1 - at, int(part[-1 - at]))
-                self._has_loops[number] |= loops > 0
-                position += len(part)
-            done(values.nbytes)
-        if reached is not None and inside is not None:
-            reached.words |= inside.words
-        return reached
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
         """Return the in-degrees of some nodes, int64 [end - first]; with `loops` each node has one self-loop."""
@@ -240,22 +207,22 @@ class Edges:
         return degrees + 1
 
     def sweep(
-        self, rows: Rows, wanted: NodeSet | None, *, loops: bool, mean: bool, done: Callable[[int], object]
-    ) -> Generator[tuple[int, Array, Array], None, None]:
+        self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool, mean: bool,
+        done: Callable[[int], object],
+    ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
         """Yield (first node, sums or means of in-neighbors float32 [m, columns], degrees [m]), slice by slice.
 
         Args:
+            values: float16 or float32 [n, columns], of `members`, in their order; None for all nodes.
             wanted: compute these nodes only, and leave the others' rows uninitialised. None for all.
             loops: count each node among its own neighbors, once.
         """
-        words, before = _NO_WORDS, _NO_RANKS
-        if rows.members is not None:
-            words, before = rows.members.words, rows.members.before
+        words, before = (_NO_WORDS, _NO_RANKS) if members is None else (members.words, members.before)
         targets = _NO_WORDS if wanted is None else wanted.words
-        values = rows.values.view(np.uint16) if rows.values.dtype == np.float16 else rows.values
+        values = values.view(np.uint16) if values.dtype == np.float16 else values
 
         def compute(first: int) -> tuple[int, Array, Array]:
-            ptr, at = self._offsets(first, self._end(first)), 0
+            ptr, at = self._offsets(first, first + SLICE_NODES), 0
             out = np.empty((len(ptr) - 1, values.shape[1]), np.float32)
             count, total = np.zeros(len(out), np.int64), np.empty(out.shape[1], np.float32)
             for begin, piece in self._pieces(ptr):
@@ -264,7 +231,7 @@ class Edges:
                     out, count,
                 )  # fmt: skip
                 if at < 0:
-                    raise self._out_of_range(begin - 1 - at, int(piece[-1 - at]))
+                    raise self.store.damaged("row", f"found the id {int(piece[-1 - at])}, which is no node's")
             return first, out, count
 
         with contextlib.closing(in_order(self.slices, compute)) as slices:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from real_graphs import write_graph
 
 from ogbnlib import InputError, Store, convert, open_store, propagate
+from ogbnlib.__main__ import main
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.propagation import hops as module
 from ogbnlib.propagation import sweep
@@ -40,7 +41,7 @@ def in_blocks_of(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr(module.Propagation, "plan", plan)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**16), num_nodes=st.integers(5, 200), density=st.floats(0, 12), columns=st.integers(1, 11),
     norm=st.sampled_from(["row", "sym", "none"]), self_loops=st.booleans(), hops=st.integers(1, 4),
@@ -98,7 +99,7 @@ class Ended(Exception):
     pass
 
 
-@pytest.mark.parametrize("calls", [1, 25, 50, 75])
+@pytest.mark.parametrize("calls", [25, 60])
 def test_ended_at_any_call_it_goes_on_with_other_columns_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
@@ -106,7 +107,7 @@ def test_ended_at_any_call_it_goes_on_with_other_columns_to_the_same_bytes(
     store = make_store(tmp_path / "store", random_edges(random, 500, 4000), random.normal(size=(500, 9)).astype("f2"))
     monkeypatch.setattr(sweep, "SLICE_NODES", 100)
     whole = propagate(store, tmp_path / "whole", hops=3, progress=False)
-    left, said = calls, []
+    left = calls
 
     def check() -> None:
         nonlocal left
@@ -122,26 +123,20 @@ def test_ended_at_any_call_it_goes_on_with_other_columns_to_the_same_bytes(
     assert before or calls < 50  # the survey takes a few calls, a block sixteen
     with monkeypatch.context() as patch:
         in_blocks_of(patch, 3)
-        made = propagate(store, tmp_path / "made", hops=3, progress=False, say=said.append)
+        made = propagate(store, tmp_path / "made", hops=3, progress=False)
     assert made.path.joinpath("x.npy").read_bytes() == whole.path.joinpath("x.npy").read_bytes()
-    assert (f"; {2 * len(before)} columns are done already" in said[-1]) == bool(before)
     assert left_in(tmp_path) == ["made", "store", "whole"]
 
 
 KILLED = """
-import sys
+import dataclasses, sys
 from ogbnlib import open_store, propagate
-from ogbnlib.propagation import plan, sweep
+from ogbnlib.propagation import sweep
 import ogbnlib.propagation.hops as hops
 sweep.SLICE_NODES, planned = 500, hops.Propagation.plan
-def plan(self, left):
-    import dataclasses
-    return dataclasses.replace(planned(self, left), width=int(sys.argv[3]))
-hops.Propagation.plan = plan
-store = open_store(sys.argv[1])
-sweep.Edges(store)
+hops.Propagation.plan = lambda self, left: dataclasses.replace(planned(self, left), width=int(sys.argv[3]))
 print("ready", flush=True)
-propagate(store, sys.argv[2], hops=2, progress=False)
+propagate(open_store(sys.argv[1]), sys.argv[2], hops=2, progress=False)
 """
 
 
@@ -152,13 +147,12 @@ def new_block(blocks: Path, seen: list[int]) -> bool:
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    kills = 3
     random = np.random.default_rng(0)
     x = random.normal(size=(40000, 32)).astype("f2")
     store = make_store(tmp_path / "store", random_edges(random, 40000, 400000), x)
     whole = (propagate(store, tmp_path / "whole", progress=False).path / "x.npy").read_bytes()
     blocks, target, seen = tmp_path / ".made.blocks", tmp_path / "made", [0]
-    for kill in range(kills):
+    for kill in range(3):
         with python_child(KILLED, str(store.path), str(target), str(1 + kill % 3)) as child:
             wait_until(lambda: child.poll() is not None or new_block(blocks, seen), "a block")
             time.sleep(float(random.uniform(0, 0.3)))
@@ -184,17 +178,16 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_block_is_made_
             with pytest.raises(Ended):
                 propagate(store, tmp_path / "made", progress=False, **how)
 
-    said: list[str] = []
     interrupted(norm="row")
     interrupted(norm="sym")
-    block = tmp_path / ".made.blocks" / "2-4" / "x.npy"
+    folder = tmp_path / ".made.blocks"
+    block = folder / "2-4" / "x.npy"
     block.write_bytes(block.read_bytes()[:-1] + b"?")
     with pytest.raises(InputError, match="2-4: checksum mismatch"):
-        propagate(store, tmp_path / "made", norm="sym", progress=False, say=said.append)
-    assert said[-1].endswith("; 6 columns are done already")
-    (block.parent.parent / "0-2" / "block.json").write_text("{")
-    made = propagate(store, tmp_path / "made", norm="sym", progress=False, say=said.append)
-    assert said[-1].endswith("; 2 columns are done already")
+        propagate(store, tmp_path / "made", norm="sym", progress=False)
+    assert sorted(path.name for path in folder.glob("*-*")) == ["0-2", "4-6"]
+    (folder / "0-2" / "block.json").write_text("{")
+    made = propagate(store, tmp_path / "made", norm="sym", progress=False)
     assert np.array_equal(made.x, propagate(store, tmp_path / "whole", norm="sym", progress=False).x)
 
 
@@ -206,10 +199,7 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_block_is_made_
     [
         ({"hops": 0}, "hops: expected a number of hops, at least 1, got 0"),
         ({"norm": "col"}, "norm: expected one of row, sym, none, got 'col'"),
-        ({"nodes": "train"}, "nodes: expected one of labelled, all, got 'train'"),
-        ({"feature_dtype": "int8"}, "feature_dtype: expected float16 or float32, got 'int8'"),
         ({"memory_limit": "10 MB"}, "memory_limit: expected room for a column"),
-        ({"memory_limit": 8}, "ambiguous without a unit"),
     ],
 )
 def test_bad_parameters_are_refused_before_anything_is_written(
@@ -220,13 +210,11 @@ def test_bad_parameters_are_refused_before_anything_is_written(
     assert left_in(tmp_path) == []
 
 
-def test_a_full_disk_a_target_in_use_and_propagated_features_are_refused(
+def test_a_full_disk_and_propagated_features_are_refused(
     tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tiny_store)
     made = propagate(store, tmp_path / "made", progress=False)
-    with pytest.raises(InputError, match="expected a new or empty folder, found other content"):
-        propagate(store, tmp_path / "made", progress=False)
     with pytest.raises(InputError, match=r"expected a graph.* found the features of 2 hops"):
         propagate(made, tmp_path / "again", progress=False)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
@@ -242,7 +230,7 @@ def test_damage_is_found_before_anything_is_made_of_it(tiny_store: Path, tmp_pat
     content = bytearray(file.read_bytes())
     content[-6] ^= 0x11
     file.write_bytes(content)
-    with pytest.raises(InputError, match=f"{name}.npy: expected"):
+    with pytest.raises(InputError, match=rf"{name}\.npy: "):
         propagate(open_store(tmp_path / "store"), tmp_path / "made", hops=1, progress=False)
     assert left_in(tmp_path) == ["store"]
 
@@ -263,16 +251,12 @@ def test_it_keeps_to_a_hard_limit(tmp_path: Path, kernel_limit: Callable[[int], 
     assert open_store(tmp_path / "made").num_nodes == n
 
 
-# Peers ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["amazon_photo", pytest.param("coauthor_cs", marks=pytest.mark.slow)])
-def test_it_is_what_pygs_sgconv_and_sign_make_of_real_graphs(tmp_path: Path, name: str) -> None:
+def test_it_is_what_pygs_sgconv_and_sign_make_of_a_real_graph(tmp_path: Path) -> None:
     from torch_geometric.data import Data
     from torch_geometric.nn import SGConv
     from torch_geometric.transforms import SIGN
 
-    write_graph(name, tmp_path / "graph")
+    write_graph("amazon_photo", tmp_path / "graph")
     graph = convert(tmp_path / "graph", tmp_path / "whole", undirected=True, progress=False)
     edges = graph.read_edge_index()
     store = make_store(tmp_path / "store", edges, graph.read("x")[:, :100])  # columns do not mix
@@ -290,12 +274,14 @@ def test_it_is_what_pygs_sgconv_and_sign_make_of_real_graphs(tmp_path: Path, nam
     np.testing.assert_allclose(looped.x[:, -store.num_features :], sgc, rtol=1e-4, atol=1e-5)
 
 
-def test_the_command_says_its_plan_and_what_it_made(tiny_store: Path, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "ogbnlib", "propagate", str(tiny_store), str(tmp_path / "made"), "--hops", "1"]
-    done = subprocess.run([*argv, "--norm", "row", "--json"], capture_output=True, text=True, check=True)
-    facts = json.loads(done.stdout)
+def test_the_command_says_its_plan_and_what_it_made(
+    tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["ogbnlib", "propagate", str(tiny_store), str(tmp_path / "made"), "--hops", "1", "--norm", "row", "--json"]
+    monkeypatch.setattr("sys.argv", argv)
+    assert main() == 0
+    done = capsys.readouterr()
+    facts = json.loads(done.out)
     assert (facts["num_nodes"], facts["num_features"], facts["num_edges"]) == (210, 16, 0)
-    assert ": 1 pass over it, 8 columns each" in done.stderr
-    again = subprocess.run(argv, capture_output=True, text=True)
-    assert again.returncode == 2
-    assert again.stderr.startswith("error: ")
+    assert ": 1 pass over it, 8 columns each" in done.err
+    assert main() == 2  # the target exists

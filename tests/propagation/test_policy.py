@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import left_in
 from graphs import make_store
-from real_graphs import real_config, write_graph
 
 from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
 from ogbnlib.forecast.budget import BatchShape
@@ -88,10 +86,7 @@ def test_what_does_not_go_together_is_refused_by_name(tiny_config: Config, graph
     for changes, said in (
         ({"model": "sage"}, "^model: .*sgc, sign, sagn"),
         ({"loading": "store"}, "^model: .*sage, gcn, gat"),
-        ({"hops": 0}, "^hops: "),
-        ({"norm": "rows"}, "^norm: .*row"),
         ({"model": "sagn", "hidden_channels": 6}, "^hidden_channels: .*heads"),
-        ({"activation_checkpointing": True}, "^activation_checkpointing: "),
     ):
         with pytest.raises(InputError, match=said):
             make(tiny_config, graph, **changes)
@@ -111,14 +106,10 @@ def test_what_does_not_go_together_is_refused_by_name(tiny_config: Config, graph
         train(make(tiny_config, tmp_path / "graph.store"))
 
 
-# What a step takes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str, dropout: float) -> None:
+def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> None:
     config = TrainConfig.create(
-        dataset="none", loading="propagated", model=model, hops=3, hidden_channels=64, dropout=dropout
+        dataset="none", loading="propagated", model=model, hops=3, hidden_channels=64, dropout=0.5
     )
     net, seeds = HopModel(config, 4 * 40, 7), 1000
     assert sum(weight.numel() for weight in net.parameters()) == parameter_count(config, 4 * 40, 7)
@@ -133,19 +124,5 @@ def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str, dropou
         F.cross_entropy(net(x), torch.zeros(seeds, dtype=torch.int64)).backward()
     found = sum(storage.nbytes() for key, storage in kept.items() if key not in known)
     foretold = sum(step.kept for step in layer_memory(config, BatchShape((seeds,), ()), 4 * 40, 7))
-    print(model, dropout, found, foretold)
     assert found <= foretold * 1.01 + 20_000
     assert foretold <= 1.8 * found + 20_000
-
-
-# Real graphs ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_sign_comes_within_a_hundredth_of_sampled_sage_or_above_it(tmp_path: Path) -> None:
-    write_graph("amazon_photo", tmp_path / "graph")
-    sage = train(real_config(tmp_path / "graph", 8)).history[-1]["test"]
-    sign = train(real_config(tmp_path / "graph", 8, loading="propagated", model="sign")).history[-1]["test"]
-    print(sage, sign)
-    assert sign >= sage - 0.01
-    assert sorted(left_in(tmp_path)) == ["graph", "graph-undirected-2-hops-sym.store", "graph-undirected.store"]
