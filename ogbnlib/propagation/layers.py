@@ -7,7 +7,7 @@ in RAM for all nodes, as many columns at a time as fit, and swept over the edges
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class _Matrix:
 
 def layer_scores(
     store: Store, layers: list[Layer], nodes: NodeSet | None, room: int, folder: Path, progress: Progress
-) -> Iterator[Array]:
+) -> Chunks:
     """Yield scores, float32 [n, classes], of some or all nodes in ascending order.
 
     Args:
