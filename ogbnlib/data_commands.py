@@ -131,11 +131,10 @@ def convert(
     options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
     for name, columns in (("edge_columns", edge_columns), ("label_columns", label_columns)):
         options[name] = None if columns is None else columns.split(",")
-    opened, origin = open_source(source, data_dir, **{k: value for k, value in options.items() if value is not None})
+    opened = open_source(source, data_dir, **{k: value for k, value in options.items() if value is not None})
     store = make_store(
         opened,
         store_dir,
-        origin=origin,
         undirected=undirected,
         feature_dtype=feature_dtype,  # type: ignore[arg-type]  # checked there
         memory_limit=memory_limit,

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,15 @@ import numpy as np
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes
-from ..files import StrPath, check_new, home, locked, sibling_path
+from ..files import StrPath, check_new, home, locked, sibling_path, stamp
 from ..graph.store import GraphSize, Store, is_store, open_store
+from .data import Source, origin_of
 from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
-from .ogb import RawDataset, open_raw
-from .tables import TableSource, is_tables, open_tables, stored_dtype
+from .ogb import layout_files, open_raw
+from .tables import find_files, is_tables, open_tables, stored_dtype
 
 if TYPE_CHECKING:
     from .convert import FeatureDtype, Progress
-    from .data import Source
 
 # `convert` and `synth` compile kernels, and planners only ask for sizes: both are imported on use.
 
@@ -37,19 +37,13 @@ if TYPE_CHECKING:
 class _Pending:
     """A data set that is not a store, and the store to make of it."""
 
-    official: str | None  # its name among OGB's
     folder: Path
-    raw: RawDataset | None  # None for own files, csv files, and data that are not downloaded yet
+    files: Callable[[], Mapping[str, Path]]
+    size: GraphSize | None  # None for own files, and an official data set of unknown size
     source: Callable[[], Source]  # downloads missing data
     target: Path
     undirected: bool
     dtype: np.dtype[Any]  # of the store's features
-
-    @property
-    def size(self) -> GraphSize:
-        """The sizes before conversion, with the itemsize of the store's features."""
-        size = KNOWN.get(self.official or "") if self.raw is None else self.raw.size
-        return dataclasses.replace(size or self.source().size, feature_itemsize=self.dtype.itemsize)
 
 
 def _resolve(
@@ -67,28 +61,31 @@ def _resolve(
         store = open_store(dataset)
         _check_direction(store, undirected)
         return store
-    official = raw = None
+    folder, own, size, missing = Path(os.path.abspath(dataset)), np.dtype(np.float32), None, ""
     source: Callable[[], Source]
+    find: Callable[..., Mapping[str, Path]] = layout_files
     if is_official(dataset):
         official = locate_official(dataset, data_dir or OFFICIAL_DIR)
-        folder, source, own = official.folder, functools.partial(open_official, official), np.dtype(np.float32)
-        raw = open_raw(folder, num_classes=official.num_classes) if official.present and official.binary else None
+        folder, source, size = official.folder, functools.partial(open_official, official), KNOWN.get(dataset)
+        if official.present and official.binary:
+            raw = open_raw(folder, num_classes=official.num_classes)
+            own, size = raw.feature_dtype, raw.size
+        elif not official.present and not download:
+            missing = f"{folder}: {dataset} is not there; pass download=True, or data_dir, the folder that holds it"
     elif is_tables(dataset):
-        folder = Path(os.path.abspath(dataset))
-        source, own = functools.partial(open_tables, folder), stored_dtype(folder)
+        source, find = functools.partial(open_tables, folder), find_files
+        own = stored_dtype(find(folder)["features"])
     else:
-        folder = Path(os.path.abspath(dataset))
-        source = functools.partial(open_raw, folder)
         raw = open_raw(folder)
-    own = own if raw is None else raw.feature_dtype
+        source, own, size = (lambda: raw), raw.feature_dtype, raw.size
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
     name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
     target = (folder.parent if data_dir is None else data_dir) / f"{name}.store"
-    pending = _Pending(official.name if official else None, folder, raw, source, target, bool(undirected), dtype)
+    pending = _Pending(folder, functools.partial(find, folder), size, source, target, bool(undirected), dtype)
     if (store_of_it := _existing(pending)) is not None:
         return store_of_it
-    if official is not None and not official.present and not download:
-        raise InputError(f"{folder}: {dataset} is not there; pass download=True, or data_dir, the folder that holds it")
+    if missing:
+        raise InputError(missing)
     check_new(target)
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
@@ -101,11 +98,11 @@ def _existing(pending: _Pending) -> Store | None:
     """The store that was made of a data set before, whose raw files may be deleted if it is official; or None."""
     if not is_store(pending.target):
         return None
-    from .convert import origin_of
-
-    store, now = open_store(pending.target), origin_of(pending.folder)
+    store = open_store(pending.target)
     raw, files = store.origin.get("raw"), store.origin.get("files")
-    if pending.folder.exists() and files != now["files"]:
+    exists = pending.folder.exists()
+    now = origin_of(pending.folder, {name: stamp(file) for name, file in pending.files().items()} if exists else {})
+    if exists and files != now["files"]:
         if raw != now["raw"]:
             problem = f"expected the store of {pending.folder}, found one of {raw or 'other data'}"
             raise InputError(f"{store.path}: {problem}; use another data_dir, or move it away")
@@ -127,26 +124,22 @@ def _check_direction(store: GraphSize, undirected: bool | None) -> None:
 
 @clear_errors()
 def locate(dataset: str, **options: Any) -> GraphSize:
-    """Check a data set and return its sizes, from headers alone; nothing is written or downloaded.
+    """Check a data set and return its sizes; nothing is written or downloaded.
 
     Before the store exists (`stored` is "raw" or "csv"), sizes are those of the data, with the `feature_itemsize` of
     the store.
 
     Args:
         options: data_dir, undirected, feature_dtype and download of `open_dataset`.
-
-    Raises:
-        InputError: for all that `open_dataset` refuses before it reads or writes anything.
     """
-    return _resolve(dataset, **options).size
+    found = _resolve(dataset, **options)
+    if isinstance(found, Store):
+        return found.size
+    return dataclasses.replace(found.size or found.source().size, feature_itemsize=found.dtype.itemsize)
 
 
 def size_of(dataset: str, **options: Any) -> GraphSize:
-    """Return the sizes of a data set for planning: those of `locate`, or the known ones of an official data set.
-
-    Raises:
-        InputError: for an unknown OGB name; for a folder see `locate`.
-    """
+    """Return the sizes of a data set for planning: those of `locate`, or the known ones of an official data set."""
     known = KNOWN.get(dataset) if is_official(dataset) else None
     try:
         size = locate(dataset, **options)
@@ -172,7 +165,8 @@ def open_dataset(
 ) -> Store:
     """Open a data set as a store; other data are converted first: once, in bounded memory.
 
-    Waits for another process that is converting the same data.
+    Waits for another process that is converting the same data. A store of other or changed data at the place of the new
+    one is refused.
 
     Args:
         dataset: a store's folder, a folder in OGB's binary layout or of a user's own files (`open_tables`), or an
@@ -181,15 +175,9 @@ def open_dataset(
             the folder of the data.
         undirected: with reverse edges. If omitted, a store's own setting is used, and other data are converted without.
         feature_dtype: of a new store, "float16" or "float32"; by default the data's own, float32 for float64.
-        memory_limit: that of `convert`.
         download: fetch a missing official data set.
         say: called with the data, the place and the size of a new store.
-        progress: that of `convert`.
-        check: called between chunks and while waiting; its exception ends the conversion, and nothing is left behind.
-
-    Raises:
-        InputError: for an unknown name; for `undirected` that contradicts a store; for a store of other or changed data
-            at the place of the new one; for a place that can't be written; see also `convert`.
+        memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
     """
     pending = _resolve(
         dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download
@@ -199,16 +187,13 @@ def open_dataset(
     with made_once(pending.target, check):
         if (store := _existing(pending)) is not None:
             return store
-        from .convert import convert, disk_bytes, origin_of
+        from .convert import convert, disk_bytes
 
-        source = pending.raw or pending.source()
+        source = pending.source()
         about = format_bytes(disk_bytes(source, pending.undirected, pending.dtype)[0])
-        own = source.file_dtype if isinstance(source, RawDataset | TableSource) else np.dtype(np.float32)
-        if own.itemsize > pending.dtype.itemsize:
-            about += f", features rounded from {own} to {pending.dtype}"
         say(f"{pending.folder}: converting it, once, to {pending.target}, about {about}")
         return convert(
-            source, pending.target, origin=origin_of(pending.folder),
+            source, pending.target,
             undirected=pending.undirected, feature_dtype=pending.dtype.name,  # type: ignore[arg-type]
             memory_limit=memory_limit, progress=progress, check=check,
         )  # fmt: skip
@@ -220,9 +205,6 @@ def made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check):
         yield
-
-
-# For a run ------------------------------------------------------------------------------------------------------------
 
 
 def _options(config: TrainConfig) -> dict[str, Any]:
@@ -276,20 +258,13 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
         raise InputError(f"{size.name}: {problem}; name the store that it was made from")
 
 
-# For a notebook -------------------------------------------------------------------------------------------------------
-
-
 @clear_errors()
 def prepare_dataset(
     dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool | None = None
 ) -> str:
     """Return the folder of a store for a notebook: that of `dataset`, or of the synthetic data set if it is "".
 
-    The store is made on first use in `data_dir`, where every notebook and run finds it.
-
-    Raises:
-        InputError: see `open_dataset` and `synthesize_store`.
-    """
+    The store is made on first use in `data_dir`, where every notebook and run finds it."""
     if dataset:
         store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:

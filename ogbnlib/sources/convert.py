@@ -31,10 +31,10 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Count, counted
-from .data import ArraySource, Source, mask_ids
+from .data import ArraySource, Source, as_numpy, mask_ids
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
-from .ogb import open_raw, stamps
-from .tables import TableSource, find_files, is_tables, open_tables, origin_of_files
+from .ogb import open_raw
+from .tables import is_tables, open_tables
 
 FeatureDtype = Literal["float16", "float32"]
 Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
@@ -59,73 +59,64 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
-# The conversion ------------------------------------------------------------------------------------------------------
-
-
 class _Abandoned(Exception):
     """Another thread has failed; its error is the one to report."""
 
 
-class _Conversion:
-    def __init__(self, source: Source, writer: StoreWriter, done: Callable[[int], object], x_dtype: DTypeLike) -> None:
-        self.source, self.writer, self._done, self.x_dtype = source, writer, done, x_dtype
-        self.stop, self._lock = threading.Event(), threading.Lock()
+def _write(
+    source: Source, writer: StoreWriter, done: Callable[[int], object], dtype: DTypeLike, undirected: bool, space: int
+) -> None:
+    """Write all arrays of a store, the features in a second thread; `space` is the memory to sort in."""
+    splits, stop, lock = source.read_splits(), threading.Event(), threading.Lock()
+    labelled, begin = NodeSet(source.num_nodes), 0
+    for chunk in source.label_chunks():
+        labelled.add(begin + np.flatnonzero(chunk >= 0))
+        begin += len(chunk)
+    for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
+        raise InputError(f"{source.where(name)}: {problem}")
 
-    def done(self, count: int) -> None:
-        if self.stop.is_set():
+    def count(number: int) -> None:
+        if stop.is_set():
             raise _Abandoned
-        with self._lock:
-            self._done(count)
+        with lock:
+            done(number)
 
-    def per_node(self, name: str, dtype: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()) -> None:
-        """Write the array `name` from `chunks` of rows, in order of the nodes."""
-        with self.writer.create(name, dtype, row_shape) as out:
+    def per_node(name: str, kind: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()) -> None:
+        with writer.create(name, kind, row_shape) as out:
             for chunk in chunks:
                 out.write(chunk)
-                self.done(chunk.nbytes)
+                count(chunk.nbytes)
 
-    def features(self) -> None:
+    def write_features() -> None:
         try:
-            with contextlib.closing(_ahead(self.source.x_chunks())) as ahead:
-                chunks = finite(ahead, self.x_dtype, f"{self.source.name}, node_feat")
-                self.per_node("x", self.x_dtype, chunks, (self.source.num_features,))
+            with contextlib.closing(_ahead(source.x_chunks())) as ahead:
+                per_node("x", dtype, finite(ahead, dtype, f"{source.name}, node_feat"), (source.num_features,))
         except BaseException:
-            self.stop.set()
+            stop.set()
             raise
 
-    def graph(self, edges: EdgeSort) -> None:
-        source, writer = self.source, self.writer
-        with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
-            edges.read(ahead)
-        with writer.create("row", index_dtype(source.num_nodes)) as row, writer.create("colptr", "<i8") as colptr:
-            edges.write(row, colptr)
-        self.per_node("y", label_dtype(source.num_classes), source.label_chunks())
-
-    def run(self, undirected: bool, workspace: int) -> None:
-        source, splits = self.source, self.source.read_splits()
-        labelled, begin = NodeSet(source.num_nodes), 0
-        for chunk in source.label_chunks():
-            labelled.add(begin + np.flatnonzero(chunk >= 0))
-            begin += len(chunk)
-        for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-            raise InputError(f"{source.where(name)}: {problem}")
-        sizes = (source.num_nodes, source.num_edges)
-        edges = EdgeSort(self.writer.folder, *sizes, undirected=undirected, workspace=workspace, done=self.done)
-        with ThreadPoolExecutor(1) as pool:
-            features = pool.submit(self.features)
-            try:
-                self.graph(edges)
-                for name, nodes in splits.items():
-                    self.writer.write(name, nodes)
-                if (names := source.name_chunks()) is not None:
-                    self.per_node("node_name", *names)
-                if source.label_names is not None:
-                    self.writer.write("label_name", source.label_names)
-                features.result()
-            except _Abandoned:
-                features.result()
-            finally:
-                self.stop.set()
+    edges = EdgeSort(
+        writer.folder, source.num_nodes, source.num_edges, undirected=undirected, workspace=space, done=count
+    )
+    with ThreadPoolExecutor(1) as pool:
+        features = pool.submit(write_features)
+        try:
+            with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
+                edges.read(ahead)
+            with writer.create("row", index_dtype(source.num_nodes)) as row, writer.create("colptr", "<i8") as colptr:
+                edges.write(row, colptr)
+            per_node("y", label_dtype(source.num_classes), source.label_chunks())
+            for name, nodes in splits.items():
+                writer.write(name, nodes)
+            if (names := source.name_chunks()) is not None:
+                per_node("node_name", *names)
+            if source.label_names is not None:
+                writer.write("label_name", source.label_names)
+            features.result()
+        except _Abandoned:
+            features.result()
+        finally:
+            stop.set()
 
 
 def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -> tuple[int, int]:
@@ -151,15 +142,12 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
     return limit - fixed
 
 
-def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> tuple[Source, dict[str, Any]]:
-    """Return a named data set as a `Source`, and the origin that its store records.
+def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> Source:
+    """Return a named data set as a `Source`.
 
     Args:
         data_dir: the folder of official data sets.
         options: those of `open_tables`; for a folder in OGB's layout only num_classes.
-
-    Raises:
-        InputError: see `open_official`, `open_tables` and `open_raw`; for an official data set that is missing.
     """
     name = home(name)
     if is_official(str(name)):
@@ -168,25 +156,21 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
             raise InputError(f"{name}: expected no files or columns beside an official name, got {', '.join(options)}")
         if not official.present:
             raise InputError(f"{official.folder}: {name} is not there: python -m ogbnlib download {name}")
-        return open_official(official), origin_of(official.folder)
-    tables = {*options} - {"num_classes"} or is_tables(name)
-    source = open_tables(name, **options) if tables else open_raw(name, **options)
-    return source, dict(source.origin) if isinstance(source, TableSource) else origin_of(source.path)
+        return open_official(official)
+    return (
+        open_tables(name, **options) if {*options} - {"num_classes"} or is_tables(name) else open_raw(name, **options)
+    )
 
 
 def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any) -> Store:
     """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index`, `train_mask`, `val_mask`, `test_mask`.
 
     Edges keep their order within a column. A message on standard error names the attributes that a store does not keep,
-    such as edge_attr, and rounded features.
+    such as edge_attr.
 
     Args:
         splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for an empty one.
         options: num_classes and name; and those of `convert`.
-
-    Raises:
-        InputError: naming the attribute, for a `HeteroData`, for attributes that are missing or do not fit together;
-            see also `convert`.
     """
     if hasattr(data, "node_types") or not hasattr(data, "to_dict"):
         hint = "; see its to_homogeneous()" if hasattr(data, "node_types") else ""
@@ -196,32 +180,22 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
     values = {str(name): value for name, value in data.to_dict().items() if value is not None}
     if missing := [name for name in required if name not in values]:
         hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if {*missing} & {*masks.values()} else ""
-        hint += "; set data.edge_index, the edges of adj_t" if "edge_index" in missing and "adj_t" in values else ""
         raise InputError(f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}")
+    num_nodes = len(values["x"])
+    if values.get("num_nodes", num_nodes) != num_nodes:
+        raise InputError(f"data.num_nodes: expected {num_nodes}, one a row of x, got {values['num_nodes']}")
     for mask in masks.values():
-        kind = f"{values[mask].dtype} {list(values[mask].shape)}"
-        if (ids := mask_ids(values[mask], values["x"].shape[0])) is None:
-            hint = f"; pass one column of each as splits, such as data.{mask}[:, 0]" if values[mask].ndim == 2 else ""
-            raise InputError(f"data.{mask}: expected booleans [N], got {kind}{hint}")
+        array = as_numpy(values[mask], f"data.{mask}")
+        if (ids := mask_ids(array, num_nodes)) is None:
+            kind = f"{array.dtype} {list(array.shape)}; of several masks pass one as splits, such as data.{mask}[:, 0]"
+            raise InputError(f"data.{mask}: expected booleans [N], got {kind}")
         values[mask] = ids
-    others = sorted({*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"})
-    if others:
+    if others := sorted({*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"}):
         print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
-    if values.get("num_nodes", len(values["x"])) != len(values["x"]):
-        raise InputError(f"data.num_nodes: expected {len(values['x'])}, one a row of x, got {values['num_nodes']}")
     splits = {split: values[mask] for split, mask in masks.items()} if splits is None else splits
     name, num_classes = options.pop("name", None) or Path(path).absolute().name, options.pop("num_classes", None)
     source = ArraySource.from_arrays(name, values["edge_index"], values["x"], values["y"], splits, num_classes)
-    if source.x.dtype.itemsize > source.feature_dtype.itemsize and not options.get("feature_dtype"):
-        print(f"{path}: x is {source.x.dtype}, and kept as {source.feature_dtype}", file=sys.stderr)
     return convert(source, path, **options)
-
-
-def origin_of(folder: Path) -> dict[str, Any]:
-    """Return the origin that a store records: the folder's path, and each file's size and mtime in ns."""
-    if is_tables(folder):
-        return origin_of_files(folder.resolve(), find_files(folder))
-    return {"raw": str(folder.resolve()), "files": {name: [*stamp[:2]] for name, stamp in stamps(folder).items()}}
 
 
 @clear_errors()
@@ -234,9 +208,10 @@ def convert(
     memory_limit: str | int | None = None,
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
-    origin: Mapping[str, Any] | None = None,
 ) -> Store:
     """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
+
+    Files that change meanwhile are refused. A SIGKILL leaves the hidden `.NAME.part`, which the next conversion clears.
 
     Args:
         source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an official name in the folder
@@ -250,17 +225,8 @@ def convert(
             one makes fewer and longer ranges to sort; 1 GB is enough for ogbn-papers100M.
         progress: show it: a bar, in a log a line every 30 s. A function is called instead.
         check: called between chunks; its exception ends the conversion, and nothing is left behind.
-        origin: the origin that the store records; for a folder by default `origin_of` it.
-
-    Raises:
-        InputError: before anything is written, for bad parameters, a target in use, a limit that is too small, or too
-            little disk space; while streaming, for damage, disk errors, replaced files, ids out of range, features that
-            are not finite or too large, and splits that overlap or have no label. Nothing is left behind then. A
-            SIGKILL leaves the hidden `.NAME.part`, which the next conversion clears.
     """
-    if isinstance(source, str | os.PathLike):
-        source, of = open_source(source)
-        origin = of if origin is None else origin
+    source = source if isinstance(source, Source) else open_source(source)
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
     workspace = _workspace(source, memory_limit)
@@ -270,6 +236,7 @@ def convert(
     needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
     check_space(target, final + temporary, f"{format_bytes(final + temporary)} of free disk space ({needed})")
     total = source.num_nodes * (source.num_features * x_dtype.itemsize + 2) + 16 * source.num_edges + temporary
+    origin = source.origin
 
     with new_folder(target) as folder, counted("convert", total, progress) as advance:
 
@@ -278,8 +245,8 @@ def convert(
             advance(count)
 
         writer = StoreWriter(folder)
-        _Conversion(source, writer, done, x_dtype).run(undirected, workspace)
+        _write(source, writer, done, x_dtype, undirected, workspace)
         source.check_unchanged()
-        made_of = {**(origin or {}), "num_nodes": source.num_nodes}
+        made_of = {**origin, "num_nodes": source.num_nodes}
         writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
     return open_store(target)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, split_name
+from ..files import Stamp, stamp
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
 from ..graph.npz import Array, slices
@@ -18,14 +21,26 @@ from ..graph.store import GraphSize
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
-    """A data set, read in pieces; each call begins at the first one."""
+    """A data set, read in pieces; each call begins at the first one.
+
+    Attributes:
+        feature_dtype: of the features in a store.
+        label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
+        path: the data's folder; None for arrays in RAM.
+        files: the files that are read, by the names that the store's origin has for them.
+        stamps: `stamp` of each file, at opening.
+    """
 
     name: str
     num_nodes: int
     num_edges: int
     num_features: int
     num_classes: int
-    feature_dtype: np.dtype[Any]  # in a store
+    feature_dtype: np.dtype[Any]
+    label_names: Array | None = field(default=None, repr=False)
+    path: Path | None = None
+    files: Mapping[str, Path] = field(default_factory=dict, repr=False)
+    stamps: Mapping[str, Stamp] = field(default_factory=dict, repr=False, compare=False)
 
     @abstractmethod
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
@@ -47,17 +62,20 @@ class Source(ABC):
         """Return the dtype of the nodes' names, and the names in order of the nodes; None without names."""
         return None
 
-    @property
-    def label_names(self) -> Array | None:
-        """The names of the classes, UTF-8 bytes [C]; None if labels were numbers."""
-        return None
+    def check_unchanged(self) -> None:
+        """Refuse files that changed since they were opened: a mix of old and new data has no wrong checksum."""
+        for name, before in self.stamps.items():
+            if not self.files[name].exists() or stamp(self.files[name]) != before:
+                raise InputError(f"{self.files[name]}: it changed while it was read; start again when it is complete")
 
-    def check_unchanged(self) -> None:  # noqa: B027  # arrays in RAM have no files
-        """Refuse files that changed since they were opened."""
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The origin that a store records: the folder's path, and each file's size and mtime in ns."""
+        return {} if self.path is None else origin_of(self.path, self.stamps)
 
     def where(self, split: str) -> str:
         """Return the place of a split, for messages."""
-        return f"{self.name}, split {split}"
+        return str(self.files.get(split, f"{self.name}, split {split}"))
 
     def facts(self) -> dict[str, Any]:
         """Return name and sizes, the content of meta.json."""
@@ -69,6 +87,10 @@ class Source(ABC):
         """The sizes; the splits are read."""
         num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
         return GraphSize(**self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize)
+
+
+def origin_of(folder: Path, stamps: Mapping[str, Stamp]) -> dict[str, Any]:
+    return {"raw": str(folder.resolve()), "files": {name: [*stamped[:2]] for name, stamped in stamps.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +119,8 @@ class ArraySource(Source):
     def from_arrays(
         cls, name: str, edge_index: Any, x: Any, y: Any, splits: Mapping[str, Any], num_classes: int | None = None
     ) -> ArraySource:
-        """Check arrays or torch tensors, without a copy where possible; see `ogb.write_raw`.
-
-        Raises:
-            InputError: naming the argument and the mistake.
-        """
-        edge_index, x, y = _numpy(edge_index, "edge_index"), _numpy(x, "x"), _numpy(y, "y")
+        """Check arrays or torch tensors, without a copy where possible; see `ogb.write_raw`."""
+        edge_index, x, y = as_numpy(edge_index, "edge_index"), as_numpy(x, "x"), as_numpy(y, "y")
         if x.ndim != 2 or 0 in x.shape:
             raise InputError(f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}")
         num_nodes = len(x)
@@ -116,26 +134,37 @@ class ArraySource(Source):
             actual = f"{edge_index.min()} to {edge_index.max()}"
             raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
         if num_classes is not None:
-            whole = hasattr(num_classes, "__index__") and np.ndim(num_classes) == 0
-            if not whole or not 0 < num_classes <= MAX_CLASSES:
+            if not isinstance(num_classes, Integral) or not 0 < num_classes <= MAX_CLASSES:
                 raise InputError(f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}")
             num_classes = int(num_classes)
         labels = clean_labels(y, num_classes or MAX_CLASSES, "y")
         num_classes = num_classes or count_classes([labels], y.dtype, "y")
-        ids = _split_ids(splits, num_nodes)
-        for split, problem in split_problems(ids, num_nodes, lambda nodes: labels[nodes] >= 0):
+        names = sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
+        if names != sorted(SPLITS):
+            raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
+        ids_of = {}
+        for split, values in splits.items():
+            where = f"splits[{split!r}]"
+            ids = as_numpy(values, where)
+            of_mask = mask_ids(ids, num_nodes) if ids.dtype.kind == "b" or num_nodes > 2 else None
+            ids = ids if of_mask is None else of_mask
+            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+                raise InputError(f"{where}: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
+            ids_of[split_name(split)] = ids.astype(np.int64)
+        ids_of = {split: ids_of[split] for split in SPLITS}
+        for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
             raise InputError(f"splits[{split!r}]: {problem}")
         dtype = x.dtype if x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
         for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), dtype, "x"):
             pass
         return cls(
             name=name, num_nodes=num_nodes, num_edges=edge_index.shape[1], num_features=x.shape[1],
-            num_classes=num_classes, feature_dtype=dtype, edge_index=edge_index, x=x, y=labels, splits=ids,
+            num_classes=num_classes, feature_dtype=dtype, edge_index=edge_index, x=x, y=labels, splits=ids_of,
         )  # fmt: skip
 
 
-def _numpy(value: Any, name: str) -> Array:
-    """An array or a torch tensor (on any device) as numpy, without a copy where possible."""
+def as_numpy(value: Any, name: str) -> Array:
+    """Return an array or a torch tensor (on any device) as numpy, without a copy where possible."""
     try:
         value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value  # exact in float32
         array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
@@ -146,25 +175,7 @@ def _numpy(value: Any, name: str) -> Array:
     return array
 
 
-def mask_ids(values: Any, num_nodes: int) -> Array | None:
+def mask_ids(mask: Array, num_nodes: int) -> Array | None:
     """Return the node ids in a mask [N] of booleans, or of zeros and ones; None for anything else."""
-    mask = _numpy(values, "mask")
-    if mask.shape != (num_nodes,) or (mask.dtype.kind != "b" and not np.isin(mask, (0, 1)).all()):
-        return None
-    return np.flatnonzero(mask)
-
-
-def _split_ids(splits: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
-    """Return int64 ids of the three splits: ids, masks of booleans or, from three nodes on, of 0 and 1."""
-    names = sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
-    if names != sorted(SPLITS):
-        raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
-    ids_of = {}
-    for name, values in splits.items():
-        where, ids = f"splits[{name!r}]", _numpy(values, f"splits[{name!r}]")
-        of_mask = mask_ids(ids, num_nodes) if ids.dtype.kind == "b" or num_nodes > 2 else None
-        ids = ids if of_mask is None else of_mask
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise InputError(f"{where}: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
-        ids_of[split_name(name)] = ids.astype(np.int64)
-    return {name: ids_of[name] for name in SPLITS}
+    is_mask = mask.shape == (num_nodes,) and (mask.dtype.kind == "b" or np.isin(mask, (0, 1)).all())
+    return np.flatnonzero(mask) if is_mask else None

@@ -13,20 +13,20 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from ..errors import InputError, clear_errors, format_bytes, unknown_name
-from ..files import StrPath, check_space, home, locked, sibling_path
+from ..files import StrPath, check_space, home, locked, sibling_path, stamp
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
 from ..progress import counted, doing
 from .data import ArraySource
-from .ogb import RawDataset, check_unchanged, open_raw, read_split_files, stamps
+from .ogb import RawDataset, layout_files, open_raw, read_split_files
 
 
 def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
@@ -68,50 +68,43 @@ class Located:
         return int(self.meta["num classes"])
 
 
-# Downloads ------------------------------------------------------------------------------------------------------------
+def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True) -> Path:
+    """Return the folder of an official data set under `root`, downloaded if it is missing.
 
-
-def _fetch(url: str, file: Path, say: Callable[[str], object], progress: bool) -> None:
-    """Append the missing part of a URL's content to `file`, which keeps a part when the connection breaks."""
-    have = file.stat().st_size if file.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    try:
-        answer = urllib.request.urlopen(request, timeout=60)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # the file is complete
-            return
-        raise
-    with answer:
-        have = have if answer.status == 206 else 0
-        size = int(answer.headers.get("Content-Length") or 0)
-        needed = size + have + size  # the archive and its content
-        say(f"{url}: {format_bytes(size)} to fetch after {format_bytes(have)}; needs {format_bytes(needed)} of disk")
-        check_space(file.parent, needed, f"{format_bytes(needed)} of free disk space to download and unpack {url}")
-        with open(file, "ab" if have else "wb") as out, counted("download", size, progress) as done:
-            while piece := answer.read(2**20):
-                out.write(piece)
-                done(len(piece))
-    if size and file.stat().st_size != have + size:
-        raise ConnectionError(f"it ended after {file.stat().st_size} of {have + size} bytes")
-
-
-def _download(located: Located, say: Callable[[str], object], progress: bool = True) -> None:
-    """Fetch and unpack: the folder appears whole or not at all, and a broken download is resumed.
-
-    ogb's download asks on the terminal; PyG's starts again at the first byte.
+    ogb's download asks on the terminal, PyG's starts again at the first byte; this one asks nothing and is resumed. The
+    folder appears whole or not at all.
     """
+    located = locate_official(name, home(root))
+    if located.present:
+        return located.folder
     url, folder = located.meta["url"], located.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    archive = sibling_path(folder, "zip.part")
+    archive = sibling_path(folder, "zip.part")  # kept when the connection breaks
     with (
         locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
         clear_errors(archive),
     ):
+        have = archive.stat().st_size if archive.exists() else 0
         try:
-            _fetch(url, archive, say, progress)
+            request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                have = have if answer.status == 206 else 0
+                size = int(answer.headers.get("Content-Length") or 0)
+                needed = size + have + size  # the archive and its content
+                fetched = f"{format_bytes(size)} to fetch after {format_bytes(have)}"
+                say(f"{url}: {fetched}; needs {format_bytes(needed)} of disk")
+                check_space(folder.parent, needed, f"{format_bytes(needed)} of free disk space to unpack {url}")
+                with open(archive, "ab" if have else "wb") as out, counted("download", size, progress) as done:
+                    while piece := answer.read(2**20):
+                        out.write(piece)
+                        done(len(piece))
+            if archive.stat().st_size < have + size:
+                raise ConnectionError(f"it ended after {archive.stat().st_size} of {have + size} bytes")
         except (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
-            raise InputError(f"download: {url} could not be fetched ({error}); the next attempt resumes it") from None
+            if getattr(error, "code", None) != 416 or not have:  # 416: nothing is missing
+                text = f"download: {url} could not be fetched ({error}); the next attempt resumes it"
+                raise InputError(text) from None
         try:
             with doing("unpack", "auto" if progress else "none"), zipfile.ZipFile(archive) as packed:
                 packed.extractall(beside)
@@ -120,25 +113,7 @@ def _download(located: Located, say: Callable[[str], object], progress: bool = T
             raise InputError(f"download: {url} could not be unpacked ({error}); download it again") from None
         os.replace(os.path.join(beside, located.meta["download_name"]), folder)
         archive.unlink()
-
-
-def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True) -> Path:
-    """Return the folder of an official data set under `root`, downloaded if it is missing.
-
-    Args:
-        say: called with the size and the needed disk space, before anything is fetched.
-        progress: show it.
-
-    Raises:
-        InputError: for an unknown name, too little disk space, and a download that fails.
-    """
-    located = locate_official(name, home(root))
-    if not located.present:
-        _download(located, say, progress)
-    return located.folder
-
-
-# Opening --------------------------------------------------------------------------------------------------------------
+    return folder
 
 
 def is_official(name: str) -> bool:
@@ -175,12 +150,13 @@ def open_official(located: Located) -> RawDataset | ArraySource:
     """Open one of OGB's own data sets, downloaded if it is missing.
 
     ogbn-papers100M (binary layout) is streamed, since ogb's loader needs more than 128 GB for it
-    (snap-stanford/ogb#407); the others, csv files, are read into RAM."""
-    if not located.present:
-        _download(located, print)
+    (snap-stanford/ogb#407); the others, csv files, are read into RAM.
+    """
+    folder = fetch(located.name, located.folder.parent)
     if located.binary:
-        return open_raw(located.folder, num_classes=located.num_classes)
-    before, raw = stamps(located.folder), located.folder / "raw"
+        return open_raw(folder, num_classes=located.num_classes)
+    files, raw = layout_files(folder), folder / "raw"
+    stamps = {name: stamp(file) for name, file in files.items()}
     edges, x = _table(raw / "edge.csv.gz", "iu", columns=2), _table(raw / "node-feat.csv.gz", "fiu")
     labels = _table(raw / "node-label.csv.gz", "fiu")
     for name, rows in (("node", x), ("edge", edges)):
@@ -189,13 +165,12 @@ def open_official(located: Located) -> RawDataset | ArraySource:
             raise InputError(f"{file}: expected {len(rows)}, the lines of the other files, found {counts[:3]}")
     if located.meta["add_inverse_edge"] == "True":  # each edge before its reverse, in the order of ogb's reader
         edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
-    splits, x = read_split_files(located.folder / "split" / located.meta["split"]), x.astype(np.float32, copy=False)
+    splits, x = read_split_files(folder / "split" / located.meta["split"]), x.astype(np.float32, copy=False)
     try:
         source = ArraySource.from_arrays(located.name, edges.T, x, labels, splits, located.num_classes)
     except InputError as error:
-        raise InputError(f"{located.folder}: {error}") from None
-    check_unchanged(located.folder, before)
-    return source
+        raise InputError(f"{folder}: {error}") from None
+    return replace(source, path=folder, files=files, stamps=stamps)
 
 
 def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
@@ -205,9 +180,7 @@ def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
     try:
         with clear_errors(file):
             table = pd.read_csv(file, compression="gzip", header=None)
-    except InputError:
-        raise
-    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
+    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:  # an InputError too
         raise InputError(f"{file}: expected numbers, gzipped ({error}); download the data set again") from None
     if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (columns or table.shape[1]):
         expected = f"{columns or ''} columns of {'whole ' * (kinds == 'iu')}numbers without a header line"

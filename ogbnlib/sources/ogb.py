@@ -11,14 +11,14 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, clear_errors
-from ..files import Stamp, StrPath, home, new_folder, stamp, whereabouts, write_json
+from ..files import StrPath, home, new_folder, stamp, whereabouts, write_json
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
@@ -29,21 +29,12 @@ _MAPPING = (
     "Node i is row i of node_feat and node_label in raw/; label c is class c. No outside identifiers are known.\n"
 )
 
-Stamps = dict[str, Stamp]
 
-
-def stamps(folder: Path) -> Stamps:
-    """Return size, mtime in ns and inode of each file of a data set in one of OGB's layouts, by its path."""
+def layout_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a data set in one of OGB's layouts, by their path in it."""
     files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
     files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
-    return {str(file.relative_to(folder)): stamp(file) for file in files}
-
-
-def check_unchanged(folder: Path, before: Stamps) -> None:
-    """Refuse a data set with a file that is not as in `before`: a mix of old and new data has no wrong checksum."""
-    now = stamps(folder)
-    if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
-        raise InputError(f"{folder / changed[0]}: it changed while it was read; start again when the file is complete")
+    return {str(file.relative_to(folder)): file for file in files}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +45,6 @@ class RawDataset(Source):
     """
 
     path: Path
-    file_dtype: np.dtype[Any]  # of the features in the file; `feature_dtype` is float32 for float64
-    stamps: Stamps = field(repr=False, compare=False)  # at opening
 
     @property
     def _data(self) -> Path:
@@ -95,9 +84,6 @@ class RawDataset(Source):
     def read_splits(self) -> dict[str, Array]:
         return read_split_files(split_folder(self.path))
 
-    def check_unchanged(self) -> None:
-        check_unchanged(self.path, self.stamps)
-
     def where(self, split: str) -> str:
         return str(split_folder(self.path) / f"{split}.csv.gz")
 
@@ -112,14 +98,13 @@ def _label_chunks(path: Path, num_classes: int) -> Iterator[Array]:
 
 def split_folder(path: Path) -> Path:
     """Return the folder of the split: split/time, or the only one in split/."""
-    folder = path / "split"
-    inner = sorted(entry for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-    if folder / "time" in inner:
-        return folder / "time"
-    if len(inner) != 1:
-        names = [entry.name for entry in inner]
-        raise InputError(f"{folder}: expected a folder named time, or just one, found {names}")
-    return inner[0]
+    folders = [entry for entry in (path / "split").glob("*") if entry.is_dir()]
+    if (time := path / "split" / "time") in folders:
+        return time
+    if len(folders) != 1:
+        names = sorted(entry.name for entry in folders)
+        raise InputError(f"{path / 'split'}: expected a folder named time, or just one, found {names}")
+    return folders[0]
 
 
 def read_split_files(folder: Path) -> dict[str, Array]:
@@ -132,30 +117,9 @@ def read_split_files(folder: Path) -> dict[str, Array]:
                 splits[name] = np.array(lines.read().split(), dtype=np.int64)
             if not file.stat().st_size:
                 raise EOFError("it is empty")
-        except InputError:
-            raise
-        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:  # an InputError too
             raise InputError(f"{file}: expected one node id a line, gzipped, found damage ({error})") from None
     return splits
-
-
-def _no_raw_data(path: Path) -> InputError:
-    """The error for a folder without raw/data.npz."""
-    if not path.is_dir():
-        return InputError(f"{path}: expected a data set folder, found no such folder{whereabouts()}")
-    content, hint = "none", ""
-    if (path / META).is_file():
-        content, hint = "a store", "; name it as the data set, it needs no conversion"
-    elif (path / "raw" / "edge.csv.gz").is_file():
-        content, hint = (
-            "OGB's csv layout",
-            "; pass its official name, such as ogbn-arxiv, and data_dir, the folder above",
-        )
-    elif (path / "data.npz").is_file():
-        hint = f"; pass {path.resolve().parent}"
-    elif nested := [entry.parent.parent for entry in path.glob("*/raw/data.npz")]:
-        hint = f"; pass {nested[0]}"
-    return InputError(f"{path}: expected raw/data.npz in it, found {content}{hint}")
 
 
 @clear_errors()
@@ -166,14 +130,23 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
 
     Args:
         num_classes: by default that of meta.json and, without one, the largest label plus one.
-
-    Raises:
-        InputError: naming file and member, when anything is missing, damaged, or of another shape or type.
     """
     path = home(path)
-    data, labels, stamped = path / "raw" / "data.npz", path / "raw" / "node-label.npz", stamps(path)
+    data, labels, files = path / "raw" / "data.npz", path / "raw" / "node-label.npz", layout_files(path)
+    stamps = {name: stamp(file) for name, file in files.items()}
+    if not path.is_dir():
+        raise InputError(f"{path}: expected a data set folder, found no such folder{whereabouts()}")
     if not data.is_file():
-        raise _no_raw_data(path)
+        content, hint = "none", ""
+        if (path / META).is_file():
+            content, hint = "a store", "; name it as the data set, it needs no conversion"
+        elif (path / "raw" / "edge.csv.gz").is_file():
+            content, hint = "OGB's csv layout", "; pass its official name, such as ogbn-arxiv, and data_dir"
+        elif right := [
+            file.parent.parent for file in (*path.glob("*/raw/data.npz"), path / "data.npz") if file.exists()
+        ]:
+            hint = f"; pass {right[0]}"
+        raise InputError(f"{path}: expected raw/data.npz in it, found {content}{hint}")
     counts = []
     for name in ("num_nodes_list", "num_edges_list"):
         with Member(data, name) as member:
@@ -194,49 +167,34 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     if len(shape) != 2 or 0 in shape:
         raise InputError(f"{member.where}: expected [N, F] of at least one node and one feature, found shape {shape}")
     if member.fortran_order and 1 not in shape:
-        raise InputError(
-            f"{member.where}: expected rows (C order), found columns (Fortran order); save np.ascontiguousarray"
-        )
-    missing = [name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()]
-    if missing:
+        expected_order = "expected rows (C order), found columns (Fortran order); save np.ascontiguousarray"
+        raise InputError(f"{member.where}: {expected_order}")
+    if missing := [name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()]:
         raise InputError(f"{split_folder(path)}: expected {missing[0]}.csv.gz, found none")
-    meta = _read_meta(path / "meta.json", num_nodes, num_edges)
+    meta, file = dict[str, Any](), path / "meta.json"
+    if file.is_file():
+        try:
+            meta = dict(json.loads(file.read_text()))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{file}: expected a JSON object, found something else ({error})") from None
     num_classes = meta.get("num_classes") if num_classes is None else num_classes
+    for key, value in (("num_nodes", num_nodes), ("num_edges", num_edges)):
+        if meta.get(key, value) != value:
+            raise InputError(f"{file}: {key} is {meta[key]}, but raw/data.npz has {value}")
     if num_classes is None:
         with Member(labels, "node_label") as member:
             num_classes = count_classes(_label_chunks(path, MAX_CLASSES), member.dtype, member.where)
+    if not isinstance(num_classes, int) or not 1 <= num_classes <= MAX_CLASSES:
+        raise InputError(f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {num_classes}")
     return RawDataset(
         path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=num_nodes, num_edges=num_edges,
-        num_features=shape[1], num_classes=num_classes, file_dtype=dtype, stamps=stamped,
+        num_features=shape[1], num_classes=num_classes, files=files, stamps=stamps,
         feature_dtype=np.dtype(np.float16 if dtype.itemsize == 2 else np.float32),
     )  # fmt: skip
 
 
-def _read_meta(file: Path, num_nodes: int, num_edges: int) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        meta = dict(json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{file}: expected a JSON object, found something else ({error})") from None
-    classes = meta.get("num_classes", 1)
-    if not isinstance(classes, int) or not 1 <= classes <= MAX_CLASSES:
-        raise InputError(f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {classes}")
-    for key, value in (("num_nodes", num_nodes), ("num_edges", num_edges)):
-        if meta.get(key, value) != value:
-            raise InputError(f"{file}: {key} is {meta[key]}, but raw/data.npz has {value}")
-    return meta
-
-
-# Writing -------------------------------------------------------------------------------------------------------------
-
-
 def write_layout(folder: Path, source: Source, done: Callable[[int], object] = lambda count: None) -> None:
-    """Write any `Source` as OGB's binary layout, in memory bounded by a chunk and without checks.
-
-    Args:
-        done: called with the bytes of each chunk.
-    """
+    """Write any `Source` as OGB's binary layout, unchecked; `done` is called with the bytes of each chunk."""
     for part in ("raw", "split/time", "mapping", "processed"):  # ogb saves into processed/ without making it
         (folder / part).mkdir(parents=True)
     num_nodes, num_edges = source.num_nodes, source.num_edges
@@ -289,9 +247,6 @@ def write_raw(
         y: labels [N] or [N, 1]: -1 or NaN where there is none.
         splits: node ids, or boolean masks over all nodes, of train, valid and test.
         num_classes: the largest label plus one if None.
-
-    Raises:
-        InputError: naming the argument and the mistake.
     """
     source = ArraySource.from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
     with new_folder(path) as folder:

@@ -144,6 +144,7 @@ def _spans(num_nodes: int, step: int) -> Iterator[tuple[int, int]]:
 class CitationModel(Source):
     """Parameters and lookup tables of the kernels, a few hundred kB at any scale; a `Source` of their output."""
 
+    parameters: Mapping[str, Any]  # that a store records
     split_sizes: Mapping[str, int]
     keys: Array  # uint64, one per stream of draws
     order: Array  # int64: N, multiplier, its inverse modulo N, shift; id = (time * multiplier + shift) mod N
@@ -152,10 +153,23 @@ class CitationModel(Source):
     class_slot: Array  # int64 [C + 1], first slot of each class
     means: Array  # float64 [C, F]
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        return {"synthetic": dict(self.parameters)}
+
     @classmethod
-    def create(
-        cls, name: str, num_nodes: int, split_sizes: Mapping[str, int], seed: int, num_features: int, num_classes: int
-    ) -> CitationModel:
+    def create(cls, path: StrPath, scale: float, seed: int, num_features: int, num_classes: int) -> CitationModel:
+        limits = {"scale": (scale, 0, 1), "seed": (seed, 0, math.inf)}
+        limits |= {"num_features": (num_features, 1, 2**16), "num_classes": (num_classes, 2, BLOCK // 2)}
+        for name, (value, low, high) in limits.items():
+            kinds = int | float if name == "scale" else int
+            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+                raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
+        num_nodes, least = round(PAPERS.num_nodes * scale), 8 * BLOCK
+        split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
+        if num_nodes < least or min(split_sizes.values()) < 1:
+            smallest = f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split)"
+            raise InputError(f"scale: expected at least {smallest}, got {scale!r}, which makes {num_nodes} nodes")
         random = np.random.default_rng(seed)
         keys = random.integers(2**63, size=len(_PASSES), dtype=np.uint64)
         multiplier = int(num_nodes * 0.6180339887)  # the golden section spreads neighbors in time over all ids
@@ -174,10 +188,11 @@ class CitationModel(Source):
         tables = (keys, np.array(order, np.int64), quantile / quantile.mean() * citing)
         num_edges = sum(int(_count_edges(*span, *tables)) for span in _spans(num_nodes, _NODES))
         return cls(
-            name=name, num_nodes=num_nodes, num_edges=num_edges, num_features=num_features, num_classes=num_classes,
+            name=home(path).absolute().name, num_nodes=num_nodes, num_edges=num_edges,
+            num_features=num_features, num_classes=num_classes,
             feature_dtype=np.dtype(np.float32), split_sizes=split_sizes, keys=keys, order=tables[1], degrees=tables[2],
             slot_class=np.repeat(np.arange(num_classes), sizes), class_slot=np.concatenate([[0], np.cumsum(sizes)]),
-            means=latent @ axes.T,
+            means=latent @ axes.T, parameters={"scale": scale, "seed": seed},
         )  # fmt: skip
 
     def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
@@ -218,26 +233,6 @@ class CitationModel(Source):
             yield out
 
 
-# Data sets -----------------------------------------------------------------------------------------------------------
-
-_MIN_NODES = 8 * BLOCK
-
-
-def _model(path: StrPath, scale: float, seed: int, num_features: int, num_classes: int) -> CitationModel:
-    limits = {"scale": (scale, 0, 1), "seed": (seed, 0, math.inf)}
-    limits |= {"num_features": (num_features, 1, 2**16), "num_classes": (num_classes, 2, BLOCK // 2)}
-    for name, (value, low, high) in limits.items():
-        kinds = int | float if name == "scale" else int
-        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-            raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
-    num_nodes = round(PAPERS.num_nodes * scale)
-    sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
-    if num_nodes < _MIN_NODES or min(sizes.values()) < 1:
-        least = f"{_MIN_NODES / PAPERS.num_nodes:.1e} ({_MIN_NODES} nodes, a label in each split)"
-        raise InputError(f"scale: expected at least {least}, got {scale!r}, which makes {num_nodes} nodes")
-    return CitationModel.create(home(path).absolute().name, num_nodes, sizes, seed, num_features, num_classes)
-
-
 @clear_errors()
 def synthesize(
     path: StrPath,
@@ -258,11 +253,8 @@ def synthesize(
     Args:
         scale: in (0, 1]; 0.01 makes 1.1 million nodes and 16 million edges.
         num_classes: 2 to 512.
-
-    Raises:
-        InputError: for a parameter out of range, a folder in use, or too little disk space.
     """
-    model = _model(path, scale, seed, num_features, num_classes)
+    model = CitationModel.create(path, scale, seed, num_features, num_classes)
     # Measured, compressed: features 2.2 of 4 bytes; an edge 0.1 bytes for the source and up to 5 for the cited paper.
     needed = round(1.05 * (model.num_nodes * (num_features * 2.2 + 1) + model.num_edges * 4.5))
     check_space(path, needed, f"{format_bytes(needed)} of free disk space")
@@ -284,14 +276,7 @@ def synthesize_store(
 ) -> Store:
     """Write the data set of `synthesize` as a store, bit for bit the one that `convert` makes of it.
 
-    At the real size that saves a raw file of 40 GB, and compressing it.
-
-    Args:
-        options: undirected, memory_limit, progress and check of `convert`.
-
-    Raises:
-        InputError: see `synthesize` and `convert`.
+    At the real size that saves a raw file of 40 GB, and compressing it. `options` are those of `convert`.
     """
-    model = _model(path, scale, seed, num_features, num_classes)
-    origin = {"synthetic": {"scale": scale, "seed": seed}}
-    return convert(model, path, feature_dtype=feature_dtype, origin=origin, **options)
+    model = CitationModel.create(path, scale, seed, num_features, num_classes)
+    return convert(model, path, feature_dtype=feature_dtype, **options)

@@ -78,7 +78,7 @@ def main() -> None:
         work = Path(name)
         raw = options.raw or synthesize(work / "raw", options.scale, progress=True).path
         data = open_raw(raw)
-        total = data.num_nodes * (data.num_features * data.file_dtype.itemsize + 4) + 16 * data.num_edges
+        total = data.num_nodes * (data.num_features * data.feature_dtype.itemsize + 4) + 16 * data.num_edges
         packed = sum(file.stat().st_size for file in (raw / "raw").iterdir())
         print(f"{raw}: {format_bytes(total)} of arrays in {format_bytes(packed)} of files")
 

@@ -52,7 +52,7 @@ def test_edges_cite_others_and_a_few_papers_are_famous(dataset: RawDataset) -> N
 
 
 def test_every_paper_cites_older_ones_and_splits_follow_each_other(dataset: RawDataset) -> None:
-    model = citations.CitationModel.create("tiny", dataset.num_nodes, {}, 0, 128, 172)
+    model = citations.CitationModel.create("tiny", TINY, 0, 128, 172)
     num_nodes, _, inverse, shift = (int(number) for number in model.order)
 
     def time(nodes: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 from pathlib import Path
 from typing import Any
 
@@ -98,53 +97,31 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
     table = lines(src, dst, header="source,target")
     names = [f"n{i}" for i in ids]
     named = lines([names[i] for i in src], [names[i] for i in dst], header="source,target")
-    by_name = {f"{split}.csv": lines([names[i] for i in nodes]) for split, nodes in g["splits"].items()}
-    fixed = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 3)
+    by_name = {f"{split}.csv": lines([names[i] for i in nodes], header="node") for split, nodes in g["splits"].items()}
     shuffled = np.random.default_rng(0).permutation(SMALL)
+    no_splits = "train valid test"
     return [
-        {"edges.csv": lines(dst, src, header="target,source")},
-        {"edges.csv": lines(src, dst, header=" Source , TARGET ")},
-        {"edges.csv": lines(src * 1.0, dst * 1.0, header="source,target")},
-        {"edges.csv": lines(src, [f" {i} " for i in dst])},
-        {"edges.csv": lines([f'"{i}"' for i in src], dst, header='"source","target"')},
-        {"edges.csv": lines(src, dst, header="source,target", end="\r\n")},
-        {"edges.csv": "\ufeff" + table},
-        {"edges.csv": "\ufeff" + lines(src, dst)},
-        {"edges.csv": "\n" + table.replace("\n", "\n\n")},
-        {"edges.csv": table.rstrip("\n")},
+        {"edges.csv": lines(dst, src, header=" Target ,SOURCE", end="\r\n")},
+        {"edges.csv": "\ufeff" + lines(src * 1.0, [f'" {i} "' for i in dst])},
+        {"edges.csv": "\n" + table.replace("\n", "\n\n").rstrip("\n")},
         {"edges.csv.gz": gzip.compress(table[:99].encode()) + gzip.compress(table[99:].encode())},
-        {"edges.csv": lines(src, dst, [""] * 90, header="source,target,")},
-        {"edges.npy": g["edge_index"].astype(str)},
-        {"edges.npy": g["edge_index"] * 1.0},
+        {"edges.csv": lines(np.ones(90), src, dst), "options": {"edge_columns": ["2", "3"]}},
         {"edges.npy": g["edge_index"].astype(">i4")},
         {
             "without": "edges features labels train valid",
-            "edge_index.npy": g["edge_index"],
-            "x.npy": x,
-            "y.npy": y,
-            "train_mask.npy": np.isin(ids, g["splits"]["train"]),
-            "val.npy": g["splits"]["valid"],
+            **{"edge_index.npy": g["edge_index"].astype(str), "x.npy": x, "y.npy": y.astype(np.float32)},
+            **{"train_mask.npy": np.isin(ids, g["splits"]["train"]), "val.npy": g["splits"]["valid"]},
         },
-        {"edges.parquet": parquet(source=pa.array(src.astype(str)).dictionary_encode(), target=dst)},
         {
             "edges.parquet": parquet(
-                source=pa.array(src).cast(pa.decimal128(20, 0)),
-                target=pa.array(dst.astype(str)).cast(pa.large_string()),
+                source=pa.array(src.astype(str)).dictionary_encode(),
+                target=pa.array(dst).cast(pa.decimal128(20, 0)),
+                __index_level_0__=np.arange(90),
             )
         },
-        {"edges.parquet": parquet(source=src.astype(np.uint64), target=dst * 1.0)},
-        {"edges.parquet": parquet(source=src, target=dst, __index_level_0__=np.arange(90))},
-        {"edges.csv": lines(np.ones(90), src, dst), "options": {"edge_columns": ["2", "3"]}},
-        {"features.parquet": parquet(x=fixed)},
+        {"features.parquet": parquet(x=pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 3))},
         {"features.parquet": parquet(x=pa.array(list(x)).cast(pa.large_list(pa.float32())))},
-        {
-            "features.parquet": parquet(
-                **{f"f{i}": pa.array([f"{value:.3f}" for value in x[:, i]]).cast(pa.decimal128(9, 3)) for i in range(3)}
-            )
-        },
         {"features.csv": lines(*x.T, header="0,1,2")},
-        {"features.parquet": pa.table({"a.1": x[:, 0], "a": x[:, 1], "a.1.b": x[:, 2]})},
-        {"features.csv": lines(ids, *x.T, header="node_id,a,b,c")},
         {"features.csv": lines(*x.T, ids, header="a,b,c,paper_id"), "options": {"id_column": "paper_id"}},
         {"features.csv": lines(ids, *x.T, header="node,a,b,c"), "nodes.npy": ids},
         {"labels.csv": lines(y[shuffled], shuffled, header="label,node_id")},
@@ -153,35 +130,17 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
             "options": {"label_columns": ["paper", "topic"]},
         },
         {"labels.csv": lines(ids[::-1], y, header="rank,topic"), "options": {"label_columns": ["topic"]}},
-        {"labels.csv": lines(y[shuffled], shuffled, header="y,idx"), "options": {"id_column": "idx"}},
-        {"labels.csv": lines(np.where(some, y * 1.0, np.nan), header="label")},
-        {"labels.npy": y.astype(np.float32)},
         {"labels.csv": lines(np.where(some, y.astype(str), '""'), header="y")},
-        {"labels.parquet": parquet(label=pa.array([int(v) if v >= 0 else None for v in y]))},
+        {"labels.parquet": parquet(topic=pa.array([int(v) if v >= 0 else None for v in y]))},
         {"labels.csv": lines(ids[some], y[some])},
-        {"without": "train valid test", "splits.csv": lines(shuffled, split_of[shuffled], header="node_id,split")},
-        {"without": "train valid test", "splits.parquet": parquet(split=[s or None for s in split_of])},
-        {
-            "without": "train valid test",
-            "splits.csv": lines(ids[split_of != ""], [s.title() for s in split_of[split_of != ""]]),
-        },
-        {
-            "without": "train valid test",
-            "split/other/train.csv": "1\n",
-            **{f"split/time/{split}.csv.gz": lines(nodes) for split, nodes in g["splits"].items()},
-        },
-        {
-            "without": "train valid test",
-            **{f"split/{split}.csv": lines(nodes, header="id") for split, nodes in g["splits"].items()},
-        },
+        {"without": no_splits, "splits.csv": lines(shuffled, split_of[shuffled], header="node_id,split")},
+        {"without": no_splits, "splits.parquet": parquet(split=[s or None for s in split_of])},
         {
             "train.npy": np.isin(ids, g["splits"]["train"]).astype(np.int64),
             "valid.csv": lines(np.isin(ids, g["splits"]["valid"]).astype(int), header="mask"),
             "test.csv": lines(np.isin(ids, g["splits"]["test"]), header="test_mask"),
         },
-        {"train.parquet": parquet(mask=np.isin(ids, g["splits"]["train"]))},
-        {"edges.csv": named, "nodes.csv": lines(names, header="node_id"), **by_name},
-        {"edges.csv": named, "features.csv": lines(names, *x.T, header="who,a,b,c"), **by_name},
+        {"edges.csv": named, "features.csv": lines(names, *x.T, header="node_id,a,b,c"), **by_name},
         {
             "edges.csv": named.replace("n7", "NA"),
             "nodes.csv": lines(names, header="id").replace("n7", "NA"),
@@ -260,129 +219,66 @@ def test_a_folder_is_a_data_set_that_is_converted_once(
 def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
     """Files, and the one sentence that refuses them."""
     (src, dst), x, y, ids = g["edge_index"], g["x"], g["y"], np.arange(SMALL)
-    edges = "source,target\n1,2\n"
-    gz = gzip.compress(lines(src, dst).encode())
-
-    np.savez(archive := io.BytesIO(), x=x)
+    edges, no_splits = "source,target\n1,2\n", "train valid test"
 
     def of_lists(first: Any) -> dict[str, Any]:
         return {"features.parquet": parquet(x=pa.array([first] + [[1.0, 2.0]] * 39, pa.list_(pa.float64())))}
 
     return [
-        (
-            {"labels.csv": lines(y, ids[::-1], header="label,paper_id")},
-            r"columns node_id and label, found .*--label-columns",
-        ),
-        ({"labels.csv": lines(ids, header="node_id")}, "--label-columns"),
-        ({"labels.csv": lines(ids, y, header=",label")}, "found columns '', 'label'; .*--label-columns"),
-        (
-            {"labels.csv": lines(y, header="label"), "options": {"label_columns": ["no"]}},
-            "--label-columns: .*1 or 2 of the columns label",
-        ),
-        ({"options": {"id_column": "no"}}, "--id-column: expected a column 'no' in"),
-        (
-            {"features.csv": lines(ids, *x.T, header="paper_id,w0,w1,w2")},
-            r"features.csv: .*not 'paper_id', .*--id-column",
-        ),
+        # Columns that are neither known nor named
+        ({"labels.csv": lines(y, ids[::-1], header="label,paper_id")}, r"node_id and label, found .*--label-columns"),
+        ({"labels.csv": lines(np.where(y > 0, "a", "b"))}, "found columns '[ab]'; .*--label-columns"),
+        ({"labels.csv": "label\n1\n", "options": {"label_columns": ["no"]}}, "--label-columns: .* columns label"),
+        ({"features.csv": lines(ids, *x.T, header="paper_id,w0,w1,w2")}, r"features.csv: .*not 'paper_id', .*--id-col"),
         ({"features.csv": lines(ids[::-1], *x.T)}, r"different whole numbers in column '1'.*--id-column"),
-        ({"features.csv": lines(ids[::-1] + 99, *x.T, header="paper,a,b,c")}, "'paper'.*--id-column"),
-        ({"features.csv": lines(ids, *x.T, header=",a,b,c")}, "features.csv: .*not ''"),
         ({"features.parquet": parquet(a=x[:, 0], __index_level_0__=ids)}, "not '__index_level_0__'"),
-        (
-            {"edges.csv": lines(np.ones(90), src, dst, header="weight,citing,cited")},
-            r"columns source and target, .*--edge-columns",
-        ),
-        ({"edges.csv": lines(src, dst, header="cited,citing")}, "--edge-columns"),
-        (of_lists([1.0]), r"row 1, .*expected a list of 1 numbers, found .1.0, 2.0"),
-        (of_lists([]), r"features.parquet, row 0, .*a list of numbers, found \[\]"),
-        ({"features.parquet": parquet(x=pa.array([], pa.list_(pa.float64())))}, "a row for each node, found none"),
-        ({"features.parquet": parquet(x=[[[1.0]]] * SMALL)}, r"row 0, .*expected a number, found \[1.0\]"),
-        ({"features.parquet": parquet(x=[[1.0, None]] * SMALL)}, "found NaN"),
-        (
-            {"features.csv": lines(["oops", *x[1:, 0]], *x.T[1:], header="a,b,c"), "nodes.npy": ids},
-            r"line 2, column 'a': expected a number",
-        ),
-        (
-            {"features.csv": lines([*x[1:, 0], "oops"], *x.T[1:], header="a,b,c"), "nodes.npy": ids},
-            r"line 41, column 'a': .*'oops'",
-        ),
-        ({"features.csv": "a,b\n\n1,2\n\n" + "1,2\n" * 38 + "x,2\n"}, "features.csv, line 43, column 'a'"),
-        ({"features.csv": lines(["", *x[1:, 0]], *x.T[1:], header="a,b,c")}, "found NaN or Inf, the first in row 0"),
-        ({"features.parquet": parquet(a=pa.array([1] * SMALL, pa.timestamp("s")))}, "row 0.*expected a number"),
         ({"features.csv": lines(*x.T, header="a,b,a")}, "each column's name once, found 'a' again"),
-        (
-            {"features.csv": lines(ids[::-1], *x.T, header="id,a,b,c"), "nodes.npy": ids},
-            r"line 2, .*in the order of their names, found '39'",
-        ),
-        ({"edges.csv": edges + "-1,2\n"}, r"edges.csv, line 3, column 'source': .*'-1'; .*--relabel"),
-        ({"edges.csv": edges + "\n\n1,40\n"}, r"edges.csv, line 5, .*found '40'"),
-        ({"edges.csv": edges + "1,9223372036854775808\n"}, r"edges.csv, line 3, .*found '9223"),
-        ({"edges.parquet": parquet(source=pa.array([1, 2**63], pa.uint64()), target=[1, 2])}, r"row 1, .*found 9223"),
-        ({"edges.csv": edges + "1.5,2\n"}, r"edges.csv, line 3, .*found '1.5'"),
-        ({"edges.parquet": parquet(source=[1, None], target=[1, 2])}, r"edges.parquet, row 1, .*found None"),
-        ({"edges.parquet": parquet(source=[True, False], target=[1, 2])}, r"edges.parquet, row 0, .*found True"),
-        ({"edges.csv": edges + "3\n"}, "edges.csv: .*Expected 2 columns, got 1: 3"),
-        ({"edges.csv.gz": gz[:-9]}, r"edges.csv.gz: damaged .*Truncated"),
-        ({"edges.csv": edges.encode() + b"\xe9,2\n"}, "edges.csv: .*invalid UTF8"),
+        ({"edges.csv": lines(src, dst, header="cited,citing")}, r"columns source and target, .*--edge-columns"),
         ({"edges.csv": lines(src, dst, sep="\t")}, "edges.csv: expected columns source and target, .*commas"),
-        ({"labels.csv": "label\n" + "1\n" * 38 + "3.5\n1\n"}, r"line 40, .*expected whole labels .*3.5"),
+        ({"edges.csv": "n1,n2\n", "nodes.csv": "node_id\nn1\n"}, "expected 40 names.*found 1"),
+        ({"nodes.csv": lines(ids, ids, header="node idx,paper id")}, "a column node_id, .*--id-column"),
+        ({"train.csv": "n1\n"}, "one column node_id or mask.*--id-column"),
+        # Values
+        (of_lists([1.0]), r"row 1: expected a list of 1 numbers, found .1.0, 2.0"),
+        (of_lists([]), r"row 0: expected a list of numbers, found \[\]"),
+        ({"features.parquet": parquet(x=pa.array([], pa.list_(pa.float64())))}, "a row for each node, found none"),
+        ({"features.parquet": parquet(x=[[1.0, None]] * SMALL)}, "found NaN"),
+        ({"features.csv": lines([*x[1:, 0], "oops"], *x.T[1:], header="a,b,c")}, "column 'a', .* a number: .*'oops'"),
+        ({"features.csv": lines(["", *x[1:, 0]], *x.T[1:], header="a,b,c")}, "found NaN or Inf, the first in row 0"),
+        ({"features.npy": np.where(x == x[7, 2], np.nan, x)}, "found NaN .* row 7"),
+        ({"features.csv": lines(ids[::-1], *x.T, header="id,a,b,c"), "nodes.npy": ids}, "row 0: .*order .*'39'"),
+        ({"edges.csv": edges + "-1,2\n"}, r"edges.csv, column 'source', row 1: .*\(--relabel\), found '-1'"),
+        ({"edges.csv": edges + "1,9223372036854775808\n"}, "column 'target', .*beyond 2..53"),
+        ({"edges.csv": edges + "1.5,2\n"}, "column 'source', .*1.5"),
+        ({"edges.csv": edges + '3,""\n'}, "column 'target', row 1: .*found ''"),
+        ({"edges.parquet": parquet(source=[1, None], target=[1, 2])}, "row 1: .*found None"),
+        ({"edges.parquet": parquet(source=[True, False], target=[1, 2])}, "found bool"),
+        ({"edges.npy": g["edge_index"].T}, r"edges.npy: .*expected \[2, E\]; transpose"),
+        ({"labels.csv": "label\n" + "1\n" * 38 + "3.5\n1\n"}, "row 38: expected whole labels .*3.5"),
         ({"labels.csv": "label\n\n" + "1\n" * 39}, r"40 rows, .*found 39; blank lines"),
         ({"labels.csv": "label\ncs.LG\n3\n" + "cs.LG\n" * 38}, "of text or of numbers, found both: 3, cs.LG"),
         ({"labels.csv": "label\n" + "1\n" * 39 + "5000\n"}, r"--num-classes"),
-        ({"options": {"num_classes": 2}}, r"labels.npy, row \d+: .*from 0 to 1"),
-        ({"nodes.csv": lines([*ids[:-1], 3], header="node_id")}, r"nodes.csv, line 41: expected each node once"),
-        ({"nodes.csv": lines(["a", *['""'] * 39], header="node_id")}, r"nodes.csv, line 3, .*found ''"),
-        ({"nodes.csv": lines(ids, ids, header="node idx,paper id")}, "a column node_id, .*--id-column"),
-        ({"nodes.csv": lines([f"n{i}" + "x" * (300 if i == 7 else 0) for i in ids])}, "256 bytes at most, found 302"),
-        (
-            {
-                "nodes.csv": lines([f"n{i}" for i in ids]),
-                "edges.csv": "n1,n2\n",
-                "labels.npy": y,
-                "train.csv": "m1\nn2\n",
-            },
-            r"train.csv: expected in the first line a node",
-        ),
-        ({"train.csv": lines(ids, ids % 2, header="node_id,train")}, "train.csv: expected one column, node ids"),
-        ({"train.csv": lines(np.arange(30) % 2, header="mask")}, "train.csv: .*found a mask of 30"),
-        ({"train.csv": "node_id\nyes\n"}, r"train.csv, line 2, .*found 'yes'"),
-        (
-            {"without": "train valid test", "splits.csv": "node_id,split\n1,train\n2,holdout\n"},
-            r"line 3, .*found 'holdout'",
-        ),
-        ({"without": "train valid test", "splits.csv": "split\ntrain\n"}, "40 rows, .*found 1"),
+        ({"labels.csv": "id,y\n1,1\n1,2\n"}, "column 'id', row 1: expected each node once, found '1'"),
+        ({"nodes.csv": lines([*ids[:-1], 3], header="node_id")}, "row 39: expected each node once"),
+        ({"nodes.csv": lines(["a", *['""'] * 39], header="node_id")}, "row 1: .*found ''"),
+        ({"nodes.csv": lines([f"n{'x' * 300}{i}" for i in ids], header="id")}, "256 bytes at most, found 303"),
+        ({"nodes.npy": ids + 5}, r"train.npy, .* row \d+: expected one of the .* nodes"),
+        ({"train.csv": lines(np.arange(30) % 2, header="mask")}, "train.csv: expected each node once"),
+        ({"test.npy": np.flatnonzero(y < 0)}, "test.*: expected labelled nodes"),
+        ({"without": no_splits, "splits.csv": "node_id,split\n1,train\n2,holdout\n"}, "row 1: .*found 'holdout'"),
+        ({"without": no_splits, "splits.csv": "split\ntrain\n"}, "40 rows, .*found 1"),
+        # Files
         ({"splits.csv": "node_id,split\n1,train\n"}, "expected either splits or train, valid and test"),
         ({"val.npy": ids}, r"expected one file of valid, found valid.npy, val.npy"),
-        (
-            {"without": "train valid test", "split/a/train.csv": "1\n", "split/b/train.csv": "1\n"},
-            "a folder named time, or just one",
-        ),
-        ({"without": "train valid test"}, "expected files of train, valid, test"),
-        ({"edges.csv": edges + '3,""\n'}, r"edges.csv, line 3, .*found ''"),
-        ({"edges.csv": ""}, "edges.csv: expected a table, found an empty file"),
-        ({"edges.npy": g["edge_index"].T}, r"edges.npy: .*expected \[2, E\]; transpose"),
-        ({"features.npy": archive.getvalue()}, "features.npy: .*an .npz archive"),
-        ({"labels.npy": b"x" * 99}, "labels.npy: expected a numpy array"),
-        ({"labels.npy": np.array([None] * SMALL)}, "labels.npy: expected a numpy array without objects"),
-        ({"edges.npy": np.char.add("a", g["edge_index"].astype(str))}, "edges.npy, row 0: .*--relabel"),
-        ({"features.npy": np.where(x == x[7, 2], np.nan, x)}, "found NaN .* row 7"),
-        ({"labels.npy": y[:-1]}, "labels.npy: expected 40 rows, .*found 39"),
-        ({"labels.npy": np.array(3)}, r"labels.npy: .*expected \[N\]"),
-        ({"labels.npy": np.full(SMALL, -1)}, "labels.npy: expected at least one label"),
-        ({"test.npy": np.flatnonzero(y < 0)}, "test.*: expected labelled nodes"),
-        ({"nodes.npy": ids[1:]}, "nodes.npy: expected 40 names.*found 39"),
-        ({"nodes.npy": ids + 5}, r"train.npy, row \d+: expected one of the .* nodes"),
-        ({"labels.csv": "id,y\n1,1\n1,2\n"}, "labels.csv, line 3, .*each node once, found '1' again"),
-        ({"labels.csv.gz": b"label\n1\n"}, "labels.csv.gz: damaged .*gzipped"),
-        ({"edges.parquet": b"PAR1 and nothing else"}, "edges.parquet: damaged or not a table"),
-        ({"edges.npy": g["edge_index"], "edges.csv": ""}, "one file of edges"),
-        ({"options": {"relabel": True}}, "--relabel: expected a file nodes"),
-        ({"options": {"edge": "a.csv"}}, "unknown role of a file 'edge': did you mean 'edges'"),
-        (
-            {"edges.csv": edges, "options": {"edge_columns": ["source", "source"]}},
-            "--edge-columns: .*found source,source",
-        ),
+        ({"without": no_splits}, "expected files of train, valid, test"),
         ({"without": "features"}, r"expected files of features .*--features ones, or degree"),
+        ({"edges.csv": ""}, "edges.csv: expected a table, found an empty file"),
+        ({"edges.csv": edges + "3\n"}, "edges.csv: .*Expected 2 columns, got 1: 3"),
+        ({"edges.csv.gz": gzip.compress(lines(src, dst).encode())[:-9]}, "edges.csv.gz: damaged .*Truncated"),
+        ({"edges.csv": edges.encode() + b"\xe9,2\n"}, "edges.csv: .*invalid UTF8"),
+        ({"edges.parquet": b"PAR1 and nothing else"}, "edges.parquet: damaged or not a table"),
+        ({"labels.npy": b"x" * 99}, "labels.npy: expected a numpy array"),
+        ({"options": {"relabel": True}}, "--relabel: .*expected a file nodes"),
     ]
 
 

@@ -1,0 +1,275 @@
+"""Columns of a user's own files, and node ids in them. Import it on use: it imports pyarrow and pandas.
+
+pyarrow reads in pieces and keeps the order of the rows. DuckDB joined the same ids in three times the memory, and had
+to sort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import reprlib
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from ..errors import InputError
+from ..graph.npz import Array, load
+
+BATCH_ROWS, _BLOCK_BYTES = 2**17, 2**22
+LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
+_MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")  # in any case, among numbers and labels
+
+
+def is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        float(text)
+        return True
+    return False
+
+
+class Table:
+    """Columns of a .npy, .csv, .csv.gz or .parquet file, read in bounded memory; fields of csv files are text.
+
+    The first line of a csv file is its header if no field of it is a number.
+
+    Attributes:
+        names: of the columns; "1", "2" and so on for a file without a header.
+    """
+
+    def __init__(self, file: Path, role: str = "") -> None:
+        self.file, self.header, self._array = file, file.suffix == ".parquet", None
+        with self._damage():
+            if self.header:
+                self.names = self._parquet().schema_arrow.names
+            elif file.suffix == ".npy":
+                array, pair = load(file), role == "edges"
+                array = array.reshape(1, -1) if array.ndim and array.size == len(array) and not pair else array
+                if array.ndim != 2 or len(array) != 1 + pair:
+                    expected = "[2, E]; transpose it" if pair else "[N]"
+                    raise InputError(f"{file}: found an array {list(array.shape)}, expected {expected}")
+                self._array, self.names = array, ["1", "2"][: len(array)]
+            else:
+                opened: Any = gzip.open if file.suffix == ".gz" else open
+                with opened(file, "rt", newline="", encoding="utf-8-sig", errors="replace") as lines:
+                    first = [text.strip() for text in next(filter(None, csv.reader(lines)), [])]
+                if not first:
+                    raise InputError(f"{file}: expected a table, found an empty file")
+                count = [str(i) for i in range(len(first))]  # pandas' names for columns without a name
+                self.header = not any(map(is_number, first)) or (role == "features" and first == count)
+                self.names = first if self.header else [str(i + 1) for i in range(len(first))]
+                if role == "edges" and first == ["0", "1"]:
+                    print(f"{file}: 0,1 is read as an edge; if it is a header, remove the line", file=sys.stderr)
+        if twice := [name for name in self.names if self.names.count(name) > 1]:
+            raise InputError(f"{file}: expected each column's name once, found {twice[0]!r} again; rename one")
+
+    @contextlib.contextmanager
+    def _damage(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError, EOFError, zlib.error, csv.Error) as error:
+            raise InputError(f"{self.file}: damaged or not a table: {str(error).strip().splitlines()[0]}") from None
+
+    def _parquet(self) -> Any:
+        # With a buffer, a row group is read page by page; without one, each of its columns is held whole.
+        return pa.parquet.ParquetFile(self.file, buffer_size=2**20, pre_buffer=False)
+
+    def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
+        """Yield the next rows of `columns`, at most `rows`; of a csv file those in 4 MB."""
+        begin = 0
+        with self._damage():
+            for batch in self._arrays([self.names.index(name) for name in columns], rows):
+                yield [Piece(self, name, _plain(values), begin) for name, values in zip(columns, batch, strict=True)]
+                begin += len(batch[0])
+
+    def column(self, name: str) -> Iterator[Piece]:
+        return (piece for (piece,) in self.batches([name]))
+
+    def _arrays(self, columns: list[int], rows: int) -> Iterator[list[Any]]:
+        if self._array is not None:
+            for begin in range(0, self._array.shape[1], rows):
+                part = [np.ascontiguousarray(self._array[i, begin : begin + rows]) for i in columns]
+                yield [pa.array(values.astype(values.dtype.newbyteorder("="), copy=False)) for values in part]
+        elif self.file.suffix == ".parquet":
+            names = [self.names[i] for i in columns]
+            for batch in self._parquet().iter_batches(rows, columns=names):
+                yield [batch.column(name) for name in names]
+        else:
+            # The header is read as data, because a quoted name may span lines.
+            texts, skip = {f"f{i}": pa.string() for i in columns}, int(self.header)
+            for batch in pa.csv.open_csv(
+                self.file,
+                read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=True),
+                parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+                convert_options=pa.csv.ConvertOptions(column_types=texts, include_columns=list(texts)),
+            ):
+                yield [column.slice(skip) for column in batch.columns]
+                skip = 0
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The number of rows; a csv file is read for it."""
+        if self._array is not None:
+            return int(self._array.shape[1])
+        if self.file.suffix == ".parquet":
+            return int(self._parquet().metadata.num_rows)
+        return sum(len(piece.values) for piece in self.column(self.names[0]))
+
+    def one_of(self, names: Sequence[str], alone: bool = False) -> str | None:
+        """Return the column with one of these names, in any case; if `alone`, a column without a name too.
+
+        A column of a .parquet file needs no name, as its first value can't be taken for it.
+        """
+        own = next((own for name in names for own in self.names if own.lower() == name.lower()), None)
+        alone = alone and len(self.names) == 1 and (not self.header or self.file.suffix == ".parquet")
+        return self.names[0] if own is None and alone else own
+
+    def check_named(self, columns: Sequence[str], counts: Sequence[int], option: str) -> None:
+        """Check columns that an option names."""
+        if len(columns) not in counts or len({*columns} & {*self.names}) < len(columns):
+            expected = f"{' or '.join(map(str, counts))} of the columns {', '.join(self.names)}"
+            raise InputError(f"{option}: {self.file}: expected {expected}, found {','.join(columns)}")
+
+    def refusal(self, expected: str, hint: str) -> InputError:
+        """Return the error for columns that are neither known nor named."""
+        names = ", ".join(map(repr, self.names)) if self.header else f"{len(self.names)}, without names"
+        return InputError(f"{self.file}: expected {expected}, found columns {names}; {hint}")
+
+    def leave_out(self, used: Sequence[str | None]) -> None:
+        """Name the columns that are not used on standard error; standard output belongs to the caller."""
+        if others := [name for name in self.names if name not in used]:
+            print(f"{self.file}: left out: {', '.join(map(repr, others))}", file=sys.stderr)
+
+
+def _plain(values: Any) -> Any:
+    """An arrow array without dictionaries, with one type of text."""
+    values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
+    other_text = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
+    return values.cast("string") if str(values.type).startswith(other_text) else values
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive values of a column, an arrow array, and the number of the first one's row."""
+
+    table: Table
+    name: str
+    values: Any
+    begin: int
+
+    def refuse(self, wrong: Any, expected: str) -> None:
+        """Raise an `InputError` that names the first row where `wrong` is true, if there is any."""
+        wrong = np.asarray(wrong)
+        if wrong.any():
+            at = int(wrong.argmax())
+            place = f"{self.table.file}, column {self.name!r}, row {self.begin + at}"
+            raise InputError(f"{place}: expected {expected}, found {reprlib.repr(self.values[at].as_py())}")
+
+    def cast(self, kind: str, expected: str) -> Any:
+        """Cast to int64, double or string; missing values become null, and 3.0 is the whole number 3."""
+        values = self.values
+        try:
+            if pa.types.is_string(values.type) and kind != "string":
+                for text in (values, without_missing(values)):
+                    with contextlib.suppress(pa.ArrowInvalid):
+                        return text.cast(kind)
+                values = text.cast("double")
+            if kind == "int64" and (pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type)):
+                raise pa.ArrowInvalid(f"found {values.type}")  # arrow takes True for 1, a date for a number of days
+            # Beyond 2**53, several whole numbers are the same float.
+            if kind == "int64" and pa.types.is_floating(values.type) and (pc.max(pc.abs(values)).as_py() or 0) > 2**53:
+                raise pa.ArrowInvalid("found a float beyond 2**53")
+            return values.cast(kind, safe=kind != "double")
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            place = f"{self.table.file}, column {self.name!r}, from row {self.begin} on"
+            raise InputError(f"{place}: expected {expected}: {str(error).splitlines()[0]}") from None
+
+
+def numbers(values: Any) -> Array:
+    """An arrow array of numbers as numpy; NaN for nulls."""
+    return values.to_numpy(zero_copy_only=False)
+
+
+def without_missing(values: Any) -> Any:
+    """Text stripped, with null for the words that mean "missing"."""
+    values = pc.utf8_trim_whitespace(values)
+    missing = pc.is_in(pc.utf8_lower(values), value_set=pa.array(_MISSING))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), values)
+
+
+class Nodes:
+    """Map from node ids to row numbers. Ids are row numbers already, or names: text or any whole numbers.
+
+    Names take about 50 bytes a node, as 64-bit numbers in pandas' index; text is hashed. Two of ten million texts have
+    the same hash with a chance of 3e-6, and are refused then.
+
+    Args:
+        rows: the file whose rows are the nodes, for messages.
+        names: the table and its column with the name of each node, in the order of the rows.
+    """
+
+    def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
+        self.num_nodes, self.names, self.kind, self._width = num_nodes, names, "int64", 1
+        self._expected = f"node ids from 0 to {num_nodes - 1}, the rows of {rows}; or names in a file nodes (--relabel)"
+        if names is None:
+            return
+        table, column = names
+        for piece in table.column(column):  # "007" and "7" are two names: whole numbers are as int64 writes them
+            with contextlib.suppress(pa.ArrowInvalid):
+                values = piece.values
+                if not pa.types.is_string(values.type) or values.cast("int64").cast("string").equals(values):
+                    continue
+            self.kind = "string"
+            break
+        self._expected = "the name of a node"
+        keys = [np.empty(0, np.int64 if self.kind == "int64" else np.uint64)]
+        for piece in table.column(column):
+            keys.append(self._keys(piece))
+            if self.kind == "string":
+                self._width = max(self._width, pc.max(pc.binary_length(piece.values.cast("string"))).as_py() or 1)
+        if (count := sum(map(len, keys))) != num_nodes:
+            raise InputError(f"{table.file}: expected {num_nodes} names, one a row of {rows}, found {count}")
+        if self._width > LONGEST_NAME:
+            raise InputError(f"{table.file}: expected names of {LONGEST_NAME} bytes at most, found {self._width}")
+        self._index = pd.Index(np.concatenate(keys))
+        if not self._index.is_unique:
+            row = int(self._index.duplicated().argmax())
+            raise InputError(f"{table.file}, row {row}: expected each node once, found one of the rows above again")
+        self._expected = f"one of the {num_nodes} nodes in {table.file.name}"
+
+    def _keys(self, piece: Piece) -> Array:
+        """Whole numbers, or hashes of text."""
+        keys = piece.cast(self.kind, self._expected)
+        piece.refuse(keys.is_null() if self.kind == "int64" else np.asarray(keys.fill_null("")) == "", self._expected)
+        return numbers(keys) if self.kind == "int64" else pd.util.hash_array(numbers(keys), categorize=False)
+
+    def __call__(self, piece: Piece) -> Array:
+        """Return int64 rows of ids."""
+        ids = self._keys(piece)
+        if self.names is not None:
+            ids = self._index.get_indexer(ids)
+        piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected)
+        return ids.astype(np.int64, copy=False)
+
+    def chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
+        """Return the dtype of the names, int64 or UTF-8 bytes of fixed width, and the names in order of the nodes."""
+        if self.names is None:
+            return None
+        table, column = self.names
+        pieces = (piece.cast(self.kind, self._expected) for piece in table.column(column))
+        if self.kind == "int64":
+            return np.dtype("<i8"), map(numbers, pieces)
+        dtype = np.dtype(f"S{self._width}")
+        return dtype, (np.array([text.encode() for text in names.to_pylist()], dtype) for names in pieces)
