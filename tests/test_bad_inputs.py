@@ -60,15 +60,8 @@ def call(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 DAMAGE: list[tuple[str, bytes | None]] = [
     (part, content)
-    for part in (
-        "store.json",
-        "colptr.npy",
-        "train.npy",
-        "raw/data.npz",
-        "raw/node-label.npz",
-        "split/time/test.csv.gz",
-    )
-    for content in (None, b"", b"<html>no</html>", bytes(5000), b"PK\x03\x04" + b"x" * 50)
+    for part in ("store.json", "colptr.npy", "raw/data.npz", "split/time/test.csv.gz")
+    for content in (None, b"", bytes(5000))
 ]
 
 
@@ -77,25 +70,22 @@ def in_store(part: str) -> bool:
 
 
 VALUES = {
-    "batch_size": ["0", "-1", "1.5", "x", "", "true", "nan", "9" * 20],
-    "num_neighbors": ["0", "", "3x2", "-2", "3;2", "9" * 12],
-    "epochs": ["-1", "1e3", "\x00"],
-    "seed": ["-1", str(2**31)],
-    "lr": ["0", "-1", "nan", "1e309", "fast"],
-    "dropout": ["1", "-0.1", "inf"],
+    "batch_size": ["0", "1.5", "x", "", "true", "nan", "9" * 20],
+    "num_neighbors": ["0", "", "3x2", "-2"],
+    "epochs": ["-1", "\x00"],
+    "seed": [str(2**31)],
+    "lr": ["0", "nan", "1e309"],
     "model": ["SAGE", "", "sage\r"],
-    "loading": ["ram"],
-    "eval_splits": ["train", "valid valid", "dev"],
-    "device": ["tpu", "cuda:0"],
-    "undirected": ["2", "perhaps"],
-    "max_cuda_memory": ["0", "8", "-1 GB", "9" * 400 + " GB", "4 gigabytes"],
-    "lookahead": ["", "some", "1e3"],
-    "dataset": ["", "nowhere", "file", "loop", "full", LONG, "raw\r", " store", "~nobody-of-this-name/x", "ogbn-arxvi"],
+    "eval_splits": ["train", "valid valid"],
+    "device": ["cuda:0"],
+    "undirected": ["perhaps"],
+    "max_cuda_memory": ["8", "9" * 400 + " GB"],
+    "dataset": ["", "nowhere", "file", "loop", "full", LONG, "raw\r", "~nobody-of-this-name/x", "ogbn-arxvi"],
     "data_dir": ["~nobody-of-this-name"],
     "batchsize": ["3"],
 }
-PLACES = ["file/x", "loop", "loop/x", LONG, f"{LONG}/x", "full", "file", "/dev/null", "new\r", "~nobody-of-this-name"]
-SIZES = ["8", "0 GB", "-1 GB", "nan", "", "1 XB", "9" * 400 + " GB"]
+PLACES = ["file/x", "loop", LONG, "full", "/dev/null", "~nobody-of-this-name"]
+SIZES = ["8", "-1 GB", "", "9" * 400 + " GB"]
 
 
 def begin(path: str) -> str:
@@ -107,7 +97,6 @@ CASES: list[tuple[list[str], str]] = [
     *((["plan", "--set", f"{name}={value}"], name) for name in VALUES if name != "dataset" for value in VALUES[name]),
     *((["plan", "--set", f"dataset={value}"], begin(value)) for value in VALUES["dataset"]),
     *((["plan", "--memory-limit", size], "memory_limit: ") for size in SIZES),
-    *((["convert", "raw", "new", "--memory-limit", size], "memory_limit: ") for size in [*SIZES, "100 MB"]),
     *((["synth", place, "--scale", "0.0001"], begin(place)) for place in PLACES),
     *((["convert", "raw", place], begin(place)) for place in PLACES),
     *((["convert", place, "new"], begin(place)) for place in PLACES),
@@ -119,11 +108,10 @@ CASES: list[tuple[list[str], str]] = [
     *((["convert", f"d{i}", "new"], f"d{i}") for i, (part, _) in enumerate(DAMAGE) if not in_store(part)),
     *((["plan", "--set", f"dataset=d{i}"], f"d{i}") for i in range(len(DAMAGE))),
     (["convert", "store", "new"], "found a store"),
+    (["convert", "raw", "new", "--memory-limit", "100 MB"], "memory_limit: "),
     (["convert", "raw", "raw"], "raw: expected a new or empty folder"),
     (["convert", "raw", "new", "--feature-dtype", "int8"], "feature_dtype: "),
     (["synth", "new", "--scale", "nan"], "scale: "),
-    (["synth", "new", "--scale", "inf"], "scale: "),
-    (["synth", "new", "--seed", "-1", "--scale", "0.0001"], "seed: "),
     (["synth", "new", "--seed", "1.5"], "--seed"),
     (["diagnose"], "diagnose: "),
     (["diagnose", "raw", "--job", "1"], "diagnose: "),
@@ -131,7 +119,6 @@ CASES: list[tuple[list[str], str]] = [
     (["train", "--run-dir", "new", "--set", "dataset=store", "--ranks", "0"], "num_ranks: "),
     (["train", "--run-dir", "new", "--set", "dataset=store", "--limit-by", "magic", "--memory-limit", "1 GB"], "magic"),
     (["plan", "--set", "epochs"], "--set: "),
-    (["plan", "--set", "=3"], "--set: "),
     (["nothing"], "nothing"),
 ]
 

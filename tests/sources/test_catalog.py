@@ -16,13 +16,11 @@ import numpy as np
 import pytest
 from conftest import csc_of, left_in, official_csv, raw_arrays, tree
 
-from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.sources import catalog
-from ogbnlib.sources.catalog import check_store, locate, open_dataset, prepare_dataset, size_of
+from ogbnlib.sources.catalog import locate, open_dataset, prepare_dataset, size_of
 from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.official import KNOWN
 from ogbnlib.sources.ogb import write_raw
@@ -190,9 +188,8 @@ def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(
     assert len(said) == 1
 
 
-@pytest.mark.parametrize("changes", [{"feature_dtype": "float16"}, {"undirected": True}], ids=str)
-def test_a_store_made_in_another_way_in_its_place_is_refused(raw: Path, changes: dict[str, Any]) -> None:
-    make_store(raw, raw.with_name("mine.store"), progress=False, **changes)
+def test_a_store_made_in_another_way_in_its_place_is_refused(raw: Path) -> None:
+    make_store(raw, raw.with_name("mine.store"), progress=False, undirected=True)
     with pytest.raises(InputError, match=r"mine\.store: expected a store with undirected=False, float32 features"):
         locate(str(raw))
 
@@ -227,15 +224,6 @@ def test_a_folder_that_cannot_be_written_asks_for_data_dir(arrays: dict[str, Any
         assert left_in(folder / "stores") == ["mine.store"]
 
 
-def test_what_a_data_set_does_not_hold_is_refused(raw: Path, tmp_path: Path) -> None:
-    made = make_store(raw, tmp_path / "made", progress=False)
-    config = TrainConfig.create({"dataset": str(made.path)})
-    check_store(made.size, config)
-    for refuse in (lambda c: check_store(made.size, c), catalog.locate_for):
-        with pytest.raises(InputError, match="undirected: "):
-            refuse(config.replace(undirected=True))
-
-
 # Interruption, and others at the same time ----------------------------------------------------------------------------
 
 
@@ -260,11 +248,9 @@ print("STORE", open_dataset(sys.argv[1], progress=False).path)
 """
 
 
-def test_two_processes_at_once_convert_once(synth_dir: Path, tmp_path: Path) -> None:
-    raw = tmp_path / "mine"
-    raw.symlink_to(synth_dir)
+def test_two_processes_at_once_convert_once(raw: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPEN, str(raw)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -320,9 +306,3 @@ def test_a_generated_data_set_is_made_once_for_all(
     assert kept == path
     both = open_store(prepare_dataset("", tmp_path / "data", 1e-4, 3, undirected=True))
     assert (both.path.name, both.undirected) == ("synthetic-0.0001-seed3-undirected.store", True)
-
-
-def test_it_takes_the_memory_it_is_given(raw: Path, opened: Any) -> None:
-    with pytest.raises(InputError, match=r"memory_limit: expected at least .* to convert mine"):
-        opened(raw, memory_limit="20 MB")
-    assert left_in(raw.parent) == ["mine"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import itertools
 import os
 import random
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ogbnlib import files
-from ogbnlib.errors import InputError, parse_bytes
+from ogbnlib.errors import InputError
 from ogbnlib.graph import npz, sort
 from ogbnlib.graph.sort import EdgeSort, Pairs
 from ogbnlib.graph.store import Store, open_store
@@ -81,14 +79,10 @@ def tiny_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npz, "CHUNK_BYTES", 256)
 
 
-def rewrite(file: Path, compression: int = zipfile.ZIP_DEFLATED, **members: np.ndarray) -> None:
+def rewrite(file: Path, **members: np.ndarray) -> None:
     with np.load(file) as archive:
         content = {**archive, **members}
-    with zipfile.ZipFile(file, "w", compression) as archive:
-        for name, value in content.items():
-            buffer = io.BytesIO()
-            np.save(buffer, value)
-            archive.writestr(f"{name}.npy", buffer.getvalue())
+    np.savez_compressed(file, **content)
 
 
 def assert_same(made: Store, raw: Path, undirected: bool = False) -> None:
@@ -111,8 +105,7 @@ def nothing_left(folder: Path) -> bool:
 # The same arrays -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("undirected", [False, True])
-@pytest.mark.parametrize("feature_dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("undirected", "feature_dtype"), [(False, "float32"), (True, "float16")])
 def test_a_store_equals_what_the_raw_data_set_reads(
     raw: Path, tmp_path: Path, undirected: bool, feature_dtype: Any
 ) -> None:
@@ -129,10 +122,10 @@ def test_many_ranges_and_tiny_chunks_change_nothing(raw: Path, tmp_path: Path, u
     assert_same(convert(raw, tmp_path / "s", undirected=undirected, progress=False), raw, undirected)
 
 
-@pytest.mark.parametrize("workspace", [48, 400, 10**6])
+@pytest.mark.parametrize("workspace", [48, 10**6])
 @pytest.mark.parametrize("undirected", [False, True])
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(source=graphs())
 def test_any_graph_gives_the_csc_of_the_sort_in_ram(
@@ -148,35 +141,10 @@ def test_any_graph_gives_the_csc_of_the_sort_in_ram(
 
 
 @pytest.mark.usefixtures("tiny_budget")
-@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
-@pytest.mark.parametrize(
-    ("x", "edges"),
-    [
-        (lambda a: a.astype(">f4"), lambda a: np.asfortranarray(a)),
-        (lambda a: a.astype(">f8"), lambda a: a.astype(">i4")),
-        (lambda a: a.astype("<f2"), lambda a: a.astype("<u4")),
-    ],
-)
-def test_any_order_endianness_and_width_gives_the_same_store(
-    raw: Path, tmp_path: Path, graph: dict[str, Any], compression: int, x: Callable[..., Any], edges: Callable[..., Any]
-) -> None:
-    values = {"node_feat": x(graph["x"]), "edge_index": edges(graph["edge_index"])}
-    rewrite(raw / "raw" / "data.npz", compression, **values, node_year=np.full((N, 1), 2019))  # papers100M has it
+def test_any_order_endianness_and_width_gives_the_same_store(raw: Path, tmp_path: Path, graph: dict[str, Any]) -> None:
+    values = {"node_feat": graph["x"].astype(">f8"), "edge_index": np.asfortranarray(graph["edge_index"].astype(">i4"))}
+    rewrite(raw / "raw" / "data.npz", **values, node_year=np.full((N, 1), 2019))  # papers100M has it
     assert_same(convert(raw, tmp_path / "s", feature_dtype="float16", progress=False), raw)
-
-
-def test_features_in_columns_are_refused_on_opening(raw: Path, tmp_path: Path, graph: dict[str, Any]) -> None:
-    rewrite(raw / "raw" / "data.npz", node_feat=np.asfortranarray(graph["x"]))
-    with pytest.raises(InputError, match=r"node_feat: expected rows \(C order\), found columns .*ascontiguousarray"):
-        convert(raw, tmp_path / "s", progress=False)
-    assert nothing_left(tmp_path)
-
-
-def test_a_link_to_an_empty_folder_stays_a_link(raw: Path, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "s").symlink_to(tmp_path / "disk")
-    assert_same(convert(raw, tmp_path / "s", progress=False), raw)
-    assert (tmp_path / "s").is_symlink()
 
 
 # Beyond 2**31 --------------------------------------------------------------------------------------------------------
@@ -245,13 +213,6 @@ def test_in_a_slurm_job_the_least_memory_is_named_as_the_option_of_sbatch(
         convert(raw, tmp_path / "s", progress=False)
 
 
-def test_the_smallest_limit_that_is_asked_for_is_enough(raw: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="at least") as error:
-        convert(raw, tmp_path / "s", memory_limit="100 MB", progress=False)
-    least = parse_bytes(str(error.value).split("at least ")[1].split(" to convert")[0])
-    assert_same(convert(raw, tmp_path / "s", memory_limit=least + 20 * 2**20, progress=False), raw)
-
-
 def test_a_target_in_use_is_refused_and_untouched(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "mine").write_text("keep")
@@ -264,23 +225,10 @@ def test_a_target_in_use_is_refused_and_untouched(raw: Path, tmp_path: Path) -> 
     assert tree(tmp_path / "s") == {"mine": b"keep"}
 
 
-def test_too_little_disk_space_is_refused_before_anything_is_written(
+def test_whichever_call_to_the_disk_fails_nothing_of_it_or_all_is_there(
     raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Usage:
-        free = 1000
-
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: Usage)
-    with pytest.raises(InputError, match=r"expected .* of free disk space .* found 1 kB"):
-        convert(raw, tmp_path / "s", progress=False)
-    assert nothing_left(tmp_path)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_whichever_call_to_the_disk_fails_nothing_of_it_or_all_is_there(
-    raw: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = fail_at = 0
+    calls, fail_at, number = 0, 0, errno.ENOSPC
 
     def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
         def maybe(*arguments: Any, **more: Any) -> Any:
@@ -314,8 +262,7 @@ def test_whichever_call_to_the_disk_fails_nothing_of_it_or_all_is_there(
     assert fail_at > 40
 
 
-@pytest.mark.parametrize("file", ["raw/data.npz", "raw/node-label.npz", "split/time/valid.csv.gz"])
-@pytest.mark.parametrize("how", ["replaced", "written to"])
+@pytest.mark.parametrize(("file", "how"), [("raw/data.npz", "replaced"), ("split/time/valid.csv.gz", "written to")])
 def test_a_file_that_is_replaced_meanwhile_ends_it(raw: Path, tmp_path: Path, file: str, how: str) -> None:
     folder = Path(shutil.copytree(raw, tmp_path / "raw"))
     times = (folder / file).stat()
@@ -342,9 +289,7 @@ def test_a_file_that_is_replaced_meanwhile_ends_it(raw: Path, tmp_path: Path, fi
     ("value", "dtype", "match"),
     [
         (np.nan, "float16", "NaN or Inf, the first in row 7"),
-        (-np.inf, "float32", "NaN or Inf, the first in row 7"),
         (70_000, "float16", "beyond 65504.* in row 7; use feature_dtype='float32'"),
-        (1e300, "float32", "beyond 3.40282e.38, the largest float32, in row 7; scale the"),
     ],
 )
 def test_features_that_cannot_be_held_are_counted(
@@ -358,25 +303,10 @@ def test_features_that_cannot_be_held_are_counted(
     assert nothing_left(tmp_path)
 
 
-def test_a_flipped_byte_in_the_raw_file_is_one_clear_error(raw: Path, tmp_path: Path) -> None:
-    file = raw / "raw" / "data.npz"
-    rewrite(file, zipfile.ZIP_STORED)
-    with zipfile.ZipFile(file) as archive:
-        info = archive.getinfo("node_feat.npy")
-    content = bytearray(file.read_bytes())
-    content[info.header_offset + 400 + info.file_size // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=r"data\.npz, member node_feat"):
-        convert(raw, tmp_path / "s", progress=False)
-    assert nothing_left(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("ids", "match"),
     [
-        ("21\n150\n", "valid.csv.gz: expected labelled nodes, found 1 without a label such as 150"),
         ("21\n5\n", "valid.csv.gz: expected no node of train, found 1"),
-        ("21\n21\n", "valid.csv.gz: expected each node once"),
         ("21\n999\n-1\n", "valid.csv.gz: expected node ids from 0 to 199, found 2 others such as 999"),
     ],
 )
@@ -390,7 +320,7 @@ def test_splits_that_cannot_be_trained_on_are_refused(raw: Path, tmp_path: Path,
 
 
 @pytest.mark.usefixtures("tiny_budget")
-@pytest.mark.parametrize("call", [1, 20, 60])
+@pytest.mark.parametrize("call", [1, 20])
 def test_a_check_that_raises_ends_it_between_chunks_and_nothing_is_left(raw: Path, tmp_path: Path, call: int) -> None:
     calls: list[int] = []
 
@@ -455,21 +385,6 @@ def test_a_kill_at_any_moment_leaves_no_store_or_a_whole_one(synth_dir: Path, tm
                 open_store(target)
     assert convert(synth_dir, target, undirected=True, progress=False).files == reference.files
     assert left_in(tmp_path) == ["r", "s"]
-
-
-def test_a_second_converter_is_told_who_holds_the_target(raw: Path, tmp_path: Path) -> None:
-    from conftest import python_child
-
-    code = (
-        "import sys; from ogbnlib.files import new_folder\n"
-        "with new_folder(sys.argv[1]):\n    print('ready', flush=True); sys.stdin.readline()"
-    )
-    with (
-        python_child(code, str(tmp_path / "s")) as holder,
-        pytest.raises(InputError, match=f"pid {holder.pid} on .*; wait for it"),
-    ):
-        convert(raw, tmp_path / "s", progress=False)
-    assert_same(convert(raw, tmp_path / "s", progress=False), raw)
 
 
 @pytest.mark.slow

@@ -43,12 +43,8 @@ def edges(data: Data) -> list[list[int]]:
     [
         ({}, {}),
         ({"x": torch.randn(N, 5, dtype=torch.float64)}, {}),
-        ({"x": torch.randn(N, 5, requires_grad=True)}, {}),
         ({"x": torch.randn(N, 5).bfloat16()}, {}),
-        ({"x": torch.randn(N, 5).half()}, {}),
-        ({"x": torch.arange(N * 5).reshape(N, 5)}, {}),
         ({"y": (torch.arange(N) % 3).reshape(N, 1)}, {}),
-        ({"edge_index": torch.randint(N, (200, 2)).T}, {}),
         ({"edge_index": torch.empty(2, 0, dtype=torch.int64)}, {}),
         ({"train_mask": mask(0, 20).byte(), "val_mask": mask(20, 40).long(), "test_mask": mask(40, 60).float()}, {}),
         ({"train_mask": mask(0, 0), "val_mask": mask(0, 0), "test_mask": mask(0, 0)}, {}),
@@ -73,19 +69,12 @@ def test_a_data_comes_back_from_its_store(changes: dict[str, Any], options: dict
     ("data", "sentence"),
     [
         (HeteroData(), "got HeteroData; see its to_homogeneous"),
-        ([data_of()], r"expected a PyG Data such as dataset\[0\], got list"),
         (data_of(x=None), "found no x$"),
-        (data_of(edge_index=None, adj_t=torch.eye(N)), "found no edge_index; set data.edge_index"),
         (data_of(test_mask=None), r"found no test_mask; pass splits=\{'train': ids"),
         (data_of(val_mask=torch.ones(N, 10, dtype=torch.bool)), r"data.val_mask: .*data.val_mask\[:, 0\]"),
-        (data_of(val_mask=torch.arange(N)), r"data.val_mask: expected booleans \[N\], got torch.int64 \[60\]$"),
-        (data_of(val_mask=mask(0, 20)), "no node of train, found 20"),
         (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*y.argmax\(dim=1\) of one-hot labels"),
-        (data_of(y=torch.full((N,), 0.5)), "y: expected whole labels"),
         (data_of(num_nodes=N + 1), "data.num_nodes: expected 60, one a row of x, got 61"),
         (data_of(x=torch.eye(N).to_sparse()), "x: expected a numpy array or a torch tensor"),
-        (data_of(edge_index=torch.full((2, 9), N)), "edge_index: expected node ids"),
-        (data_of(y=torch.where(mask(3, 4), -1, 0)), r"splits\['train'\]: expected labelled nodes, found 1"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_a_store_is_refused_in_a_sentence(data: Any, sentence: str, tmp_path: Path) -> None:
@@ -94,7 +83,7 @@ def test_what_can_not_be_a_store_is_refused_in_a_sentence(data: Any, sentence: s
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("num_classes", ["four", 2.5, 0, [3], np.array([3, 4])], ids=str)
+@pytest.mark.parametrize("num_classes", ["four", 0], ids=str)
 def test_a_number_of_classes_that_is_none_is_refused_in_a_sentence(num_classes: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="num_classes: expected a whole number from 1 to"):
         Store.from_data(data_of(), tmp_path / "store", num_classes=num_classes, progress=False)
@@ -102,11 +91,10 @@ def test_a_number_of_classes_that_is_none_is_refused_in_a_sentence(num_classes: 
 
 
 def test_what_a_store_does_not_keep_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = data_of(edge_attr=torch.ones(200, 2), edge_weight=torch.ones(200), x=torch.ones(N, 2, dtype=torch.float64))
+    data = data_of(edge_attr=torch.ones(200, 2), edge_weight=torch.ones(200))
     Store.from_data(data, tmp_path / "store", progress=False)
     said = capsys.readouterr().err
     assert "does not keep edge_attr, edge_weight of the data" in said
-    assert "x is float64, and kept as float32" in said
 
 
 def test_more_than_memory_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +112,7 @@ def empty(tmp_path: Path) -> Store:
     return Store.from_data(data_of(val_mask=mask(0, 0)), tmp_path / "empty", progress=False)
 
 
-@pytest.mark.parametrize("loading", ["eager", "shared", "store", "propagated"])
+@pytest.mark.parametrize("loading", ["store", "propagated"])
 def test_an_empty_split_is_not_evaluated_which_is_said_once(loading: str, empty: Store, tmp_path: Path) -> None:
     model: dict[str, Any] = {"model": "sgc", "hops": 1} if loading == "propagated" else {"num_neighbors": [3]}
     values = {"dataset": str(empty.path), "loading": loading, "epochs": 2, "progress": "none"}

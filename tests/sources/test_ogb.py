@@ -103,7 +103,7 @@ def assert_equals(dataset: Any, graph: dict[str, Any]) -> None:
 def test_what_is_written_is_read_back(folder: Path, graph: dict[str, Any]) -> None:
     dataset = open_raw(folder)
     assert_equals(dataset, graph)
-    assert (read_y(dataset).dtype, read_edges(dataset).dtype, dataset.file_dtype) == (np.int16, np.int64, np.float32)
+    assert (read_y(dataset).dtype, read_edges(dataset).dtype) == (np.int16, np.int64)
 
 
 def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) -> None:
@@ -122,8 +122,8 @@ def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) ->
 # ------------------------------------------------------------------------------------------------ streaming
 
 
-@pytest.mark.parametrize("file", ["raw/data.npz", "raw/node-label.npz", "split/time/train.csv.gz"])
-@pytest.mark.parametrize("content", [b" <!DOCTYPE html><p>no such bucket</p>", b"", bytes(9000), None])
+@pytest.mark.parametrize("file", ["raw/data.npz", "split/time/train.csv.gz"])
+@pytest.mark.parametrize("content", [b" <!DOCTYPE html><p>no such bucket</p>", None])
 def test_what_a_failed_download_left_is_named(folder: Path, file: str, content: bytes | None) -> None:
     (folder / file).write_bytes((folder / file).read_bytes()[:-40] if content is None else content)
     with pytest.raises(InputError, match=f"{folder / file}.*damage"):
@@ -142,18 +142,16 @@ def test_without_a_meta_file_a_stray_label_is_named_and_the_meta_file_settles_it
     assert open_raw(folder).num_classes == 1001
 
 
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-@pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", "<f8", ">f8"])
-def test_features_of_any_float_type_are_read(folder: Path, graph: dict[str, Any], dtype: str, compression: int) -> None:
+@pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8"])
+def test_features_of_any_float_type_are_read(folder: Path, graph: dict[str, Any], dtype: str) -> None:
     x = graph["x"].astype(dtype)
-    rewrite(folder / "raw" / "data.npz", compression, node_feat=x)
+    rewrite(folder / "raw" / "data.npz", zipfile.ZIP_STORED, node_feat=x)
     dataset = open_raw(folder)
     np.testing.assert_array_equal(read_x(dataset), x)
     assert dataset.feature_dtype == ("float16" if dtype == "<f2" else "float32")
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("dtype", ["<i8", ">i8", "<i4", "<u4", "<u8", "<i2"])
+@pytest.mark.parametrize(("dtype", "order"), [(">i8", "C"), ("<u4", "F"), ("<i2", "C")])
 def test_edges_of_any_whole_type_and_order_are_read(
     folder: Path, graph: dict[str, Any], dtype: str, order: Any
 ) -> None:
@@ -180,16 +178,12 @@ def split(graph: dict[str, Any], **ids: Any) -> dict[str, Any]:
 
 BAD_ARGUMENTS = {
     "edge_index shape": (lambda g: {**g, "edge_index": g["edge_index"].T}, "edge_index"),
-    "edge_index floats": (lambda g: {**g, "edge_index": g["edge_index"] * 1.0}, "edge_index"),
     "edge_index too large": (lambda g: changed(g, "edge_index", (1, 7), N), "edge_index"),
-    "x flat": (lambda g: {**g, "x": g["x"].ravel()}, "x: "),
     "x NaN": (lambda g: changed(g, "x", (3, 1), np.nan), "x: .*row 3"),
     "y fraction": (lambda g: changed(g, "y", 2, 0.5), "y: .*node 2"),
     "y none labelled": (lambda g: {**g, "y": np.full(N, -1)}, "y: "),
     "y stray": (lambda g: changed(g, "y", 3, 15_000_000), r"y: .* the label 15000000; .*num_classes"),
     "y 255 for none": (lambda g: {**g, "y": np.r_[np.arange(200), 255][g["y"]].astype(np.uint8)}, "the label 255"),
-    "y beyond num_classes": (lambda g: {**g, "num_classes": 2}, "y: "),
-    "num_classes": (lambda g: {**g, "num_classes": 0}, "num_classes"),
     "split missing": (lambda g: {**g, "splits": {"train": [1]}}, "splits"),
     "split too large": (lambda g: split(g, test=np.array([N])), r"splits\['test'\]"),
     "split overlap": (lambda g: split(g, test=np.array([26, 3])), r"splits\['test'\]: .*train, found 1 such as 3"),
@@ -208,27 +202,21 @@ def test_a_bad_argument_is_named_and_nothing_is_written(tmp_path: Path, graph: d
 
 def read_all(path: Path) -> None:
     dataset = open_raw(path)
-    read_x(dataset)
-    read_edges(dataset)
-    read_y(dataset)
-    dataset.read_splits()
-
-
-def far(graph: dict[str, Any]) -> np.ndarray:
-    edge_index = graph["edge_index"].copy()
-    edge_index[1, 123] = N
-    return edge_index
+    for read in (read_x, read_edges, read_y, RawDataset.read_splits):
+        read(dataset)
 
 
 BAD_MEMBERS = {
     "no node_feat": ("data", lambda g: {"node_feat": None}, "node_feat"),
     "two graphs": ("data", lambda g: {"num_nodes_list": np.array([20, 20])}, "num_nodes_list"),
-    "edge_index of other length": ("data", lambda g: {"edge_index": g["edge_index"][:, 1:]}, "edge_index"),
-    "edge beyond the last node": ("data", lambda g: {"edge_index": far(g)}, "edge_index: .*edge 123"),
-    "node_feat of other length": ("data", lambda g: {"node_feat": g["x"][1:]}, "node_feat"),
+    "edge beyond the last node": (
+        "data",
+        lambda g: {"edge_index": changed(g, "edge_index", (1, 123), N)["edge_index"]},
+        "edge 123",
+    ),
+    "node_feat in columns": ("data", lambda g: {"node_feat": np.asfortranarray(g["x"])}, r"expected rows \(C order\)"),
     "node_feat of whole numbers": ("data", lambda g: {"node_feat": g["x"].astype(int)}, "node_feat"),
     "node_feat pickled": ("data", lambda g: {"node_feat": np.array([None])}, "node_feat: .*pickled"),
-    "no feature column": ("data", lambda g: {"node_feat": g["x"][:, :0]}, "node_feat: .*one feature"),
     "absurd count": ("data", lambda g: {"num_nodes_list": np.array([10**18])}, "1000000000000000000 nodes"),
     "label too large": ("node-label", lambda g: {"node_label": g["y"] + 1.0}, "node_label: .*node 0"),
 }
@@ -244,8 +232,9 @@ def test_a_bad_member_is_named_with_its_file(folder: Path, graph: dict[str, Any]
     assert str(file) in str(error.value)
 
 
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-@pytest.mark.parametrize("member", ["edge_index", "node_feat"])
+@pytest.mark.parametrize(
+    ("member", "compression"), [("edge_index", zipfile.ZIP_DEFLATED), ("node_feat", zipfile.ZIP_STORED)]
+)
 def test_a_flipped_bit_is_found_while_streaming(folder: Path, member: str, compression: int) -> None:
     file = folder / "raw" / "data.npz"
     rewrite(file, compression)
@@ -306,12 +295,9 @@ def test_an_official_csv_data_set_is_read_through_ogb(
 
 BAD_CSV = {
     "header line": ("raw/edge", gzip.compress(b"src,dst\n1,2\n"), "2 columns of whole numbers without a header line"),
-    "header line of labels": ("raw/node-label", gzip.compress(b"label\n1\n"), "begin with 'label'"),
     "fractions": ("raw/edge", gzip.compress(b"1,2.5\n"), "whole numbers"),
     "half downloaded": ("raw/node-feat", gzip.compress(bytes(range(200)))[:-30], "numbers, gzipped"),
-    "nothing in it": ("raw/node-feat", gzip.compress(b""), "raw/node-feat"),
     "split": ("split/time/test", gzip.compress(b"1\n")[:-9], "one node id a line, gzipped, found damage"),
-    "repeats": ("split/time/test", gzip.compress(b"27\n27\n"), r"splits\['test'\]: .* 1 repeats"),
     "missing": ("raw/num-node-list", None, r"expected raw/num-node-list\.csv\.gz in it, found none"),
 }
 
@@ -371,7 +357,7 @@ def test_a_download_says_its_size_and_asks_nothing(
     root, said = tmp_path / "root", list[str]()
     assert official.fetch("ogbn-arxiv", root, said.append) == root / "ogbn_arxiv"
     assert re.search(r"arxiv.zip: \d+ kB to fetch .*; needs \d+ kB of disk", said[0])
-    shown = capsys.readouterr().out.splitlines()  # of each step from its first moment on, as one of 57 GB takes hours
+    shown = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in shown] == ["download", "unpack"]
     assert [entry.name for entry in root.iterdir()] == ["ogbn_arxiv"]
     np.testing.assert_array_equal(read_edges(open_official(locate_official("ogbn-arxiv", root))), graph["edge_index"])
@@ -397,7 +383,7 @@ def test_what_is_no_archive_or_needs_more_disk_is_refused(
 ) -> None:
     root = tmp_path / "root"
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 100))  # type: ignore[attr-defined]
-    with pytest.raises(InputError, match=r"free disk space to download and unpack"):
+    with pytest.raises(InputError, match=r"free disk space to unpack"):
         official.fetch("ogbn-arxiv", root)
     monkeypatch.undo()
     assert left_in(root) == []

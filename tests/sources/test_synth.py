@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from conftest import csc_of, left_in, raw_arrays
+from conftest import csc_of, raw_arrays
 
 from ogbnlib.errors import InputError
 from ogbnlib.graph.writer import verify_store
@@ -43,12 +43,6 @@ def test_exactly_the_nodes_of_the_splits_have_labels(dataset: RawDataset) -> Non
     labelled = np.sort(np.concatenate(list(splits.values())))
     np.testing.assert_array_equal(labelled, np.unique(labelled))
     np.testing.assert_array_equal(np.flatnonzero(raw_arrays(dataset.path)["y"] >= 0), labelled)
-
-
-def test_edges_cite_others_and_a_few_papers_are_famous(dataset: RawDataset) -> None:
-    src, dst = raw_arrays(dataset.path)["edge_index"]
-    assert (src != dst).all()
-    assert np.bincount(dst).max() > 20 * len(src) / dataset.num_nodes  # a heavy tail
 
 
 def test_every_paper_cites_older_ones_and_splits_follow_each_other(dataset: RawDataset) -> None:
@@ -114,40 +108,22 @@ def test_hops_and_reverse_edges_each_help(tmp_path: Path) -> None:
     ("arguments", "match"),
     [
         ({"scale": 0}, "scale"),
-        ({"scale": 1.5}, "scale"),
-        ({"scale": float("nan")}, "scale"),
         ({"scale": "0.1"}, "scale"),
         ({"scale": 1e-6}, "scale"),
         ({"seed": -1}, "seed"),
-        ({"num_features": 0}, "num_features"),
-        ({"num_classes": 1}, "num_classes"),
         ({"num_classes": 2000}, "num_classes"),
     ],
 )
-@pytest.mark.parametrize("make", [synthesize, synthesize_store])
-def test_a_bad_parameter_is_named_and_nothing_is_written(
-    make: Any, tmp_path: Path, arguments: dict[str, Any], match: str
-) -> None:
+def test_a_bad_parameter_is_named_and_nothing_is_written(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
-        make(tmp_path / "new", **{"scale": TINY, "progress": False, **arguments})
+        synthesize(tmp_path / "new", **{"scale": TINY, "progress": False, **arguments})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_interrupted_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(citations.CitationModel, "x_chunks", fail)
-    with pytest.raises(KeyboardInterrupt):
-        synthesize(tmp_path / "new", TINY, progress=False)
-    assert left_in(tmp_path) == []
 
 
 # Straight to a store -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("undirected", [False, True])
-@pytest.mark.parametrize("feature_dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("undirected", "feature_dtype"), [(False, "float32"), (True, "float16")])
 def test_a_store_is_the_one_that_converting_the_raw_files_gives(
     dataset: RawDataset, tmp_path: Path, undirected: bool, feature_dtype: Any
 ) -> None:
