@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from ..errors import InputError
 from ..graph.checks import SPLITS
 from ..graph.npz import CHUNK_BYTES, Array, load, slices
-from .columns import Nodes, Piece, Table, is_number, numbers, without_missing
+from ..graph.table import Nodes, Piece, Table, is_number, numbers, without_missing
 
 NODE = ("node_id", "node", "id")
 LABEL, SPLIT = ("label", "y", "class"), ("split", "set")

@@ -20,10 +20,10 @@ from ..graph.store import is_store
 from .data import Source
 
 if TYPE_CHECKING:
-    from .columns import Nodes, Table
+    from ..graph.table import Nodes, Table
     from .roles import Features
 
-# `roles` and `columns` import pyarrow and pandas, and most runs have a store: they are imported on use.
+# `roles` and `graph.table` import pyarrow and pandas, and most runs have a store: they are imported on use.
 
 _NAMES = {  # of each role's file
     "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
@@ -143,7 +143,7 @@ def open_tables(
         InputError: naming the file, the column, the row, and the expectation; for a column that is neither known nor
             named.
     """
-    from .columns import Nodes, Table
+    from ..graph.table import Nodes, Table
     from .roles import LABEL, NODE, Features, read_labels, read_split, read_splits, value_columns
 
     paths, path = find_files(folder, files), home(folder).resolve()

@@ -26,7 +26,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ..errors import InputError
-from ..graph.npz import Array, load
+from .npz import Array, load
 
 BATCH_ROWS, _BLOCK_BYTES = 2**17, 2**22
 LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
