@@ -1,8 +1,7 @@
 """Names for the moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's `%%memory`.
 
 Without a watcher both calls return at once and import nothing: 0.4 us for `with phase("...")`. Only the first process
-of a run that marks does so, because phases of several processes would overlap. It locks a file in the run's folder;
-processes that it forks or starts through multiprocessing, such as DataLoader workers, mark nothing.
+of a run that marks does so, because phases of several processes would overlap.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ _lock = -1
 def phase(name: str, epoch: int | str | None = None) -> _Phase:
     """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`, as a phase.
 
-    Phases nest.
-
-    Args:
-        name: Its name in diagnosis and timeline. `Run.growth` compares the ends of phases named "epoch".
-        epoch: Its number, if it is one of many.
+    Phases nest. `Run.growth` compares the ends of phases named "epoch".
     """
     return _Phase(name, epoch)
 
@@ -41,9 +36,6 @@ def mark(name: str, /, **info: Any) -> None:
     """Record a moment of the run. `Run.growth` compares moments named "epoch": `mark("epoch", loss=...)`.
 
     Also reads the GPU's memory where torch has used one; `mark("cuda")` does nothing else.
-
-    Args:
-        info: Numbers, tensors of one element, or texts to record with the name.
     """
     if _folder is None or (log := _claim()) is None:
         return
@@ -110,6 +102,7 @@ def _claim() -> EventLog | None:
 
         from .memory.recorder import EventLog
 
+        # Processes started through multiprocessing, such as DataLoader workers, mark nothing.
         multiprocessing = sys.modules.get("multiprocessing.process")
         with _never_raise():
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
@@ -148,7 +141,4 @@ def _plain(value: Any) -> Any:
         value = value.item() if hasattr(value, "item") else value
     if value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < math.inf):
         return value
-    try:
-        return str(value)
-    except Exception:
-        return type(value).__name__
+    return str(value)

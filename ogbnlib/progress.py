@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import select
 import shutil
 import sys
 import threading
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, format_bytes, is_interactive
+from .errors import format_bytes, is_interactive
 
 LINE_EVERY_S = 30.0
 _BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
@@ -83,23 +82,17 @@ def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None
     return ", ".join(words)
 
 
-# Output ---------------------------------------------------------------------------------------------------------------
-
-
 class _SafeFile(io.FileIO):
     """File that keeps the error of its first failed write and drops all output from then on."""
 
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        while self.error is None:
-            try:
-                if (written := super().write(data)) is not None:
-                    return written
-                select.select([], [self], [])  # another process that shares the terminal made it non-blocking
-            except OSError as error:
-                self.error = error
-        return len(data)
+        try:
+            return len(data) if self.error else super().write(data)
+        except OSError as error:
+            self.error = error
+            return len(data)
 
 
 def _safe_stream(stream: Any) -> Any:
@@ -121,11 +114,11 @@ def steady_output() -> Iterator[Callable[[], OSError | None]]:
     Yields a function that returns the first error of standard output, or None.
     """
     before = sys.stdout, sys.stderr
-    stdout, stderr = sys.stdout, sys.stderr = _safe_stream(sys.stdout), _safe_stream(sys.stderr)
+    streams = stdout, _ = sys.stdout, sys.stderr = _safe_stream(sys.stdout), _safe_stream(sys.stderr)
     try:
         yield lambda: getattr(getattr(getattr(stdout, "buffer", None), "raw", None), "error", None)
     finally:
-        for stream in (stdout, stderr):
+        for stream in streams:
             with contextlib.suppress(ValueError):  # closed inside
                 stream.flush()
         sys.stdout, sys.stderr = before
@@ -155,16 +148,12 @@ class Live:
         text: Returns the name of the present step and its details.
         how: "bar": one line, updated twice a second and cleared in the end. "lines", for logs: a line for each kind of
             step that takes a second, and one every 30 s. "none": nothing. "auto": "bar" if a person watches.
-        every_step: If False, a log has the first step's line and then one every 30 s.
-        apart: Lines go to standard error, as another command writes to standard output; not in a notebook, which shows
-            standard error as a mistake.
+        apart: Lines go to standard error, as another command writes to standard output.
     """
 
-    def __init__(
-        self, text: Callable[[], tuple[str, str]], how: str = "auto", *, every_step: bool = True, apart: bool = False
-    ):
+    def __init__(self, text: Callable[[], tuple[str, str]], how: str = "auto", *, apart: bool = False):
         self.how = how if how != "auto" else "bar" if is_interactive() else "lines"
-        self._text, self._every_step, self._apart = text, every_step, apart
+        self._text, self._apart = text, apart
         self._lock, self._stack = threading.Lock(), contextlib.ExitStack()
         self._visible, self._at_line_start, self._last_s = False, True, 0.0
         self._kinds: set[str] = set()
@@ -173,8 +162,8 @@ class Live:
     def __enter__(self) -> Live:
         from tqdm import tqdm
 
-        self.refusal = self._stack.enter_context(steady_output())
-        # A bar must not get into the file to which standard output goes; a notebook has no terminal.
+        self._stack.enter_context(steady_output())
+        # A bar must not get into the file to which standard output goes; a notebook shows stderr as a mistake.
         to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)
@@ -208,8 +197,7 @@ class Live:
                 self._draw(line[: shutil.get_terminal_size().columns - 1] if self._stream.isatty() else line)
                 self._visible = True
             elif self.how == "lines":
-                new = kind not in self._kinds and (self._every_step or not self._kinds)
-                if new or time.monotonic() - self._last_s >= LINE_EVERY_S:
+                if kind not in self._kinds or time.monotonic() - self._last_s >= LINE_EVERY_S:
                     self._kinds.add(kind)
                     self._last_s = time.monotonic()
                     print(line, file=self._stream, flush=True)
@@ -234,11 +222,7 @@ def doing(what: str, how: str = "auto") -> Iterator[None]:
 def counted(
     what: str, total: int, progress: bool | Callable[[Count], object], unit: str = "bytes"
 ) -> Iterator[Callable[[int], None]]:
-    """Count work on `total` bytes or other units; yields a function to call with each number done.
-
-    Args:
-        progress: Whether to show the count, or a function to call with it after each change.
-    """
+    """Count work on `total` units, shown or passed to `progress`; yields a function to call with each number done."""
     count = Count(total, unit)
 
     def done(number: int) -> None:
@@ -250,23 +234,9 @@ def counted(
         yield done
 
 
-# Notebook -------------------------------------------------------------------------------------------------------------
-
-
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     return "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
-
-
-def is_kernel_ending() -> bool:
-    """Whether this is a notebook's kernel that was asked to end; JupyterLab interrupts it before that."""
-    return in_notebook() and bool(sys.modules["IPython"].get_ipython().exit_now)
-
-
-def check_notebook() -> None:
-    """Raise an InputError outside of a notebook."""
-    if not in_notebook():
-        raise InputError("live: expected a notebook to draw in, found none; leave it out")
 
 
 @contextlib.contextmanager

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 OUT_OF_CUDA_MEMORY = 76  # exit code of a run that ran out of GPU memory; see `exit_codes.EXIT_CODES`
 # torch reads the older name first and the newer one only where that is unset (c10/cuda/CUDAAllocatorConfig.h).
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-_EXPANDABLE = re.compile(r"\s*expandable_segments\s*:\s*(\w+)\s*", re.IGNORECASE)
-_GPU_OPTIONS = ("empty_cache_every", "expandable_segments", "max_cuda_memory")
 
 
 def cuda_in_use() -> Any:
@@ -32,16 +30,13 @@ def cuda_in_use() -> Any:
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
-# Settings -------------------------------------------------------------------------------------------------------------
-
-
 def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Environment variables that turn on `expandable_segments` and keep the user's other allocator settings."""
     if not config.expandable_segments:
         return {}
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
     settings = re.split(r",(?![^\[]*\])", current)  # not at commas inside brackets
-    others = [part for part in settings if part.strip() and not _EXPANDABLE.fullmatch(part)]
+    others = [part for part in settings if part.strip() and part.split(":")[0].strip() != "expandable_segments"]
     return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*others, "expandable_segments:True"]))
 
 
@@ -57,8 +52,8 @@ def prepare_allocator(config: TrainConfig) -> None:
         return
     if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in variables.items()):
         raise InputError(
-            "expandable_segments: expected a process that has not used CUDA yet, and this one has; restart it, train "
-            f"with run() in a child process, or set {ALLOCATOR_VARIABLES[1]}=expandable_segments:True before it starts"
+            "expandable_segments: expected a process that has not used CUDA yet, and this one has; restart it, or "
+            "train with run() in a child process"
         )
     os.environ.update(variables)
 
@@ -66,7 +61,8 @@ def prepare_allocator(config: TrainConfig) -> None:
 def begin(config: TrainConfig, device: str) -> list[str]:
     """Set the memory cap and reset the peaks; returns notes on options without effect here."""
     if device != "cuda":
-        names = [name for name in _GPU_OPTIONS if getattr(config, name)]
+        options = ("empty_cache_every", "expandable_segments", "max_cuda_memory")
+        names = [name for name in options if getattr(config, name)]
         return [f"{', '.join(names)}: without effect on the CPU"] if names else []
     torch, notes = sys.modules["torch"], []
     torch.cuda.init()
@@ -87,15 +83,11 @@ def end(config: TrainConfig) -> None:
 
 def empty_cache(mark: Callable[..., None], batch: int) -> None:
     """Return cached blocks to the GPU and mark the bytes returned and the seconds it took."""
-    if (torch := cuda_in_use()) is None:
-        return
-    begin_s, before = time.perf_counter(), torch.cuda.memory_reserved()
-    torch.cuda.empty_cache()
-    freed, took_s = before - torch.cuda.memory_reserved(), time.perf_counter() - begin_s
-    mark("empty_cache", after=f"batch {batch}", bytes=freed, took_s=round(took_s, 6))
-
-
-# Readings -------------------------------------------------------------------------------------------------------------
+    if (torch := cuda_in_use()) is not None:
+        begin_s, before = time.perf_counter(), torch.cuda.memory_reserved()
+        torch.cuda.empty_cache()
+        freed, took_s = before - torch.cuda.memory_reserved(), time.perf_counter() - begin_s
+        mark("empty_cache", after=f"batch {batch}", bytes=freed, took_s=round(took_s, 6))
 
 
 def cuda_reading(largest: bool = False) -> dict[str, float] | None:
@@ -103,10 +95,9 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
 
     Returns:
         `allocated_bytes` by tensors and `reserved_bytes` by torch's allocator, now, and `peak_allocated_bytes` and
-        `peak_reserved_bytes` since the run began; `free_bytes` that the allocator can still reserve, under a cap what
-        the cap leaves; since the process began `alloc_retries`, allocations that failed until the cache was emptied,
-        and `ooms`, failed allocations. With `largest` also `largest_free_bytes`, the largest unallocated block in one
-        piece, and `took_s`, the seconds to find it: the allocator lists all its blocks (`torch.cuda.memory_snapshot`).
+        `peak_reserved_bytes` since the run began; `free_bytes` that the allocator can still reserve; since the process
+        began `alloc_retries`, allocations that failed until the cache was emptied, and `ooms`, failed allocations. With
+        `largest` also `largest_free_bytes`, the largest unallocated block, and `took_s`, the seconds to find it.
     """
     if (torch := cuda_in_use()) is None:
         return None
@@ -133,9 +124,6 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     return reading
 
 
-# Out of memory --------------------------------------------------------------------------------------------------------
-
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Wording of the allocator's message (CUDACachingAllocator.cpp) since torch 2.0, and before it.
 _SIZES = {
     "requested_bytes": ("Tried to allocate {}",),
@@ -150,12 +138,12 @@ _SIZES = {
 
 def oom_sizes(message: str) -> dict[str, int]:
     """Sizes named by the message of a torch.OutOfMemoryError, in bytes."""
-    sizes = {}
+    sizes, units = {}, {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     for name, forms in _SIZES.items():
         pattern = "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms)
         if match := re.search(pattern, message):
             number, unit = filter(None, match.groups())
-            sizes[name] = int(float(number) * _UNITS[unit])
+            sizes[name] = int(float(number) * units[unit])
     allocated = sizes.get("allocated_bytes", 0)
     if "reserved_bytes" in sizes:
         sizes["unallocated_bytes"] = sizes["reserved_bytes"] - allocated
@@ -168,16 +156,10 @@ def oom_sizes(message: str) -> dict[str, int]:
 
 
 def record_oom(error: BaseException, mark: Callable[..., None]) -> None:
-    """Mark the event `cuda_oom` with the sizes in the message and a reading of the GPU.
-
-    Call it inside the `except` block: the tensors of the failed step are still allocated there.
-    """
+    """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still allocated."""
     message = str(error).partition(" If reserved but unallocated")[0].splitlines()
     text = message[0] if message else type(error).__name__
     mark("cuda_oom", message=text, **{**(cuda_reading(largest=True) or {}), **oom_sizes(text)})
-
-
-# Device ---------------------------------------------------------------------------------------------------------------
 
 
 def resolve_device(device: str) -> torch.device:

@@ -7,9 +7,6 @@
 | `watchdog` | this library, SIGKILL | no: anonymous + shared only | nothing |
 
 RLIMIT_AS is not one of them: it counts mappings instead of memory and raises MemoryError instead of a kill.
-
-The kernel's out-of-memory killer picks one process. If that is a DataLoader worker, its parent would soon die of a
-confusing error, so the whole tree is killed with it, as `memory.oom.group` does under v2.
 """
 
 from __future__ import annotations
@@ -125,7 +122,8 @@ class Limit:
             self.outer = met
 
     def _follow(self, kills: int | None) -> None:
-        """Kill the whole tree once the kernel has killed one of its members."""
+        # The kernel picks one process. If that is a DataLoader worker, its parent would soon die of a confusing error,
+        # so the whole tree is killed with it, as `memory.oom.group` does under v2.
         if kills and self.killed_by is None and self.pid is not None:
             self._blame_kernel()
             kill_tree(self.pid)
@@ -137,40 +135,34 @@ class Limit:
 class CgroupLimit(Limit):
     """New child of a writable memory cgroup, with `limit_bytes` and no swap."""
 
+    cgroup: Cgroup
+
     def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
-        for path in parent.path.glob("ogbnlib-[0-9]*-*"):  # of killed parents; rmdir(2) refuses one in use
-            if not Path("/proc", path.name.split("-")[1]).exists():
+        for old in parent.path.glob("ogbnlib-[0-9]*-*"):  # of killed parents; rmdir(2) refuses one in use
+            if not Path("/proc", old.name.split("-")[1]).exists():
                 with contextlib.suppress(OSError):
-                    path.rmdir()
+                    old.rmdir()
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = Cgroup(path, parent.version)
+        # Swap would only delay the kill; memsw is memory + swap. Both files are absent without swap accounting.
+        texts = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
+        if parent.version == 1:
+            texts = {"memory.limit_in_bytes": limit_bytes, "memory.memsw.limit_in_bytes": limit_bytes}
         try:
-            self._set_limits(path, parent.version)
+            for name, value in texts.items() if limit_bytes is not None else ():
+                if "sw" not in name or (path / name).exists():
+                    (path / name).write_text(str(value))
         except OSError:
             path.rmdir()
             raise
         self._watch_limits(lineage(self.cgroup, mount))
 
-    def _set_limits(self, path: Path, version: int) -> None:
-        if self.limit_bytes is None:
-            return
-        # Swap would only delay the kill; memsw is memory + swap. Both files are absent without swap accounting.
-        limit, swap, swap_bytes = "memory.max", "memory.swap.max", 0
-        if version == 1:
-            limit, swap, swap_bytes = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", self.limit_bytes
-        (path / limit).write_text(str(self.limit_bytes))
-        if (path / swap).exists():
-            (path / swap).write_text(str(swap_bytes))
-        if version == 2:
-            (path / "memory.oom.group").write_text("1")
-
     def command(self, argv: list[str]) -> list[str]:
         # The shell enters the cgroup before it becomes the program, so that every byte is charged there. A preexec_fn
         # would do the same but is unsafe in a process with threads, such as a Jupyter kernel.
-        assert self.cgroup is not None
         enter = 'echo $$ > "$1" && shift && exec "$@"'
         return ["/bin/sh", "-c", enter, "watch", str(self.cgroup.path / "cgroup.procs"), *argv]
 
@@ -179,7 +171,6 @@ class CgroupLimit(Limit):
         return super().check(reading)
 
     def close(self) -> None:
-        assert self.cgroup is not None
         for _ in range(100):  # a dying process leaves its cgroup within milliseconds, a large one later
             for pid in self.cgroup.pids():
                 with contextlib.suppress(ProcessLookupError):
@@ -200,9 +191,7 @@ class SystemdLimit(Limit):
     name = "systemd-run"
 
     def command(self, argv: list[str]) -> list[str]:
-        limits = []
-        if self.limit_bytes is not None:
-            limits = ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
+        limits = ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"] if self.limit_bytes else []
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--", *argv]
 
     def check(self, reading: Reading) -> Reading | None:
@@ -224,9 +213,7 @@ class Watchdog(Limit):
 
     The sum of RSS is compared first because it is cheap, but it counts pages shared by forked workers once per worker.
     So PSS decides, which takes a walk of the page tables: at most 5 % of the time, or once the sum has grown by half
-    of the free memory. Two readings in a row must pass the limit: during one, pages of a worker that ends are nobody's.
-
-    Between two samples (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time.
+    of the free memory. Between two samples (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time.
 
     Args:
         around: This process's cgroup, a Slurm job's for example, and its mount. Its kill counter is readable without
@@ -256,7 +243,7 @@ class Watchdog(Limit):
         begin_s = time.monotonic()
         if summed <= self.limit_bytes or (begin_s < self._next_s and summed < self._next_sum):
             return reading
-        for _ in range(2):
+        for _ in range(2):  # two in a row must pass the limit: during one, pages of a worker that ends are nobody's
             reading = read_memory(self.pid)
             if reading.held_bytes is None:  # several processes need PSS
                 reading = read_memory(self.pid, pss=True)
@@ -270,7 +257,7 @@ class Watchdog(Limit):
 
 
 def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
-    """Return the limit, or the reason why it is impossible.
+    """The limit, or the reason why it is impossible.
 
     Under v2 a cgroup that has processes can't pass the memory controller on to children, so its ancestors are tried
     too, up to the first one with a limit: a job must not escape its own allocation.
@@ -281,10 +268,9 @@ def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
     reasons = []
     for parent in lineage(*pair):
         try:
-            if version == 2:
-                control = parent.path / "cgroup.subtree_control"
-                if "memory" not in control.read_text().split():
-                    control.write_text("+memory")
+            control = parent.path / "cgroup.subtree_control"
+            if version == 2 and "memory" not in control.read_text().split():
+                control.write_text("+memory")
             return CgroupLimit(limit_bytes, parent, pair[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
@@ -324,13 +310,9 @@ def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, 
         # v1: the job's state would not be OUT_OF_MEMORY.
         return Watchdog(None, pair), refused
     for name in KINDS if limit_by == "auto" else (limit_by,):
-        limit: Limit | str
         if name == "watchdog":
-            limit = Watchdog(limit_bytes, find_cgroup())
-        elif name == "systemd-run":
-            limit = _try_systemd(limit_bytes)
-        else:
-            limit = _try_cgroup(limit_bytes, int(name[-1]))
+            return Watchdog(limit_bytes, find_cgroup()), refused
+        limit = _try_systemd(limit_bytes) if name == "systemd-run" else _try_cgroup(limit_bytes, int(name[-1]))
         if isinstance(limit, Limit):
             return limit, refused
         refused.append(f"{name}: {limit}")

@@ -1,8 +1,7 @@
 """Memory readings of a process tree, split into anonymous, file and shared bytes.
 
 Only the process can free anonymous pages (`malloc`, tensors); the kernel takes file pages (page cache, mapped files)
-back under pressure; RSS counts a shared page (`/dev/shm`) once per process. A cgroup's own count, which decides about
-an out-of-memory kill, is in the same reading. For spikes shorter than the sampling interval see `Cgroup.peak_bytes`.
+back under pressure; RSS counts a shared page (`/dev/shm`) once per process.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ class Reading:
         """Anonymous, shared and file bytes, each page counted once; None if unknown.
 
         From the cgroup if there is one, else from PSS, which not every reading has; from RSS for a single process and
-        on kernels without PSS. None for a killed tree: its cgroup still counts pages that are being freed.
+        on kernels without PSS.
         """
         if self.rss_anon_bytes is None:
-            return None
+            return None  # a killed tree, whose cgroup still counts pages that are being freed
         source = "cgroup"
         if self.cgroup_anon_bytes is None:
             source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"
@@ -73,8 +72,7 @@ def _gives_pss() -> bool:
 def process_tree(pid: int) -> list[int]:
     """Return `pid` and its living descendants, from `/proc/PID/task/*/children`.
 
-    psutil's `children(recursive=True)` reads all processes of the machine: 35 ms for a tree of 5 among 438, against
-    0.09 ms here, with a sample due every 20 ms.
+    psutil's `children(recursive=True)` takes 35 ms for a tree of 5 among 438 processes, against 0.09 ms here.
     """
     tree, queue = [], [pid]
     while queue:
@@ -89,22 +87,20 @@ def process_tree(pid: int) -> list[int]:
     return tree
 
 
-def _sum_over(pids: Iterable[int], file: str, names: tuple[bytes, ...]) -> list[int | None]:
+def _sum_over(pids: Iterable[int], file: str, *names: bytes) -> list[int | None]:
     rows = [row for pid in pids if (row := read_fields(f"/proc/{pid}/{file}", names, 1024))]
     # A field that this kernel lacks is unknown, not zero.
     return [sum(row[name] for row in rows) if rows and all(name in row for row in rows) else None for name in names]
 
 
-def read_rss(pids: Iterable[int]) -> tuple[int | None, int | None, int | None]:
+def read_rss(pids: Iterable[int]) -> list[int | None]:
     """Sums of RssAnon, RssFile and RssShmem in bytes; about 40 us per process."""
-    anon, file, shmem = _sum_over(pids, "status", (b"RssAnon", b"RssFile", b"RssShmem"))
-    return anon, file, shmem
+    return _sum_over(pids, "status", b"RssAnon", b"RssFile", b"RssShmem")
 
 
-def read_pss(pids: Iterable[int]) -> tuple[int | None, int | None, int | None, int | None]:
+def read_pss(pids: Iterable[int]) -> list[int | None]:
     """Sums of Pss, Pss_Anon, Pss_File and Pss_Shmem in bytes; about 10 ms per resident GB, to walk the page tables."""
-    total, anon, file, shmem = _sum_over(pids, "smaps_rollup", (b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem"))
-    return total, anon, file, shmem
+    return _sum_over(pids, "smaps_rollup", b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem")
 
 
 def own_memory() -> tuple[int, int, int]:
@@ -116,22 +112,18 @@ def own_memory() -> tuple[int, int, int]:
 
 
 def reset_peak() -> None:
-    """Set the kernel's peak of this process's RSS to its present RSS (proc(5), /proc/PID/clear_refs).
-
-    Without effect on kernels without CONFIG_PROC_PAGE_MONITOR: a phase's peak is then the peak so far.
-    """
-    with contextlib.suppress(OSError):
+    """Set the kernel's peak of this process's RSS to its present RSS (proc(5), /proc/PID/clear_refs)."""
+    with contextlib.suppress(OSError):  # without CONFIG_PROC_PAGE_MONITOR a phase's peak is the peak so far
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def read_memory(pid: int, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
     """Read the memory of `pid` and its descendants, and of `cgroup` if there is one."""
-    # The cgroup first: processes that still have an RSS afterwards were not being killed meanwhile.
     counted: tuple[int | None, ...] = ()
-    if cgroup:
+    if cgroup:  # first: processes that still have an RSS afterwards were not being killed meanwhile
         counted = cgroup.usage_bytes(), *cgroup.parts(), cgroup.peak_bytes(), cgroup.limit_bytes()
     pids = process_tree(pid)
-    shares = read_pss(pids) if pss else (None,) * 4
+    shares = read_pss(pids) if pss else [None] * 4
     return Reading(len(pids), *read_rss(pids), *shares, *counted)
 
 
@@ -154,35 +146,26 @@ def own_disk_bytes() -> dict[str, int]:
     return {name.decode(): value for name, value in values.items()}
 
 
-def malloc_trim() -> bool:
-    """Return free heap pages to the kernel; False on a C library without `malloc_trim` (musl, macOS)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is None:
-        return False
-    trim(0)
-    return True
+def malloc_trim() -> None:
+    """Return free heap pages to the kernel (glibc)."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def release_memory() -> dict[str, int | None]:
     """Free unused memory; returns the bytes freed by each step, None where a step is impossible.
 
-    `gc` and `malloc_trim` are measured by the fall of this process's RssAnon + RssShmem (PyG keeps a loader's CSC in
-    shared memory if it has workers). `synchronize` waits for queued kernels, whose blocks `empty_cache` could not free;
-    both are measured by the fall of reserved GPU memory. A negative number means that the step took memory.
+    `gc` and `malloc_trim` are measured by the fall of this process's RssAnon + RssShmem, the others by the fall of
+    reserved GPU memory. A negative number means that the step took memory.
     """
     before = own_memory()[0]
     gc.collect()
     after_gc = own_memory()[0]
-    trimmed = malloc_trim()
-    freed: dict[str, int | None] = {
-        "gc": before - after_gc,
-        "malloc_trim": after_gc - own_memory()[0] if trimmed else None,
-        "synchronize": None,
-        "empty_cache": None,
-    }
+    malloc_trim()
+    freed: dict[str, int | None] = {"gc": before - after_gc, "malloc_trim": after_gc - own_memory()[0]}
+    freed |= {"synchronize": None, "empty_cache": None}
     if torch := cuda_in_use():
         reserved = torch.cuda.memory_reserved()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize()  # waits for queued kernels, whose blocks `empty_cache` could not free
         synchronized = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
         freed |= {"synchronize": reserved - synchronized, "empty_cache": synchronized - torch.cuda.memory_reserved()}

@@ -1,7 +1,6 @@
 """The record of a run: the files of its folder, the kinds of its events, and the reducer that sums them up.
 
-`Record` serves the live line, result.json and a run that is opened later. It takes events and samples one by one and
-keeps none of them, so it is as small after a week as after a minute.
+`Record` takes events and samples one by one and keeps none of them, so it is as small after a week as after a minute.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +44,13 @@ METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_tim
 SAMPLE_COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
 
 Event = dict[str, Any]
-_NUMBER = (int, float)
-# Each kind with the fields that readers rely on. Events of other kinds, and other fields, are kept as they are.
-EVENTS: dict[str, dict[str, Any]] = {
-    "start": {},  # of an attempt, with the result of the previous one
-    "begin": {"phase": str},
-    "end": {"phase": str},
-    "part": {"name": str, "bytes": _NUMBER},  # named memory that the run now uses; 0 bytes: given back
-    "dataset": {},  # its size
-    "metrics": {},  # of an epoch
-    "mark": {"name": str},  # by `ogbnlib.mark`
-    "cuda": {"allocated_bytes": _NUMBER},  # see `cuda.cuda_reading`
-    "cuda_oom": {"message": str},  # a failed allocation on the GPU
-    "rank ended": {"rank": int, "exit_code": int},
-    "resumed": {},  # data set and checkpoint were accepted
-    "finished": {},  # all epochs are done
-    # Of the data's way to the trainer, for tables: empty_cache, release, note, window, pass, disk.
-}
+# Kinds with the fields that readers rely on; other kinds and fields are kept as they are. "part": named memory that the
+# run now uses (0 bytes: given back). "resumed": data set and checkpoint were accepted.
+_NEEDED = {"begin": ["phase"], "end": ["phase"], "mark": ["name"], "part": ["name", "bytes"]}
+_NEEDED |= {"cuda": ["allocated_bytes"], "cuda_oom": ["message"], "rank ended": ["rank", "exit_code"]}
+_NUMERIC = ("bytes", "_s", "_retries", "ooms", "rank", "exit_code")  # endings of the fields whose values are numbers
+_LAST_KEPT = ("dataset", "cuda_oom", "rank ended", "resumed", "finished")
 BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and another begins
-_NUMERIC = ("bytes", "_s", "_retries", "ooms")  # endings of the fields whose values are numbers
-_LAST_KEPT = ("dataset", "metrics", "cuda_oom", "rank ended", "resumed", "finished")
 
 
 def parse_events(data: bytes) -> Iterator[Event]:
@@ -74,20 +60,23 @@ def parse_events(data: bytes) -> Iterator[Event]:
             event = json.loads(line)
         except ValueError:
             continue
-        if isinstance(event, dict) and isinstance(event.get("event"), str) and _is_sound(event):
+        if _is_sound(event):
             yield event
 
 
-def _is_sound(event: Event) -> bool:
-    needed = {"time_s": _NUMBER} | EVENTS.get(event["event"], {})
-    numbers = (value for name, value in event.items() if name.endswith(_NUMERIC) and value is not None)
-    command = event.get("command") or []
-    return (
-        all(isinstance(event.get(name), kind) for name, kind in needed.items())
-        and all(type(value) in _NUMBER and math.isfinite(value) for value in numbers)
-        and isinstance(command, list)
-        and all(isinstance(word, str) for word in command)
-    )
+def _is_sound(event: Any) -> bool:
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return False
+    needed = {"time_s", *_NEEDED.get(event["event"], [])}
+    for name in needed | event.keys():
+        value, optional = event.get(name), name not in needed
+        if not name.endswith(_NUMERIC):
+            sound = optional or isinstance(value, str)
+        else:
+            sound = optional if value is None else type(value) in (int, float) and math.isfinite(value)
+        if not sound:
+            return False
+    return True
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:
@@ -116,27 +105,6 @@ class Phase:
         return phase_label(self.name, self.info)
 
 
-_EPOCH = re.compile(r"((?:train\w* )?epoch)s?(?: \d+)?", re.IGNORECASE)  # names whose ends `Growth` compares
-_NUM_FLOORS = 24
-
-
-@dataclass
-class Levels:
-    """Memory in use after each epoch, in bytes; after every second epoch once there are more than 200, and so on."""
-
-    sizes: list[int] = field(default_factory=list)
-    stride: int = 1
-    count: int = 0
-
-    def add(self, size: int) -> None:
-        if self.count % self.stride == 0:
-            self.sizes.append(size)
-        self.count += 1
-        if len(self.sizes) > 200:
-            del self.sizes[1::2]
-            self.stride *= 2
-
-
 @dataclass(frozen=True)
 class Growth:
     """Whether the memory in use levels off or climbs, from epoch to epoch, or over time where no epochs are marked.
@@ -157,11 +125,13 @@ class Growth:
     over_s: float | None = None
 
     @classmethod
-    def of(cls, levels: Levels) -> Growth:
-        sizes = levels.sizes or [0]
+    def of(cls, levels: Sequence[int]) -> Growth:
+        """Judge by the memory in use after each epoch, in bytes; of more than 200 by evenly spaced ones."""
+        stride = len(levels) // 200 + 1
+        sizes = levels[::stride] or [0]
         slope, climbs = _climb(sizes[len(sizes) // 3 :])
-        verdict = "too few epochs" if levels.count < 5 else "climbs" if climbs else "levels off"
-        return cls(verdict, slope / levels.stride, levels.count, sizes[0], sizes[-1])
+        verdict = "too few epochs" if len(levels) < 5 else "climbs" if climbs else "levels off"
+        return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1])
 
     @classmethod
     def over_time(cls, floors: Sequence[int], step_s: float) -> Growth:
@@ -172,14 +142,10 @@ class Growth:
         return cls("climbs" if climbs else "levels off", slope * 60 / step_s, 0, *ends)
 
     def __str__(self) -> str:
-        first, last, climbs = format_bytes(self.first_bytes), format_bytes(self.last_bytes), self.verdict == "climbs"
-        slope = f" by {format_bytes(self.slope_bytes)} " if climbs else ""
-        if self.over_s is None:
-            slope += "an epoch" if climbs else ""
-            return f"Over {self.epochs} epochs memory {self.verdict}{slope}: from {first} to {last}."
-        slope += "a minute" if climbs else ""
-        leak = ": a leak, unless it is still reading its data" if climbs else ""
-        return f"Over {self.over_s:.0f} s memory {self.verdict}{slope}, from {first} to {last}{leak}."
+        ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"
+        over, unit = (f"{self.epochs} epochs", "epoch") if self.over_s is None else (f"{self.over_s:.0f} s", "minute")
+        slope = f" by {format_bytes(self.slope_bytes)} per {unit}" if self.verdict == "climbs" else ""
+        return f"Over {over} memory {self.verdict}{slope}, {ends}."
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
@@ -188,21 +154,15 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
     It is one when 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower than the first:
     a leak keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
     """
-    rises, half = _rises(late), len(late) // 2
+
+    def rises(sizes: Sequence[int]) -> list[float]:
+        return [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)] or [0.0]
+
+    half, pairs = len(late) // 2, rises(late)
     # Medians, because one spike must not change the verdict.
-    slope, first, second = (
-        statistics.median(part or [0.0]) for part in (rises, _rises(late[: half + 1]), _rises(late[half:]))
-    )
-    rising = sum(rise > 0 for rise in rises) >= 0.85 * len(rises)
+    slope, first, second = map(statistics.median, (pairs, rises(late[: half + 1]), rises(late[half:])))
+    rising = sum(rise > 0 for rise in pairs) >= 0.85 * len(pairs)
     return slope, rising and slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0]) and second >= 0.7 * first
-
-
-def _rises(sizes: Sequence[int]) -> list[float]:
-    """The slope between each pair of sizes."""
-    return [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)]
-
-
-_SIZES = tuple(field.name for field in fields(Reading) if field.name.endswith("_bytes"))
 
 
 class Record:
@@ -228,9 +188,9 @@ class Record:
         self.last: dict[str, int] = {}
         self.events: dict[str, Event] = {}
         self.duration_s = 0.0
-        self.num_processes: int | None = None  # of the last sample
+        self._num_processes: int | None = None  # of the last sample
         self._began_s = began_s
-        self._levels: dict[str, Levels] = {}  # a loop may have both phases and marks in each epoch
+        self._levels: dict[str, list[int]] = {}  # a loop may have both phases and marks in each epoch
         self._floors, self._floor_s = list[int](), 0.25  # minimum of each time span of `_floor_s`
         self._open: list[Phase] = []
         self._failed: Phase | None = None
@@ -268,8 +228,8 @@ class Record:
 
         With fewer than five of them, a watched command is judged over time, from 5 s on; else None.
         """
-        levels = max(self._levels.values(), key=lambda levels: levels.count, default=Levels())
-        if levels.count < 5 and self.is_command and len(self._floors) * self._floor_s >= 5:
+        levels = max(self._levels.values(), key=len, default=[])
+        if len(levels) < 5 and self.is_command and len(self._floors) * self._floor_s >= 5:
             return Growth.over_time(self._floors, self._floor_s)
         return Growth.of(levels) if self._levels else None
 
@@ -288,11 +248,14 @@ class Record:
             self._open.append(phase)
             if self._history is not None:
                 self._history.append(phase)
-        elif kind == "end":
-            self._level(event["phase"], event)
-            self._end(event, at)
-        elif kind == "mark":
-            self._level(event["name"], event)
+        elif kind in ("end", "mark"):
+            # A single process knows its own memory exactly; with several, the last sample has them all.
+            held = event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
+            epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", event["phase" if kind == "end" else "name"].lower())
+            if held is not None and epoch:
+                self._levels.setdefault(f"{kind} {epoch[1]}", []).append(held)
+            if kind == "end":
+                self._end(event, at)
         elif kind == "part":
             name, size = event["name"], int(event["bytes"])
             self.parts.pop(name, None)
@@ -301,12 +264,6 @@ class Record:
             self.largest_parts[name] = max(self.largest_parts.get(name, 0), size)
         elif kind in _LAST_KEPT and not (kind == "rank ended" and kind in self.events):
             self.events[kind] = dict(event)
-
-    def _level(self, name: str, event: Event) -> None:
-        # A single process knows its own memory exactly; with several, the last sample has them all.
-        held = event.get("held_bytes") if (self.num_processes or 1) <= 1 else self.held_bytes
-        if held is not None and (epoch := _EPOCH.fullmatch(name)):
-            self._levels.setdefault(f"{event['event']} {epoch[1].lower()}", Levels()).add(held)
 
     def _end(self, event: Event, at: float) -> None:
         while self._open:
@@ -324,8 +281,8 @@ class Record:
         if self._began_s is None:
             self._began_s = time_s
         self.duration_s = time_s - self._began_s
-        self.num_processes = reading.num_processes
-        sizes = {name: size for name in _SIZES if (size := getattr(reading, name)) is not None}
+        self._num_processes = reading.num_processes
+        sizes = {name: size for name, size in vars(reading).items() if name.endswith("_bytes") and size is not None}
         sizes.pop("cgroup_limit_bytes", None)
         if "rss_anon_bytes" in sizes:
             anon, shmem, file = (sizes.get(f"rss_{part}_bytes", 0) for part in ("anon", "shmem", "file"))
@@ -337,14 +294,11 @@ class Record:
             name, size = self._open[-1].name if self._open else "", held[0] + held[1]
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
-            self._floor(size)
+            while self.duration_s >= 24 * self._floor_s:  # then each two time spans become one
+                pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
+                self._floors, self._floor_s = [min(pair) for pair in pairs], 2 * self._floor_s
+            at = int(max(0.0, self.duration_s) / self._floor_s)
+            self._floors += [size] * (at + 1 - len(self._floors))
+            self._floors[at] = min(self._floors[at], size)
         for name, size in sizes.items():
             self.peaks[name] = max(self.peaks.get(name, 0), size)
-
-    def _floor(self, size: int) -> None:
-        while self.duration_s >= _NUM_FLOORS * self._floor_s:  # then each two time spans become one
-            pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
-            self._floors, self._floor_s = [min(pair) for pair in pairs], 2 * self._floor_s
-        at = int(max(0.0, self.duration_s) / self._floor_s)
-        self._floors += [size] * (at + 1 - len(self._floors))
-        self._floors[at] = min(self._floors[at], size)

@@ -34,11 +34,10 @@ _CHUNK_BYTES = 2**20
 
 
 class Thinning(Generic[T]):
-    """Choice of the items to keep of an endless series: the largest of each time bin, a 2,000th of the time so far.
+    """Choice of the items to keep of an endless series: the largest of each time bin, a 2,000th of the time so far."""
 
-    At first every item is kept, then 2,000 whenever the run gets e times as long: 19,000 of the 12 million samples of
-    a week at 20 Hz. `close` ends a bin early at the end of a phase, so that each phase keeps its largest item.
-    """
+    # At first every item is kept, then 2,000 whenever the run gets e times as long: 19,000 of the 12 million samples of
+    # a week at 20 Hz.
 
     def __init__(self, began_s: float | None):  # None: with the first item
         self.best: tuple[float, T] | None = None
@@ -54,7 +53,7 @@ class Thinning(Generic[T]):
         return ended
 
     def close(self) -> T | None:
-        """Close the current time bin and return its largest item."""
+        """End the time bin, so that each phase keeps its largest item, which is returned."""
         best, self.best = self.best, None
         return None if best is None else best[1]
 
@@ -70,11 +69,10 @@ def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None
 
 
 class EventLog:
-    """Writer of events.jsonl, one `write` call per line; kinds as in `record.EVENTS`. `run_dir=None` writes nothing.
+    """Writer of events.jsonl, one `write` call per line. `run_dir=None` writes nothing.
 
-    Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem). The end also has the exact
-    `peak_rss_bytes` inside it: the kernel's high-water mark, which is reset at the beginning through
-    /proc/self/clear_refs (proc(5)), so that no spike is too short. Workers are not in these two.
+    Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem), the end also the exact
+    `peak_rss_bytes` inside it: the kernel's high-water mark, so that no spike is too short. Workers are in neither.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None):
@@ -96,7 +94,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def phase(self, name: str, **info: Any) -> Iterator[None]:
-        """Record the block as phase `name`. Phases nest; a kill belongs to the innermost open one."""
+        """Record the block as phase `name`. Phases nest."""
         self.open.append(phase_label(name, info))
         try:
             with self._marked(name, info) if self._file >= 0 else contextlib.nullcontext():
@@ -132,8 +130,8 @@ class EventLog:
     def cuda(self, force: bool = False, largest: bool = False) -> None:
         """Record this process's GPU memory, at most ten times a second unless `force`; free without CUDA.
 
-        Readings are thinned as samples are; `force` keeps this one. The largest free block, which takes longer, is
-        read once a second, and with `largest`.
+        Readings are thinned as samples are; `force` keeps this one. `largest` has the largest free block read, which
+        takes longer; otherwise it is read once a second.
         """
         now = time.time()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
@@ -144,9 +142,9 @@ class EventLog:
         self._last_cuda_s, self._last_largest_s = now, now if largest else self._last_largest_s
         reading["time_s"] = round(now, 4)
         kept = [self._cuda.add(now, reading["allocated_bytes"], reading)]
-        if force:
-            kept += [best, reading] if (best := self._cuda.close()) is not reading else [reading]
-        for one in kept:
+        if force and (best := self._cuda.close()) is not reading:
+            kept.append(best)
+        for one in [*kept, *([reading] if force else [])]:
             if one is not None:
                 self.mark("cuda", **one)
 
@@ -160,10 +158,9 @@ class EventLog:
             yield from parse_events(data[:whole])
 
     def close(self) -> None:
-        if self._file >= 0:
-            if best := self._cuda.close():
-                self.mark("cuda", **best)
-            self.forget()
+        if self._file >= 0 and (best := self._cuda.close()):
+            self.mark("cuda", **best)
+        self.forget()
 
     def forget(self) -> None:
         """Close the file without writing to it."""
@@ -175,8 +172,7 @@ class EventLog:
 class _TimelineWriter:
     """Writer of timeline.csv, thinned.
 
-    The file ends with the current bin's largest sample and the last one. Both are overwritten each time, so that a kill
-    loses neither.
+    The file ends with the current bin's largest sample and the last one, both overwritten each time.
     """
 
     def __init__(self, path: Path):
@@ -206,34 +202,8 @@ class _TimelineWriter:
         os.close(self._file)
 
 
-class SamplingInterval:
-    """Time between two samples: `interval_s`, or longer where sampling would take more than its share of a core.
-
-    The share is 1 % while memory changes and 0.25 % after ten samples without a change. On a quiet machine a sample
-    takes 0.12 ms of CPU time, next to a script that keeps the memory busy five times that.
-    """
-
-    def __init__(self, interval_s: float):
-        self._interval_s = interval_s
-        self._cost_s = 0.0  # of a sample, smoothed
-        self._held_bytes, self._unchanged = 0, 0
-
-    def next_s(self, cost_s: float, held_bytes: int) -> float:
-        """Seconds until the next sample, after one that took `cost_s` and read `held_bytes`."""
-        # Capped, because the first sample and those with a PSS take much longer than the others.
-        self._cost_s += 0.1 * (min(cost_s, 0.001) - self._cost_s)
-        changed = abs(held_bytes - self._held_bytes) > self._held_bytes / 200
-        self._held_bytes, self._unchanged = held_bytes, 0 if changed else self._unchanged + 1
-        return max(self._interval_s, (100 if self._unchanged < 10 else 400) * self._cost_s)
-
-
 class Recorder:
-    """Recorder of a run: its event `log`, a thread that samples a process tree, and the `record` of both.
-
-    PSS makes the kernel walk page tables, so it is read at most once a second and for about 0.5 % of the time. Where
-    only PSS tells what several processes use together, it is read for up to 5 % of the time, and whenever their sum of
-    RSS has grown, so that no peak falls between two readings.
-    """
+    """Recorder of a run: its event `log`, a thread that samples a process tree, and the `record` of both."""
 
     def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)
@@ -261,27 +231,27 @@ class Recorder:
 
         Args:
             cgroup: Called for each sample, because systemd makes a scope only after the child has begun.
-            interval_s: Between two samples, see `SamplingInterval`.
             longest_pause_s: Called after each sample: the most seconds until the next one.
-            on_sample: Called with each recorded reading.
             check: Returns the reading to record (`Limit.check`); None ends the recording.
             on_error: Called on an error in the thread, which ends it; `stop` raises the error.
             on_unwritable: Called once, when a sample can't be written. Sampling goes on, for the limit's sake.
         """
         self._on_unwritable = on_unwritable
-        interval = SamplingInterval(interval_s)
 
         def loop() -> None:
-            ended = False
+            ended, before, unchanged = False, 0, 0
             try:
                 while True:
-                    begin, begin_cpu = time.monotonic(), time.thread_time()
+                    begin = time.monotonic()
                     if (reading := self.sample(pid, cgroup(), check)) is None:
                         return
                     on_sample(reading)
                     if ended:
                         return
-                    pause_s = interval.next_s(time.thread_time() - begin_cpu, reading.held_bytes or 0)
+                    held = reading.held_bytes or 0
+                    unchanged = 0 if abs(held - before) > before / 200 else unchanged + 1
+                    # A sample takes 0.1 to 0.6 ms of CPU time; memory at rest needs fewer of them.
+                    before, pause_s = held, interval_s if unchanged < 10 else max(interval_s, 0.15)
                     pause_s = min(pause_s, longest_pause_s())
                     ended = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
                     if ended and not Path(f"/proc/{pid}").exists():
@@ -306,7 +276,12 @@ class Recorder:
             raise self._error
 
     def sample(self, pid: int, cgroup: Cgroup | None = None, check: Check = lambda reading: reading) -> Reading | None:
-        """Take one reading and record the result of `check`, see `start`."""
+        """Take one reading and record the result of `check`, see `start`.
+
+        PSS makes the kernel walk page tables, so it is read at most once a second and for about 0.5 % of the time.
+        Where only PSS tells what several processes use together, it is read for up to 5 % of the time, and whenever
+        their sum of RSS has grown, so that no peak falls between two readings.
+        """
         begin = time.monotonic()
         reading = read_memory(pid, cgroup=cgroup, pss=begin >= self._pss_due_s)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)

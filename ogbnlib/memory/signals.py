@@ -1,8 +1,7 @@
 """Stop signals: SIGUSR1, SIGTERM and SIGHUP ask a run to stop at its next batch boundary, with a checkpoint.
 
-Slurm sends the first two before a time limit (`--signal=USR1@300`), at preemption and on scancel; a closed terminal
-sends SIGHUP; the kernel sends SIGTERM to a child whose parent died. Handlers note a number or pass it on and write
-nothing.
+Slurm sends the first two before a time limit, at preemption and on scancel; a closed terminal sends SIGHUP; the kernel
+sends SIGTERM to a child whose parent died. Handlers note a number or pass it on and write nothing.
 """
 
 from __future__ import annotations
@@ -101,11 +100,8 @@ def take_over(handler: Callable[[int, object], None]) -> None:
 
 
 def ignore() -> None:
-    """Ignore stop signals until the end of this process.
-
-    Slurm signals every process of a job, but workers must outlive the last batch: torch makes them exit on SIGTERM,
-    which their trainer reports as an error instead of stopping.
-    """
+    """Ignore stop signals until the end of this process."""
+    # Slurm signals every process of a job, but workers must outlive the last batch.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -117,9 +113,7 @@ def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
         parent: Process id of the parent, by default that in `PARENT_VARIABLE`, else the present one.
     """
     pr_set_pdeathsig = 1
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "prctl"):
-        libc.prctl(pr_set_pdeathsig, number)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
     # Removed from the environment: the children of this process have another parent.
     expected = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
     if os.getppid() != (int(expected) if parent is None else parent):

@@ -21,14 +21,13 @@ from ..errors import InputError
 from .signals import STOP_SIGNALS, Stopped, block_stop_signals, die_with_parent, ignore
 
 _started: set[Worker] = set()
-
 _FULL = "/dev/shm is full (docker run --shm-size=8g)"
 
 
 class WorkerDied(RuntimeError):
     """A DataLoader worker failed for another reason than its data; `exit_code` is 128 + N after signal N."""
 
-    def __init__(self, text: str, exit_code: int):
+    def __init__(self, text: str, exit_code: int = 1):
         super().__init__(f"{text}; go on with num_workers=0 (--resume --set num_workers=0)")
         self.exit_code = exit_code
 
@@ -86,6 +85,7 @@ def workers_ended() -> Iterator[None]:
             # torch's handler of SIGCHLD may raise at any line until `_kill` has replaced it.
             with contextlib.suppress(RuntimeError):
                 clear = isinstance(error, (InputError, Stopped)) or not isinstance(error, Exception)
+                # Errors of a dying worker's queues arrive before the kernel reports its death.
                 died = _kill(wait_s=0.0 if clear else 1.0)
                 break
         if (shortened := _shortened(error, died)) is None:
@@ -94,12 +94,15 @@ def workers_ended() -> Iterator[None]:
 
 
 def _kill(wait_s: float) -> dict[int, int]:
-    """End all workers; returns process id and exit code of those that had died before.
-
-    Args:
-        wait_s: Time for a dying worker: errors of its queues arrive before the kernel reports its death.
-    """
-    with _default_sigchld():
+    """End all workers; returns process id and exit code of those that died before or within `wait_s`."""
+    main = threading.current_thread() is threading.main_thread()
+    handler: Any = None
+    # torch's handler of SIGCHLD raises another error for every worker that ends by a signal.
+    while main and (handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL):
+        with contextlib.suppress(RuntimeError):  # of a worker that ends just now
+            handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
         workers = list(_started)
         ended = connection.wait([worker.sentinel for worker in workers], wait_s)
         for worker in workers:
@@ -111,24 +114,10 @@ def _kill(wait_s: float) -> dict[int, int]:
         for worker in workers:
             worker.join(5)
         _started.clear()
-    return died
-
-
-@contextlib.contextmanager
-def _default_sigchld() -> Iterator[None]:
-    """Suspend torch's handler of SIGCHLD, which raises another error for every worker that ends by a signal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = None
-    while handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL:
-        with contextlib.suppress(RuntimeError):  # of a worker that ends just now
-            handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
+        return died
     finally:
-        signal.signal(signal.SIGCHLD, handler)
+        if handler is not None:
+            signal.signal(signal.SIGCHLD, handler)
 
 
 def _shortened(error: BaseException, died: dict[int, int]) -> Exception | None:
@@ -140,14 +129,14 @@ def _shortened(error: BaseException, died: dict[int, int]) -> Exception | None:
         cause = f": {_FULL}, or a mapped file shrank" if code == -signal.SIGBUS else ""
         return WorkerDied(f"a DataLoader worker (process {pid}) {how}{cause}", 128 - code if code < 0 else 1)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and shutil.disk_usage("/dev/shm").free < 2**16:
-        return WorkerDied(f"{_FULL}: {text}", 1)  # the queues' semaphores did not fit
+        return WorkerDied(f"{_FULL}: {text}")  # the queues' semaphores did not fit
     if "in DataLoader worker process" not in text.partition("\n")[0]:
         return None
     cause = text.rpartition("\n")[2]
     if isinstance(error, InputError):
         return InputError(cause.partition("InputError: ")[2])
     if isinstance(error, MemoryError):
-        return WorkerDied(f"a DataLoader worker found no memory left ({cause})", 1)
+        return WorkerDied(f"a DataLoader worker found no memory left ({cause})")
     if "shm" in cause or "shared memory" in cause or "No space left on device" in cause:
-        return WorkerDied(f"{_FULL}: {cause}", 1)
+        return WorkerDied(f"{_FULL}: {cause}")
     return None

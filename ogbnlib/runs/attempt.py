@@ -24,7 +24,7 @@ from ..memory.record import RunPaths
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from .diagnosis import Result, explain
 from .exit_codes import UNFINISHED
-from .folder import Run
+from .folder import Run, is_locked
 
 TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
 # The config of a run to resume, for the child: config.json is still the old one.
@@ -38,10 +38,6 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
     Yields the run as it was before, and the lock's descriptor. The config.json of a new run is written here; that of a
     resumed one by the trainer, after it has accepted data set and checkpoint. A watched command has no config. `resume`
     in a new or empty folder starts a new run, so that one command serves every attempt of a Slurm job.
-
-    Raises:
-        InputError: when another process trains in the folder, when it has other content, or when the config does not
-            continue the run in it. Only the lock file is written then.
     """
     paths = RunPaths(run_dir)
     _check_content(run_dir, resume=resume)
@@ -67,25 +63,15 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
 
 def _check_content(run_dir: Path, *, resume: bool) -> None:
     paths = RunPaths(run_dir)
-    if resume and paths.config.is_file():
-        return
-    if run_dir.is_dir() and any(path != paths.lock and not path.match(TORN_FILES) for path in run_dir.iterdir()):
-        is_run = paths.config.is_file()
-        found, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
-        raise InputError(f"{run_dir}: expected a new or empty folder, found {found} in it; {remedy} another one")
-    if run_dir.exists() and not run_dir.is_dir():
-        raise InputError(f"{run_dir}: expected a folder for the run, found a file")
+    is_run = paths.config.is_file()
+    if run_dir.is_dir() and not (resume and is_run):
+        if any(path != paths.lock and not path.match(TORN_FILES) for path in run_dir.iterdir()):
+            found, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
+            raise InputError(f"{run_dir}: expected a new or empty folder, found {found} in it; {remedy} another one")
 
 
 def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path) -> list[str]:
-    """Return a sentence for each changed value that takes effect from here on.
-
-    Args:
-        before: Values of the run's config in JSON's types.
-
-    Raises:
-        InputError: naming each value that can't be changed on resume.
-    """
+    """Return a sentence for each changed value that takes effect from here on; refuse those that can't be changed."""
     refused, notes = config.changes(before)
     if refused:
         raise InputError(f"{run_dir}: can't resume with other values ({'; '.join(refused)}); use a new run_dir")
@@ -94,24 +80,15 @@ def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path)
 
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[int]:
-    """Keep other processes from training in `run_dir` inside the block; yields the descriptor that holds the lock.
-
-    A child that inherits the descriptor holds the lock too, until the last of them ends (flock(2)). The `filelock`
-    library does not give its descriptor away, and unlocks it for all heirs when the first of them releases it.
-
-    Raises:
-        InputError: when another process holds it.
-    """
+    """Keep other processes from training in `run_dir` inside the block; yields the descriptor that holds the lock."""
+    # A child that inherits the descriptor holds the lock too, until the last of them ends (flock(2)); `filelock` unlocks
+    # it for all heirs when the first of them releases it.
     descriptor = os.open(RunPaths(run_dir).lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
-            for _ in range(10):  # `is_locked` may hold it for a moment
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(0.01)
-            else:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_locked(run_dir):
+                time.sleep(0.1)  # `is_locked` of another process may hold it for a moment
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             raise InputError(
@@ -132,8 +109,7 @@ def locked(run_dir: Path) -> Iterator[int]:
 class Attempt:
     """Marks the start of an attempt, holds its recorder, and writes its result.
 
-    The result of an earlier attempt moves to the events. If this attempt refuses its input before it has resumed, the
-    folder gets its earlier content back.
+    If this attempt refuses its input before it has resumed, the folder gets its earlier content back.
     """
 
     def __init__(self, before: Run, config: TrainConfig | None = None, **info: Any):
@@ -153,8 +129,7 @@ class Attempt:
 
         Args:
             with_forecast: Write the predicted memory next to the measured one.
-            evidence: Fields of `Result` that the limit knows, absent for a run in this process, `kernel_peak_bytes`,
-                and any other fields of the result.
+            evidence: More fields of `Result`, and `kernel_peak_bytes`.
         """
         record = self.recorder.record
         if exit_code == 0 and self.config is not None and "finished" not in record.events:
@@ -168,7 +143,6 @@ class Attempt:
             "peak_bytes": kernel_peak or record.held_peak_bytes,
             "peak_source": "kernel counter" if kernel_peak else "samples",
             "sampled_peaks_bytes": record.peaks,
-            "last_metrics": self._last_metrics(),
             "growth": record.growth,
         }
         if with_forecast and self.config is not None:
@@ -187,19 +161,6 @@ class Attempt:
             else:
                 write_json(self.paths.result, written)
         except InputError as error:  # the work is done all the same, and its exit code counts
-            deleted = "" if self.run_dir.is_dir() else ", because the folder was deleted meanwhile"
-            print(f"error: {self.paths.result}: it could not be written{deleted}: {error}", file=sys.stderr)
+            print(f"error: {self.paths.result}: it could not be written: {error}", file=sys.stderr)
         known = {} if self.config is None else {"config": self.config}
         return Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record, **known)
-
-    def _last_metrics(self) -> dict[str, Any] | None:
-        """Metrics of the last epoch, of this attempt or an earlier one."""
-        if event := self.recorder.record.events.get("metrics"):
-            return {key: value for key, value in event.items() if key not in ("time_s", "event")}
-        if not self.paths.metrics.is_file():
-            return None  # without importing pandas, which takes 0.3 s
-        with contextlib.suppress(InputError):  # damaged; a resumed run rewrites it
-            metrics = Run(self.run_dir).metrics
-            if len(metrics):
-                return {str(key): None if value != value else float(value) for key, value in metrics.iloc[-1].items()}
-        return None

@@ -17,16 +17,13 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from ..config import TrainConfig
-from ..errors import MB, InputError, format_bytes
+from ..errors import InputError, format_bytes
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, oom_sizes
 from ..memory.record import Growth, Record
 from ..registry import POLICIES
 from .exit_codes import DIVERGED, EXIT_CODES, STOPPED, meaning_of, resumption
-
-_CONTEXT_BYTES = 2**30  # more than what CUDA itself takes of a GPU, 0.3 to 0.6 GB
-_PARTS = {"anon": "anonymous", "shmem": "shared", "file": "file memory"}
 
 
 @dataclass(frozen=True)
@@ -40,29 +37,14 @@ class Diagnosis:
     parts: dict[str, int] = field(default_factory=dict)
     last_sample: dict[str, int] = field(default_factory=dict)
     remedy: str = ""
-    why: str = ""  # the evidence: killer and limit, or meaning of the exit code and last line of output
 
     def __str__(self) -> str:
         return self.text
 
-    def __repr__(self) -> str:
-        return "\n".join(f"{label}: {text}" for label, text in self._lines().items())
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return labelled_html(self._lines())
-
-    def _lines(self) -> dict[str, str]:
-        """The lines of a notebook's card."""
-        if not self.exit_code:
-            return {"state": self.text}
-        lines = {"ended": f"{self.cause}, exit code {self.exit_code}"}
-        if self.why:
-            killer = self.why.removeprefix("Killed by ")
-            lines["what happened" if killer == self.why else "killed by"] = killer
-        memory = [f"{format_bytes(size)} {_PARTS[part]}" for part, size in self.last_sample.items() if part in _PARTS]
-        lines |= {"in phase": self.phase or "before the first"}
-        lines |= {"memory in use": ", ".join(memory + _largest_first(self.parts)) or "unknown"}
-        return {**lines, "next step": self.remedy or "nothing to fix"}
+        return f'<p style="max-width:60em">{html.escape(self.text)}</p>'
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -101,7 +83,6 @@ class Result(BaseModel):
     ended_with: int | None = None  # the first process's own exit code, where another one was killed
     outer_limit: _OuterLimit | None = None  # of a cgroup around the run's own
     kills_around: int | None = None  # out-of-memory kills in a cgroup that other processes share
-    interrupted_by: str | None = None
     last_output: str | None = None
     peak_bytes: _Number | None = None
     peak_source: str | None = None
@@ -111,7 +92,7 @@ class Result(BaseModel):
 
     @property
     def held_peak_bytes(self) -> int:
-        """Peak of anonymous + shared memory in any sample: what a kill depends on, unlike the page cache."""
+        """Peak of anonymous + shared memory in any sample."""
         names = ("held_bytes", "cgroup_anon_shmem_bytes", "anon_shmem_bytes")  # old results lack the first
         return int(next((self.sampled_peaks_bytes[name] for name in names if self.sampled_peaks_bytes.get(name)), 0))
 
@@ -130,11 +111,7 @@ def ended(result: Result | None) -> str:
 
 
 def explain_code(code: str) -> Diagnosis:
-    """Diagnosis of an exit code alone, or of Slurm's `EXIT:SIGNAL` pair.
-
-    Raises:
-        InputError: for any other text.
-    """
+    """Diagnosis of an exit code alone, or of Slurm's `EXIT:SIGNAL` pair."""
     if not re.fullmatch(r"\d{1,3}(:\d{1,3})?", code) or int(code.partition(":")[0]) > 255:
         raise InputError(f"--exit-code: expected 0 to 255, or Slurm's pair such as 0:125, got {code!r}")
     cause, meaning, remedy = meaning_of(code)
@@ -143,11 +120,7 @@ def explain_code(code: str) -> Diagnosis:
 
 
 def explain_cuda_message(message: str) -> Diagnosis:
-    """Cause of torch's "CUDA out of memory" message: fragmentation, other processes, or a step too large.
-
-    Raises:
-        InputError: for a text without such a message.
-    """
+    """Cause of torch's "CUDA out of memory" message: fragmentation, other processes, or a step too large."""
     oom = oom_sizes(" ".join(message.split()))  # a terminal breaks lines
     if "requested_bytes" not in oom:
         expected = "torch's message, 'CUDA out of memory. Tried to allocate 2.00 GiB ...'"
@@ -159,7 +132,7 @@ def explain_cuda_message(message: str) -> Diagnosis:
         cause, remedy = "fragmentation", "set expandable_segments=True, in a script of your own "
         remedy += f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True"
         why = f"{format_bytes(unallocated)} is reserved but unallocated, more than requested, but not in one piece."
-    elif others > _CONTEXT_BYTES + requested:
+    elif others > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
         cause, remedy = "others on the GPU", "find the other process with nvidia-smi; end it, or use another GPU"
         why = f"{format_bytes(others)} is used outside torch's allocator, mostly by other processes."
     else:
@@ -171,14 +144,10 @@ def explain_cuda_message(message: str) -> Diagnosis:
 
 
 def _cuda_sizes(oom: Mapping[str, Any]) -> str:
-    names = {"requested_bytes": "asked for", "allocated_bytes": "allocated", "reserved_bytes": "reserved"}
-    names |= {"largest_free_bytes": "the largest free block in it", "free_bytes": "free on the GPU"}
-    sizes = [f"{format_bytes(oom[key])} {word}" for key, word in names.items() if key in oom]
+    names = {"requested": "asked for", "allocated": "allocated", "reserved": "reserved"}
+    names |= {"largest_free": "the largest free block in it", "free": "free on the GPU"}
+    sizes = [f"{format_bytes(oom[f'{key}_bytes'])} {word}" for key, word in names.items() if f"{key}_bytes" in oom]
     return ", ".join(sizes) + "." if sizes else ""
-
-
-def _largest_first(parts: Mapping[str, int]) -> list[str]:
-    return [f"{name} {format_bytes(size)}" for name, size in sorted(parts.items(), key=lambda item: -item[1])]
 
 
 def explain(
@@ -191,38 +160,59 @@ def explain(
         at_work: Whether a process has the folder's lock.
     """
     label = record.phase.label if record.phase else None
-    foreign = _is_foreign(record)
-    if at_work and not label and not foreign:
-        label = where = "starting"
-    else:
-        unnamed = "in no named phase" if foreign else "before its first phase"
-        where = f"in phase '{label}'" if label else unnamed
-    after = f"after {record.duration_s if result.duration_s is None else result.duration_s:.1f} s"
+    foreign, code = _is_foreign(record), result.exit_code
+    where = f"in phase '{label}'" if label else "in no named phase" if foreign else "before its first phase"
+    took = f"{record.duration_s if result.duration_s is None else result.duration_s:.1f} s"
     memory = dict(record.parts), dict(record.last)
-    growth = record.growth
-    climbs = [str(growth)] if growth and growth.verdict == "climbs" else []
-    code = result.exit_code
+    in_use = []
+    if record.last:
+        anon, shmem, file = (format_bytes(record.last[part]) for part in ("anon", "shmem", "file"))
+        in_use.append(f"The last sample shows {anon} anonymous, {shmem} shared and {file} file memory.")
+    if record.parts:
+        largest_first = sorted(record.parts.items(), key=lambda item: -item[1])
+        in_use.append(f"It held {', '.join(f'{name} {format_bytes(size)}' for name, size in largest_first)}.")
+    climbs = [str(record.growth)] if record.growth and record.growth.verdict == "climbs" else []
+    if at_work:
+        if not label and not foreign:
+            label = where = "starting"
+        since = f" for {max(0.0, time.time() - record.phase.start_s):.1f} s" if record.phase else ""
+        limit = record.start.get("memory_limit_bytes")
+        held = f"{format_bytes(record.held_bytes)}{f' of {format_bytes(limit)}' if limit else ''}"
+        text = [
+            f"At work, {where}{since}; after {took} it holds {held}, {format_bytes(record.held_peak_bytes)} at most."
+        ]
+        return Diagnosis(" ".join([*text, *in_use, *climbs]), "at work", None, label, *memory)
     if code is None:
-        cause, sentence, remedy = _without_result(record, where, after, at_work)
-        text = [sentence, *_memory_in_use(record), *climbs, *([f"Next: {remedy}."] if remedy else [])]
-        return Diagnosis(" ".join(text), cause, None, label, *memory, remedy)
+        remedy = "start it again" if foreign else "if no process of it is alive, go on with resume=True"
+        text = [f"No result was written: the watching process was itself killed. After {took} the run was {where}."]
+        text += [*in_use, *climbs, f"Next: {remedy}."]
+        return Diagnosis(" ".join(text), "no result", None, label, *memory, remedy)
+    kills, around = result.kills_around, ""
+    if kills:
+        around = (
+            f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup: perhaps one of this "
+        )
+        around += "run."
     if code == 0:
-        text = [_finished(result, after), *climbs]
-        return Diagnosis(" ".join(text), "finished", 0, label, *memory)
+        cause = f"Finished without an error in {took}{result.under_limit()}"
+        if peak := result.held_peak_bytes:
+            cause += f"; it held {format_bytes(peak)} at most"
+            if result.peak_source == "kernel counter" and (result.peak_bytes or 0) > peak:
+                cause += f", {format_bytes(result.peak_bytes)} with page cache"
+        cause += "."
+        if result.oom_kills:
+            cause += f" But the kernel's out-of-memory killer ended {result.oom_kills} of its processes: their output "
+            cause += "is missing."
+        return Diagnosis(" ".join([cause + around, *climbs]), "finished", 0, label, *memory)
     if result.killed_by:
-        outer = result.outer_limit
-        limit = outer.limit_bytes if outer else result.memory_limit_bytes
+        limit = result.outer_limit.limit_bytes if result.outer_limit else result.memory_limit_bytes
         cause, remedy = "out of memory", _memory_remedy(config, record, limit)
-        text = [f"{_killer(result)} {after}, {where}."]
+        text = [f"{_killer(result)} after {took}, {where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
     else:
         cause, meaning, remedy = meaning_of(code, foreign=foreign)
-        if code == 130 and result.interrupted_by:
-            meaning = f"interrupted by {result.interrupted_by}"
-        text = [f"Exit code {code}: {meaning}. It ended{result.under_limit()} {after}, {where}.{_kills_around(result)}"]
-        if code == 135 and config is not None and not config.num_workers:
-            remedy = "check the data set's files (`python -m ogbnlib verify`) and their disk"
+        text = [f"Exit code {code}: {meaning}. It ended{result.under_limit()} after {took}, {where}.{around}"]
         if config is not None:
             remedy = remedy.replace("resume=True (--resume)", "resume=True")
             call = resumption(run_dir, result.memory_limit_bytes)
@@ -237,51 +227,18 @@ def explain(
             remedy = "; or ".join(oom_suggestions(config, oom) if config else []) or remedy
         elif result.last_output:
             text.append(f"Its last words: {result.last_output}")
-    why = " ".join(text)
     if code not in (2, STOPPED, DIVERGED):
         if first := record.events.get("rank ended"):
             text.append(f"Rank {first['rank']} was the first to end: {meaning_of(first['exit_code']).text}.")
-        text += [*_memory_in_use(record), *climbs]
+        text += [*in_use, *climbs]
     text.append(f"Next: {remedy}.")
-    return Diagnosis(" ".join(text), cause, code, label, *memory, remedy, why)
+    return Diagnosis(" ".join(text), cause, code, label, *memory, remedy)
 
 
 def _is_foreign(record: Record) -> bool:
     """Whether the run is of a command that is not of this package."""
     command: list[str] = record.start.get("command") or []
     return bool(command) and command[1:3] != ["-m", "ogbnlib"]
-
-
-def _without_result(record: Record, where: str, after: str, at_work: bool) -> tuple[str, str, str]:
-    """(cause, text, remedy) of a run without exit code."""
-    if at_work:
-        since = f" for {max(0.0, time.time() - record.phase.start_s):.1f} s" if record.phase else ""
-        text = f"At work, {where}{since}; {after} it holds {format_bytes(record.held_bytes)}"
-        limit = record.start.get("memory_limit_bytes")
-        text += f" of {format_bytes(limit)}" if limit else ""
-        return "at work", f"{text}, {format_bytes(record.held_peak_bytes)} at most so far.", ""
-    text = f"No result was written: the watching process was itself killed. {after.capitalize()} the run was {where}."
-    remedy = "start it again" if _is_foreign(record) else "if no process of it is alive, go on with resume=True"
-    return "no result", text, remedy
-
-
-def _finished(result: Result, after: str) -> str:
-    text = f"Finished without an error {after.replace('after', 'in')}{result.under_limit()}"
-    if peak := result.held_peak_bytes:
-        text += f"; it held {format_bytes(peak)} at most"
-        if result.peak_source == "kernel counter" and (result.peak_bytes or 0) > peak:
-            text += f", {format_bytes(result.peak_bytes)} with page cache"
-    text += "."
-    if result.oom_kills:
-        text += f" But the kernel's out-of-memory killer ended {result.oom_kills} of its processes: "
-        text += "their output is missing."
-    return text + _kills_around(result)
-
-
-def _kills_around(result: Result) -> str:
-    kills = result.kills_around
-    text = f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup: perhaps one of this run."
-    return text if kills else ""
 
 
 def _killer(result: Result) -> str:
@@ -295,20 +252,6 @@ def _killer(result: Result) -> str:
         text += f" for the limit of {format_bytes(outer.limit_bytes)} of the cgroup {outer.cgroup} around it"
         return text + (f", not for{own}" if own else "")
     return text + result.under_limit()
-
-
-def _memory_in_use(record: Record) -> list[str]:
-    sentences = []
-    if record.last:
-        anon, shmem, file = (format_bytes(record.last[part]) for part in ("anon", "shmem", "file"))
-        text = f"The last sample shows {anon} anonymous, {shmem} shared and {file} file memory"
-        began = record.phase.held_bytes if record.phase else None
-        if began is not None and (grown := (record.held_bytes or 0) - began) > MB:
-            text += f"; {format_bytes(grown)} of it came since the phase began"
-        sentences.append(text + ".")
-    if record.parts:
-        sentences.append(f"It held {', '.join(_largest_first(record.parts))}.")
-    return sentences
 
 
 def _memory_remedy(config: TrainConfig | None, record: Record, limit_bytes: float | None) -> str:
@@ -329,15 +272,14 @@ def _memory_remedy(config: TrainConfig | None, record: Record, limit_bytes: floa
         return f"raise memory_limit: Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data{more}"
     if "shared" in POLICIES[config.loading].smaller:
         coo = parts.get("edge_index (COO)", 0)
-        copies = sum(size for part, size in parts.items() if part.endswith("CSC"))
         if not coo:
             return "set loading=shared: it builds its CSC from the file and never holds the COO"
         # A shared CSC takes 4 bytes an edge where the COO takes 16; colptr is small beside it.
         text = f"set loading=shared: one CSC of about {format_bytes(coo / 4)} replaces the COO ({format_bytes(coo)})"
+        copies = sum(size for part, size in parts.items() if part.endswith("CSC"))
         return text + (f" and the loaders' own CSCs ({format_bytes(copies)})" if copies else "")
     if name in ("load", "build shared CSC") and config.feature_dtype == "float32":
-        half = parts.get("features", 0) / 2
-        return "set feature_dtype=float16, which " + (f"saves {format_bytes(half)}" if half else "halves the features")
+        return f"set feature_dtype=float16, which saves {format_bytes(parts.get('features', 0) / 2)}"
     if config.num_workers:
         return "set num_workers=0: each worker adds its own interpreter and batches in flight"
     if name.startswith("eval"):

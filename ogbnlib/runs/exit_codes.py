@@ -29,13 +29,9 @@ class Meaning(NamedTuple):
     remedy: str
 
 
-_INTERRUPTED = "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)"
 _RESUME, _READ = "go on with resume=True (--resume)", "read the end of output.log"
-_KILLED = (
-    "ended by SIGKILL, cause unknown: an out-of-memory killer, scancel, a time limit, preemption or kill -9 sends it"
-)
-_SIGBUS = "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter"
-_UNFINISHED = "ended before the training was finished, without an error: code of the model ended a process, or hung"
+_KILLED = "an out-of-memory killer, scancel, a time limit, preemption or kill -9 sends it"
+_SIGBUS = "a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter"
 _STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL pairs: 125 is its
 # pseudo-signal for out of memory, 53 a batch script that could not be started.
@@ -54,15 +50,28 @@ _TABLE = {
         "diverged: the loss, a weight or a score was not finite",
         "go on with a smaller lr (--resume --set lr=...)",
     ),
-    "78": ("not finished", _UNFINISHED, f"let that code raise an error instead, and {_RESUME}"),
+    "78": (
+        "not finished",
+        "ended before the training was finished, without an error: code of the model ended a process, or hung",
+        f"let that code raise an error instead, and {_RESUME}",
+    ),
     "126": ("never started", "never started: its file can't be executed", "check its permissions and first line"),
     "127": ("never started", "never started: it, or its interpreter, was not found", "check both names"),
     "129": ("SIGHUP", "ended by SIGHUP: its terminal was closed", "go on with resume=True, in tmux or by sbatch"),
-    "130": ("interrupted", _INTERRUPTED, "go on with resume=True"),
-    "135": ("error", _SIGBUS, "give the container more shared memory (docker --shm-size=8g), or set num_workers=0"),
+    "130": (
+        "interrupted",
+        "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)",
+        "go on with resume=True",
+    ),
+    "135": (
+        "error",
+        f"ended by SIGBUS: {_SIGBUS}",
+        "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else check the data "
+        "(`python -m ogbnlib verify`)",
+    ),
     "137": (
         "SIGKILL, cause unknown",
-        _KILLED,
+        f"ended by SIGKILL, cause unknown: {_KILLED}",
         "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence",
     ),
     "138": (
@@ -114,18 +123,13 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
-    """Meaning of an exit code, or of Slurm's `EXIT:SIGNAL` pair such as "0:125".
-
-    Args:
-        foreign: Whether the command is not of this package.
-    """
+    """Meaning of an exit code, or of Slurm's `EXIT:SIGNAL` pair; `foreign` if the command is not of this package."""
     key = str(code)
     number = int(key) if key.isdigit() else -1
-    if foreign and key in EXIT_CODES and not STOPPED <= number <= UNFINISHED:
-        meaning = _FOREIGN.get(key, EXIT_CODES[key])
-        return meaning._replace(remedy=meaning.remedy.replace("go on with resume=True", "start it again"))
-    if not foreign and key in EXIT_CODES:
-        return EXIT_CODES[key]
+    if key in EXIT_CODES and not (foreign and STOPPED <= number <= UNFINISHED):
+        meaning = _FOREIGN.get(key, EXIT_CODES[key]) if foreign else EXIT_CODES[key]
+        remedy = meaning.remedy.replace("go on with resume=True", "start it again") if foreign else meaning.remedy
+        return meaning._replace(remedy=remedy)
     if 128 < number <= 192:
         name = ""
         with contextlib.suppress(ValueError):
@@ -143,12 +147,12 @@ def sbatch_resumption(run_dir: Path) -> str:
 
 
 def resumption(run_dir: Path, limit: float | None) -> str:
-    """The call that resumes a run, in a notebook and in a shell; inside a Slurm job the command submits another job."""
+    """The call that resumes a run, in a notebook or a shell; inside a Slurm job the command submits another job."""
     run_dir = run_dir.absolute()  # the reader's working folder may be another one
     size = "" if not limit else f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
     call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
     if job := os.environ.get("SLURM_JOB_ID"):
-        command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job} (squeue --jobs={job})"
+        command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job}"
         return f"{call}, or {command}" if in_notebook() else command
     command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
     return f"{call}, or `{command}" + (f" --memory-limit '{size}'`" if limit else "`")

@@ -35,11 +35,7 @@ class RunEnded(RuntimeError):
 
 
 def named(runs: Runs) -> dict[str, Run]:
-    """Open runs by name: the mapping's keys, else their folders' names, or their paths where names repeat.
-
-    Raises:
-        InputError: when one is not the folder of a run.
-    """
+    """Open runs by name: the mapping's keys, else their folders' names, or their paths where names repeat."""
     if isinstance(runs, Mapping):
         return {name: Run.open(run) for name, run in runs.items()}
     opened = [Run.open(run) for run in ([runs] if isinstance(runs, str | os.PathLike | Run) else runs)]
@@ -63,7 +59,7 @@ class _RunFiles:
     @cached_property
     def events(self) -> list[Event]:
         """The events of all attempts in order, `time_s` in `time.time()` seconds."""
-        return list(parse_events(_read(self.paths.events, "events")))
+        return list(parse_events(_content(self.paths.events)))
 
     @cached_property
     def phases(self) -> list[Phase]:
@@ -74,13 +70,12 @@ class _RunFiles:
     def samples(self) -> pd.DataFrame:
         """timeline.csv, `time_s` in `time.time()` seconds."""
         path = self.paths.timeline
-        return tables.csv_table(_read(path, "timeline"), SAMPLE_COLUMNS, path).astype(float)
+        return tables.csv_table(_content(path), SAMPLE_COLUMNS, path).astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
         """The recorded samples with their phases, see `timeline.timeline_table`."""
-        phases, cuda = (self.phases, self.cuda) if self._events_or_none else ([], tables.cuda_table([], 0.0))
-        return tables.timeline_table(self.samples, phases, cuda, self._origin_s)
+        return tables.timeline_table(self.samples, self.phases, self.cuda, self._origin_s)
 
     @cached_property
     def cuda(self) -> pd.DataFrame:
@@ -92,12 +87,10 @@ class _RunFiles:
     def metrics(self) -> pd.DataFrame:
         """metrics.csv, one row per epoch; empty when none was finished."""
         path = self.paths.metrics
-        table = tables.csv_table(path.read_bytes() if path.is_file() else b"", METRIC_COLUMNS, path)
+        table = tables.csv_table(_content(path), METRIC_COLUMNS, path)
         if (epochs := table["epoch"].tolist()) != [*range(1, len(table) + 1)]:
-            raise InputError(
-                f"{path}: expected a line for each epoch from 1 on, found {epochs}. Resume the run, which rewrites the "
-                "file from its checkpoint, or move the file away."
-            )
+            expected = "expected a line for each epoch from 1 on"
+            raise InputError(f"{path}: {expected}, found {epochs}. Resume the run, which rewrites the file.")
         return table
 
     @cached_property
@@ -112,31 +105,24 @@ class _RunFiles:
         except (OSError, ValueError) as error:
             wrong = error.errors()[0] if isinstance(error, ValidationError) else None
             found = " ".join([*map(str, wrong["loc"]), wrong["msg"]]) if wrong else error
-            raise InputError(
-                f"{path}: expected the result of a run, found other content ({found}). Move the file away to have the "
-                "rest of the run diagnosed."
-            ) from None
+            expected = f"expected the result of a run, found other content ({found})"
+            raise InputError(f"{path}: {expected}. Move the file away to have the rest of the run diagnosed.") from None
         return result
 
     @cached_property
     def record(self) -> Record:
         """The record of the last attempt, from events and samples."""
-        empty = tables.csv_table(b"", SAMPLE_COLUMNS, self.paths.timeline)
-        return tables.record_of(self._events_or_none, self.samples if self.paths.timeline.is_file() else empty)
+        return tables.record_of(self.events, self.samples)
 
     @property
     def _parsed(self) -> Result | None:
         return Result.model_validate(self.result) if self.result else None
 
     @property
-    def _events_or_none(self) -> list[Event]:
-        return self.events if self.paths.events.is_file() else []
-
-    @property
     def _origin_s(self) -> float:
         """Start of the run in `time.time()` seconds."""
-        if events := self._events_or_none:
-            return float(events[0]["time_s"])
+        if self.events:
+            return float(self.events[0]["time_s"])
         return float(self.samples["time_s"].iloc[0]) if len(self.samples) else 0.0
 
 
@@ -146,18 +132,13 @@ class Run(_RunFiles):
     @classmethod
     @clear_errors()
     def open(cls, run_dir: RunLike) -> Run:
-        """The run in a folder; a `Run` is returned as it is.
-
-        Raises:
-            InputError: when it is not the folder of a run.
-        """
+        """The run in a folder; a `Run` is returned as it is."""
         if isinstance(run_dir, Run):
             return run_dir
         paths = RunPaths(home(run_dir))
         if not any(path.is_file() for path in (paths.config, paths.events, paths.timeline)):
             found = "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts()}"
-            names = f"{paths.config.name}, {paths.events.name}"
-            raise InputError(f"{run_dir}: expected the folder of a run ({names}), found {found}")
+            raise InputError(f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found {found}")
         return cls(run_dir)
 
     def __repr__(self) -> str:
@@ -194,8 +175,7 @@ class Run(_RunFiles):
     def status(self) -> dict[str, Any]:
         """The state of the run now: phase and its start (`time.time()` seconds), limit and memory in use, in bytes.
 
-        `progress` counts the work of the phase: `done` of `total`, `per_s`, the `loss` of a training epoch so far,
-        `run_left_s` of the whole run; None where nothing is counted.
+        `progress` counts the work of the phase, see `progress.Count`; None where nothing is counted.
         """
         record, phase = self.record, self.record.phase
         count = _count(self.run_dir, record) if self.is_at_work else None
@@ -253,12 +233,12 @@ class Run(_RunFiles):
     @property
     def memory_limit_bytes(self) -> int | None:
         """The limit of the last attempt; None without one."""
-        starts = [event for event in ([] if self.result else self._events_or_none) if event["event"] == "start"]
+        starts = [event for event in self.events if event["event"] == "start"] if not self.result else []
         return (starts[-1] if starts else self.result).get("memory_limit_bytes")
 
     @property
     def held_peak_bytes(self) -> int:
-        """Peak of anonymous + shared memory in any sample, without the page cache, which the kernel can take back."""
+        """Peak of anonymous + shared memory in any sample, without the page cache."""
         result = self._parsed
         return result.held_peak_bytes if result else self.record.held_peak_bytes or 0
 
@@ -275,11 +255,7 @@ class Run(_RunFiles):
         return self.exit_code == 0 and self.config.is_over(self.metrics["valid"])
 
     def require_finished(self) -> Run:
-        """Return this run if it finished: for notebooks whose remaining cells need its result.
-
-        Raises:
-            RunEnded: when the exit code is not 0; `papermill --engine ogbnlib` then exits with that code.
-        """
+        """Return this run if it finished, else raise `RunEnded`; `papermill --engine ogbnlib` exits with its code."""
         if self.exit_code != 0:
             raise RunEnded(f"{self.exit_code}: {self.diagnosis}")
         return self
@@ -287,37 +263,25 @@ class Run(_RunFiles):
 
 @clear_errors()
 def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
-    """Diagnose the run in `run_dir` from its files alone; works after a SIGKILL of run or watcher.
-
-    Raises:
-        InputError: when `run_dir` is not the folder of a run.
-    """
+    """Diagnose the run in `run_dir` from its files alone; works after a SIGKILL of run or watcher."""
     return Run.open(run_dir).diagnosis
 
 
 def is_locked(run_dir: Path) -> bool:
     """Whether a process has the lock of a run's folder; on some network file systems, only one of this machine."""
     try:
-        descriptor = os.open(RunPaths(run_dir).lock, os.O_RDONLY)
-    except OSError:
-        return False  # another user's run, or one of a version without locks
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(RunPaths(run_dir).lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    except OSError:  # another user's run, one of a version without locks, a file system without them
+        pass
     return False
 
 
 @clear_errors()
-def _read(path: Path, content: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: expected a run's {content}, found no such file; pass the folder of a run") from None
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _card(run: Run) -> str:
@@ -335,7 +299,6 @@ def _card(run: Run) -> str:
 
 
 def _count(run_dir: Path, record: Record) -> Count | None:
-    """The trainer's count of the open phase."""
     count = read_count(RunPaths(run_dir).progress)
     return count if count is not None and record.phase is not None and count.phase == record.phase.label else None
 
@@ -346,5 +309,5 @@ def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[st
     if record.phase:
         return f"{run_dir.name}: {record.phase.label}", more
     if record.is_command:  # which may never name a phase
-        return f"{run_dir.name}: at work", ", ".join([seconds(record.duration_s), *([more] if more else [])])
+        return f"{run_dir.name}: at work", ", ".join(filter(None, [seconds(record.duration_s), more]))
     return f"{run_dir.name}: starting", more

@@ -1,13 +1,11 @@
 """Training, or any command, in a child process under a real memory limit; an out-of-memory kill is a result.
 
-The limit covers the child and all its processes, and the page cache they fill if it is a cgroup. It does not cover CPU
-time, disk, GPU memory, or files that others have cached.
+The limit covers the child and all its processes, and the page cache they fill if it is a cgroup.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import shutil
@@ -15,8 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE, InterruptCounter, handled
-from ..progress import check_notebook, doing, drawn, in_notebook, is_kernel_ending
+from ..progress import doing, drawn, in_notebook
 from ..registry import MODELS
 from ..sources.catalog import locate_for
 from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
@@ -52,8 +49,8 @@ def watch(
 ) -> Run:
     """Run any command in a child process, recorded and limited like `run`; inside, `ogbnlib.phase` names moments.
 
-    The command has this process's environment and working directory, and its standard input unless that is a terminal
-    or a notebook's. Its standard output and error come back as one.
+    The command has this process's standard input unless that is a terminal or a notebook's. Its standard output and
+    error come back as one.
 
     Args:
         argv: The command and its arguments. If it begins with an option, this Python runs it: `["-m", "ogbnlib", ...]`.
@@ -62,13 +59,11 @@ def watch(
 
     Raises:
         InputError: for a bad limit or an unknown command, before anything is written.
-        KeyboardInterrupt: when interrupted; the command is ended and `result.json` written first.
     """
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
-        hint = "; put `python` before a script" if argv and Path(argv[0]).is_file() else ""
-        raise InputError(f"argv: expected a command that can be run, got {argv}{hint}")
+        raise InputError(f"argv: expected a command that can be run (`python` before a script), got {argv}")
     limit, refused = make_limit(limit_bytes, limit_by)
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or Path(script).stem)
@@ -97,8 +92,7 @@ def run(
 
     Args:
         config: What to train; None to resume a run with its own config: `run(run_dir="runs/a", resume=True)`.
-        memory_limit: "2 GB" or bytes. None sets no limit, or keeps that of the run to resume. It can't exceed the limit
-            of the machine or of a container around it.
+        memory_limit: "2 GB" or bytes. None sets no limit, or keeps that of the run to resume.
         run_dir: The run's folder, new or empty, or the run to resume; by default a new folder under `runs_dir`, named
             `name` or after data set and policy.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A run of the same config
@@ -106,7 +100,7 @@ def run(
         limit_by: "auto", or one of `limits.KINDS`.
         echo: Relay the child's output; it is in `output.log` in any case.
         live: In a notebook, draw its memory as it grows.
-        num_ranks: Processes on this machine that train together (`training.distributed`), under the one limit.
+        num_ranks: Processes on this machine that train together, under the one limit.
 
     Raises:
         InputError: for bad input, before the child is started.
@@ -114,8 +108,8 @@ def run(
     """
     if config is not None:
         check_config(config)
-    if live:
-        check_notebook()
+    if live and not in_notebook():
+        raise InputError("live: expected a notebook to draw in, found none; leave it out")
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     if config is None:
         if run_dir is None or not resume:
@@ -133,8 +127,12 @@ def run(
     if not config.propagated:  # a propagation's forecast has room for compiling
         _compile_kernels(config.progress)
     limit, refused = make_limit(limit_bytes, limit_by)
+    base = tempfile.gettempdir()
+    base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
+    # PyG leaves a generated file in the temporary folder for each process that makes a convolution.
+    own_tmp = tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True)
     opened, stack = open_run_dir(config, folder, resume=resume), contextlib.ExitStack()
-    with contextlib.closing(limit), opened as (before, lock), _own_tmp() as (tmp, tmp_lock), stack:
+    with contextlib.closing(limit), opened as (before, lock), own_tmp as tmp, stack:
         with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
             if before.is_finished and before.config == config:
                 return before
@@ -148,12 +146,12 @@ def run(
         argv += ["--resume"] if resume else []
         argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
         progress = "none" if config.progress == "none" else "relayed"
-        env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": str(tmp)}
+        env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": tmp}
         env |= {name: value for name, value in MALLOC.items() if name not in os.environ}
         env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ) | tried
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
-        how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock, tmp_lock)}
+        how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock,)}
         with drawn(lambda: Run(folder)._repr_html_()) if live else contextlib.nullcontext():
             return _carry_out(attempt, argv, limit, more, env, **how)
 
@@ -163,12 +161,12 @@ def _compile_kernels(how: str) -> None:
     """Compile the sampling kernels in another process, unless numba has cached them beside their modules.
 
     A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no forecast counts.
-    Where the package's folder can't be written numba caches elsewhere, so there each process asks once (some 5 s).
     """
     package = Path(__file__).parents[1]
     for source in (package / "graph" / "disk.py", *(package / "sampling" / f"{n}.py" for n in ("sampler", "window"))):
         folder = source.parent / "__pycache__"
         cached = [file.stat().st_mtime for file in folder.glob(f"{source.stem}.*.nbi")]
+        # Where the package's folder can't be written numba caches elsewhere, so there each process asks once (some 5 s).
         if not os.access(folder, os.W_OK) or max(cached, default=0.0) < source.stat().st_mtime:
             code = "from ogbnlib.sampling.window import compile_kernels; compile_kernels([1])"
             with doing("loading the sampling kernels", how):
@@ -178,11 +176,7 @@ def _compile_kernels(how: str) -> None:
 
 
 def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = False) -> tuple[int | None, list[str]]:
-    """The limit in bytes, or the lower one that holds here anyway, and notes on it.
-
-    Args:
-        as_before: Whether the limit is that of the run to resume.
-    """
+    """The limit in bytes, or the lower one that holds here anyway, and notes on it."""
     if memory_limit is None:
         return None, []
     requested, (available, source), notes = parse_bytes(memory_limit), effective_limit(), []
@@ -196,35 +190,6 @@ def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = 
     if say:
         print(*notes, sep="\n", end="\n" if notes else "", flush=True)
     return requested, notes
-
-
-@contextlib.contextmanager
-def _own_tmp() -> Iterator[tuple[Path, int]]:
-    """A temporary folder for a trainer and its children, and the descriptor that holds its lock.
-
-    PyG leaves a generated file in it for each process that makes a convolution. If the parent is killed, the next run
-    removes the folder, because its lock is free.
-    """
-    base = tempfile.gettempdir()
-    base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
-    for old in Path(base).glob("ogbnlib-????????.tmp"):
-        with contextlib.suppress(OSError), _opened(old) as descriptor:  # another user's, or of a run at work
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - old.stat().st_mtime > 1:  # a newer one may not be locked yet
-                shutil.rmtree(old)
-    with tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp") as tmp, _opened(tmp) as descriptor:
-        with contextlib.suppress(OSError):  # a file system without locks, where no other run removes it
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield Path(tmp), descriptor
-
-
-@contextlib.contextmanager
-def _opened(folder: str | Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _carry_out(
@@ -244,14 +209,12 @@ def _carry_out(
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
         lines = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")] or (lines if outcome.exit_code != 137 else [])
-        shrunk = _shrunk(attempt.config) if outcome.exit_code == 128 + signal.SIGBUS else None
         done = attempt.end(
             outcome.exit_code,
             memory_limit_bytes=limit.limit_bytes,
             limit_by=limit.name if limit.limit_bytes is not None else None,
             kernel_peak_bytes=outcome.peak_bytes,
-            interrupted_by="a restart or shutdown of the notebook's kernel" if is_kernel_ending() else None,
-            last_output=outcome.unwritable or shrunk or (errors[-1] if errors and outcome.exit_code != 0 else None),
+            last_output=outcome.unwritable or (errors[-1] if errors and outcome.exit_code != 0 else None),
             **outcome.evidence,
             **more,
         )
@@ -260,16 +223,6 @@ def _carry_out(
         then = resume if attempt.config else done.diagnosis.remedy
         raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
     return done
-
-
-def _shrunk(config: TrainConfig | None) -> str | None:
-    """The error in the data set's files after a SIGBUS, which a mapped file sends when it became shorter."""
-    try:
-        if config is not None:
-            locate_for(config)
-    except InputError as error:
-        return f"error: {error}"
-    return None
 
 
 def measure_runtime_bytes() -> int:
@@ -288,9 +241,6 @@ def scaled_limit(
 
     "auto" scales `allocation` by the sizes of edge list and features, and adds `runtime_bytes`, the fixed cost of
     Python and torch. Any other `memory_limit` is returned in bytes.
-
-    Raises:
-        InputError: for a bad size, or a data set that does not exist.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
@@ -299,12 +249,7 @@ def scaled_limit(
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
-    """Refuse bad input without loading data, before a run's folder is made; return the data set's size.
-
-    Raises:
-        InputError: for a missing or damaged data set (from its headers), or a GPU that does not exist (imports torch,
-            only for `device="cuda"` or `precision="fp16"`).
-    """
+    """Refuse bad input from its headers alone, before a run's folder is made; return the data set's size."""
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)

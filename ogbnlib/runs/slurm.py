@@ -1,7 +1,6 @@
 """The cause of a Slurm job's end, or the reason why it waits: from sacct, else scontrol, else its log, and its run.
 
-The log stays when Slurm has forgotten the job. Lines of slurmstepd and torchrun in it name a killed process, where srun
-turns the kill into exit code 1.
+Lines of slurmstepd and torchrun in the log name a killed process, where srun turns the kill into exit code 1.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ STATES = {
     "TIMEOUT": ("time limit", "reached its time limit{limit}", "{resume}, or ask for more --time"),
     "DEADLINE": ("time limit", "reached its --deadline{elapsed}", "{resume}"),
     "PREEMPTED": ("preempted", "was preempted by another job", "{resume}; with --requeue Slurm restarts it"),
-    "CANCELLED": ("cancelled", "was cancelled{by}{elapsed} (scancel)", "{resume}"),
+    "CANCELLED": ("cancelled", "was cancelled{elapsed} (scancel)", "{resume}"),
     "NODE_FAIL": ("node failure", "lost its node {nodes}", "{resume}; --exclude={nodes} avoids that node"),
     "BOOT_FAIL": ("node failure", "got a node that did not boot, {nodes}", "{resume}"),
 }
@@ -154,7 +153,7 @@ def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], aske
             f"--job: nothing is left of job {job_id}: {'; '.join(asked)}; and {work_dir.resolve()} has no "
             f"runs/*-{job_id} and no slurm-*-{job_id}.out. Start this in the folder that you submitted from."
         )
-    state, _, user = (job.get("State") or proven).partition(" by ")
+    state = (job.get("State") or proven).partition(" by ")[0]
     ending = STATES.get(state)
     if ending not in (PENDING, RUNNING) and "OUT_OF_MEMORY" in {proven, *(step.get("State") for step in steps)}:
         ending = STATES["OUT_OF_MEMORY"]
@@ -162,8 +161,10 @@ def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], aske
     if run and run.paths.config.is_file():
         resume = f"go on with `{sbatch_resumption(run.run_dir)}` and the same options of sbatch"
     diagnosis = run.diagnosis if run else None
-    rank = _failed_rank(log)
-    pair = job.get("ExitCode", "")
+    ranks = [(rank, int(code)) for rank, code in re.findall(FAILED_RANK, log)]
+    # The first that failed by itself: torchrun ends the others by SIGTERM.
+    failed = ((rank, str(code if code >= 0 else 128 - code)) for rank, code in ranks if code not in (-15, 143))
+    rank, pair = next(failed, None), job.get("ExitCode", "")
     code = _exit_code(pair) if pair else str(run.exit_code) if run and run.exit_code is not None else ""
     if ending:
         less = diagnosis.remedy if diagnosis and diagnosis.cause == "out of memory" else "see `plan`"
@@ -172,7 +173,7 @@ def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], aske
         for name, (before, key) in words_of.items():  # not a word such as Partition_Limit
             facts[name] = f" {before} {job[key]}" if job.get(key, "")[:1].isdigit() else ""
         facts |= {"reason": job.get("Reason") or "no reason in its log"}
-        facts |= {"by": f" by user {user}" if user else "", "more": f"ask for more --mem, or: {less}; then {resume}"}
+        facts["more"] = f"ask for more --mem, or: {less}; then {resume}"
         cause, sentence, remedy = (text.format(**facts) for text in ending)
     elif not code:
         cause, sentence, remedy = "unknown", "left no sign of its end", "ask sacct on the cluster's login node"
@@ -202,13 +203,6 @@ def _exit_code(pair: str) -> str:
     if number == "0" and int(code) > 2 and (whole := str(128 + int(code))) in EXIT_CODES:
         return whole  # sacct of Slurm 22.05 shows 141 as 13:0
     return pair if pair in EXIT_CODES else code if number in ("", "0") else str(128 + int(number))
-
-
-def _failed_rank(log: str) -> tuple[str, str] | None:
-    """The first failed rank in torchrun's report and its exit code; torchrun ends the others by SIGTERM."""
-    ranks = [(rank, int(code)) for rank, code in re.findall(FAILED_RANK, log)]
-    codes = [(rank, str(code if code >= 0 else 128 - code)) for rank, code in ranks if code not in (-15, 143)]
-    return codes[0] if codes else None
 
 
 def _by_code(
@@ -242,9 +236,6 @@ def _by_code(
 
 def diagnose_job(job_id: str | int) -> JobDiagnosis:
     """Diagnose a Slurm job: the cause of its end, or what it waits for, and the next step.
-
-    Its run is the one that its log names, or runs/NAME-JOBID in the job's working directory, or in the current one if
-    Slurm does not know the job.
 
     Args:
         job_id: As sbatch and squeue print it: 123, or 123_4 for the task of an array; 123 means all tasks of an array.

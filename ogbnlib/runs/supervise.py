@@ -35,8 +35,6 @@ from .folder import standing
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
 GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end
-# torch's report of a killed worker (torch.utils.data, signal_handling); its trainer then ends by itself.
-_WORKER_KILLED = re.compile(r"worker \(pid\S* \d+\) is killed by signal: Killed")
 
 
 @dataclass
@@ -59,10 +57,9 @@ class _Unwritable:
     """
 
     message: str | None = None
-    _timer: threading.Timer | None = None
 
     def __init__(self, pid: int, *, stops: bool):
-        self._pid, self._stops = pid, stops
+        self._pid, self._stops, self.timer = pid, stops, threading.Timer(GRACE_S, kill_tree, [pid])
 
     def __call__(self, error: OSError) -> None:
         if self.message is not None:
@@ -71,38 +68,8 @@ class _Unwritable:
         self.message = f"{error.filename}: {error.strerror}; {then}"
         print(f"error: {self.message}", file=sys.stderr, flush=True)
         if self._stops:
-            self._timer = threading.Timer(GRACE_S, kill_tree, [self._pid])
-            self._timer.start()
+            self.timer.start()
             os.kill(self._pid, signal.SIGTERM)
-
-    def end(self) -> None:
-        """To be called before the process is waited for."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-
-class _Stopping:
-    """End of an interrupted command: SIGTERM, which a trainer answers with a checkpoint, then SIGKILL.
-
-    SIGKILL comes after `STOP_S`, or on a second interrupt.
-    """
-
-    def __init__(self, pid: int, interrupts: InterruptCounter, live: Live | None):
-        self._pid, self._interrupts, self._live, self._until_s = pid, interrupts, live, 0.0
-
-    def __call__(self) -> None:
-        if not self._interrupts.number:
-            return
-        if not self._until_s:
-            self._until_s = time.monotonic() + STOP_S
-            if self._live is None:
-                print("stopping ...", file=sys.stderr)
-            else:
-                self._live.write("stopping ...\n")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
-        elif self._interrupts.number > 1 or time.monotonic() > self._until_s:
-            kill_tree(self._pid)
 
 
 def supervise(
@@ -129,9 +96,9 @@ def supervise(
         env: Added to this process's own environment.
         echo: Relay the output; it is in `output.log` in any case.
         how: The kind of live line, see `Live`.
-        holds_back: Whether the command calls `signals.take_over`; until then its stop signals are blocked.
+        holds_back: Whether the command is a trainer, which calls `signals.take_over`; until then its stop signals are
+            blocked.
         inherited: File descriptors.
-        stdin: For `subprocess.Popen`.
     """
     recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), InterruptCounter()
     with handled(forward, FORWARDED), handled(interrupts, [signal.SIGINT]):
@@ -168,13 +135,13 @@ def supervise(
                 on_unwritable=unwritable,
             )
             text = functools.partial(standing, run_dir, recorder.record, limit.limit_bytes)
-            with Live(text, how, every_step=echo, apart=not holds_back) as live:
-                stopping = _Stopping(process.pid, interrupts, live if how != "none" else None)
-                show = functools.partial(_show, live, recorder) if echo else lambda data: False
-                tail = _relay(process, RunPaths(run_dir).output, show, unwritable, stopping)
+            with Live(text, how, apart=not holds_back) as live:
+                stop = functools.partial(_stop_if_asked, process.pid, interrupts, [], live)
+                show = live.write if echo else lambda data: None
+                tail = _relay(process, RunPaths(run_dir).output, show, unwritable, stop)
         finally:
             forward.end()
-            unwritable.end()
+            unwritable.timer.cancel()  # before the process is waited for
             kill_tree(process.pid)
             try:
                 status = process.wait()
@@ -188,28 +155,15 @@ def supervise(
     return Outcome(code, tail, recorder.record, evidence, peak, interrupted, unwritable.message)
 
 
-class _Log:
-    """Writer of output.log, as long as it can be written."""
-
-    def __init__(self, path: Path, unwritable: _Unwritable):
-        self._path, self._unwritable = path, unwritable
-
-    def __enter__(self) -> _Log:
-        try:
-            self._file = open(self._path, "ab", buffering=0)
-        except OSError as error:
-            self._unwritable(error)
-            self._file = open(os.devnull, "ab", buffering=0)
-        return self
-
-    def write(self, data: bytes) -> None:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self._unwritable(OSError(error.errno, error.strerror, str(self._path)))
-
-    def __exit__(self, *raised: object) -> None:
-        self._file.close()
+def _stop_if_asked(pid: int, interrupts: InterruptCounter, until_s: list[float], live: Live) -> None:
+    """After an interrupt send SIGTERM, which a trainer answers with a checkpoint; then SIGKILL."""
+    if interrupts.number and not until_s:
+        until_s.append(time.monotonic() + STOP_S)
+        live.write("stopping ...\n")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    elif interrupts.number > 1 or (until_s and time.monotonic() > until_s[0]):
+        kill_tree(pid)
 
 
 def _close(
@@ -221,7 +175,9 @@ def _close(
     try:
         recorder.stop()
     finally:
-        by_sigkill = status in (-signal.SIGKILL, 128 + signal.SIGKILL) or bool(_WORKER_KILLED.search(tail))
+        # torch's report of a killed worker (torch.utils.data, signal_handling); its trainer then ends by itself.
+        worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
+        by_sigkill = status in (-signal.SIGKILL, 128 + signal.SIGKILL) or worker_killed is not None
         limit.ended(0 if status == STOPPED else status, by_sigkill)
         evidence = limit.evidence()
         peak = limit.cgroup.peak_bytes() if limit.cgroup else None
@@ -229,36 +185,33 @@ def _close(
     return evidence, peak
 
 
-def _show(live: Live, recorder: Recorder, data: bytes) -> bool:
-    """Relay output; return False, after a note in the events, when standard output refuses it."""
-    live.write(data)
-    if (refusal := live.refusal()) is None:
-        return True
-    with contextlib.suppress(OSError):
-        text = f"standard output: {refusal.strerror}; from here on the output is only in output.log"
-        recorder.log.mark("note", text=text)
-    return False
-
-
 def _relay(
     process: subprocess.Popen[bytes],
     log_path: Path,
-    show: Callable[[bytes], bool],
+    show: Callable[[bytes], object],
     unwritable: _Unwritable,
-    stopping: Callable[[], object],
+    stop_if_asked: Callable[[], object],
 ) -> str:
-    """Copy the child's output to the log, and to `show` while that returns True, until it ends; return its tail."""
+    """Copy the child's output to the log and to `show` until it ends; return its tail."""
     assert process.stdout is not None
-    descriptor, tail, pause_s, ended_s, pending, shown = process.stdout.fileno(), b"", 0.2, 0.0, 0, True
-    with _Log(log_path, unwritable) as log:
+    descriptor, tail, pause_s, ended_s, pending = process.stdout.fileno(), b"", 0.2, 0.0, 0
+    log = -1
+    try:
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        unwritable(error)
+    try:
         while True:
             readable, _, _ = select.select([] if descriptor < 0 else [descriptor], [], [], pause_s)
-            stopping()
+            stop_if_asked()
             data = os.read(descriptor, 65536) if readable else b""
             if data:
-                log.write(data)
+                try:
+                    os.write(log, data)
+                except OSError as error:
+                    unwritable(OSError(error.errno, error.strerror, str(log_path)))
                 tail, pending = (tail + data)[-4000:], pending - len(data)
-                shown = shown and show(data)
+                show(data)
             elif readable:  # closed, which is nearly always the end; but a command may go on without output
                 descriptor, pause_s = -1, 0.001
             else:
@@ -270,5 +223,7 @@ def _relay(
                     (pending,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
             # An orphaned worker may keep the pipe open for ever: half a second of silence, or of its output, ends it.
             if ended_s and (descriptor < 0 or (time.monotonic() - ended_s > 0.5 and (not readable or pending <= 0))):
-                break
-    return tail.decode(errors="replace")
+                return tail.decode(errors="replace")
+    finally:
+        if log >= 0:
+            os.close(log)

@@ -51,8 +51,7 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     """Memory that each finished phase of the last attempt kept, and needed in between, by the kernel's own counters.
 
     Columns: `phase`, `duration_s`, `kept_bytes` (RssAnon + RssShmem at its end minus its beginning) and
-    `transient_bytes` (highest resident memory inside minus that at its beginning, with mapped file pages). The
-    trainer's process alone, without its workers.
+    `transient_bytes` (highest RSS inside minus that at its beginning). The trainer's process alone, without workers.
     """
     import pandas as pd
 
@@ -71,11 +70,9 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
 
 
 def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
-    """The recorded readings of GPU memory, see `cuda.cuda_reading`.
+    """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of `cuda.cuda_reading`.
 
-    Columns: `time_s` since the run began, `cuda_allocated_bytes`, `cuda_reserved_bytes`, `cuda_unallocated_bytes`
-    (reserved minus allocated), `cuda_free_bytes`, `cuda_largest_free_bytes`, `cuda_alloc_retries`, `cuda_ooms`,
-    `cuda_peak_allocated_bytes` and `cuda_peak_reserved_bytes`; NaN where the run's version did not record them.
+    `cuda_unallocated_bytes` is reserved minus allocated; NaN where the run's version did not record a column.
     """
     import pandas as pd
 
@@ -90,11 +87,7 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
 
 
 def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
-    """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`; only `columns` if it is empty.
-
-    Raises:
-        InputError: when a column is missing or not numeric, or when most lines do not have as many values as the first.
-    """
+    """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`; only `columns` if it is empty."""
     import pandas as pd
 
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
@@ -108,19 +101,16 @@ def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
         if torn > len(whole):
             raise ValueError(f"{torn} lines with another number of values")
     except (ValueError, KeyError) as error:
-        raise InputError(
-            f"{path}: expected the columns {','.join(columns)} in numbers, found other content ({error}). Move the "
-            "file away to see the rest of the run."
-        ) from None
+        expected = f"expected the columns {','.join(columns)} in numbers, found other content ({error})"
+        raise InputError(f"{path}: {expected}. Move the file away to see the rest of the run.") from None
     table.attrs["torn_lines"] = torn
     return table
 
 
 def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.DataFrame, origin_s: float) -> pd.DataFrame:
-    """Add the phase of each sample, and the last GPU reading before it, to `samples`.
+    """Add the phase of each sample (innermost, "" between phases), and the last GPU reading before it, to `samples`.
 
-    Columns: `time_s` since the run began, those of `Reading` in bytes (NaN where not read), `phase` (innermost, ""
-    between phases), and those of `cuda_table`; without empty columns. `attrs["torn_lines"]` counts dropped lines.
+    `time_s` counts from the run's beginning; columns without any value are left out.
     """
     import numpy as np
     import pandas as pd
@@ -138,11 +128,7 @@ def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.Data
 
 
 def held_memory(table: pd.DataFrame) -> pd.DataFrame:
-    """Memory in use in the samples of a timeline: `time_s`, `anon`, `shmem` and `file`, in bytes.
-
-    Each page is counted once, as in `Reading.held`: by the run's own cgroup, else by PSS, else by the RSS of a process
-    that is alone. Samples without such a count are left out.
-    """
+    """Memory in use in a timeline's samples: `time_s`, `anon`, `shmem` and `file`, in bytes, as in `Reading.held`."""
     import pandas as pd
 
     table = table.reindex(columns=SAMPLE_COLUMNS)
