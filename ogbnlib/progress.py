@@ -196,11 +196,10 @@ class Live:
             if self.how == "bar" and self._at_line_start:
                 self._draw(line[: shutil.get_terminal_size().columns - 1] if self._stream.isatty() else line)
                 self._visible = True
-            elif self.how == "lines":
-                if kind not in self._kinds or time.monotonic() - self._last_s >= LINE_EVERY_S:
-                    self._kinds.add(kind)
-                    self._last_s = time.monotonic()
-                    print(line, file=self._stream, flush=True)
+            elif self.how == "lines" and (kind not in self._kinds or time.monotonic() - self._last_s >= LINE_EVERY_S):
+                self._kinds.add(kind)
+                self._last_s = time.monotonic()
+                print(line, file=self._stream, flush=True)
 
     def _clear(self) -> None:
         if self._visible:

@@ -79,34 +79,12 @@ def test_a_person_has_one_line_which_is_gone_in_the_end() -> None:
     assert screen.seen() == ["Epoch 001", ""]
 
 
-def test_a_line_of_output_that_is_not_at_its_end_is_left_alone() -> None:
-    with terminal() as screen, Live(lambda: ("train", "")) as live:
-        live.write("one, ")
-        time.sleep(0.05)
-        live.write("two\n")
-    assert screen.seen() == ["one, two", ""]
-
-
-@pytest.mark.parametrize(
-    ("every_step", "expected"), [(True, ["load", "train epoch 1", "eval"]), (False, ["load"])], ids=["all", "sparse"]
-)
-def test_a_log_has_one_line_for_each_kind_of_step(
-    every_step: bool, expected: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_has_one_line_for_each_kind_of_step(capsys: pytest.CaptureFixture[str]) -> None:
     steps = iter(["load", "load", "train epoch 1", "train epoch 1", "eval", "train epoch 2", "eval"])
-    with Live(lambda: (next(steps), ""), "lines", every_step=every_step) as live:
+    with Live(lambda: (next(steps), ""), "lines") as live:
         for _ in range(6):
             live._show()
-    assert capsys.readouterr().out.splitlines() == expected
-
-
-def test_a_log_has_a_line_every_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-    live = Live(lambda: ("train", ""), "lines", every_step=False)
-    with live:
-        live._show()
-        live._show()
-    assert capsys.readouterr().out.splitlines() == ["train"] * 3
+    assert capsys.readouterr().out.splitlines() == ["load", "train epoch 1", "eval"]
 
 
 def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +94,7 @@ def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == ("Epoch 001\n", "")
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"total": "x"}', b'{"total": 1, "other": 2}', b"\xff"])
+@pytest.mark.parametrize("damage", [b"{", b'{"total": 1, "other": 2}'])
 def test_what_is_no_count_is_none(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "progress.json").write_bytes(damage)
     assert read_count(tmp_path / "progress.json") is None

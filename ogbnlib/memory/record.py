@@ -76,7 +76,7 @@ def _is_sound(event: Any) -> bool:
             sound = optional if value is None else type(value) in (int, float) and math.isfinite(value)
         if not sound:
             return False
-    return True
+    return isinstance(event.get("command") or [], list) and isinstance(event.get("previous") or {}, dict)
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:

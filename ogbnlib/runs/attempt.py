@@ -64,10 +64,11 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
 def _check_content(run_dir: Path, *, resume: bool) -> None:
     paths = RunPaths(run_dir)
     is_run = paths.config.is_file()
-    if run_dir.is_dir() and not (resume and is_run):
-        if any(path != paths.lock and not path.match(TORN_FILES) for path in run_dir.iterdir()):
-            found, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
-            raise InputError(f"{run_dir}: expected a new or empty folder, found {found} in it; {remedy} another one")
+    if (resume and is_run) or not run_dir.is_dir():
+        return
+    if any(path != paths.lock and not path.match(TORN_FILES) for path in run_dir.iterdir()):
+        found, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
+        raise InputError(f"{run_dir}: expected a new or empty folder, found {found} in it; {remedy} another one")
 
 
 def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path) -> list[str]:
@@ -81,8 +82,8 @@ def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path)
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[int]:
     """Keep other processes from training in `run_dir` inside the block; yields the descriptor that holds the lock."""
-    # A child that inherits the descriptor holds the lock too, until the last of them ends (flock(2)); `filelock` unlocks
-    # it for all heirs when the first of them releases it.
+    # A child that inherits the descriptor holds the lock too, until the last of them ends (flock(2)); `filelock`
+    # unlocks it for all heirs when the first of them releases it.
     descriptor = os.open(RunPaths(run_dir).lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:

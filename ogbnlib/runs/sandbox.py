@@ -166,7 +166,7 @@ def _compile_kernels(how: str) -> None:
     for source in (package / "graph" / "disk.py", *(package / "sampling" / f"{n}.py" for n in ("sampler", "window"))):
         folder = source.parent / "__pycache__"
         cached = [file.stat().st_mtime for file in folder.glob(f"{source.stem}.*.nbi")]
-        # Where the package's folder can't be written numba caches elsewhere, so there each process asks once (some 5 s).
+        # Where the package's folder can't be written numba caches elsewhere, so there each process asks once (5 s).
         if not os.access(folder, os.W_OK) or max(cached, default=0.0) < source.stat().st_mtime:
             code = "from ogbnlib.sampling.window import compile_kernels; compile_kernels([1])"
             with doing("loading the sampling kernels", how):

@@ -95,14 +95,6 @@ def test_a_process_that_is_gone_reads_as_unknown_and_not_as_zero() -> None:
     assert (reading.rss_anon_bytes, reading.pss_bytes) == (None, None)
 
 
-def test_a_field_that_the_kernel_does_not_give_reads_as_unknown_and_not_as_zero(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Linux before 5.2 writes Pss to smaps_rollup, but not its parts.
-    monkeypatch.setattr(memory, "read_fields", lambda path, names, unit=1: {b"Pss": 7 * unit})
-    assert read_pss([1]) == (7 * 1024, None, None, None)
-
-
 V1 = {
     "memory.usage_in_bytes": "5000\n",
     "memory.limit_in_bytes": "9000\n",
@@ -138,20 +130,6 @@ def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version
     assert (gone.parts(), gone.pids()) == ((None, None, None), [])
 
 
-@pytest.mark.parametrize(
-    ("version", "file", "unlimited"),
-    [(1, "memory.limit_in_bytes", "9223372036854771712"), (2, "memory.max", "max")],
-)
-def test_no_limit_reads_as_none(tmp_path: Path, version: int, file: str, unlimited: str) -> None:
-    assert cgroup(tmp_path, version, **{file: unlimited + "\n"}).limit_bytes() is None
-
-
-def test_a_reading_carries_the_cgroups_figures(tmp_path: Path) -> None:
-    reading = read_memory(os.getpid(), cgroup=cgroup(tmp_path, 2))
-    assert (reading.cgroup_usage_bytes, reading.cgroup_peak_bytes, reading.cgroup_limit_bytes) == (5000, 7000, 9000)
-    assert (reading.cgroup_anon_bytes, reading.cgroup_file_bytes, reading.cgroup_shmem_bytes) == (4000, 600, 300)
-
-
 @pytest.fixture
 def no_slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
@@ -179,11 +157,6 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, n
         "ogbnlib.memory.cgroup.find_cgroup", lambda: (cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path)
     )
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
-
-
-def test_without_cgroup_and_slurm_the_host_is_the_limit(no_slurm: pytest.MonkeyPatch) -> None:
-    no_slurm.setattr("ogbnlib.memory.cgroup.find_cgroup", lambda: None)
-    assert effective_limit() == (psutil.virtual_memory().total, "the host's RAM")
 
 
 def test_malloc_trim_gives_back_a_heap_freed_in_small_blocks() -> None:

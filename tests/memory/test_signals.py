@@ -20,7 +20,7 @@ from conftest import is_alive, wait_until
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.limits import make_limit
 from ogbnlib.memory.reading import process_tree
-from ogbnlib.memory.signals import STOP_SIGNALS, Forward, Stopped, block_stop_signals
+from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
 from ogbnlib.runs.exit_codes import EXIT_CODES, STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.supervise import supervise
@@ -83,22 +83,6 @@ def test_a_signal_in_an_epoch_stops_after_the_running_batch_with_a_checkpoint_of
     assert "--resume" in diagnose(tmp_path / "run").remedy
 
 
-def test_a_signal_before_the_first_batch_stops_before_it(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ogbnlib.training.train as module
-
-    def make_loaders(*arguments: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return made(*arguments)
-
-    made = module.make_loaders
-    monkeypatch.setattr(module, "make_loaders", make_loaders)
-    with pytest.raises(Stopped, match="in epoch 1, 0 of 120 seeds"):
-        train(tiny_config(), tmp_path / "run")
-    assert position(tmp_path / "run") == (0, 0)
-
-
 def test_a_signal_in_an_evaluation_costs_neither_training_nor_the_evaluations_result(
     tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None]
 ) -> None:
@@ -115,20 +99,8 @@ def test_a_signal_in_an_evaluation_costs_neither_training_nor_the_evaluations_re
     assert not {"train epoch", "build train loader"} & set(again)
 
 
-def test_a_run_that_accumulates_stops_between_two_steps_and_goes_on(
-    tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None]
-) -> None:
-    config = tiny_config(accumulate=3, dropout=0.5)
-    straight = train(config)
-    signal_at(4)
-    with pytest.raises(Stopped, match="96 of 120 seeds"):
-        train(config, tmp_path / "run")
-    assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
-
-
-@pytest.mark.parametrize("every", [1, 5])
 def test_a_run_stopped_every_few_batches_ends_with_equal_weights_under_any_sequence_of_policies(
-    tiny_config: Config, tmp_path: Path, tiny_store: Path, signal_at: Callable[..., None], every: int
+    tiny_config: Config, tmp_path: Path, tiny_store: Path, signal_at: Callable[..., None]
 ) -> None:
     on_disk = {"dataset": str(tiny_store), "loading": "store"}
     policies: list[dict[str, Any]] = [{"loading": policy} for policy in ("shared", "lazy", "eager")]
@@ -137,22 +109,21 @@ def test_a_run_stopped_every_few_batches_ends_with_equal_weights_under_any_seque
     straight = train(tiny_config(**same), tmp_path / "straight")
     for attempt in range(20):
         changes = policies[attempt % len(policies)]
-        signal_at(every)
+        signal_at(5)
         try:
             resumed = train(tiny_config(**{**same, **changes}), tmp_path / "run", resume=attempt > 0)
             break
         except Stopped:
             continue
-    assert attempt == 16 // every
+    assert attempt == 3
     assert scores(resumed) == scores(straight)
     assert Run(tmp_path / "run").metrics["epoch"].tolist() == [1, 2]
     expected = weights(tmp_path / "straight")
     assert all(torch.equal(value, expected[name]) for name, value in weights(tmp_path / "run").items())
 
 
-@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
 def test_workers_outlive_a_signal_to_their_group_until_the_trainer_stops(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any]
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, seen = Learner.step, []
 
@@ -166,15 +137,9 @@ def test_workers_outlive_a_signal_to_their_group_until_the_trainer_stops(
 
     monkeypatch.setattr(Learner, "step", signalled)
     with pytest.raises(Stopped, match="32 of 120 seeds"):
-        train(tiny_config(**workers), tmp_path / "run")
+        train(tiny_config(num_workers=2, persistent_workers=True), tmp_path / "run")
     assert len(seen) >= 3
     wait_until(lambda: not any(is_alive(pid) for pid in seen[1:]), "the workers' end")
-
-
-def test_without_a_folder_a_stop_says_that_nothing_is_kept(tiny_config: Config, signal_at: Callable[..., None]) -> None:
-    signal_at(3)
-    with pytest.raises(Stopped, match="without run_dir"):
-        train(tiny_config())
 
 
 def test_off_the_main_thread_training_leaves_the_handlers_alone(tiny_config: Config) -> None:
@@ -237,23 +202,8 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
     assert (child.returncode, said) == (0, f"{int(signal.SIGUSR1)}\n")
 
 
-def test_what_is_passed_on_waits_for_its_process_and_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = Forward()
-    forward(signal.SIGTERM)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    forward.begin(child.pid)
-    assert child.wait(60) == -signal.SIGTERM
-    forward.end()
-    sent: list[Any] = []
-    monkeypatch.setattr("ogbnlib.memory.signals.os.kill", lambda *given: sent.append(given))
-    forward(signal.SIGTERM)
-    assert not sent
-
-
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_supervised_child_gets_the_signals_of_its_parent_which_goes_on(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_supervised_child_gets_the_signals_of_its_parent_which_goes_on(tmp_path: Path) -> None:
+    number = signal.SIGHUP
     code = (
         "import os, signal, time\ngot = []\n"
         f"signal.signal({int(number)}, lambda n, f: got.append(n))\n"
@@ -291,8 +241,8 @@ def test_the_command_line_ends_with_75_and_goes_on_with_resume(tiny_dir: Path, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.15, 0.6, 1.2])
-@pytest.mark.parametrize("number", [*STOP_SIGNALS, signal.SIGINT])
+@pytest.mark.parametrize("after_s", [0.15, 1.2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_first_seconds_ends_with_a_code_that_has_a_meaning(
     tiny_config: Config, tmp_path: Path, number: signal.Signals, after_s: float
 ) -> None:

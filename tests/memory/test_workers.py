@@ -35,8 +35,7 @@ def children_of(pid: int) -> list[int]:
 # In this process -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["shared", "store", "lazy"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV])
+@pytest.mark.parametrize(("policy", "number"), [("store", signal.SIGKILL), ("shared", signal.SIGBUS)])
 def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, policy: str
 ) -> None:
@@ -62,7 +61,6 @@ def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
     assert callable(signal.getsignal(signal.SIGCHLD))  # torch's own, which it sets once for all
 
 
-@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(
     ("raised", "expected", "said"),
     [
@@ -79,7 +77,6 @@ def test_what_a_worker_raises_is_told_in_its_own_words_and_ends_the_others(
     raised: Exception,
     expected: type[Exception],
     said: str,
-    persistent: bool,
 ) -> None:
     def failing(self: CSCSampler, inputs: Any) -> Any:
         raise raised
@@ -87,7 +84,7 @@ def test_what_a_worker_raises_is_told_in_its_own_words_and_ends_the_others(
     before = set(children_of(os.getpid()))
     monkeypatch.setattr(CSCSampler, "sample_from_nodes", failing)
     with pytest.raises(expected, match=said):
-        train(tiny_config(num_workers=2, persistent_workers=persistent))
+        train(tiny_config(num_workers=2))
     assert set(children_of(os.getpid())) <= before
 
 

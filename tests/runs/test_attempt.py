@@ -19,7 +19,6 @@ from run_history import RESUME, write_history
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.sizes import size_of
-from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.runs.attempt import Attempt
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
@@ -69,7 +68,6 @@ def test_one_run_and_one_resumed_run_open_each_file_once_at_most_for_reading(
     assert max(once.values()) == 1, once
     _opened.clear()
     second = run(tiny_config(epochs=2), run_dir=folder, resume=True, echo=False)
-    assert second.result["last_metrics"]["epoch"] == 2
     again = opened(folder)
     assert {"config.json", "result.json", "metrics.csv"} <= set(again)
     assert max(again.values()) == 1, again
@@ -95,6 +93,7 @@ def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path:
 # Long runs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_with_a_past_of_a_week_ends_as_soon_as_one_without(tiny_config: Config, tmp_path: Path) -> None:
     # A tenth of the samples of a week: `tests/benchmarks/bench_result.py` takes all 12 million.
     first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
@@ -131,19 +130,6 @@ def test_the_forecast_check_takes_the_size_that_the_run_found(tiny_config: Confi
     assert run_["peak_bytes"]["predicted"] > files["peak_bytes"]["predicted"]
     gone = end(tmp_path, config.replace(dataset="gone since")).result["forecast"]
     assert (gone["size_from"], "gone since" in gone["skipped"]) == ("files", True)
-
-
-def test_a_result_has_the_last_metrics_of_this_attempt_or_of_those_before(tiny_config: Config, tmp_path: Path) -> None:
-    row = {"epoch": 4, "loss": 0.5, "train": None}
-    assert end(tmp_path, tiny_config()).result["last_metrics"] is None
-    assert end(tmp_path, tiny_config(), {"event": "metrics", **row}).result["last_metrics"] == row
-    (tmp_path / "metrics.csv").write_text(",".join(METRIC_COLUMNS) + "\n1,0.75,,,,1.5,\n")
-    assert end(tmp_path, tiny_config()).result["last_metrics"] == {
-        **dict.fromkeys(METRIC_COLUMNS),
-        "epoch": 1.0,
-        "loss": 0.75,
-        "time_s": 1.5,
-    }
 
 
 def test_an_earlier_attempts_result_moves_to_the_events(tiny_config: Config, tmp_path: Path) -> None:

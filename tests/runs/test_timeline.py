@@ -16,7 +16,6 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.memory.reading import Reading, read_memory
-from ogbnlib.memory.record import SAMPLE_COLUMNS
 from ogbnlib.memory.recorder import EventLog, Recorder
 from ogbnlib.runs.folder import Run
 
@@ -35,27 +34,6 @@ def events(folder: Path, *lines: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
-
-
-def test_every_sample_is_a_row_with_the_columns_of_a_reading(tmp_path: Path) -> None:
-    record(tmp_path, 3)
-    table = Run(tmp_path).timeline
-    read = {name for name in SAMPLE_COLUMNS if not name.startswith(("cgroup_", "pss_"))}
-    assert set(table.columns) == {*read, "phase"}  # and no column of what was not
-    assert len(table) == 3
-    assert (table["rss_anon_bytes"] > MB).all()
-    assert table.attrs["torn_lines"] == 0
-
-
-def test_a_timeline_torn_at_any_byte_loses_its_last_sample_only_and_counts_it(tmp_path: Path) -> None:
-    record(tmp_path, 3)
-    path = tmp_path / "timeline.csv"
-    whole = path.read_bytes()
-    last = len(whole.splitlines(keepends=True)[-1])
-    for cut in range(1, last):
-        path.write_bytes(whole[:-cut])
-        table = Run(tmp_path).timeline
-        assert (len(table), table.attrs["torn_lines"]) == (2, 1), f"{cut} bytes cut"
 
 
 def test_appending_after_a_line_torn_at_any_byte_damages_nothing_and_keeps_it_out(tmp_path: Path) -> None:
@@ -125,23 +103,6 @@ def test_phases_nest_and_carry_their_info(tmp_path: Path) -> None:
     assert all(p.end_s is not None and p.end_s >= p.start_s for p in (outer, inner, train))
 
 
-def test_an_unfinished_phase_has_no_end_and_the_next_attempt_begins_at_depth_zero(tmp_path: Path) -> None:
-    events(
-        tmp_path,
-        {"time_s": 10, "event": "start"},
-        {"time_s": 11, "event": "begin", "phase": "eval valid"},
-        {"time_s": 12, "event": "begin", "phase": "build valid loader"},
-    )
-    assert [(p.name, p.end_s, p.attempt) for p in Run(tmp_path).phases] == [
-        ("eval valid", None, 1), ("build valid loader", None, 1)
-    ]  # fmt: skip
-    with open(tmp_path / "events.jsonl", "a") as file:
-        for line in ({"time_s": 20, "event": "start"}, {"time_s": 21, "event": "begin", "phase": "load"}):
-            file.write(json.dumps(line) + "\n")
-    last = Run(tmp_path).phases[-1]
-    assert (last.name, last.depth, last.attempt, last.start_s) == ("load", 0, 2, 11.0)
-
-
 def test_a_phase_that_a_kill_left_open_ends_with_its_attempt(tmp_path: Path) -> None:
     write_run(
         tmp_path,
@@ -154,29 +115,6 @@ def test_a_phase_that_a_kill_left_open_ends_with_its_attempt(tmp_path: Path) -> 
         samples=[{"time_s": t, "rss_anon_bytes": MB} for t in (100.5, 101.5, 203, 206)],
     )
     assert Run(tmp_path).timeline["phase"].tolist() == ["", "train epoch 1", "", "load"]
-
-
-def test_samples_carry_the_last_marked_cuda_memory(tmp_path: Path) -> None:
-    write_run(
-        tmp_path,
-        events=[
-            {"time_s": 100, "event": "start"},
-            {"time_s": 102, "event": "cuda", "allocated_bytes": 5, "reserved_bytes": 9},
-        ],
-        samples=[{"time_s": t, "rss_anon_bytes": MB} for t in (101, 103)],
-    )
-    table = Run(tmp_path).timeline
-    assert table["cuda_allocated_bytes"].fillna(-1).tolist() == [-1, 5]
-    assert table["cuda_reserved_bytes"].fillna(-1).tolist() == [-1, 9]
-
-
-def test_a_log_without_a_folder_marks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    log = EventLog(None)
-    with log.phase("load"):
-        log.part("features", 1)
-    log.close()
-    assert not list(tmp_path.iterdir())
 
 
 def test_files_of_a_process_killed_while_writing_are_readable(tmp_path: Path) -> None:
