@@ -48,7 +48,8 @@ def opened() -> Iterator[Callable[[Path], dict[str, int]]]:
     def count(folder: Path) -> dict[str, int]:
         assert _opened is not None
         paths = [Path(path) for path, flags in _opened if flags & os.O_ACCMODE != os.O_WRONLY]
-        return dict(Counter(path.name for path in paths if path.parent == folder and path.suffix != ".part"))
+        names = (path.name for path in paths if path.parent == folder and path.suffix != ".part")
+        return dict(Counter(name for name in names if name != ".lock"))
 
     yield count
     _opened = None

@@ -47,16 +47,14 @@ def test_a_second_trainer_is_refused_by_folder_and_process_and_changes_nothing(
     train(tiny_config(epochs=2), folder, resume=True)  # it was killed, so nothing holds the folder any more
 
 
-@pytest.mark.parametrize("start", [train, run])
 def test_resuming_in_an_empty_or_missing_folder_starts_a_run_and_says_so(
-    tiny_config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str], start: Callable[..., object]
+    tiny_config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = tiny_config(epochs=1).replace(progress="lines"), tmp_path / "run"
-    if start is train:
-        folder.mkdir()
-    start(config, run_dir=folder, resume=True)
+    folder.mkdir()
+    train(config, folder, resume=True)
     assert f"{folder}: no checkpoint to resume from; training starts from the beginning" in capfd.readouterr().out
-    start(config.replace(epochs=2), run_dir=folder, resume=True)  # the same command goes on
+    train(config.replace(epochs=2), folder, resume=True)  # the same command goes on
     assert "no checkpoint" not in capfd.readouterr().out
     assert Run(folder).metrics["epoch"].tolist() == [1, 2]
 
