@@ -146,17 +146,11 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def dtype_name(dtype: DTypeLike) -> str:
-    return np.dtype(dtype).newbyteorder("<").str
-
-
 def read_meta(path: Path) -> dict[str, Any]:
     """Return the content of a store's store.json."""
     file = path / META
     if not file.is_file():
-        raw = (path / "raw" / "data.npz").is_file()
-        hint = "; this is a raw data set: convert it first" if raw else "" if path.exists() else whereabouts()
-        raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
+        raise InputError(f"{path}: expected a store ({META} in it), found none{whereabouts()}")
     text = file.read_bytes()
     try:
         meta = json.loads(text)

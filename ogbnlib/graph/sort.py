@@ -150,15 +150,9 @@ class EdgeSort:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        num_nodes: int,
-        num_edges: int,
-        *,
-        undirected: bool,
-        workspace: int,
+        self, folder: Path, num_nodes: int, num_edges: int, *, undirected: bool, workspace: int,
         done: Callable[[int], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.folder, self.num_nodes, self.undirected = folder, num_nodes, undirected
         self.workspace, self.done = workspace, done
         self.chunk_edges = max(1, min(2**20, workspace // 128))

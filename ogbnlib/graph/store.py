@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, clear_errors, split_name
+from ..errors import InputError, clear_errors
 from ..files import Stamp, StrPath, home, replaced, stamp
 from . import npz
 from .checks import HEADER_BYTES, META, SPLITS, FileInfo, check_file, finite, read_meta
@@ -48,15 +48,16 @@ def _from_above(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"ogbnlib.{module}"), name)
 
 
-class _Splits(dict[str, Array]):
-    def __missing__(self, name: str) -> Array:
-        if name == split_name(name):
-            raise KeyError(name)
-        return self[split_name(name)]
-
-
 def _mapped(name: str) -> cached_property[Any]:
-    return cached_property(lambda store: store._map(name))
+    def mapped(store: Store) -> Any:
+        if (info := store.files.get(name)) is None:
+            return None
+        with store.open_file(name) as file:
+            array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
+        array.stamp = store.stamps[name]  # type: ignore[attr-defined]  # for another process that maps it by its path
+        return array
+
+    return cached_property(mapped)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +147,6 @@ class Store(GraphSize):
         self.check_open(name, file.fileno())
         return file
 
-    def _map(self, name: str) -> Any:
-        if (info := self.files.get(name)) is None:
-            return None
-        with self.open_file(name) as file:
-            array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
-        array.stamp = self.stamps[name]  # type: ignore[attr-defined]  # for another process that maps it by its path
-        return array
-
     colptr, row, x, y = _mapped("colptr"), _mapped("row"), _mapped("x"), _mapped("y")
     node_id, node_name, label_name = _mapped("node_id"), _mapped("node_name"), _mapped("label_name")
 
@@ -164,7 +157,7 @@ class Store(GraphSize):
 
     @cached_property
     def splits(self) -> dict[str, Array]:
-        return _Splits({name: self.read(name) for name in SPLITS})
+        return {name: self.read(name) for name in SPLITS}
 
     def advise_random(self) -> None:
         """Turn off read-ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""

@@ -15,18 +15,7 @@ from numpy.typing import DTypeLike
 from ..errors import InputError
 from ..files import Stream, StrPath, write_json
 from ..progress import counted
-from .checks import (
-    FORMAT,
-    HEADER_BYTES,
-    META,
-    SPLITS,
-    VERSION,
-    FileInfo,
-    dtype_name,
-    meta_crc32,
-    npy_header,
-    split_problems,
-)
+from .checks import FORMAT, HEADER_BYTES, META, SPLITS, VERSION, FileInfo, meta_crc32, npy_header, split_problems
 from .npz import Array
 from .store import Store, open_store
 
@@ -35,7 +24,7 @@ class ArrayWriter:
     """A `.npy` file written in pieces along the first axis, of a length not known before."""
 
     def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
-        self.dtype, self.row_shape, self.length, self.crc32 = np.dtype(dtype_name(dtype)), row_shape, 0, 0
+        self.dtype, self.row_shape, self.length, self.crc32 = np.dtype(dtype).newbyteorder("<"), row_shape, 0, 0
         self._stream = stream
         self._stream.append(bytes(HEADER_BYTES))
 

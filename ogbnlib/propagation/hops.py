@@ -26,8 +26,7 @@ from ..memory.reading import own_memory
 from ..progress import counted
 from ..sources.catalog import check_hops, made_once
 from ..sources.convert import FeatureDtype, Progress
-from .blocks import Blocks
-from .columns import Propagation
+from .columns import Blocks, Propagation
 from .plan import fixed_bytes, plan_hops, propagated_path
 from .sweep import THREADS
 

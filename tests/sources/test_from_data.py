@@ -125,7 +125,7 @@ def test_an_empty_split_is_not_evaluated_which_is_said_once(loading: str, empty:
 
 
 def test_what_needs_the_nodes_of_an_empty_split_is_refused(empty: Store, tmp_path: Path) -> None:
-    assert {name: len(empty.splits[name]) for name in ("train", "val", "test")} == {"train": 20, "val": 0, "test": 20}
+    assert {name: len(ids) for name, ids in empty.splits.items()} == {"train": 20, "valid": 0, "test": 20}
     for name in ("valid", "val"):
         with pytest.raises(InputError, match=f"nodes: expected a split with nodes, got '{name}', which has none in"):
             empty.loader(name)
@@ -143,7 +143,7 @@ def test_what_needs_the_nodes_of_an_empty_split_is_refused(empty: Store, tmp_pat
 
 def test_val_is_valid_wherever_a_split_is_named(tmp_path: Path) -> None:
     store = Store.from_data(data_of(), tmp_path / "store", progress=False)
-    np.testing.assert_array_equal(store.splits["val"], range(20, 40))
+    np.testing.assert_array_equal(store.splits["valid"], range(20, 40))
     with pytest.raises(KeyError, match="other"):
         store.splits["other"]
     assert [batch.n_id[:20].tolist() for batch in store.loader("val")] == [list(range(20, 40))]
