@@ -20,9 +20,9 @@ import numpy as np
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes
-from ..files import StrPath, check_new, home, locked, sibling_path, stamp
+from ..files import StrPath, check_new, home, locked, sibling_path
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .data import Source, origin_of
+from .data import Source, origin_of, stamped
 from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import layout_files, open_raw
 from .tables import find_files, is_tables, open_tables, stored_dtype
@@ -101,7 +101,7 @@ def _existing(pending: _Pending) -> Store | None:
     store = open_store(pending.target)
     raw, files = store.origin.get("raw"), store.origin.get("files")
     exists = pending.folder.exists()
-    now = origin_of(pending.folder, {name: stamp(file) for name, file in pending.files().items()} if exists else {})
+    now = origin_of(pending.folder, stamped(pending.files()) if exists else {})
     if exists and files != now["files"]:
         if raw != now["raw"]:
             problem = f"expected the store of {pending.folder}, found one of {raw or 'other data'}"

@@ -31,7 +31,7 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Count, counted
-from .data import ArraySource, Source, as_numpy, mask_ids
+from .data import Source, as_numpy, from_arrays, mask_ids
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 from .tables import is_tables, open_tables
@@ -108,7 +108,7 @@ def _write(
             per_node("y", label_dtype(source.num_classes), source.label_chunks())
             for name, nodes in splits.items():
                 writer.write(name, nodes)
-            if (names := source.name_chunks()) is not None:
+            if (names := source.node_names()) is not None:
                 per_node("node_name", *names)
             if source.label_names is not None:
                 writer.write("label_name", source.label_names)
@@ -194,7 +194,7 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
         print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
     splits = {split: values[mask] for split, mask in masks.items()} if splits is None else splits
     name, num_classes = options.pop("name", None) or Path(path).absolute().name, options.pop("num_classes", None)
-    source = ArraySource.from_arrays(name, values["edge_index"], values["x"], values["y"], splits, num_classes)
+    source = from_arrays(name, values["edge_index"], values["x"], values["y"], splits, num_classes)
     return convert(source, path, **options)
 
 

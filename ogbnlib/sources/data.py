@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -20,15 +19,20 @@ from ..graph.store import GraphSize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(ABC):
-    """A data set, read in pieces; each call begins at the first one.
+class Source:
+    """A data set, read in pieces; each call begins at the first one. Damage and wrong values are an `InputError`.
 
     Attributes:
         feature_dtype: of the features in a store.
+        edge_chunks: yields (sources, destinations) int64, in range, at most as many at a time as its argument.
+        x_chunks: yields rows of features [n, F] in any float dtype, unchecked.
+        label_chunks: yields labels: int16 or int64 [n], -1 for none.
+        read_splits: returns int64 ids of `SPLITS`, in this order, unchecked.
+        node_names: returns the dtype of the nodes' names, and the names in order of the nodes; None without names.
         label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
-        path: the data's folder; None for arrays in RAM.
-        files: the files that are read, by the names that the store's origin has for them.
-        stamps: `stamp` of each file, at opening.
+        path: the data's folder; None for data in RAM.
+        stamps: the files that are read, with their `stamp` at opening, by the names that the store's origin has.
+        generated: the store's origin, for generated data.
     """
 
     name: str
@@ -37,45 +41,30 @@ class Source(ABC):
     num_features: int
     num_classes: int
     feature_dtype: np.dtype[Any]
+    edge_chunks: Callable[[int], Iterator[tuple[Array, Array]]] = field(repr=False)
+    x_chunks: Callable[[], Iterator[Array]] = field(repr=False)
+    label_chunks: Callable[[], Iterator[Array]] = field(repr=False)
+    read_splits: Callable[[], dict[str, Array]] = field(repr=False)
+    node_names: Callable[[], tuple[np.dtype[Any], Iterator[Array]] | None] = field(default=lambda: None, repr=False)
     label_names: Array | None = field(default=None, repr=False)
     path: Path | None = None
-    files: Mapping[str, Path] = field(default_factory=dict, repr=False)
-    stamps: Mapping[str, Stamp] = field(default_factory=dict, repr=False, compare=False)
-
-    @abstractmethod
-    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        """Yield (sources, destinations) int64, in range, at most `chunk_edges` at a time."""
-
-    @abstractmethod
-    def x_chunks(self) -> Iterator[Array]:
-        """Yield rows of features [n, F] in any float dtype, unchecked."""
-
-    @abstractmethod
-    def label_chunks(self) -> Iterator[Array]:
-        """Yield labels: int16 or int64 [n], -1 for none."""
-
-    @abstractmethod
-    def read_splits(self) -> dict[str, Array]:
-        """Return int64 ids of `SPLITS`, in this order, unchecked."""
-
-    def name_chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
-        """Return the dtype of the nodes' names, and the names in order of the nodes; None without names."""
-        return None
+    stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
+    generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def check_unchanged(self) -> None:
         """Refuse files that changed since they were opened: a mix of old and new data has no wrong checksum."""
-        for name, before in self.stamps.items():
-            if not self.files[name].exists() or stamp(self.files[name]) != before:
-                raise InputError(f"{self.files[name]}: it changed while it was read; start again when it is complete")
+        for file, before in self.stamps.values():
+            if not file.exists() or stamp(file) != before:
+                raise InputError(f"{file}: it changed while it was read; start again when it is complete")
+
+    def where(self, split: str) -> str:
+        """Return the file of a split, for messages."""
+        files = [file for name, (file, _) in self.stamps.items() if split in (name, file.name.split(".")[0])]
+        return str(files[0]) if files else f"{self.name}, split {split}"
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The origin that a store records: the folder's path, and each file's size and mtime in ns."""
-        return {} if self.path is None else origin_of(self.path, self.stamps)
-
-    def where(self, split: str) -> str:
-        """Return the place of a split, for messages."""
-        return str(self.files.get(split, f"{self.name}, split {split}"))
+        return dict(self.generated) if self.path is None else origin_of(self.path, self.stamps)
 
     def facts(self) -> dict[str, Any]:
         """Return name and sizes, the content of meta.json."""
@@ -84,83 +73,71 @@ class Source(ABC):
 
     @property
     def size(self) -> GraphSize:
-        """The sizes; the splits are read."""
         num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
         return GraphSize(**self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize)
 
 
-def origin_of(folder: Path, stamps: Mapping[str, Stamp]) -> dict[str, Any]:
-    return {"raw": str(folder.resolve()), "files": {name: [*stamped[:2]] for name, stamped in stamps.items()}}
+def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
+    return {name: (file, stamp(file)) for name, file in files.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArraySource(Source):
-    """Arrays in RAM as a `Source`; use `from_arrays`, which checks them."""
+def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:
+    """Return the origin that a store records: the folder's path, and each file's size and mtime in ns."""
+    return {"raw": str(folder.resolve()), "files": {name: [*before[:2]] for name, (_, before) in stamps.items()}}
 
-    edge_index: Array = field(repr=False)  # whole numbers [2, E], source above destination
-    x: Array = field(repr=False)  # [N, F], finite
-    y: Array = field(repr=False)  # int16 or int64 [N], -1 for no label
-    splits: Mapping[str, Array] = field(repr=False)
 
-    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        for src, dst in zip(*(slices(row, chunk_edges) for row in self.edge_index), strict=True):
+def from_arrays(
+    name: str, edge_index: Any, x: Any, y: Any, splits: Mapping[str, Any], num_classes: int | None = None
+) -> Source:
+    """Check arrays or torch tensors, without a copy where possible; see `ogb.write_raw`."""
+    edge_index, x, y = as_numpy(edge_index, "edge_index"), as_numpy(x, "x"), as_numpy(y, "y")
+    if x.ndim != 2 or 0 in x.shape:
+        raise InputError(f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}")
+    num_nodes = len(x)
+    if y.shape not in {(num_nodes,), (num_nodes, 1)}:
+        hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
+        raise InputError(f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}")
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
+        actual = f"{edge_index.dtype} {list(edge_index.shape)}"
+        raise InputError(f"edge_index: expected whole numbers [2, E], got {actual}")
+    if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
+        actual = f"{edge_index.min()} to {edge_index.max()}"
+        raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
+    if num_classes is not None:
+        if not isinstance(num_classes, Integral) or not 0 < num_classes <= MAX_CLASSES:
+            raise InputError(f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}")
+        num_classes = int(num_classes)
+    labels = clean_labels(y, num_classes or MAX_CLASSES, "y")
+    num_classes = num_classes or count_classes([labels], y.dtype, "y")
+    names = sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
+    if names != sorted(SPLITS):
+        raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
+    ids_of = {}
+    for split, values in splits.items():
+        where = f"splits[{split!r}]"
+        ids = as_numpy(values, where)
+        of_mask = mask_ids(ids, num_nodes) if ids.dtype.kind == "b" or num_nodes > 2 else None
+        ids = ids if of_mask is None else of_mask
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise InputError(f"{where}: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
+        ids_of[split_name(split)] = ids.astype(np.int64)
+    ids_of = {split: ids_of[split] for split in SPLITS}
+    for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
+        raise InputError(f"splits[{split!r}]: {problem}")
+    dtype = x.dtype if x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
+    for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), dtype, "x"):
+        pass
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        for src, dst in zip(*(slices(row, chunk_edges) for row in edge_index), strict=True):
             yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
 
-    def x_chunks(self) -> Iterator[Array]:
-        return slices(self.x, npz.CHUNK_BYTES // (self.x.itemsize * self.num_features))
-
-    def label_chunks(self) -> Iterator[Array]:
-        return slices(self.y, npz.CHUNK_BYTES // self.y.itemsize)
-
-    def read_splits(self) -> dict[str, Array]:
-        return dict(self.splits)
-
-    @classmethod
-    def from_arrays(
-        cls, name: str, edge_index: Any, x: Any, y: Any, splits: Mapping[str, Any], num_classes: int | None = None
-    ) -> ArraySource:
-        """Check arrays or torch tensors, without a copy where possible; see `ogb.write_raw`."""
-        edge_index, x, y = as_numpy(edge_index, "edge_index"), as_numpy(x, "x"), as_numpy(y, "y")
-        if x.ndim != 2 or 0 in x.shape:
-            raise InputError(f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}")
-        num_nodes = len(x)
-        if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-            hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
-            raise InputError(f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}")
-        if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
-            actual = f"{edge_index.dtype} {list(edge_index.shape)}"
-            raise InputError(f"edge_index: expected whole numbers [2, E], got {actual}")
-        if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
-            actual = f"{edge_index.min()} to {edge_index.max()}"
-            raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
-        if num_classes is not None:
-            if not isinstance(num_classes, Integral) or not 0 < num_classes <= MAX_CLASSES:
-                raise InputError(f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}")
-            num_classes = int(num_classes)
-        labels = clean_labels(y, num_classes or MAX_CLASSES, "y")
-        num_classes = num_classes or count_classes([labels], y.dtype, "y")
-        names = sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
-        if names != sorted(SPLITS):
-            raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
-        ids_of = {}
-        for split, values in splits.items():
-            where = f"splits[{split!r}]"
-            ids = as_numpy(values, where)
-            of_mask = mask_ids(ids, num_nodes) if ids.dtype.kind == "b" or num_nodes > 2 else None
-            ids = ids if of_mask is None else of_mask
-            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-                raise InputError(f"{where}: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
-            ids_of[split_name(split)] = ids.astype(np.int64)
-        ids_of = {split: ids_of[split] for split in SPLITS}
-        for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
-            raise InputError(f"splits[{split!r}]: {problem}")
-        dtype = x.dtype if x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
-        for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), dtype, "x"):
-            pass
-        return cls(
-            name=name, num_nodes=num_nodes, num_edges=edge_index.shape[1], num_features=x.shape[1],
-            num_classes=num_classes, feature_dtype=dtype, edge_index=edge_index, x=x, y=labels, splits=ids_of,
-        )  # fmt: skip
+    return Source(
+        name=name, num_nodes=num_nodes, num_edges=edge_index.shape[1], num_features=x.shape[1],
+        num_classes=num_classes, feature_dtype=dtype, edge_chunks=edge_chunks,
+        x_chunks=lambda: slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])),
+        label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize), read_splits=lambda: dict(ids_of),
+    )  # fmt: skip
 
 
 def as_numpy(value: Any, name: str) -> Array:

@@ -20,13 +20,13 @@ from typing import Literal
 import numpy as np
 
 from ..errors import InputError, clear_errors, format_bytes, unknown_name
-from ..files import StrPath, check_space, home, locked, sibling_path, stamp
+from ..files import StrPath, check_space, home, locked, sibling_path
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
 from ..progress import counted, doing
-from .data import ArraySource
-from .ogb import RawDataset, layout_files, open_raw, read_split_files
+from .data import Source, from_arrays, stamped
+from .ogb import layout_files, open_raw, read_split_files
 
 
 def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
@@ -146,7 +146,7 @@ def locate_official(name: str, root: StrPath) -> Located:
     return Located(name, meta, folder, binary, folder.exists())
 
 
-def open_official(located: Located) -> RawDataset | ArraySource:
+def open_official(located: Located) -> Source:
     """Open one of OGB's own data sets, downloaded if it is missing.
 
     ogbn-papers100M (binary layout) is streamed, since ogb's loader needs more than 128 GB for it
@@ -155,8 +155,7 @@ def open_official(located: Located) -> RawDataset | ArraySource:
     folder = fetch(located.name, located.folder.parent)
     if located.binary:
         return open_raw(folder, num_classes=located.num_classes)
-    files, raw = layout_files(folder), folder / "raw"
-    stamps = {name: stamp(file) for name, file in files.items()}
+    stamps, raw = stamped(layout_files(folder)), folder / "raw"
     edges, x = _table(raw / "edge.csv.gz", "iu", columns=2), _table(raw / "node-feat.csv.gz", "fiu")
     labels = _table(raw / "node-label.csv.gz", "fiu")
     for name, rows in (("node", x), ("edge", edges)):
@@ -167,10 +166,10 @@ def open_official(located: Located) -> RawDataset | ArraySource:
         edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
     splits, x = read_split_files(folder / "split" / located.meta["split"]), x.astype(np.float32, copy=False)
     try:
-        source = ArraySource.from_arrays(located.name, edges.T, x, labels, splits, located.num_classes)
+        source = from_arrays(located.name, edges.T, x, labels, splits, located.num_classes)
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
-    return replace(source, path=folder, files=files, stamps=stamps)
+    return replace(source, path=folder, stamps=stamps)
 
 
 def _table(file: Path, kinds: str, columns: int | None = None) -> Array:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, clear_errors
-from ..files import StrPath, home, new_folder, stamp, whereabouts, write_json
+from ..files import StrPath, home, new_folder, whereabouts, write_json
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
-from .data import ArraySource, Source
+from .data import Source, from_arrays, stamped
 
 RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
 _MAPPING = (
@@ -35,65 +33,6 @@ def layout_files(folder: Path) -> dict[str, Path]:
     files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
     files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
     return {str(file.relative_to(folder)): file for file in files}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RawDataset(Source):
-    """A data set in OGB's binary layout as a `Source`, from `open_raw`.
-
-    Reading raises `InputError`, naming file and member, for damage (CRC, truncation) and wrong values.
-    """
-
-    path: Path
-
-    @property
-    def _data(self) -> Path:
-        return self.path / "raw" / "data.npz"
-
-    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        # Row 1 of a [2, E] array starts halfway: a second stream, wound forward, follows the first.
-        with Member(self._data, "edge_index") as first, Member(self._data, "edge_index") as second:
-            paired = first.fortran_order
-            if not paired:
-                second.skip(self.num_edges)
-            for begin in range(0, self.num_edges, chunk_edges):
-                count = min(chunk_edges, self.num_edges - begin)
-                if paired:
-                    src, dst = first.read(2 * count).reshape(count, 2).T
-                else:
-                    src, dst = first.read(count), second.read(count)
-                src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
-                if min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= self.num_nodes:
-                    bad = np.flatnonzero((np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= self.num_nodes))[0]
-                    edge = f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
-                    raise InputError(f"{first.where}: expected node ids from 0 to {self.num_nodes - 1}, found {edge}")
-                yield src, dst
-            (first if paired else second).finish()
-
-    def x_chunks(self) -> Iterator[Array]:
-        with Member(self._data, "node_feat") as member:
-            rows = max(1, npz.CHUNK_BYTES // (member.dtype.itemsize * self.num_features))
-            for begin in range(0, self.num_nodes, rows):
-                values = member.read(min(rows, self.num_nodes - begin) * self.num_features)
-                yield values.reshape(-1, self.num_features)
-            member.finish()
-
-    def label_chunks(self) -> Iterator[Array]:
-        return _label_chunks(self.path, self.num_classes)
-
-    def read_splits(self) -> dict[str, Array]:
-        return read_split_files(split_folder(self.path))
-
-    def where(self, split: str) -> str:
-        return str(split_folder(self.path) / f"{split}.csv.gz")
-
-
-def _label_chunks(path: Path, num_classes: int) -> Iterator[Array]:
-    with Member(path / "raw" / "node-label.npz", "node_label") as member:
-        num_nodes, step = math.prod(member.shape), npz.CHUNK_BYTES // member.dtype.itemsize
-        for begin in range(0, num_nodes, step):
-            yield clean_labels(member.read(min(step, num_nodes - begin)), num_classes, member.where, begin)
-        member.finish()
 
 
 def split_folder(path: Path) -> Path:
@@ -123,7 +62,7 @@ def read_split_files(folder: Path) -> dict[str, Array]:
 
 
 @clear_errors()
-def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
+def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     """Open a folder in OGB's binary layout, ours or the official ogbn-papers100M; no large member is read.
 
     `node_feat` may be float16, 32 or 64 of either byte order, `edge_index` any whole numbers in C or Fortran order.
@@ -132,8 +71,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
         num_classes: by default that of meta.json and, without one, the largest label plus one.
     """
     path = home(path)
-    data, labels, files = path / "raw" / "data.npz", path / "raw" / "node-label.npz", layout_files(path)
-    stamps = {name: stamp(file) for name, file in files.items()}
+    data, labels, stamps = path / "raw" / "data.npz", path / "raw" / "node-label.npz", stamped(layout_files(path))
     if not path.is_dir():
         raise InputError(f"{path}: expected a data set folder, found no such folder{whereabouts()}")
     if not data.is_file():
@@ -181,14 +119,51 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> RawDataset:
     for key, value in (("num_nodes", num_nodes), ("num_edges", num_edges)):
         if meta.get(key, value) != value:
             raise InputError(f"{file}: {key} is {meta[key]}, but raw/data.npz has {value}")
+
+    def label_chunks(num_classes: int) -> Iterator[Array]:
+        with Member(labels, "node_label") as member:
+            step = npz.CHUNK_BYTES // member.dtype.itemsize
+            for begin in range(0, num_nodes, step):
+                yield clean_labels(member.read(min(step, num_nodes - begin)), num_classes, member.where, begin)
+            member.finish()
+
     if num_classes is None:
         with Member(labels, "node_label") as member:
-            num_classes = count_classes(_label_chunks(path, MAX_CLASSES), member.dtype, member.where)
+            num_classes = count_classes(label_chunks(MAX_CLASSES), member.dtype, member.where)
     if not isinstance(num_classes, int) or not 1 <= num_classes <= MAX_CLASSES:
         raise InputError(f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {num_classes}")
-    return RawDataset(
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        # Row 1 of a [2, E] array starts halfway: a second stream, wound forward, follows the first.
+        with Member(data, "edge_index") as first, Member(data, "edge_index") as second:
+            paired = first.fortran_order
+            if not paired:
+                second.skip(num_edges)
+            for begin in range(0, num_edges, chunk_edges):
+                count = min(chunk_edges, num_edges - begin)
+                if paired:
+                    src, dst = first.read(2 * count).reshape(count, 2).T
+                else:
+                    src, dst = first.read(count), second.read(count)
+                src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
+                if min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= num_nodes:
+                    bad = np.flatnonzero((np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= num_nodes))[0]
+                    edge = f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
+                    raise InputError(f"{first.where}: expected node ids from 0 to {num_nodes - 1}, found {edge}")
+                yield src, dst
+            (first if paired else second).finish()
+
+    def x_chunks() -> Iterator[Array]:
+        with Member(data, "node_feat") as member:
+            rows = max(1, npz.CHUNK_BYTES // (member.dtype.itemsize * shape[1]))
+            for begin in range(0, num_nodes, rows):
+                yield member.read(min(rows, num_nodes - begin) * shape[1]).reshape(-1, shape[1])
+            member.finish()
+
+    return Source(
         path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=num_nodes, num_edges=num_edges,
-        num_features=shape[1], num_classes=num_classes, files=files, stamps=stamps,
+        num_features=shape[1], num_classes=num_classes, stamps=stamps, edge_chunks=edge_chunks, x_chunks=x_chunks,
+        label_chunks=lambda: label_chunks(num_classes), read_splits=lambda: read_split_files(split_folder(path)),
         feature_dtype=np.dtype(np.float16 if dtype.itemsize == 2 else np.float32),
     )  # fmt: skip
 
@@ -198,7 +173,7 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
     for part in ("raw", "split/time", "mapping", "processed"):  # ogb saves into processed/ without making it
         (folder / part).mkdir(parents=True)
     num_nodes, num_edges = source.num_nodes, source.num_edges
-    rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks())
+    rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks(2**20))
 
     def counted(chunks: Iterable[Array]) -> Iterator[Array]:
         for chunk in chunks:
@@ -235,7 +210,7 @@ def write_raw(
     splits: Mapping[str, Any],
     num_classes: int | None = None,
     name: str | None = None,
-) -> RawDataset:
+) -> Source:
     """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes open it too.
 
     Everything is checked before anything is written, and the folder appears whole or not at all.
@@ -248,7 +223,7 @@ def write_raw(
         splits: node ids, or boolean masks over all nodes, of train, valid and test.
         num_classes: the largest label plus one if None.
     """
-    source = ArraySource.from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
+    source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
     with new_folder(path) as folder:
         write_layout(folder, source)
     return open_raw(path)

@@ -12,8 +12,7 @@ features are a class mean in a low-rank space plus noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from statistics import NormalDist
 from typing import Any
 
@@ -29,7 +28,7 @@ from ..progress import counted
 from .convert import FeatureDtype, convert
 from .data import Source
 from .official import KNOWN
-from .ogb import RawDataset, open_raw, write_layout
+from .ogb import open_raw, write_layout
 
 PAPERS = KNOWN["ogbn-papers100M"]
 BLOCK = 1024  # papers that appear at once; also the finest class size
@@ -45,7 +44,8 @@ _DEGREE_SIGMA = 0.9  # references per paper are log-normal
 _SIGNAL, _RANK = 2.4, 16  # length and dimension of class means, in units of the noise per feature
 _ZIPF = 0.7  # the share of the r-th largest class is about (r + 2) ** -0.7
 _LABEL_NOISE = 0.25  # share of papers with a random label
-_PASSES = ("degree", "recent", "age", "within", "slot", "label", "noise_label", "feature", "split")
+_SHAPE = (_HOMOPHILY, _RECENT, _RECENT_SPAN, _AGE_POWER, _FAME_POWER)
+_NUM_STREAMS = 9  # of draws: degree, recent, age, within class, slot, label, noise label, feature, split
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -136,101 +136,84 @@ def _features(begin, end, keys, order, slot_class, means, out):  # type: ignore[
             out[v - begin, f] = np.rint(value * 256.0) / 256.0
 
 
-def _spans(num_nodes: int, step: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(begin + step, num_nodes)) for begin in range(0, num_nodes, step))
+def time_order(num_nodes: int, random: np.random.Generator) -> Array:
+    """Return N, a multiplier, its inverse modulo N, and a shift: id = (time * multiplier + shift) mod N."""
+    multiplier = int(num_nodes * 0.6180339887)  # the golden section spreads neighbors in time over all ids
+    while math.gcd(multiplier, num_nodes) != 1:
+        multiplier += 1
+    return np.array([num_nodes, multiplier, pow(multiplier, -1, num_nodes), int(random.integers(num_nodes))], np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CitationModel(Source):
-    """Parameters and lookup tables of the kernels, a few hundred kB at any scale; a `Source` of their output."""
+def _citations_like(path: StrPath, scale: float, seed: int, num_features: int, num_classes: int) -> Source:
+    """The generated data set; the kernels' lookup tables take a few hundred kB at any scale."""
+    limits = {"scale": (scale, 0, 1), "seed": (seed, 0, math.inf)}
+    limits |= {"num_features": (num_features, 1, 2**16), "num_classes": (num_classes, 2, BLOCK // 2)}
+    for name, (value, low, high) in limits.items():
+        kinds = int | float if name == "scale" else int
+        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+            raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
+    num_nodes, least = round(PAPERS.num_nodes * scale), 8 * BLOCK
+    split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
+    if num_nodes < least or min(split_sizes.values()) < 1:
+        smallest = f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split)"
+        raise InputError(f"scale: expected at least {smallest}, got {scale!r}, which makes {num_nodes} nodes")
+    random = np.random.default_rng(seed)
+    keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
+    order = time_order(num_nodes, random)
+    quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
+    degrees = quantile / quantile.mean() * (PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK))
+    weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
+    sizes = 1 + np.floor(weights / weights.sum() * (BLOCK - num_classes)).astype(np.int64)
+    sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
+    slot_class, class_slot = np.repeat(np.arange(num_classes), sizes), np.concatenate([[0], np.cumsum(sizes)])
+    rank = min(_RANK, num_features)
+    axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
+    latent = random.standard_normal((num_classes, rank))
+    latent *= _SIGNAL / np.linalg.norm(latent, axis=1, keepdims=True)
+    means = latent @ axes.T
 
-    parameters: Mapping[str, Any]  # that a store records
-    split_sizes: Mapping[str, int]
-    keys: Array  # uint64, one per stream of draws
-    order: Array  # int64: N, multiplier, its inverse modulo N, shift; id = (time * multiplier + shift) mod N
-    degrees: Array  # float64 [1024], mean number of references by quantile
-    slot_class: Array  # int64 [1024]
-    class_slot: Array  # int64 [C + 1], first slot of each class
-    means: Array  # float64 [C, F]
+    def spans(step: int) -> Iterator[tuple[int, int]]:
+        return ((begin, min(begin + step, num_nodes)) for begin in range(0, num_nodes, step))
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        return {"synthetic": dict(self.parameters)}
-
-    @classmethod
-    def create(cls, path: StrPath, scale: float, seed: int, num_features: int, num_classes: int) -> CitationModel:
-        limits = {"scale": (scale, 0, 1), "seed": (seed, 0, math.inf)}
-        limits |= {"num_features": (num_features, 1, 2**16), "num_classes": (num_classes, 2, BLOCK // 2)}
-        for name, (value, low, high) in limits.items():
-            kinds = int | float if name == "scale" else int
-            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
-        num_nodes, least = round(PAPERS.num_nodes * scale), 8 * BLOCK
-        split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
-        if num_nodes < least or min(split_sizes.values()) < 1:
-            smallest = f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split)"
-            raise InputError(f"scale: expected at least {smallest}, got {scale!r}, which makes {num_nodes} nodes")
-        random = np.random.default_rng(seed)
-        keys = random.integers(2**63, size=len(_PASSES), dtype=np.uint64)
-        multiplier = int(num_nodes * 0.6180339887)  # the golden section spreads neighbors in time over all ids
-        while math.gcd(multiplier, num_nodes) != 1:
-            multiplier += 1
-        order = [num_nodes, multiplier, pow(multiplier, -1, num_nodes), int(random.integers(num_nodes))]
-        quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
-        citing = PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK)
-        weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
-        sizes = 1 + np.floor(weights / weights.sum() * (BLOCK - num_classes)).astype(np.int64)
-        sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
-        rank = min(_RANK, num_features)
-        axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
-        latent = random.standard_normal((num_classes, rank))
-        latent *= _SIGNAL / np.linalg.norm(latent, axis=1, keepdims=True)
-        tables = (keys, np.array(order, np.int64), quantile / quantile.mean() * citing)
-        num_edges = sum(int(_count_edges(*span, *tables)) for span in _spans(num_nodes, _NODES))
-        return cls(
-            name=home(path).absolute().name, num_nodes=num_nodes, num_edges=num_edges,
-            num_features=num_features, num_classes=num_classes,
-            feature_dtype=np.dtype(np.float32), split_sizes=split_sizes, keys=keys, order=tables[1], degrees=tables[2],
-            slot_class=np.repeat(np.arange(num_classes), sizes), class_slot=np.concatenate([[0], np.cumsum(sizes)]),
-            means=latent @ axes.T, parameters={"scale": scale, "seed": seed},
-        )  # fmt: skip
-
-    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        shape = (_HOMOPHILY, _RECENT, _RECENT_SPAN, _AGE_POWER, _FAME_POWER)
-        for span in _spans(self.num_nodes, max(1, min(2 * _NODES, chunk_edges // 16))):
-            count = int(_count_edges(*span, self.keys, self.order, self.degrees))
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        for span in spans(max(1, min(2 * _NODES, chunk_edges // 16))):
+            count = int(_count_edges(*span, keys, order, degrees))
             src, dst = np.empty(count, np.int64), np.empty(count, np.int64)
-            tables = (self.keys, self.order, self.degrees, self.slot_class, self.class_slot)
-            _citations(*span, *tables, shape, src, dst)
+            _citations(*span, keys, order, degrees, slot_class, class_slot, _SHAPE, src, dst)
             yield src, dst
 
-    def x_chunks(self) -> Iterator[Array]:
-        for begin, end in _spans(self.num_nodes, _NODES):
-            out = np.empty((end - begin, self.num_features), np.float32)
-            _features(begin, end, self.keys, self.order, self.slot_class, self.means, out)
+    def x_chunks() -> Iterator[Array]:
+        for begin, end in spans(_NODES):
+            out = np.empty((end - begin, num_features), np.float32)
+            _features(begin, end, keys, order, slot_class, means, out)
             yield out
 
-    def read_splits(self) -> dict[str, Array]:
-        """Return exactly `split_sizes` labelled nodes, each split spread evenly over its period; ascending ids."""
-        num_nodes, multiplier, _, shift = (int(number) for number in self.order)
+    def read_splits() -> dict[str, Array]:
+        """Labelled nodes, each split spread evenly over its period; ascending ids."""
         splits = {}
-        for number, (name, size) in enumerate(self.split_sizes.items()):
+        for number, (name, size) in enumerate(split_sizes.items()):
             begin, end = (int(part * num_nodes) for part in _PERIODS[name])
             edges = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
-            random = np.random.default_rng([int(self.keys[8]), number])
-            times = random.integers(edges[:-1], edges[1:])
-            splits[name] = np.sort((times * multiplier + shift) % num_nodes)
+            times = np.random.default_rng([int(keys[8]), number]).integers(edges[:-1], edges[1:])
+            splits[name] = np.sort((times * int(order[1]) + int(order[3])) % num_nodes)
         return splits
 
-    def label_chunks(self) -> Iterator[Array]:
-        labelled = np.sort(np.concatenate(list(self.read_splits().values())))
-        for begin, end in _spans(self.num_nodes, _NODES):
+    def label_chunks() -> Iterator[Array]:
+        labelled = np.sort(np.concatenate(list(read_splits().values())))
+        for begin, end in spans(_NODES):
             ids = labelled[np.searchsorted(labelled, begin) : np.searchsorted(labelled, end)]
-            values = np.empty(len(ids), np.int16)
-            _label(ids, self.keys, self.order, self.slot_class, _LABEL_NOISE, values)
-            out = np.full(end - begin, -1, np.int16)
+            values, out = np.empty(len(ids), np.int16), np.full(end - begin, -1, np.int16)
+            _label(ids, keys, order, slot_class, _LABEL_NOISE, values)
             out[ids - begin] = values
             yield out
+
+    return Source(
+        name=home(path).absolute().name, num_nodes=num_nodes,
+        num_edges=sum(int(_count_edges(*span, keys, order, degrees)) for span in spans(_NODES)),
+        num_features=num_features, num_classes=num_classes, feature_dtype=np.dtype(np.float32),
+        edge_chunks=edge_chunks, x_chunks=x_chunks, label_chunks=label_chunks, read_splits=read_splits,
+        generated={"synthetic": {"scale": scale, "seed": seed}},
+    )  # fmt: skip
 
 
 @clear_errors()
@@ -242,7 +225,7 @@ def synthesize(
     num_features: int = 128,
     num_classes: int = 172,
     progress: bool = True,
-) -> RawDataset:
+) -> Source:
     """Write a data set like ogbn-papers100M, `scale` times its size, in OGB's binary layout.
 
     The same arguments give the same arrays. Edges point from citing to cited papers, so the newest papers, the test
@@ -254,7 +237,7 @@ def synthesize(
         scale: in (0, 1]; 0.01 makes 1.1 million nodes and 16 million edges.
         num_classes: 2 to 512.
     """
-    model = CitationModel.create(path, scale, seed, num_features, num_classes)
+    model = _citations_like(path, scale, seed, num_features, num_classes)
     # Measured, compressed: features 2.2 of 4 bytes; an edge 0.1 bytes for the source and up to 5 for the cited paper.
     needed = round(1.05 * (model.num_nodes * (num_features * 2.2 + 1) + model.num_edges * 4.5))
     check_space(path, needed, f"{format_bytes(needed)} of free disk space")
@@ -278,5 +261,5 @@ def synthesize_store(
 
     At the real size that saves a raw file of 40 GB, and compressing it. `options` are those of `convert`.
     """
-    model = CitationModel.create(path, scale, seed, num_features, num_classes)
+    model = _citations_like(path, scale, seed, num_features, num_classes)
     return convert(model, path, feature_dtype=feature_dtype, **options)

@@ -6,22 +6,17 @@ Edges and features are streamed. Memory use is 4 bytes a node for labels, and ab
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, unknown_name
-from ..files import StrPath, home, stamp
+from ..files import StrPath, home
 from ..graph.checks import MAX_CLASSES, SPLITS, count_classes, finite, label_dtype
 from ..graph.npz import Array, load, slices
 from ..graph.store import is_store
-from .data import Source
-
-if TYPE_CHECKING:
-    from ..graph.table import Nodes, Table
-    from .roles import Features
+from .data import Source, stamped
 
 # `roles` and `graph.table` import pyarrow and pandas, and most runs have a store: they are imported on use.
 
@@ -72,43 +67,6 @@ def find_files(folder: StrPath, chosen: Mapping[str, StrPath | None] | None = No
     return files
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableSource(Source):
-    """A user's own files as a `Source`, from `open_tables`; damage and wrong values are named by file and row."""
-
-    nodes: Nodes = field(repr=False)
-    ends: tuple[Table, Sequence[str]] = field(repr=False)
-    features: Features | None = field(repr=False)
-    labels: Array = field(repr=False)  # as of `label_dtype`
-    splits: Mapping[str, Array] = field(repr=False)
-
-    def edge_chunks(self, chunk_edges: int = 2**20) -> Iterator[tuple[Array, Array]]:
-        table, columns = self.ends
-        for pieces in table.batches(columns):
-            src, dst = map(self.nodes, pieces)
-            yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
-
-    def x_chunks(self) -> Iterator[Array]:
-        if self.features is not None:
-            return finite(self.features.chunks(self.nodes), self.feature_dtype, str(self.files["features"]))
-        if self.num_features == 1:
-            return slices(np.broadcast_to(np.ones(1, np.float32), (self.num_nodes, 1)), _CHUNK_NODES)
-        degrees = np.zeros((self.num_nodes, 2), np.float32)
-        for src, dst in self.edge_chunks():
-            np.add.at(degrees[:, 0], dst, 1)
-            np.add.at(degrees[:, 1], src, 1)
-        return slices(np.log1p(degrees, out=degrees), _CHUNK_NODES)
-
-    def label_chunks(self) -> Iterator[Array]:
-        return slices(self.labels, _CHUNK_NODES)
-
-    def read_splits(self) -> dict[str, Array]:
-        return dict(self.splits)
-
-    def name_chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
-        return self.nodes.chunks()
-
-
 def stored_dtype(features: Path | None) -> np.dtype[Any]:
     """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else float32."""
     is_half = features is not None and features.suffix == ".npy" and load(features).dtype == np.float16
@@ -124,7 +82,7 @@ def open_tables(
     id_column: str | None = None,
     num_classes: int | None = None,
     **files: StrPath | None,
-) -> TableSource:
+) -> Source:
     """Open a user's own files for conversion: those in a folder by their names, or named one by one.
 
     Labels and splits are read here, and a csv file of features for the number of its rows. Standard error lists unused
@@ -147,7 +105,7 @@ def open_tables(
     from .roles import LABEL, NODE, Features, read_labels, read_split, read_splits, value_columns
 
     paths, path = find_files(folder, files), home(folder).resolve()
-    stamps, known = {role: stamp(file) for role, file in paths.items()}, (id_column, *NODE) if id_column else NODE
+    stamps, known = stamped(paths), (id_column, *NODE) if id_column else NODE
     features = Features(paths["features"], known) if "features" in paths else None
 
     label_table, hint = Table(paths["labels"]), f"name them: --label-columns {NODE[0]},{LABEL[0]}, or that of labels"
@@ -198,10 +156,28 @@ def open_tables(
         splits = read_splits(paths["splits"], nodes, known)
     else:
         splits = {split: read_split(paths[split], nodes, (*known, "mask", *_NAMES[split])) for split in SPLITS}
-    width = features.width if features else 1 + (str(files["features"]) == "degree")
-    return TableSource(
-        name=path.name, path=path, files=paths, stamps=stamps, num_nodes=num_nodes, num_edges=edges.num_rows,
-        num_features=width, num_classes=num_classes, feature_dtype=stored_dtype(paths.get("features")), nodes=nodes,
-        ends=(edges, ends), features=features, labels=labels.astype(label_dtype(num_classes)), splits=splits,
-        label_names=class_names,
+    labels = labels.astype(label_dtype(num_classes))
+    dtype, width = stored_dtype(paths.get("features")), 1 + (str(files.get("features")) == "degree")
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        for pieces in edges.batches(ends):
+            src, dst = map(nodes, pieces)
+            yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
+
+    def x_chunks() -> Iterator[Array]:
+        if features is not None:
+            return finite(features.chunks(nodes), dtype, str(paths["features"]))
+        if width == 1:
+            return slices(np.broadcast_to(np.ones(1, np.float32), (num_nodes, 1)), _CHUNK_NODES)
+        degrees = np.zeros((num_nodes, 2), np.float32)
+        for src, dst in edge_chunks(2**20):
+            np.add.at(degrees[:, 0], dst, 1)
+            np.add.at(degrees[:, 1], src, 1)
+        return slices(np.log1p(degrees, out=degrees), _CHUNK_NODES)
+
+    return Source(
+        name=path.name, path=path, stamps=stamps, num_nodes=num_nodes, num_edges=edges.num_rows,
+        num_features=features.width if features else width, num_classes=num_classes, feature_dtype=dtype,
+        edge_chunks=edge_chunks, x_chunks=x_chunks, label_chunks=lambda: slices(labels, _CHUNK_NODES),
+        read_splits=lambda: dict(splits), node_names=nodes.chunks, label_names=class_names,
     )  # fmt: skip

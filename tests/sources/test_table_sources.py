@@ -72,7 +72,7 @@ def write_small(folder: Path, small: Arrays, files: dict[str, Any]) -> Path:
 
 def read_all(source: Any) -> Arrays:
     return {
-        "edge_index": np.concatenate([np.stack(pair) for pair in source.edge_chunks()], axis=1),
+        "edge_index": np.concatenate([np.stack(pair) for pair in source.edge_chunks(2**20)], axis=1),
         "x": np.concatenate(list(source.x_chunks())),
         "y": np.concatenate(list(source.label_chunks())),
         "splits": source.read_splits(),

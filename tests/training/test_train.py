@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import re
@@ -27,7 +28,7 @@ from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.sources.ogb import RawDataset, open_raw, write_raw
+from ogbnlib.sources.ogb import open_raw, write_raw
 from ogbnlib.training.train import TrainResult, train
 from ogbnlib.training.trainer import Progress
 
@@ -100,15 +101,16 @@ def test_a_store_that_loading_store_makes_is_float16_where_that_is_asked_for(
 def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
     tiny_config: Config, fresh: dict[str, Any], tmp_path: Path, plain: TrainResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tiny_config(dataset=str(write_raw(tmp_path / "mine", **fresh).path), loading="eager")
+    source = write_raw(tmp_path / "mine", **fresh)
+    config = tiny_config(dataset=str(source.path), loading="eager")
 
-    def chunks(self: RawDataset) -> Iterator[np.ndarray]:
+    def chunks() -> Iterator[np.ndarray]:
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.1)
-        yield raw_arrays(self.path)["x"]
+        yield from source.x_chunks()
 
     with monkeypatch.context() as patch:
-        patch.setattr(RawDataset, "x_chunks", chunks)
+        patch.setattr("ogbnlib.sources.catalog.open_raw", lambda _: dataclasses.replace(source, x_chunks=chunks))
         with pytest.raises(
             Stopped, match="stopped by SIGUSR1 while the data set was converted; go on with resume=True"
         ):
