@@ -102,7 +102,7 @@ def test_the_commands_of_the_page_on_papers100m_are_taken_by_a_cluster(
 ) -> None:
     settings = f"dataset: {tiny_dir}\nnum_neighbors: [2, 1]\nepochs: 3000\ndevice: cpu\n"
     (site / "slurm" / "small.yaml").write_text(settings)
-    page = (ROOT / "notebooks" / "papers100M.md").read_text()
+    page = (ROOT / "notebooks" / "guide" / "papers100M.md").read_text()
     submit, *_ = re.findall(r"^sbatch .*small\.yaml$", page, re.MULTILINE)
     (watch,) = (block for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) if "squeue" in block)
     job_id = slurm.sbatch(*shlex.split(submit.replace("--mem=8G", "--mem=1500"))[1:], cwd=site)
