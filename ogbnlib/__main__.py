@@ -13,24 +13,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
+from . import data_commands as option
 from .config import TrainConfig
-from .data_commands import (
-    Assignments,
-    ConfigFile,
-    DataDir,
-    Json,
-    LimitBy,
-    MemoryLimit,
-    RunDir,
-    app,
-    read_options,
-    say,
-    show,
-)
+from .data_commands import app, read_options, say, show
 from .errors import InputError, clear_errors
 from .files import home
 from .progress import steady_output
@@ -40,12 +29,12 @@ _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that o
 
 @app.command()
 def plan(
-    set_: Assignments = None,
-    config: ConfigFile = None,
-    memory_limit: MemoryLimit = None,
+    set_: option.Assignments = None,
+    config: option.ConfigFile = None,
+    memory_limit: option.MemoryLimit = None,
     parameters: Annotated[bool, typer.Option("--parameters", help="Print the meaning of each parameter.")] = False,
     ladder: Annotated[bool, typer.Option("--ladder", help="Print what to run from 512 GB down to 4 GB.")] = False,
-    as_json: Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Forecast a run's memory, phase by phase, before anything is loaded, and name a config that fits.
 
@@ -73,13 +62,13 @@ def plan(
 @app.command()
 def train(
     run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder: new, or the one to resume.")],
-    set_: Assignments = None,
-    config: ConfigFile = None,
-    memory_limit: MemoryLimit = None,
+    set_: option.Assignments = None,
+    config: option.ConfigFile = None,
+    memory_limit: option.MemoryLimit = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, or start.")] = False,
-    limit_by: LimitBy = "auto",
+    limit_by: option.LimitBy = "auto",
     ranks: Annotated[int, typer.Option(help="Processes that train together, under the one limit.")] = 1,
-    as_json: Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Train in a child process, optionally under a memory limit; exits with the child's code.
 
@@ -99,7 +88,19 @@ def train(
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if memory_limit is not None or ranks != 1:
             raise InputError("--memory-limit, --ranks: expected without a launcher such as torchrun")
-        _train_as_rank(planned, run_dir, resume, as_json)
+        from .memory.signals import die_with_parent
+        from .training.child import exit_code
+        from .training.distributed import end, end_here
+        from .training.train import train as train_here
+
+        die_with_parent()
+        end_here()
+        quiet = planned.replace(progress="none") if as_json else planned
+        code = exit_code(lambda: train_here(quiet, run_dir, resume=resume), say)
+        if os.environ["RANK"] == "0" and code != 2:
+            ended = Run(run_dir)
+            show(ended.result, f"{ended.diagnosis}\nEverything about it is in {run_dir}", as_json)
+        end(code)
     more: dict[str, Any] = {"run_dir": run_dir, "resume": resume, "limit_by": limit_by, "num_ranks": ranks}
     with _interruptible(), contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         done = run(planned, memory_limit, echo=not as_json, **more)
@@ -107,32 +108,15 @@ def train(
     raise typer.Exit(done.exit_code or 0)
 
 
-def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
-    from .memory.signals import die_with_parent
-    from .runs.folder import Run
-    from .training.child import exit_code
-    from .training.distributed import end, end_here
-    from .training.train import train as train_here
-
-    die_with_parent()
-    end_here()
-    quiet = config.replace(progress="none") if as_json else config
-    code = exit_code(lambda: train_here(quiet, run_dir, resume=resume), (lambda text: None) if as_json else print)
-    if os.environ["RANK"] == "0" and code != 2:
-        ended = Run(run_dir)
-        show(ended.result, f"{ended.diagnosis}\nEverything about it is in {run_dir}", as_json)
-    end(code)
-
-
 @app.command()
 def predict(
-    run_dir: RunDir,
+    run_dir: option.RunDir,
     out: Annotated[Path, typer.Option(help="The .npy file to write.")],
     nodes: Annotated[str, typer.Option(help="labelled, all, or a .npy file of node ids.")] = "labelled",
     sampled: Annotated[bool, typer.Option("--sampled", help="Sample neighbors as the run's evaluations do.")] = False,
     scores: Annotated[bool, typer.Option("--scores", help="Write the scores of all classes.")] = False,
-    memory_limit: MemoryLimit = None,
-    as_json: Json = False,
+    memory_limit: option.MemoryLimit = None,
+    as_json: option.Json = False,
 ) -> None:
     """Write the predictions of a run's model, in bounded memory: exact with all neighbors, or sampled."""
     from .inference import predict as predict_classes
@@ -146,9 +130,9 @@ def predict(
 def watch(
     command: Annotated[list[str], typer.Argument(help="Any command, after --.")],
     run_dir: Annotated[Path | None, typer.Option("--run-dir", help="A new folder; by default runs/SCRIPT.")] = None,
-    memory_limit: MemoryLimit = None,
-    limit_by: LimitBy = "auto",
-    as_json: Json = False,
+    memory_limit: option.MemoryLimit = None,
+    limit_by: option.LimitBy = "auto",
+    as_json: option.Json = False,
 ) -> None:
     """Record any command, optionally under a memory limit; exits with the command's code.
 
@@ -169,9 +153,9 @@ def watch(
 
 @app.command()
 def status(
-    run_dir: RunDir,
+    run_dir: option.RunDir,
     follow: Annotated[bool, typer.Option("--follow", help="Show it until the run ends.")] = False,
-    as_json: Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Print the state of a run: its phase, time and memory while it works, or the cause of its end."""
     from .runs.folder import Run
@@ -186,7 +170,7 @@ def diagnose(
     job: Annotated[str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")] = None,
     exit_code: Annotated[str | None, typer.Option(help="An exit code instead: 137, or Slurm's 0:125.")] = None,
     text: Annotated[str | None, typer.Option(help="torch's CUDA out of memory message instead; - reads it.")] = None,
-    as_json: Json = False,
+    as_json: option.Json = False,
 ) -> None:
     """Explain the end of a run or a Slurm job: cause, phase, sizes of its parts, and what to do next."""
     from .runs import diagnosis, folder, slurm
@@ -208,8 +192,8 @@ def diagnose(
 
 @app.command()
 def doctor(
-    root: DataDir = Path("dataset"),
-    as_json: Json = False,
+    root: option.DataDir = Path("dataset"),
+    as_json: option.Json = False,
 ) -> None:
     """Check the installation and the machine; each failure comes with a command. Exits with 1 if anything failed."""
     from .doctor import examine
@@ -235,10 +219,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run the command line; a user's mistake or a full disk is one sentence on stderr and exit code 2.
-
-    A closed standard output ends no command; one that only prints exits with 2 then.
-    """
+    """Run the command line; a user's mistake or a full disk is one sentence on stderr and exit code 2."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a standard stream was closed: a file of ours must not get its number
     os.close(descriptor)
@@ -253,6 +234,7 @@ def main() -> int:
         except SystemExit as end:
             code = end.code
         sys.stdout.flush()
+        # A standard output that can't be written ends no command; one that only prints exits with 2 then.
         if (refused := refusal()) and not isinstance(refused, BrokenPipeError):
             typer.echo(f"error: standard output: {refused.strerror}; the rest is not shown", err=True)
             code = code or (2 if {*sys.argv[1:2]} & {*_ANSWERS} else 0)

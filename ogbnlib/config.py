@@ -314,7 +314,7 @@ def _conflict(config: TrainConfig) -> str:
 def check_config(config: object) -> None:
     """Refuse anything but a `TrainConfig`, such as its values in a dict."""
     if not isinstance(config, TrainConfig):
-        raise InputError(f"config: expected TrainConfig.create(dataset=...), got a {type(config).__name__}")
+        raise InputError(f"config: expected a TrainConfig, got a {type(config).__name__}; use TrainConfig.create(...)")
 
 
 def parameters() -> dict[str, str]:

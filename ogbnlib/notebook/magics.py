@@ -66,8 +66,6 @@ class Magics:
         Run the cell as usual, then show its memory over time, sampled every 20 ms: the peak, and what stays in use.
         Child processes are included, each page once. Use `with ogbnlib.phase("load"):` in the cell to name moments.
         """
-        if line.strip():
-            raise InputError(f"%%memory: expected no arguments, got {line.strip()!r}")
         if cell is not None:
             self._shell.run_cell(f"%%memory\n{cell}")
             return
@@ -149,7 +147,9 @@ class Magics:
                 display(done.diagnosis)
             self._draw(done, f"memory_limit: {done.state}")
             if done.exit_code == 0 and all((folder / f"--out-{name}.pickle").exists() for name in outputs):
-                self._shell.user_ns.update({name: _load(folder, name, "--out") for name in outputs})
+                self._shell.user_ns.update(
+                    {name: pickle.loads((folder / f"--out-{name}.pickle").read_bytes()) for name in outputs}
+                )
             elif outputs:
                 state = done.state if done.exit_code else "exit before the end of the cell, as by os._exit(0)"
                 what = f"--out {', '.join(outputs)}: not set, as the cell's process ended: {state}"
@@ -200,20 +200,8 @@ def _dump(folder: Path, name: str, value: Any, option: str) -> None:
     except OSError:
         raise
     except Exception as error:
-        raise InputError(
-            f"{option} {name}: expected an object that cloudpickle can copy to another process, found a "
-            f"{type(value).__name__} ({error}); create it in that process instead"
-        ) from None
-
-
-def _load(folder: Path, name: str, option: str) -> Any:
-    try:
-        return pickle.loads((folder / f"{option}-{name}.pickle").read_bytes())
-    except Exception as error:
-        raise InputError(
-            f"{option} {name}: can't be unpickled in this process ({type(error).__name__}: {error}); its class must be "
-            "importable in both processes"
-        ) from None
+        what = f"expected an object that cloudpickle can copy, found a {type(value).__name__}"
+        raise InputError(f"{option} {name}: {what} ({error})") from None
 
 
 # The child process ----------------------------------------------------------------------------------------------------
@@ -280,7 +268,7 @@ def main(folder: Path) -> int:
     try:
         for name in job["in"]:
             with marks.phase(f"unpickle {name}"):
-                shell.user_ns[name] = _load(folder, name, "--in")
+                shell.user_ns[name] = pickle.loads((folder / f"--in-{name}.pickle").read_bytes())
         with marks.phase("cell"):
             done = shell.run_cell(job["cell"])
         if error := done.error_before_exec or done.error_in_exec:

@@ -41,7 +41,6 @@ _SHADES = {  # prefix of a phase's name -> label and colour; legends leave out l
 LIMIT, KILLED = "#c0392b", "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _ROOM = 1.7  # height of the axis / the highest sample or limit: the phases' names stand above
-_PAUSE_S = 5.0  # longer without a sample is a pause between two attempts of a run
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
@@ -104,11 +103,9 @@ def _draw_layers(
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
         spans.append((max([phase.start_s, *covered]), stop, phase.label))
-    free_from, width = 0.0, 0.028 * end_s
     style: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "top", "fontsize": 8, "color": "#333333"}
-    for start, stop, label in sorted(spans):
-        if stop - start >= width and start >= free_from:
-            free_from = start + width
+    for start, stop, label in spans:
+        if stop - start >= 0.028 * end_s:
             ax.text((start + stop) / 2, 0.985, label, transform=ax.get_xaxis_transform(), zorder=4, **style)
     return end_s
 
@@ -130,9 +127,7 @@ def plot_timeline(
     time_s, top_bytes = samples["time_s"].to_numpy(), top_bytes or _top_bytes(run)
     unit, name, text = _unit(top_bytes / _ROOM)
     stacks = _stacks(samples, PARTS) / unit
-    pauses = np.flatnonzero(np.diff(time_s) > _PAUSE_S) + 1
-    with_gaps = np.insert(time_s, pauses, time_s[pauses]), np.insert(stacks, pauses, np.nan, axis=1)
-    end_s = _draw_layers(ax, run, *with_gaps, PARTS, title)
+    end_s = _draw_layers(ax, run, time_s, stacks, PARTS, title)
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
@@ -145,14 +140,12 @@ def plot_timeline(
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
         if phase := run.diagnosis.phase:  # well below the climb, which the label would hide
-            style = {"ha": "right", "va": "center", "color": KILLED}
-            _mark(ax, f"killed in\n{phase}", (end_s, 0.4 * height), (-10, 0), **style)
+            _mark(ax, f"killed in\n{phase}", (end_s, 0.4 * height), (-10, 0), ha="right", color=KILLED)
     elif len(in_use):
         at = int(in_use.argmax())
         ax.plot(time_s[at], in_use[at], "o", color="black", markersize=4, zorder=6)
-        late = time_s[at] > 0.75 * end_s
-        side = {"ha": "right" if late else "center", "va": "bottom"}
-        _mark(ax, f"peak {text(in_use[at])}", (time_s[at], in_use[at]), (-6 if late else 0, 8), **side)
+        side = {"ha": "right" if time_s[at] > 0.5 * end_s else "left", "va": "bottom"}
+        _mark(ax, f"peak {text(in_use[at])}", (time_s[at], in_use[at]), (0, 8), **side)
     ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
     if legend:
         ax.legend(ncol=4, **_BELOW)
@@ -173,14 +166,10 @@ def plot_cuda(run: RunLike) -> Axes:
     unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
     stacks = stacks / unit
     _draw_layers(ax, run, time_s, stacks, CUDA_LAYERS, None)
-    largest = table["cuda_largest_free_bytes"] / unit
-    if largest.notna().any():
-        base = stacks[0] + np.minimum(largest.to_numpy(), stacks[1])
-        ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
-    retries = table["cuda_alloc_retries"].diff() > 0
-    if retries.any():
-        where = time_s[retries.to_numpy()]
-        ax.plot(where, np.zeros(len(where)), "^", color="black", clip_on=False, zorder=5, label="allocation retried")
+    base = stacks[0] + np.minimum((table["cuda_largest_free_bytes"] / unit).to_numpy(), stacks[1])
+    ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
+    where = time_s[(table["cuda_alloc_retries"].diff() > 0).to_numpy()]
+    ax.plot(where, np.zeros(len(where)), "^", color="black", clip_on=False, zorder=5, label="allocation retried")
     if run.exit_code == OUT_OF_CUDA_MEMORY:
         ax.plot(time_s[-1], stacks[0][-1] + stacks[1][-1], "X", zorder=7, label="allocation failed", **_CROSS)
     ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
@@ -213,8 +202,7 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
 def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) -> Axes:
     """Plot seconds per epoch against the memory limit, one line per policy; `runs` is (policy, limit) -> run."""
     ax = _axes(width=7.5, height=4)
-    policies = list(dict.fromkeys(policy for policy, _ in runs))
-    highest = 0.0
+    policies, highest = list(dict.fromkeys(policy for policy, _ in runs)), 0.0
     for policy in policies:
         points = [(i, Run.open(runs[policy, limit])) for i, limit in enumerate(limits) if (policy, limit) in runs]
         alive = {i: float(run.metrics["time_s"].mean()) for i, run in points if run.exit_code == 0}
@@ -223,12 +211,11 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
         # Crosses of several policies at one limit stand side by side.
         shift = 0.12 * (policies.index(policy) - len(policies) / 2)
         dead = [i + shift for i, run in points if run.exit_code != 0]
-        style = {"color": line.get_color(), "markersize": 11, "markeredgecolor": "white"}
-        if dead:  # an empty line without clipping would claim room down to the figure's corner
-            ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **style)
+        if dead:
+            ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **{**_CROSS, "color": line.get_color()})
     ax.set_xticks(range(len(limits)), limits)
-    ax.set(ylim=(0, 1.15 * highest or 1), ylabel="seconds per epoch")
-    ax.set_xlabel("memory limit at full size (cross: killed)")
+    label = "memory limit at full size (cross: killed)"
+    ax.set(ylim=(0, 1.15 * highest or 1), ylabel="seconds per epoch", xlabel=label)
     ax.legend(**_PLAIN)
     return ax
 

@@ -145,16 +145,10 @@ def phase_seconds(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(columns).fillna(0.0).round(3)
 
 
-def sampled_nodes(
-    config: TrainConfig,
-    settings: Mapping[str, Mapping[str, Any]],
-    full: str = "ogbn-papers100M",
-    num_batches: int = 10,
-) -> pd.DataFrame:
+def sampled_nodes(config: TrainConfig, settings: Mapping[str, Mapping[str, Any]], full: str) -> pd.DataFrame:
     """Return one row per setting with the nodes of a batch: by arithmetic, counted, and expected on `full`.
 
-    "arithmetic" is seeds x (1 + k1 + k1 k2 ...), "counted" the mean of `num_batches` training batches of
-    `config.dataset`.
+    "arithmetic" is seeds x (1 + k1 + k1 k2 ...), "counted" the mean of 10 training batches of `config.dataset`.
     """
     import torch
     from torch_geometric.sampler import NodeSamplerInput
@@ -167,7 +161,7 @@ def sampled_nodes(
         changed = config.replace(**setting)
         size, num_neighbors = changed.batch_size, changed.num_neighbors
         sampler = CSCSampler(store.colptr, store.row, num_neighbors, seed=config.seed)
-        parts = torch.split(seeds, size)[: max(1, min(num_batches, len(seeds) // size))]  # full batches
+        parts = torch.split(seeds, size)[: max(1, min(10, len(seeds) // size))]  # full batches
         counted = [len(sampler.sample_from_nodes(NodeSamplerInput(None, part)).node) for part in parts]
         rows[name] = {
             "arithmetic": size * int(1 + np.cumprod(num_neighbors).sum()),

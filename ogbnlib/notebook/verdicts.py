@@ -1,7 +1,6 @@
 """Verdict table: what people believe, what was measured, and whether the belief holds.
 
-Each comparison returns a `Finding`. Its threshold stands in the notebook, beside the belief, and is larger than the
-difference between two equal runs. A missing figure (NaN) and the peak of a killed run count as "not measured".
+A missing figure (NaN) and the peak of a killed run count as "not measured".
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ def shown(cell: NotebookNode) -> dict[str, str]:
 def test_memory_shows_peak_and_what_a_cell_left_behind_and_leaves_it_as_it_was() -> None:
     load = "import ogbnlib, time\nkept = bytearray(100 * 2**20)\nwith ogbnlib.phase('read'):\n"
     load += "    y = bytearray(200 * 2**20)\n    time.sleep(0.2)\n    del y\nlen(kept)"
-    first, value, after, syntax, nothing = execute(
-        f"%%memory\n{load}", "print(len(kept))", "%%memory\ndel kept", "%%memory\nf(", "%%memory x\n1"
-    )
+    first, value, after, syntax = execute(f"%%memory\n{load}", "print(len(kept))", "%%memory\ndel kept", "%%memory\nf(")
     found = re.search(
         r"memory: [\d.]+ s, peak (\d+) MB, (\d+) MB above the start; (\d+) MB left behind", first["stdout"]
     )
@@ -68,7 +66,6 @@ def test_memory_shows_peak_and_what_a_cell_left_behind_and_leaves_it_as_it_was()
     assert "100 MB given back" in after["stdout"]
     assert "SyntaxError" in syntax["error"]
     assert "magics.py" not in syntax["error"]
-    assert nothing["error"] == "InputError: %%memory: expected no arguments, got 'x'"
 
 
 def test_a_limited_cell_takes_variables_prints_and_gives_results_back() -> None:
@@ -86,9 +83,8 @@ def test_a_limited_cell_takes_variables_prints_and_gives_results_back() -> None:
     assert results["stdout"] == "5 Made clean\n"
 
 
-@pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
-def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path, limit_by: str) -> None:
-    killed = f"%%memory_limit 150MB --limit-by {limit_by}\nimport ogbnlib\nwith ogbnlib.phase('fill'):\n    {FILL}"
+def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path) -> None:
+    killed = f"%%memory_limit 150MB\nimport ogbnlib\nwith ogbnlib.phase('fill'):\n    {FILL}"
     book = make_book(LOAD, "a = 1", killed.replace("\nwhile", "\n    while").replace("\n    x.", "\n        x."), "a")
     nbformat.write(book, tmp_path / "in.ipynb")
     done = papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
@@ -102,17 +98,12 @@ def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path, limit_by:
 MISTAKES: list[tuple[str, str]] = [
     ("5\n1", "InputError: memory_limit: expected a size such as"),
     ("1GB --in nope\n1", "InputError: --in nope: expected a variable of the notebook"),
-    ("1GB --in 3\n1", "InputError: %%memory_limit: expected names of variables"),
     ("1GB --in f\n1", "InputError: --in f: expected an object that cloudpickle can copy"),
     ("1GB --out nope\n1", "InputError: --out nope: expected a variable of the cell"),
-    ("1GB --out g\ng = (i for i in [])", "InputError: --out g: expected an object that cloudpickle can copy"),
-    ("1GB --limit-by magic\n1", "InputError: limit_by: expected auto or one of"),
     ("1GB\nprint(f)", "NameError: name 'f' is not defined\na limited cell has only the variables"),
-    ("1GB\nx = 1\n%nosuch x", "UsageError: Line magic function `%nosuch` not found."),
     ("1GB\nx = 1\nf(", "SyntaxError: incomplete input"),
     ("1GB\ndef g():\n    1 / 0\n\ng()", "----> 2     1 / 0\n\nZeroDivisionError: division by zero"),
     ("1GB\ninput('name? ')", "EOFError: EOF when reading a line"),
-    ("1GB\nraise KeyboardInterrupt", "----> 1 raise KeyboardInterrupt\n\nKeyboardInterrupt: "),
     ("1GB\nimport sys\nsys.exit(3)", "SystemExit: 3"),
     ("1GB --in kept --out kept\nimport os\nkept = 1\nos._exit(0)", "CellFailed: --out kept: not set"),
     (f"150MB --out x\n{FILL}", "CellFailed: --out x: not set, as the cell's process ended: out of memory"),
@@ -120,13 +111,10 @@ MISTAKES: list[tuple[str, str]] = [
 
 
 def test_mistakes_and_errors_of_a_limited_cell_are_shown_shortly_and_fail_it() -> None:
-    cells = execute(
-        "kept, f = 0, (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES), "%%memory_limit\n1"
-    )
-    for (text, expected), cell in zip(MISTAKES, cells[1:-1], strict=True):
+    cells = execute("kept, f = 0, (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES))
+    for (text, expected), cell in zip(MISTAKES, cells[1:], strict=True):
         assert expected in cell["error"], text
         assert "magics.py" not in cell["error"]
-    assert "UsageError: the following arguments are required: limit" in cells[-1]["stderr"]
 
 
 SHOW = """
@@ -167,10 +155,7 @@ def test_pictures_tables_and_prints_of_a_cell_appear_in_its_order(magic: str) ->
 PLAIN: list[tuple[str, str]] = [
     ("import asyncio\nawait asyncio.sleep(0.01)\n7", "7"),
     ("%%time\nx = 1\nprint('in')", "in\nCPU times"),
-    ("!echo shell", "shell"),
-    ("%alias_magic t time", "Created `%t`"),
     ("import warnings\nwarnings.warn('careful')", "UserWarning: careful"),
-    ("from tqdm import tqdm\nfor i in tqdm(range(3), 'bar'): pass", "bar: 100%"),
     ("print('x' * 2**20)", "x" * 2**20 + "\n"),
     ("%%memory\nprint('inner')", "inner\nmemory: "),
 ]
@@ -205,10 +190,7 @@ def test_a_cell_that_fails_fails_under_papermill_too(tmp_path: Path, magic: str)
         papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
 
 
-@pytest.mark.parametrize(
-    ("how", "words"), [("restart_kernel", "a restart or shutdown"), ("interrupt_kernel", "Ctrl-C")]
-)
-def test_a_restart_of_the_kernel_is_not_called_a_press_of_stop(tmp_path: Path, how: str, words: str) -> None:
+def test_a_restart_of_the_kernel_is_not_called_a_press_of_stop(tmp_path: Path) -> None:
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(cwd=tmp_path)
     client = manager.client()
@@ -219,12 +201,10 @@ def test_a_restart_of_the_kernel_is_not_called_a_press_of_stop(tmp_path: Path, h
         wait_until((tmp_path / "runs" / "a" / "result.json").exists, "the end of a command that reads")
         client.execute("watch(['-c', 'import time; time.sleep(600)'], name='b')")
         wait_until((tmp_path / "runs" / "b" / "timeline.csv").exists, "a command at work")
-        getattr(manager, how)()
+        manager.restart_kernel()
         wait_until((tmp_path / "runs" / "b" / "result.json").exists, "its end")
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     assert "EOFError" in diagnose(tmp_path / "runs" / "a").text
-    assert f"Exit code 130: interrupted {'by' if 'restart' in how else '(SIGINT:'} {words}" in (
-        diagnose(tmp_path / "runs" / "b").text
-    )
+    assert "Exit code 130: interrupted by a restart or shutdown" in diagnose(tmp_path / "runs" / "b").text

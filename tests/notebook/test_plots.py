@@ -11,7 +11,6 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 from conftest import MB, write_run
 from matplotlib.axes import Axes
@@ -24,7 +23,6 @@ from ogbnlib.notebook.plots import (
     plot_accuracy,
     plot_cuda,
     plot_forecast,
-    plot_knobs,
     plot_peaks,
     plot_runs,
     plot_timeline,
@@ -97,12 +95,6 @@ def test_a_finished_run_has_its_peak_and_neither_limit_nor_cross(finished: Path)
     assert not lines(ax, "--", "X")
 
 
-def test_the_pause_between_two_attempts_is_empty_and_a_run_without_samples_is_drawn(tmp_path: Path) -> None:
-    ax = plot_timeline(constant_run(tmp_path / "run", [100.5, 101.0, 3000.0, 3000.5], 50 * MB))
-    assert not [x for x in ax.collections[0].get_paths()[0].vertices[:, 0] if 1.0 < x < 2900.0]  # type: ignore[index]
-    assert not lines(plot_timeline(write_run(tmp_path / "early", samples=[])), marker="X")
-
-
 def test_runs_side_by_side_have_one_scale_and_names(killed: Path, finished: Path, tmp_path: Path) -> None:
     first, second, third, hidden = plot_runs({"A": killed, "B": finished, "C": killed}, columns=2).axes
     assert first.get_ylim() == second.get_ylim()
@@ -113,25 +105,6 @@ def test_runs_side_by_side_have_one_scale_and_names(killed: Path, finished: Path
     titles = [ax.get_title() for ax in plot_runs([Run(killed), same_name]).axes]
     assert len(titles) == 2
     assert all("killed" in title for title in titles)
-
-
-def test_what_is_no_run_is_named(finished: Path, tmp_path: Path) -> None:
-    (finished / "timeline.csv").unlink()
-    with pytest.raises(InputError, match=r"timeline\.csv"):
-        plot_timeline(finished)
-    with pytest.raises(InputError, match="expected the folder of a run"):
-        plot_timeline(tmp_path / "nothing")
-    with pytest.raises(InputError, match="runs"):
-        plot_runs({})
-
-
-@pytest.mark.parametrize(("size", "limit", "words"), [(400 * MB, 400 * MB, "400 MB"), (900 * MB, 2 * GB, "2.00 GB")])
-def test_a_plot_has_one_unit(tmp_path: Path, size: int, limit: int, words: str) -> None:
-    run = constant_run(tmp_path / "run", [100.5, 101.5], size, memory_limit_bytes=limit)
-    for ax in (plot_timeline(run), *plot_runs([run]).axes, plot_peaks({"a": size}, limit)):
-        labels = [*texts(ax), ax.get_ylabel(), ax.get_xlabel()]
-        assert f"limit {words}" in labels
-        assert not [text for text in labels if ("MB" if "GB" in words else "GB") in text]
 
 
 # Peaks, forecasts and epochs ------------------------------------------------------------------------------------------
@@ -159,28 +132,6 @@ def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tm
     assert 1 + 2 + 3 in [bar.get_width() for bar in ax.patches]  # type: ignore[attr-defined]  # beyond the 7 largest
     (marks,) = ax.collections
     assert [path.vertices[0, 0] for path in marks.get_paths()] == pytest.approx([50, float("nan")], nan_ok=True)  # type: ignore[index]
-
-
-@pytest.mark.parametrize(("result", "words"), [({}, "none"), ({"forecast": {"skipped": "no data"}}, "no data")])
-def test_a_result_without_a_forecast_is_refused(tmp_path: Path, result: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=f"forecast, found {words}"):
-        plot_forecast(write_run(tmp_path / "run", exit_code=0, **result))
-
-
-def test_every_setting_is_a_bar_with_its_measured_peak_and_its_forecast_at_full_size() -> None:
-    columns = {"predicted MB": [500, 600], "measured MB": [510.0, float("nan")], "big GB": [60.41, 33.95]}
-    ax = plot_knobs(pd.DataFrame(columns, index=["as given", "float16"]))
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["as given", "float16"]
-    assert [bar.get_width() for bar in ax.patches] == [500, 600]  # type: ignore[attr-defined]
-    assert texts(ax) == ["60.4 GB", "34.0 GB"]
-    assert ax.collections[0].get_paths()[0].vertices[0, 0] == 510  # type: ignore[index]
-
-
-def test_the_epoch_of_the_best_valid_accuracy_is_marked(finished: Path) -> None:
-    (finished / "metrics.csv").write_text(METRICS + "1,2.5,,0.3,0.4,1,1\n2,1.5,,0.6,0.5,1,1\n3,1.2,,0.5,0.7,1,1\n")
-    left, right = plot_accuracy({"one": Run(finished)}).axes
-    assert [list(line.get_ydata()) for line in left.lines] == [[2.5, 1.5, 1.2]]
-    assert [list(line.get_ydata()) for line in right.lines[:3]] == [[0.3, 0.6, 0.5], [0.4, 0.5, 0.7], [0.6]]
 
 
 def test_a_run_that_was_killed_before_its_first_evaluation_has_a_place_beside_others(finished: Path) -> None:

@@ -50,7 +50,8 @@ def test_a_killed_run_has_no_measured_peak_but_its_forecast(tmp_path: Path, tiny
 
 def test_sampled_nodes_are_counted_in_real_batches(tmp_path: Path) -> None:
     config = TrainConfig.create(dataset=prepare_dataset("", tmp_path, 0.0005))
-    counts = sampled_nodes(config, {"few": {"batch_size": 8, "num_neighbors": [2]}, "many": {"batch_size": 10**6}})
+    settings = {"few": {"batch_size": 8, "num_neighbors": [2]}, "many": {"batch_size": 10**6}}
+    counts = sampled_nodes(config, settings, "ogbn-papers100M")
     assert counts.loc["few", "arithmetic"] == 24
     assert 8 < counts.loc["few", "counted"] <= 24
     assert counts.loc["many", "counted"] < counts.loc["many", "arithmetic"]

@@ -75,14 +75,6 @@ def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
     assert verdict(verdicts.fits({"narrow": narrow})) == FAILS
 
 
-def test_losses_differ_in_any_digit(make: Make) -> None:
-    one, same, other = make("one", losses=(2.0, 1.0)), make("same", losses=(2.0, 1.0)), make("other", losses=(2.1, 1.0))
-    dead = make("dead", losses=(3.0, 1.0), exit_code=137)
-    assert verdict(verdicts.losses_differ({"one": one, "same": same, "dead": dead})) == FAILS
-    assert verdict(verdicts.losses_differ({"one": one, "other": other})) == HOLDS
-    assert verdict(verdicts.losses_differ({"one": one, "dead": dead})) == UNKNOWN
-
-
 def test_accuracies_within_two_standard_errors_are_not_told_apart() -> None:
     assert verdict(verdicts.as_accurate(0.50, 0.60, 1000)) == FAILS
     assert verdict(verdicts.as_accurate(0.60, 0.50, 1000)) == HOLDS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import left_in, wait_until
+from conftest import left_in
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
@@ -25,7 +24,7 @@ from ogbnlib.forecast.planner import plan
 from ogbnlib.graph.store import GraphSize, open_store
 from ogbnlib.inference import predict
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.runs.folder import Run, is_locked
+from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training import models
 from ogbnlib.training.custom_model import make_model
@@ -122,37 +121,6 @@ def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_
     assert "Net(hidden_channels=8, dropout=0.3, in_channels=8, out_channels=4, num_layers=3)" in said
 
 
-@pytest.mark.slow
-def test_kills_in_the_middle_of_an_epoch_of_child_and_parent_change_no_weight(own: Config, here: Path) -> None:
-    """Each at an attempt's 11th step, where an epoch has eight and the model's trial is no more than one."""
-    forward = "    def forward(self, x, edge_index):\n"
-    kills = """
-        Net.steps = getattr(Net, "steps", 0) + self.training
-        if Net.steps == 11 and os.path.exists("victim"):
-            victim = getattr(os, open("victim").read())()
-            os.remove("victim")
-            os.kill(victim, signal.SIGKILL)
-            while os.getppid() == victim:  # it hears of its parent's death and stops, before it ends its run
-                time.sleep(0.01)
-"""
-    code = "import os, signal, time\n" + RESIDUAL.replace(forward, forward + kills[1:])
-    (here / "my_model.py").write_text(code)
-    straight = train(own())
-    often = own(checkpoint_every_s=1e-9)
-    (here / "victim").write_text("getpid")
-    assert run(often, run_dir="run", echo=False).exit_code == 137
-    (here / "victim").write_text("getppid")
-    again = "from ogbnlib import run; run(run_dir='run', resume=True)"
-    parent = subprocess.run([sys.executable, "-c", again], stdout=subprocess.DEVNULL, check=False)
-    assert parent.returncode == -signal.SIGKILL
-    wait_until(lambda: not is_locked(here / "run"), "the child's end")
-    resumed = train(own(), "run", resume=True)
-    assert same(resumed.model.state_dict(), straight.model.state_dict())
-    assert same(weights(here / "run"), straight.model.state_dict())
-    epochs = [event for event in Run(here / "run").events if event.get("phase") == "train epoch"]
-    assert [event["epoch"] for event in epochs if event["event"] == "begin"] == [1, 2, 2, 3, 3]
-
-
 def test_a_module_that_changed_is_refused_with_the_line(own: Config, here: Path) -> None:
     package = here / "my_package_of_models"
     package.mkdir()
@@ -194,35 +162,6 @@ class Plain(nn.Module):
         return self.last(self.dropout(self.first(x, edge_index).relu()), edge_index)
 
 
-SAME = """
-from ogbnlib.config import TrainConfig
-from ogbnlib.training.models import GNN
-
-class Net(GNN):
-    def __init__(self, num_features, num_classes, hidden_channels, num_layers, dropout):
-        super().__init__(TrainConfig.create(
-            dataset="x", hidden_channels=hidden_channels, num_neighbors=[1] * num_layers, dropout=dropout
-        ), num_features, num_classes)
-"""
-
-
-def test_our_sage_as_a_model_of_your_own_has_the_same_losses(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(SAME)
-    ours, theirs = train(own(model="sage")), train(own())
-    assert [row["loss"] for row in theirs.history] == [row["loss"] for row in ours.history]
-    assert same(theirs.model.state_dict(), ours.model.state_dict())
-
-
-@pytest.mark.parametrize("name", ["GraphSAGE", "GIN"])
-def test_pygs_own_models_are_called_with_the_counts_of_each_hop(name: str) -> None:
-    config = TrainConfig.create(
-        dataset="x", model=f"torch_geometric.nn:{name}", hidden_channels=8, model_args={"norm": "LayerNorm"}
-    )
-    call = Call.of(make_model(config, 6, 5), "fp32")
-    assert call.arguments["num_sampled_nodes_per_hop"] == "num_sampled_nodes"
-    assert call.arguments["num_sampled_edges_per_hop"] == "num_sampled_edges"
-
-
 @pytest.mark.parametrize(
     ("model", "args"),
     [
@@ -262,28 +201,6 @@ def test_a_forward_may_take_the_whole_batch_or_features_alone() -> None:
         assert make_model(config, 6, 5, model=model) is model
         scores = Call.of(model, "fp32")(model, random_batch([4, 4, 4], [4, 4], 6), torch.device("cpu"))
         assert scores.shape == (4, 5)
-
-
-def test_a_model_that_makes_its_weights_at_the_first_batch_has_them_before_its_optimizer(
-    own: Config, here: Path
-) -> None:
-    lazy = RESIDUAL.replace("torch.nn.Linear(in_channels, hidden_channels)", "torch.nn.LazyLinear(hidden_channels)")
-    (here / "my_model.py").write_text(lazy)
-    assert same(train(own(epochs=1)).model.state_dict(), train(own(epochs=1)).model.state_dict())
-
-
-def test_bfloat16_goes_around_its_forward() -> None:
-    seen = []
-
-    class Seen(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            out = super().forward(x)
-            seen.append(out.dtype)
-            return out
-
-    model = Seen(6, 5)
-    scores = Call.of(model, "bf16")(model, random_batch([4, 4, 4], [4, 4], 6), torch.device("cpu"))
-    assert (seen, scores.dtype) == ([torch.bfloat16], torch.float32)
 
 
 @pytest.mark.slow
@@ -527,27 +444,7 @@ def test_it_is_refused_before_anything_is_written(own: Config, here: Path) -> No
     assert left_in(here) == before
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        (
-            {"model": "sgae"},
-            r"^model: expected sage, gcn, gat, sgc, sign, sagn, or your own as .*, got 'sgae'; did you mean 'sage'\?",
-        ),
-        ({"model": "my_model.py:"}, "^model: "),
-        ({"model_args": '{"a": 1}'}, "^model_args: expected with your own model only, got model='sage'"),
-        ({"model": "a.py:Net", "model_args": {"f": len}}, "^model_args: expected names and values as JSON"),
-        (
-            {"model": "a.py:Net", "activation_checkpointing": True},
-            "^activation_checkpointing: .*torch.utils.checkpoint",
-        ),
-    ],
-)
-def test_a_config_refuses_what_no_model_of_your_own_can_have(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        TrainConfig.create(dataset="x", **values)
-
-
+@pytest.mark.slow
 def test_the_plan_says_what_it_does_not_know() -> None:
     size = GraphSize("x", 1000, 9000, 8, 4, {"train": 100, "valid": 10, "test": 10})
     own = TrainConfig.create(dataset="x", model="my_model.py:Net")

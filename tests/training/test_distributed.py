@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -24,7 +23,6 @@ from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -59,29 +57,6 @@ def torchrun(*arguments: str, ranks: int = 2, **more: Any) -> subprocess.Complet
 
 def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in COLUMNS} for row in history]
-
-
-# Dealing out ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize(("n", "size", "start"), [(120, 16, 48), (7, 16, 0)])
-def test_ranks_together_get_every_position_once_in_the_batches_of_one(
-    num_ranks: int, n: int, size: int, start: int
-) -> None:
-    whole = EpochSampler(n, seed=3)
-    dealt: list[list[int]] = []
-    for rank in range(num_ranks):
-        sampler = EpochSampler(n, seed=3, rank=rank, num_ranks=num_ranks, batch_size=size)
-        sampler.set_epoch(2, start)
-        positions = list(sampler)
-        assert len(sampler) == len(positions)
-        dealt.append(positions)
-    batches = [part.tolist() for part in whole.order(2)[start:].split(size) if len(part)]
-    for number, batch in enumerate(batches):
-        at = number // num_ranks * size
-        assert dealt[number % num_ranks][at : at + size] == batch
-    assert sorted(itertools.chain(*dealt)) == sorted(itertools.chain(*batches))
 
 
 # Two ranks against one -----------------------------------------------------------------------------------------------

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import MB
 from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.memory.cuda import check_precision, resolve_device
+from ogbnlib.memory.cuda import check_precision
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training.models import GNN
 
@@ -73,14 +70,6 @@ def test_a_batch_without_edges_is_computed(name: str) -> None:
     assert torch.isfinite(out).all()
 
 
-def test_cuda_is_refused_where_there_is_none() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    assert resolve_device("auto").type == "cpu"
-    with pytest.raises(InputError, match=r"^device: expected a usable GPU"):
-        resolve_device("cuda")
-
-
 # Memory options -------------------------------------------------------------------------------------------------------
 
 
@@ -108,41 +97,6 @@ def test_half_width_products_give_nearly_the_same_gradients_in_float32(name: str
     assert {part.dtype for part in half} == {torch.float32}
     a, b = (torch.cat([part.flatten() for part in parts]) for parts in (exact, half))
     assert 0 < (a - b).norm() <= 0.1 * a.norm()
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_the_mean_of_half_width_features_has_the_gradient_of_the_dense_mean(precision: str) -> None:
-    from ogbnlib.training.models import DTYPES, _csr, _Mean
-
-    x, edges, _, hops = batch([4])
-    edges = edges[:, : hops[0]]
-    x = x.to(DTYPES[precision]).requires_grad_()
-    mean = torch.zeros(7, len(x)).index_put_((edges[1], edges[0]), torch.ones(edges.size(1)), accumulate=True)
-    mean = mean / mean.sum(1, keepdim=True).clamp(min=1)
-    out = _Mean.apply(_csr(edges, 7, len(x)), x)
-    torch.testing.assert_close(out, mean @ x.float())
-    out.square().sum().backward()
-    torch.testing.assert_close(x.grad, (mean.T @ (2 * mean @ x.detach().float())).to(x.dtype))
-
-
-@pytest.mark.slow
-def test_half_width_products_on_the_cpu_keep_nothing_for_shapes_that_never_come_again() -> None:
-    # In a process of its own: the caches' sizes are read once. With 1024 entries each it grows by 115 MB.
-    code = """if True:
-        import torch
-        from ogbnlib.memory.reading import own_memory, release_memory
-        from ogbnlib.training.models import GNN
-        torch.set_num_threads(1)
-        linear, held = torch.nn.Linear(128, 256), []
-        for rows in range(20_000, 20_110):
-            with torch.autocast("cpu", torch.bfloat16):
-                linear(torch.zeros(rows, 128)).float().sum().backward()
-            if rows in (20_009, 20_109):
-                release_memory()
-                held.append(own_memory()[0])
-        print(held[1] - held[0])"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 30 * MB
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])

@@ -217,20 +217,6 @@ def test_another_lr_counts_from_there_on_and_is_said(
         assert any(note.startswith(said) for note in notes(folder))
 
 
-def test_fewer_epochs_than_are_done_are_refused_by_the_parent_or_else_by_the_checkpoint(
-    folder: Path, tiny_config: Config
-) -> None:
-    before = tree(folder)
-    fewer = tiny_config(epochs=1, dropout=0.3)
-    with pytest.raises(InputError, match=r"^epochs: the run is already at epoch 2, got epochs=1"):
-        run(fewer, run_dir=folder, resume=True, echo=False)
-    assert {**tree(folder), ".lock": b""} == {**before, ".lock": b""}
-    (folder / "metrics.csv").write_text("mine\n")
-    with pytest.raises(InputError, match=r"^epochs: the run is already at epoch 2, got epochs=1"):
-        train(fewer, folder, resume=True)
-    assert (folder / "config.json").read_bytes() == before["config.json"]
-
-
 # Divergence -----------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,19 +17,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import left_in, raw_arrays, tree
-from torch_geometric.data import Data
 
 from ogbnlib import files
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import open_store
 from ogbnlib.memory.record import METRIC_COLUMNS
-from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.sources.ogb import open_raw, write_raw
 from ogbnlib.training.train import TrainResult, train
-from ogbnlib.training.trainer import Progress
 
 Config = Callable[..., TrainConfig]
 POLICIES = ("eager", "lazy", "shared", "store")
@@ -89,15 +85,6 @@ def fresh(tiny_dir: Path, tmp_path: Path) -> dict[str, Any]:
     return {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits()}
 
 
-def test_a_store_that_loading_store_makes_is_float16_where_that_is_asked_for(
-    tiny_config: Config, fresh: dict[str, Any], tmp_path: Path
-) -> None:
-    dataset = str(write_raw(tmp_path / "mine", **fresh).path)
-    half = train(tiny_config(dataset=dataset, loading="store", feature_dtype="float16", data_dir=tmp_path / "stores"))
-    assert left_in(tmp_path / "stores") == ["mine-float16.store"]
-    assert scores(train(tiny_config(dataset=dataset, feature_dtype="float16"))) == scores(half)
-
-
 def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
     tiny_config: Config, fresh: dict[str, Any], tmp_path: Path, plain: TrainResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +125,7 @@ def test_the_same_config_gives_the_same_weights_and_another_seed_others(
     assert not same(other.model.state_dict(), plain.model.state_dict())
 
 
-@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_training_learns_what_the_features_tell(tiny_config: Config, model: str) -> None:
     result = train(tiny_config(model=model, epochs=12))
     losses = [loss for loss in column(result, "loss") if loss is not None]
@@ -160,10 +147,8 @@ def test_a_run_folder_holds_everything_about_the_run(tiny_config: Config, tmp_pa
     assert all(phase.end_s is not None for phase in Run(tmp_path / "run").phases)
 
 
-@pytest.mark.parametrize("policies", [("shared", "shared"), ("eager", "lazy")], ids=str)
-def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(
-    tiny_config: Config, tmp_path: Path, policies: tuple[str, str]
-) -> None:
+def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(tiny_config: Config, tmp_path: Path) -> None:
+    policies = "eager", "lazy"
     straight = train(tiny_config(epochs=4, dropout=0.5), tmp_path / "straight")
     train(tiny_config(epochs=2, dropout=0.5, loading=policies[0]), tmp_path / "parts")
     torch.rand(5)  # what happened to torch's random numbers in between does not matter
@@ -193,24 +178,6 @@ def test_a_mistake_is_found_before_anything_is_written(tiny_config: Config, tmp_
         with pytest.raises(InputError, match=re.escape(named)):
             train(tiny_config(**changes), tmp_path / "run")
     assert not list(tmp_path.iterdir())
-
-
-def test_memory_is_released_every_k_batches_of_training_and_evaluation_when_asked(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    config = tiny_config(epochs=1, release_every=3, loading="shared", eval_splits=("valid",), eval_batch_size=2)
-    train(config, tmp_path / "run")
-    after: dict[str, list[str]] = {}
-    inside: list[str] = []
-    for event in Run(tmp_path / "run").events:
-        if event["event"] == "begin":
-            inside.append(event["phase"])
-        elif event["event"] == "end":
-            inside.pop()
-        elif event["event"] == "release" and event["after"].startswith("batch"):
-            after.setdefault(inside[-1], []).append(event["after"])
-    assert after["train epoch"] == ["batch 3", "batch 6"]
-    assert after["eval valid"][:2] == ["batch 3", "batch 6"]
 
 
 # Evaluation -----------------------------------------------------------------------------------------------------------
@@ -253,16 +220,6 @@ def test_an_exact_accuracy_is_that_of_the_model_on_the_whole_graph(tiny_config: 
     for split in ("train", "valid", "test"):
         ids = store.splits[split]
         assert result.history[-1][split] == pytest.approx(float((predicted[ids] == store.y[ids]).mean()))
-
-
-def test_the_fan_outs_of_evaluation_change_no_weight_and_may_change_on_resumption(
-    tiny_config: Config, tmp_path: Path, plain: TrainResult
-) -> None:
-    train(tiny_config(epochs=1), tmp_path / "run")
-    resumed = train(tiny_config(eval_num_neighbors="-1 -1", eval_batch_size=50), tmp_path / "run", resume=True)
-    assert same(resumed.model.state_dict(), plain.model.state_dict())
-    notes = [event.get("text", "") for event in Run(tmp_path / "run").events if event["event"] == "note"]
-    assert any(note.startswith("eval_num_neighbors is [-1, -1] from here on, None before") for note in notes)
 
 
 @pytest.mark.parametrize("loading", ["eager", "store"])
@@ -315,34 +272,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch_the_last_group_inclu
         assert max(float(value.abs().max()) for value in other.values()) > 1e-3
 
 
-def test_no_batch_is_held_while_the_next_one_is_made() -> None:
-    last: list[weakref.ref[Data]] = []
-
-    def batches() -> Iterator[Data]:
-        for _ in range(4):
-            assert not last or last[-1]() is None
-            batch = Data()
-            last.append(weakref.ref(batch))
-            yield batch
-            del batch
-
-    seen = 0
-    for batch in Progress("none", EventLog(None)).over(batches(), 4):
-        seen += isinstance(batch, Data)
-        del batch
-    assert seen == 4
-
-
 # Memory options -------------------------------------------------------------------------------------------------------
-
-
-def test_checkpointing_changes_no_weight_also_where_it_begins_at_a_resumption(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    plain = train(tiny_config(dropout=0.5))
-    train(tiny_config(dropout=0.5, epochs=1), tmp_path / "run")
-    train(tiny_config(dropout=0.5, activation_checkpointing=True), tmp_path / "run", resume=True)
-    assert same(weights(tmp_path / "run"), plain.model.state_dict())
 
 
 def test_a_run_in_bfloat16_learns_resumes_exactly_and_keeps_float32_weights(
@@ -359,22 +289,8 @@ def test_a_run_in_bfloat16_learns_resumes_exactly_and_keeps_float32_weights(
     assert column(half, "loss") != column(plain, "loss")
 
 
-def test_the_scale_of_float16_gradients_is_in_the_checkpoint(tiny_config: Config, tmp_path: Path) -> None:
-    from ogbnlib.training.checkpoint import read_checkpoint
-
-    config, scaler = tiny_config(epochs=1), torch.amp.GradScaler("cpu", init_scale=8.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.amp, "GradScaler", lambda **_: scaler)
-        train(config, tmp_path / "run")
-        assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["scaler"]["scale"] == 8.0
-        scaler.update(4.0)
-        train(config, tmp_path / "run", resume=True)
-    assert scaler.get_scale() == 8.0
-
-
-@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True, "precision": "bf16"}, {"accumulate": 3}])
 def test_no_tensor_is_held_from_one_step_or_epoch_to_the_next(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gc
 
@@ -390,6 +306,7 @@ def test_no_tensor_is_held_from_one_step_or_epoch_to_the_next(
         alive.append((len(tensors), sum(item.numel() for item in tensors)))
 
     monkeypatch.setattr(Trainer, "_boundary", count)
+    changes = {"activation_checkpointing": True, "precision": "bf16"}
     train(tiny_config(epochs=4, train_eval="never", eval_splits="", **changes))
     batches = len(alive) // 4
     epochs = [alive[i * batches : (i + 1) * batches] for i in range(1, 4)]  # the first makes Adam's moments
