@@ -43,14 +43,12 @@ def ones(word: Any) -> Any:
 
 @kernel
 def has(words: Any, node: Any) -> Any:
-    """Return whether `node` is in the set `words`."""
     bit = uint64(node)
     return (words[bit >> _U6] >> (bit & _U63)) & _U1 != _U0
 
 
 @kernel
 def put(words: Any, node: Any) -> None:
-    """Add `node` to the set `words`."""
     bit = uint64(node)
     words[bit >> _U6] |= _U1 << (bit & _U63)
 

@@ -45,11 +45,9 @@ def _group(index: Any, stride: Any, offset: Any, chunk_bytes: Any, num_chunks: A
 @kernel
 def _pick(words: Any, first: Any, index: Any, order: Any, stride: Any, offset: Any, out: Any) -> None:
     """Copy rows out of `words`, which begins with word `first` of the file; all sizes in words."""
-    width = out.shape[1]
-    for o in range(len(order)):
-        i = order[o]
+    for i in order:
         at = offset + index[i] * stride - first
-        for w in range(width):
+        for w in range(out.shape[1]):
             out[i, w] = words[at + w]
 
 
@@ -81,17 +79,6 @@ def _deal(words: Any, low: Any, high: Any, index: Any, begin: Any, end: Any, pla
             for w in range(out.shape[1]):
                 out[place[c] + i - begin[c], w] = words[index[i] - low, w]
             i += 1
-
-
-def _pieces(counts: Array, first: int, most: int) -> list[tuple[int, int]]:
-    """Return runs of at most `most` units that have rows; `counts` begins with unit `first`."""
-    pieces: list[tuple[int, int]] = []
-    for unit in (np.flatnonzero(counts) + first).tolist():
-        if pieces and pieces[-1][1] == unit and unit - pieces[-1][0] < most:
-            pieces[-1] = pieces[-1][0], unit + 1
-        else:
-            pieces.append((unit, unit + 1))
-    return pieces
 
 
 def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskArray:
@@ -186,9 +173,7 @@ class DiskArray:
     def fetch(self, index: Array, out: Array) -> None:
         """Copy the bytes at row `index[i]` to `out[i]`, in one ascending pass over the file.
 
-        Args:
-            index: int64 [n], in any order; repeats are allowed.
-            out: any dtype [n, width], C order; may be wider than a row (two offsets of a colptr that overlap).
+        `index` may be in any order, with repeats; `out`, in C order, may be wider than a row (two offsets of a colptr).
         """
         if not len(index):
             return
@@ -222,8 +207,7 @@ class DiskArray:
         """Fetch the rows of several lists in one pass over the file, and hand them out some at a time.
 
         Args:
-            index: int32 or int64 [n], list after list, each ascending.
-            bounds: int64 [lists + 1], where each list begins in `index`.
+            index: int32 or int64 [n], list after list, each ascending; `bounds` has where each list begins.
             room_bytes: for rows on their way to `put`; the rows of 1 MB of the file are the least.
             put: called in a thread with a list's number, how many of its rows came before, and its next rows, uint8
                 [k, row_bytes].
@@ -266,7 +250,12 @@ class DiskArray:
                     _deal(words.reshape(-1, width), low, high, index, *lists, buffers[0])
                     return len(buffer)
 
-                pieces = _pieces(counts[begin:end], begin, max(1, self.chunk_bytes // unit // self.row_bytes))
+                pieces, most = list[tuple[int, int]](), max(1, self.chunk_bytes // unit // self.row_bytes)
+                for number in (np.flatnonzero(counts[begin:end]) + begin).tolist():  # units that have rows
+                    if pieces and pieces[-1][1] == number and number - pieces[-1][0] < most:
+                        pieces[-1] = pieces[-1][0], number + 1
+                    else:
+                        pieces.append((number, number + 1))
                 self._count(pool.map(read, pieces))
                 putting.result()
                 putting = writer.submit(hand_out, buffers[0], before - bounds[:-1], place, sizes)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..files import Stream
-from .bits import NodeSet
+from .bits import NodeSet, kernel
 from .checks import index_dtype
 from .npz import Array
 from .writer import ArrayWriter
@@ -20,12 +19,9 @@ from .writer import ArrayWriter
 _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read back in sequence
 
 
-@njit(cache=True, nogil=True)
-def _partition(src, dst, both, shift, starts, out):  # type: ignore[no-untyped-def]
-    """Sort a chunk of edges by `dst >> shift`, stably, into rows (dst within its range, src) of `out`.
-
-    `starts` int64 [ranges + 1] is zero on entry and has the begin of each range on return.
-    """
+@kernel
+def _partition(src: Any, dst: Any, both: Any, shift: Any, starts: Any, out: Any) -> None:
+    """Sort edges by `dst >> shift`, stably, into rows (dst within its range, src) of `out`; fill `starts` of ranges."""
     mask = (1 << shift) - 1
     for i in range(len(src)):
         starts[(dst[i] >> shift) + 1] += 1
@@ -90,54 +86,35 @@ class Pairs(Stream):
         return next(self.pieces(number, self.count(number)), np.empty((0, 2), self.dtype))
 
 
-@njit(cache=True, nogil=True)
-def _count(col, ptr):  # type: ignore[no-untyped-def]
-    for v in col:
-        ptr[v + 2] += 1
-
-
-@njit(cache=True, nogil=True)
-def _place(values, col, ptr, row):  # type: ignore[no-untyped-def]
-    """Place the values; ptr[v + 1] is the next free place of column v."""
-    for i in range(len(col)):
-        place = ptr[col[i] + 1]
-        row[place] = values[i]
-        ptr[col[i] + 1] = place + 1
-
-
-@njit(cache=True, nogil=True)
-def _sort_and_compact(colptr, row):  # type: ignore[no-untyped-def]
-    """Sort every column, drop duplicates and close the gaps, in place; return the number of remaining edges."""
-    count, begin = 0, colptr[0]
-    for v in range(len(colptr) - 1):
-        end = colptr[v + 1]
-        column = row[begin:end]
-        column.sort()
-        last = -1
-        for i in range(begin, end):
-            if row[i] != last:
-                last = row[i]
-                row[count] = last
-                count += 1
-        colptr[v + 1] = count
-        begin = end
-    return count
-
-
-def csc_from_pairs(num_cols: int, col: Array, row: Array, unique: bool = False) -> tuple[Array, Array]:
+@kernel
+def _csc(num_cols: Any, col: Any, row: Any, unique: Any) -> Any:
     """Convert edges in RAM to CSC, colptr and row, by a stable counting sort; ids are not checked.
 
     With `unique`, every column is sorted and its duplicates are dropped.
     """
-    ptr = np.zeros(num_cols + 2, np.int64)
-    _count(col, ptr)
-    np.cumsum(ptr, out=ptr)
-    out = np.empty(len(row), row.dtype)
-    _place(row, col, ptr, out)
+    ptr, out = np.zeros(num_cols + 2, np.int64), np.empty(len(row), row.dtype)
+    for v in col:
+        ptr[v + 2] += 1
+    for v in range(2, num_cols + 2):
+        ptr[v] += ptr[v - 1]
+    for i in range(len(col)):  # ptr[v + 1] is the next free place of column v
+        out[ptr[col[i] + 1]] = row[i]
+        ptr[col[i] + 1] += 1
     colptr = ptr[:-1]
-    if unique:
-        out = out[: _sort_and_compact(colptr, out)]
-    return colptr, out
+    if not unique:
+        return colptr, out
+    count, begin = 0, colptr[0]
+    for v in range(num_cols):
+        end, last = colptr[v + 1], -1
+        out[begin:end].sort()
+        for i in range(begin, end):
+            if out[i] != last:
+                last = out[i]
+                out[count] = last
+                count += 1
+        colptr[v + 1] = count
+        begin = end
+    return colptr, out[:count]
 
 
 class EdgeSort:
@@ -186,7 +163,7 @@ class EdgeSort:
             width, count = min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift)), pairs.count(number)
             if count * self._edge_bytes + width * 8 <= self.workspace:
                 part = pairs.all(number)
-                ptr, sources = csc_from_pairs(width, part[:, 0], part[:, 1], self.undirected)
+                ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
                 self._colptr.write(ptr[1:] + self._row.length)
                 self._row.write(sources)
             elif width == 1:  # a column larger than the workspace; a bit set sorts it and drops duplicates
@@ -212,8 +189,8 @@ class EdgeSort:
         os.unlink(pairs.name)
 
 
-@njit(cache=True, nogil=True)
-def restore_input_order(colptr, row, perm):  # type: ignore[no-untyped-def]
+@kernel
+def restore_input_order(colptr: Any, row: Any, perm: Any) -> None:
     """Restore the input order of the edges in each column of a CSC, in place, from their input positions `perm`."""
     # Without pyg-lib, PyG's `to_csc` uses `torch.sort(stable=False)`, which can shuffle the edges of a column.
     for v in range(len(colptr) - 1):

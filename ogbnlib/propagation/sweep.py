@@ -88,27 +88,19 @@ def _sweep(
 
 
 @kernel
-def _survey(ptr: Any, first: Any, piece: Any, begin: Any, at: Any, inside: Any, reached: Any, num_nodes: Any) -> Any:
-    """Add the sources of edges into `inside` to `reached`; return as `_sweep`, and the self-loops seen."""
-    loops = 0
+def _survey(
+    ptr: Any, first: Any, piece: Any, begin: Any, at: Any, inside: Any, reached: Any, num_nodes: Any, loops: Any
+) -> Any:
+    """Add the sources of edges into `inside` to `reached`, and count each node's self-loops; return as `_sweep`."""
     for e in range(len(piece)):
         while ptr[at + 1] <= begin + e:
             at += 1
         source = piece[e]
         if source < 0 or source >= num_nodes:
-            return -1 - e, loops
-        loops += source == first + at
+            return -1 - e
+        loops[at] += source == first + at
         if len(inside) and has(inside, first + at):
             put(reached, source)
-    return at, loops
-
-
-@kernel
-def _count_loops(ptr: Any, first: Any, piece: Any, begin: Any, at: Any, loops: Any) -> Any:
-    for e in range(len(piece)):
-        while ptr[at + 1] <= begin + e:
-            at += 1
-        loops[at] += piece[e] == first + at
     return at
 
 
@@ -158,6 +150,10 @@ class Edges:
         for begin in range(int(ptr[0]), max(int(ptr[-1]), int(ptr[0]) + 1), PIECE_EDGES):
             yield begin, self._row.rows(begin, min(begin + PIECE_EDGES, int(ptr[-1])), dtype)
 
+    def _check(self, at: int, piece: Array) -> None:
+        if at < 0:
+            raise self.store.damaged("row", f"found the id {int(piece[-1 - at])}, which is no node's")
+
     def needed(self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]) -> list[NodeSet | None]:
         """Return the nodes that each hop must compute so that the last one gives `wanted`; None stands for all nodes.
 
@@ -180,11 +176,11 @@ class Edges:
                         at, number = 0, number + 1
                         first = self.slices[number]
                         ptr = self._offsets(first, first + SLICE_NODES)
+                        loops = np.zeros(len(ptr) - 1, np.int64)
                     part = values[position : position + int(min(ptr[-1] - begin - position, len(values)))]
-                    at, loops = _survey(ptr, first, part, begin + position, at, words, target, self.num_nodes)
-                    if at < 0:
-                        raise self.store.damaged("row", f"found the id {int(part[-1 - at])}, which is no node's")
-                    self._has_loops[number] |= loops > 0
+                    at = _survey(ptr, first, part, begin + position, at, words, target, self.num_nodes, loops)
+                    self._check(at, part)
+                    self._has_loops[number] |= loops.any()
                     position += len(part)
                 done(values.nbytes)
             if reached is not None and inside is not None:
@@ -202,7 +198,8 @@ class Edges:
         if self._has_loops[first // SLICE_NODES : -(-end // SLICE_NODES)].any():
             own, at = np.zeros(end - first, np.int64), 0
             for begin, piece in self._pieces(ptr):
-                at = _count_loops(ptr, first, piece, begin, at, own)
+                at = _survey(ptr, first, piece, begin, at, _NO_WORDS, _NO_WORDS, self.num_nodes, own)
+                self._check(at, piece)
             degrees -= own
         return degrees + 1
 
@@ -230,8 +227,7 @@ class Edges:
                     ptr, first, piece, begin, at, targets, loops, mean, values, words, before, self.num_nodes, total,
                     out, count,
                 )  # fmt: skip
-                if at < 0:
-                    raise self.store.damaged("row", f"found the id {int(piece[-1 - at])}, which is no node's")
+                self._check(at, piece)
             return first, out, count
 
         with contextlib.closing(in_order(self.slices, compute)) as slices:
