@@ -92,10 +92,7 @@ class Cgroup:
 
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
-    """Memory cgroup of a process and its mount point; None if no memory controller is mounted.
-
-    On a hybrid host (v1 memory and a v2 tree without the memory controller) this is v1's.
-    """
+    """Memory cgroup of a process and its mount point; None if no memory controller is mounted."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
         mounted = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -108,7 +105,7 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split()[-1].split(",")):
             root, point = before.split()[3:5]
             mounts[2 if kind == "cgroup2" else 1].append((root, Path(point)))
-    for version in (1, 2):
+    for version in (1, 2):  # a hybrid host has v1 memory and a v2 tree without the memory controller
         for line in lines:
             _, controllers, inside = line.split(":", 2)
             if ("memory" not in controllers.split(",")) if version == 1 else controllers:
@@ -132,11 +129,7 @@ def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
 
 
 def counting_cgroup(pid: int) -> Cgroup | None:
-    """Nearest cgroup of `pid` with an oom_kill counter.
-
-    The kernel counts a kill in the victim's own cgroup, whichever ancestor's limit was hit. Under v2 ancestors count it
-    too, but also kills elsewhere below them, such as those of a run under its own limit.
-    """
+    """Nearest cgroup of `pid` with an oom_kill counter: the kernel counts a kill in the victim's own."""
     pair = find_cgroup(pid)
     return next((group for group in (lineage(*pair) if pair else ()) if group.oom_kills() is not None), None)
 

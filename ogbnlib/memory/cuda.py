@@ -41,11 +41,7 @@ def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> di
 
 
 def prepare_allocator(config: TrainConfig) -> None:
-    """Set `expandable_segments` in this process, which torch reads at the first use of CUDA.
-
-    Raises:
-        InputError: if the process has used CUDA already.
-    """
+    """Set `expandable_segments` in this process, which torch reads at the first use of CUDA."""
     torch = sys.modules["torch"]
     variables = allocator_environment(config, os.environ)
     if not variables or config.device == "cpu" or not torch.cuda.is_available():
@@ -93,11 +89,8 @@ def empty_cache(mark: Callable[..., None], batch: int) -> None:
 def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     """Memory of this process on its current GPU, or None if it has not used CUDA.
 
-    Returns:
-        `allocated_bytes` by tensors and `reserved_bytes` by torch's allocator, now, and `peak_allocated_bytes` and
-        `peak_reserved_bytes` since the run began; `free_bytes` that the allocator can still reserve; since the process
-        began `alloc_retries`, allocations that failed until the cache was emptied, and `ooms`, failed allocations. With
-        `largest` also `largest_free_bytes`, the largest unallocated block, and `took_s`, the seconds to find it.
+    `free_bytes` can still be reserved by the allocator, under a cap too; `alloc_retries` failed until the cache was
+    emptied. With `largest` also the largest unallocated block, and the seconds to find it.
     """
     if (torch := cuda_in_use()) is None:
         return None
@@ -163,11 +156,7 @@ def record_oom(error: BaseException, mark: Callable[..., None]) -> None:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device; "auto" is CUDA where there is one.
-
-    Raises:
-        InputError: for "cuda" on a machine or build without it.
-    """
+    """Return the torch device; "auto" is CUDA where there is one."""
     import torch
 
     if device == "auto":

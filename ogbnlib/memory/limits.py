@@ -33,7 +33,7 @@ KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 def kill_tree(pid: int) -> None:
     """SIGKILL `pid`, its descendants, and its process group, which has the descendants that lost their parent.
 
-    `pid` must not have been waited for: its number could be another group's by now.
+    It must not have been waited for: its number could be another group's by now.
     """
     for member in process_tree(pid):  # listed before the first kill, after which children have another parent
         with contextlib.suppress(ProcessLookupError):
@@ -48,17 +48,12 @@ class Limit:
 
     Start `limit.command(argv)`, set `pid`, pass each reading to `check` and the exit status to `ended`, and call
     `close` when the tree is gone.
-
-    Attributes:
-        cgroup: The tree's own cgroup.
-        killed_by: None, "kernel" or "watchdog".
-        outer: After a kill by the kernel the cgroup above whose limit was met, if it was not the tree's own limit.
     """
 
     name = "none"
-    cgroup: Cgroup | None = None
-    killed_by: str | None = None
-    outer: Cgroup | None = None
+    cgroup: Cgroup | None = None  # the tree's own
+    killed_by: str | None = None  # "kernel" or "watchdog"
+    _outer: Cgroup | None = None  # the cgroup above whose limit was met, if the kernel killed for that one
     _around: Cgroup | None = None  # a cgroup whose kill counter is used though it includes other processes
     _kills_before = 0
 
@@ -71,15 +66,11 @@ class Limit:
         return argv
 
     def check(self, reading: Reading) -> Reading | None:
-        """Kill the tree if it passed the limit or if the kernel killed one of its members.
-
-        Returns:
-            The reading to record; None for the remains of a tree that was killed before.
-        """
+        """Kill the tree if it passed the limit or lost a member to the kernel; return the reading, None after that."""
         return None if self.killed_by else reading
 
     def longest_pause_s(self) -> float:
-        """Longest time between two samples, in seconds."""
+        """Longest time between two samples."""
         return 0.25
 
     def oom_kills(self) -> int | None:
@@ -92,9 +83,9 @@ class Limit:
 
         Args:
             status: Exit status of the tree's first process; 0 can hide the kill of a child.
-            by_sigkill: Whether a process of the tree died of SIGKILL. A counter that includes other processes proves
-                nothing without that.
+            by_sigkill: Whether a process of the tree died of SIGKILL.
         """
+        # A counter that includes other processes proves nothing without a SIGKILL in the tree.
         if self.killed_by is None and self.oom_kills() and ((status and by_sigkill) or not self._around):
             self._blame_kernel()
 
@@ -103,7 +94,7 @@ class Limit:
         kills, around = self.oom_kills(), 0
         if self._around and self.killed_by != "kernel":
             kills, around = None, kills or 0
-        outer = self.outer and {"limit_bytes": self.outer.limit_bytes(), "cgroup": str(self.outer.path)}
+        outer = self._outer and {"limit_bytes": self._outer.limit_bytes(), "cgroup": str(self._outer.path)}
         return {"killed_by": self.killed_by, "oom_kills": kills, "kills_around": around, "outer_limit": outer}
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
@@ -119,7 +110,7 @@ class Limit:
         # v2 also counts an event in the cgroups above: the nearest one is that whose limit was met.
         met = next((group for group, before in self._limits if group.met_its_limit(before)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
-            self.outer = met
+            self._outer = met
 
     def _follow(self, kills: int | None) -> None:
         # The kernel picks one process. If that is a DataLoader worker, its parent would soon die of a confusing error,
@@ -214,10 +205,7 @@ class Watchdog(Limit):
     The sum of RSS is compared first because it is cheap, but it counts pages shared by forked workers once per worker.
     So PSS decides, which takes a walk of the page tables: at most 5 % of the time, or once the sum has grown by half
     of the free memory. Between two samples (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time.
-
-    Args:
-        around: This process's cgroup, a Slurm job's for example, and its mount. Its kill counter is readable without
-            rights and includes other processes.
+    The kill counter of `around`, this process's cgroup and its mount, includes other processes.
     """
 
     name = "watchdog"
@@ -257,11 +245,9 @@ class Watchdog(Limit):
 
 
 def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
-    """The limit, or the reason why it is impossible.
-
-    Under v2 a cgroup that has processes can't pass the memory controller on to children, so its ancestors are tried
-    too, up to the first one with a limit: a job must not escape its own allocation.
-    """
+    """The limit, or the reason why it is impossible."""
+    # Under v2 a cgroup that has processes can't pass the memory controller on to children, so its ancestors are tried
+    # too, up to the first one with a limit: a job must not escape its own allocation.
     pair = find_cgroup()
     if not pair or pair[0].version != version:
         return f"no memory controller under cgroup v{version}"
@@ -298,9 +284,6 @@ def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, 
     Args:
         limit_bytes: The limit, or None to record without one (a cgroup still gives the kernel's own peak).
         limit_by: "auto", or one of `KINDS` to try only that.
-
-    Raises:
-        InputError: if `limit_by` is unknown or impossible here.
     """
     if limit_by != "auto" and limit_by not in KINDS:
         raise InputError(f"limit_by: expected auto or one of {', '.join(KINDS)}, got {limit_by!r}")

@@ -24,8 +24,8 @@ from .cuda import cuda_in_use, cuda_reading
 class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
-    `rss_*` are sums over processes and count pages that forked workers share once per worker; `pss_*` count each page
-    once. `cgroup_*` count the whole cgroup with its page cache; `cgroup_file_bytes` excludes shared memory.
+    `rss_*` count pages that forked workers share once per worker, `pss_*` once. `cgroup_file_bytes` excludes shared
+    memory.
     """
 
     num_processes: int | None = None
@@ -44,10 +44,9 @@ class Reading:
     cgroup_limit_bytes: int | None = None
 
     def held(self) -> tuple[int, int, int] | None:
-        """Anonymous, shared and file bytes, each page counted once; None if unknown.
+        """Anonymous, shared and file bytes, each page counted once: by the cgroup, else PSS, else RSS; None if unknown.
 
-        From the cgroup if there is one, else from PSS, which not every reading has; from RSS for a single process and
-        on kernels without PSS.
+        Not every reading of several processes has PSS; RSS is taken for a single one, and on kernels without PSS.
         """
         if self.rss_anon_bytes is None:
             return None  # a killed tree, whose cgroup still counts pages that are being freed
@@ -70,10 +69,8 @@ def _gives_pss() -> bool:
 
 
 def process_tree(pid: int) -> list[int]:
-    """Return `pid` and its living descendants, from `/proc/PID/task/*/children`.
-
-    psutil's `children(recursive=True)` takes 35 ms for a tree of 5 among 438 processes, against 0.09 ms here.
-    """
+    """Return `pid` and its living descendants, from `/proc/PID/task/*/children`."""
+    # psutil's `children(recursive=True)` takes 35 ms for a tree of 5 among 438 processes, against 0.09 ms here.
     tree, queue = [], [pid]
     while queue:
         current = queue.pop()
@@ -141,7 +138,7 @@ def memory_now() -> str:
 
 
 def own_disk_bytes() -> dict[str, int]:
-    """`read_bytes` and `write_bytes` of this process so far, without the page cache's reads (proc(5), /proc/PID/io)."""
+    """`read_bytes` and `write_bytes` of this process so far, without the page cache's reads (proc(5))."""
     values = read_fields("/proc/self/io", (b"read_bytes", b"write_bytes")) or {}
     return {name.decode(): value for name, value in values.items()}
 

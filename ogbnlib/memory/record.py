@@ -85,20 +85,15 @@ def phase_label(name: str, info: Mapping[str, Any]) -> str:
 
 @dataclass
 class Phase:
-    """A phase of a run, in seconds since the record's origin.
-
-    `end_s` is None while it is open, or when its attempt ended inside it; `until_s` is then the start of the next
-    attempt, or infinity. `held_bytes` is the memory that the run used at its beginning.
-    """
+    """A phase of a run, in seconds since the record's origin."""
 
     name: str
     start_s: float
     depth: int
     attempt: int
     info: dict[str, Any]
-    held_bytes: int | None = None
-    end_s: float | None = None
-    until_s: float = math.inf
+    end_s: float | None = None  # None while it is open, or when its attempt ended inside it
+    until_s: float = math.inf  # then the start of the next attempt
 
     @property
     def label(self) -> str:
@@ -107,22 +102,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Growth:
-    """Whether the memory in use levels off or climbs, from epoch to epoch, or over time where no epochs are marked.
+    """Whether the memory in use levels off or climbs, from epoch to epoch, or over time where no epochs are marked."""
 
-    Attributes:
-        verdict: "climbs", "levels off", or "too few epochs" (below 5).
-        slope_bytes: Per epoch, or per minute, over the last two thirds: the first third fills caches.
-        epochs: Number of epochs; 0 for growth over time.
-        first_bytes, last_bytes: After the first and the last epoch, or at both ends of the last two thirds.
-        over_s: Duration of those two thirds; None with epochs.
-    """
-
-    verdict: str
-    slope_bytes: float
-    epochs: int
-    first_bytes: int
+    verdict: str  # "climbs", "levels off", or "too few epochs" (below 5)
+    slope_bytes: float  # per epoch, or per minute, over the last two thirds: the first third fills caches
+    epochs: int  # 0 for growth over time
+    first_bytes: int  # after the first epoch, or at the beginning of the last two thirds
     last_bytes: int
-    over_s: float | None = None
+    over_s: float | None = None  # duration of those two thirds; None with epochs
 
     @classmethod
     def of(cls, levels: Sequence[int]) -> Growth:
@@ -166,27 +153,19 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
 
 
 class Record:
-    """Summary of a run's last attempt, by its events and samples in the order of time. A `start` begins a new attempt.
-
-    Attributes:
-        phases: Peak of anonymous + shared memory in phases of each name, "" between phases, in bytes.
-        parts: Named parts in use now, in bytes; `largest_parts` has their largest sizes.
-        peaks: Maximum of each sampled column, of their sums, and of `held_bytes`, in bytes.
-        last: Anonymous, shared and file bytes of the last sample.
-        events: The last event of the kinds that result and diagnosis need; of "rank ended" the first.
-    """
+    """Summary of a run's last attempt, by its events and samples in the order of time."""
 
     def __init__(self, began_s: float | None = None, *, origin_s: float = 0.0, history: list[Phase] | None = None):
         self._origin_s, self._history, self.attempt = origin_s, history, 0
         self._reset(began_s)
 
     def _reset(self, began_s: float | None) -> None:
-        self.phases: dict[str, int] = {}
-        self.parts: dict[str, int] = {}
+        self.phases: dict[str, int] = {}  # peak of held bytes in phases of each name, "" between phases
+        self.parts: dict[str, int] = {}  # named parts in use now
         self.largest_parts: dict[str, int] = {}
-        self.peaks: dict[str, int] = {}
-        self.last: dict[str, int] = {}
-        self.events: dict[str, Event] = {}
+        self.peaks: dict[str, int] = {}  # maximum of each sampled column, of their sums, and of `held_bytes`
+        self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
+        self.events: dict[str, Event] = {}  # the last of the kinds that are needed; of "rank ended" the first
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
         self._began_s = began_s
@@ -243,7 +222,7 @@ class Record:
             self.events[kind] = {name: value for name, value in event.items() if name != "previous"}
         elif kind == "begin":
             info = {key: value for key, value in event.items() if key not in ("time_s", "event", "phase")}
-            phase = Phase(event["phase"], at, len(self._open), self.attempt, info, self.held_bytes)
+            phase = Phase(event["phase"], at, len(self._open), self.attempt, info)
             self._newest = phase
             self._open.append(phase)
             if self._history is not None:

@@ -1,7 +1,6 @@
 """Stop signals: SIGUSR1, SIGTERM and SIGHUP ask a run to stop at its next batch boundary, with a checkpoint.
 
-Slurm sends the first two before a time limit, at preemption and on scancel; a closed terminal sends SIGHUP; the kernel
-sends SIGTERM to a child whose parent died. Handlers note a number or pass it on and write nothing.
+Slurm sends the first two before a time limit, at preemption and on scancel; a closed terminal sends SIGHUP.
 """
 
 from __future__ import annotations
@@ -30,15 +29,6 @@ class StopRequest:
 
     def __call__(self, number: int, frame: object = None) -> None:
         self.number = number
-
-
-class InterruptCounter:
-    """Handler that counts SIGINT (Ctrl-C, a notebook's stop button) and interrupts nothing."""
-
-    number = 0
-
-    def __call__(self, number: int, frame: object = None) -> None:
-        self.number += 1
 
 
 class Forward:
@@ -107,10 +97,9 @@ def ignore() -> None:
 
 
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
-    """Make the kernel send signal `number` to this process when its parent dies (Linux, prctl(2)).
+    """Make the kernel send signal `number` to this process when its parent dies (prctl(2)).
 
-    Args:
-        parent: Process id of the parent, by default that in `PARENT_VARIABLE`, else the present one.
+    The parent is by default the process named in `PARENT_VARIABLE`, else the present one.
     """
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)

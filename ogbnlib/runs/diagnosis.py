@@ -50,17 +50,6 @@ class Diagnosis:
         return asdict(self)
 
 
-def labelled_html(rows: Mapping[str, str]) -> str:
-    """Labelled lines as a small HTML table."""
-    style = "text-align:left;vertical-align:top"
-    cells = "".join(
-        f'<tr><th style="{style};white-space:nowrap">{html.escape(label)}</th>'
-        f'<td style="{style};max-width:60em;overflow-wrap:break-word">{html.escape(text)}</td></tr>'
-        for label, text in rows.items()
-    )
-    return f"<table>{cells}</table>"
-
-
 _Number: TypeAlias = int | FiniteFloat
 
 

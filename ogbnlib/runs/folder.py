@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import html
 import json
 import os
 import time
@@ -21,7 +22,7 @@ from ..files import home, whereabouts
 from ..memory.record import METRIC_COLUMNS, SAMPLE_COLUMNS, Event, Growth, Phase, Record, RunPaths, parse_events
 from ..progress import Count, Live, details, read_count, seconds
 from . import timeline as tables
-from .diagnosis import Diagnosis, Result, ended, explain, labelled_html
+from .diagnosis import Diagnosis, Result, ended, explain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,10 +146,23 @@ class Run(_RunFiles):
         return f"Run({str(self.run_dir)!r}, {self.state})"
 
     def _repr_html_(self) -> str:
+        rows = {"run": str(self.run_dir)}
         try:
-            return _card(self)
+            held, status = tables.held_memory(self.timeline), self.status
+            limit_bytes = status["memory_limit_bytes"]
+            limit = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
+            rows |= {"state": self.state, "phase": status["phase"] or "before the first"}
+            rows |= {"peak": f"{format_bytes(self.held_peak_bytes)} held{limit}", "time": seconds(status["duration_s"])}
+            if len(evaluated := self.metrics.dropna(subset="valid")):
+                for which, row in (("last", evaluated.iloc[-1]), ("best", evaluated.loc[evaluated["valid"].idxmax()])):
+                    accuracies = f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
+                    rows[f"{which} accuracy"] = accuracies
+            sketch = tables.sketch(held, limit_bytes) if len(held) else ""
         except InputError as error:
-            return labelled_html({"run": str(self.run_dir), "damaged": str(error)})
+            rows, sketch = rows | {"damaged": str(error)}, ""
+        style = "text-align:left;vertical-align:top"
+        cells = (f'<tr><th style="{style}">{name}</th><td>{html.escape(text)}</td></tr>' for name, text in rows.items())
+        return f"<table>{''.join(cells)}</table>{sketch}"
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -282,20 +296,6 @@ def is_locked(run_dir: Path) -> bool:
 @clear_errors()
 def _content(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
-
-
-def _card(run: Run) -> str:
-    status, held = run.status, tables.held_memory(run.timeline)
-    peak, limit_bytes = format_bytes(run.held_peak_bytes), status["memory_limit_bytes"]
-    rows = {"run": str(run.run_dir), "state": run.state}
-    rows |= {"phase": status["phase"] or ("starting" if run.is_at_work else "before the first")}
-    rows |= {"peak": f"{peak} held" + (f" of {format_bytes(limit_bytes)}" if limit_bytes else "")}
-    rows |= {"time": seconds(status["duration_s"])}
-    if len(evaluated := run.metrics.dropna(subset="valid")):
-        for which, row in (("last", evaluated.iloc[-1]), ("best", evaluated.loc[evaluated["valid"].idxmax()])):
-            accuracies = f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
-            rows[f"{which} accuracy"] = accuracies
-    return labelled_html(rows) + (tables.sketch(held, limit_bytes) if len(held) else "")
 
 
 def _count(run_dir: Path, record: Record) -> Count | None:

@@ -26,7 +26,7 @@ from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
-from ..memory.signals import PARENT_VARIABLE, InterruptCounter, handled
+from ..memory.signals import PARENT_VARIABLE, handled
 from ..progress import doing, drawn, in_notebook
 from ..registry import MODELS
 from ..sources.catalog import locate_for
@@ -49,16 +49,12 @@ def watch(
 ) -> Run:
     """Run any command in a child process, recorded and limited like `run`; inside, `ogbnlib.phase` names moments.
 
-    The command has this process's standard input unless that is a terminal or a notebook's. Its standard output and
-    error come back as one.
+    Its standard output and error come back as one.
 
     Args:
         argv: The command and its arguments. If it begins with an option, this Python runs it: `["-m", "ogbnlib", ...]`.
         run_dir: The new or empty folder for the record; by default a new one under `runs_dir`, named `name` or after
             the script.
-
-    Raises:
-        InputError: for a bad limit or an unknown command, before anything is written.
     """
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
@@ -90,6 +86,8 @@ def run(
 ) -> Run:
     """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
 
+    Bad input is refused before the child is started; an interruption ends the child and writes `result.json` first.
+
     Args:
         config: What to train; None to resume a run with its own config: `run(run_dir="runs/a", resume=True)`.
         memory_limit: "2 GB" or bytes. None sets no limit, or keeps that of the run to resume.
@@ -101,10 +99,6 @@ def run(
         echo: Relay the child's output; it is in `output.log` in any case.
         live: In a notebook, draw its memory as it grows.
         num_ranks: Processes on this machine that train together, under the one limit.
-
-    Raises:
-        InputError: for bad input, before the child is started.
-        KeyboardInterrupt: when interrupted; the child is ended and `result.json` written first.
     """
     if config is not None:
         check_config(config)
@@ -158,10 +152,8 @@ def run(
 
 @functools.cache
 def _compile_kernels(how: str) -> None:
-    """Compile the sampling kernels in another process, unless numba has cached them beside their modules.
-
-    A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no forecast counts.
-    """
+    """Compile the sampling kernels in another process, unless numba has cached them beside their modules."""
+    # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no forecast counts.
     package = Path(__file__).parents[1]
     for source in (package / "graph" / "disk.py", *(package / "sampling" / f"{n}.py" for n in ("sampler", "window"))):
         folder = source.parent / "__pycache__"
@@ -204,8 +196,8 @@ def _carry_out(
     env = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
-    interrupts = InterruptCounter()
-    with handled(interrupts, [signal.SIGINT]):  # the result is written first
+    interrupts: list[int] = []
+    with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):  # the result is written first
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
         lines = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")] or (lines if outcome.exit_code != 137 else [])
@@ -218,7 +210,7 @@ def _carry_out(
             **outcome.evidence,
             **more,
         )
-    if outcome.interrupted or interrupts.number:
+    if outcome.interrupted or interrupts:
         resume = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
         then = resume if attempt.config else done.diagnosis.remedy
         raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
@@ -239,8 +231,8 @@ def scaled_limit(
 ) -> int:
     """The limit, in bytes, that means for a data set what `allocation` means for `full`, a larger one.
 
-    "auto" scales `allocation` by the sizes of edge list and features, and adds `runtime_bytes`, the fixed cost of
-    Python and torch. Any other `memory_limit` is returned in bytes.
+    "auto" scales `allocation` by the sizes of edge list and features, and adds `runtime_bytes`. Any other
+    `memory_limit` is returned in bytes.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)

@@ -24,7 +24,7 @@ from typing import Any
 from ..memory.limits import Limit, kill_tree
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
-from ..memory.signals import FORWARDED, Forward, InterruptCounter, block_stop_signals, handled
+from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..progress import Live
 from .exit_codes import STOPPED
 from .folder import standing
@@ -88,20 +88,17 @@ def supervise(
     """Run a command inside `limit`, record it in `run_dir` until it ends, and end all its processes.
 
     In the main thread, signals that would end this process are passed on to the child, and SIGINT stops it in order, a
-    second one at once. A command that can't be executed ends with 126, or 127 if it or its interpreter does not exist,
-    as in a shell.
+    second one at once. A command that can't be executed ends with 126 or 127, as in a shell.
 
     Args:
-        recorder: A recorder of `run_dir` that is open already.
         env: Added to this process's own environment.
         echo: Relay the output; it is in `output.log` in any case.
         how: The kind of live line, see `Live`.
-        holds_back: Whether the command is a trainer, which calls `signals.take_over`; until then its stop signals are
-            blocked.
+        holds_back: Whether the command is a trainer: until it calls `signals.take_over` its stop signals are blocked.
         inherited: File descriptors.
     """
-    recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), InterruptCounter()
-    with handled(forward, FORWARDED), handled(interrupts, [signal.SIGINT]):
+    recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), list[int]()
+    with handled(forward, FORWARDED), handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
         try:
             with block_stop_signals() if holds_back else contextlib.nullcontext():
                 process = subprocess.Popen(
@@ -146,7 +143,7 @@ def supervise(
             try:
                 status = process.wait()
             finally:
-                interrupted = interrupts.number > 0
+                interrupted = bool(interrupts)
                 evidence, peak = _close(process, limit, recorder, 0 if interrupted else status, tail)
     code = 130 if interrupted else 128 - status if status < 0 else status
     if evidence["killed_by"]:
@@ -155,14 +152,14 @@ def supervise(
     return Outcome(code, tail, recorder.record, evidence, peak, interrupted, unwritable.message)
 
 
-def _stop_if_asked(pid: int, interrupts: InterruptCounter, until_s: list[float], live: Live) -> None:
+def _stop_if_asked(pid: int, interrupts: list[int], until_s: list[float], live: Live) -> None:
     """After an interrupt send SIGTERM, which a trainer answers with a checkpoint; then SIGKILL."""
-    if interrupts.number and not until_s:
+    if interrupts and not until_s:
         until_s.append(time.monotonic() + STOP_S)
         live.write("stopping ...\n")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    elif interrupts.number > 1 or (until_s and time.monotonic() > until_s[0]):
+    elif len(interrupts) > 1 or (until_s and time.monotonic() > until_s[0]):
         kill_tree(pid)
 
 

@@ -50,22 +50,17 @@ def phases_of(events: Iterable[Event], origin_s: float) -> list[Phase]:
 def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     """Memory that each finished phase of the last attempt kept, and needed in between, by the kernel's own counters.
 
-    Columns: `phase`, `duration_s`, `kept_bytes` (RssAnon + RssShmem at its end minus its beginning) and
-    `transient_bytes` (highest RSS inside minus that at its beginning). The trainer's process alone, without workers.
+    `kept_bytes` is RssAnon + RssShmem at its end minus its beginning, `transient_bytes` the highest RSS inside minus
+    that at its beginning. The trainer's process alone, without workers.
     """
     import pandas as pd
 
-    needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
-    rows = [
-        {
-            "phase": phase.label,
-            "duration_s": phase.end_s - phase.start_s,
-            "kept_bytes": phase.info["end_held_bytes"] - phase.info["held_bytes"],
-            "transient_bytes": phase.info["peak_rss_bytes"] - phase.info["rss_bytes"],
-        }
-        for phase in phases
-        if phase.attempt == phases[-1].attempt and phase.end_s is not None and all(map(phase.info.get, needed))
-    ]
+    rows = []
+    for phase in phases:
+        needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
+        held, rss, end_held, peak = (phase.info.get(name) or 0 for name in needed)
+        if phase.attempt == phases[-1].attempt and phase.end_s is not None and held and rss and end_held and peak:
+            rows.append((phase.label, phase.end_s - phase.start_s, end_held - held, peak - rss))
     return pd.DataFrame(rows, columns=["phase", "duration_s", "kept_bytes", "transient_bytes"])
 
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MB, tree, write_run
+from conftest import MB, tree
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory import cuda
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
-from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.diagnosis import explain_cuda_message
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
@@ -285,17 +284,6 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
         assert words in found.text.replace("Exit code 76", "exit code 76")
     assert found.remedy.startswith("expandable_segments=True")
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
-
-
-def test_the_diagnosis_has_the_largest_free_block_and_the_retries(
-    tiny_config: Config, tmp_path: Path, gpu: FakeGPU
-) -> None:
-    log = EventLog(write_run(tmp_path, exit_code=76))
-    cuda.record_oom(torch.OutOfMemoryError(MESSAGE), log.mark)
-    log.close()
-    text = diagnose(tmp_path).text
-    assert "2 allocations" in text
-    assert "300 MB the largest free block" in text
 
 
 OOM = {"requested_bytes": GB, "allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "free_bytes": 0}

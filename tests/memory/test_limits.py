@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from conftest import MB, is_alive, python_child, tree, wait_until
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
 from ogbnlib.memory.cgroup import Cgroup
-from ogbnlib.memory.limits import Limit, Watchdog, make_limit
+from ogbnlib.memory.limits import Limit, make_limit
 from ogbnlib.memory.reading import Reading, read_pss
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.supervise import Outcome, supervise
@@ -63,13 +62,6 @@ def test_cgroups_of_killed_parents_go_with_the_next_one_and_a_number_that_is_use
         mine.rmdir()
 
 
-def test_a_worker_that_the_kernel_kills_takes_the_whole_tree_with_it(
-    tmp_path: Path, kernel_limit: Callable[[int], Limit]
-) -> None:
-    outcome = start(WORKER + "time.sleep(60)", tmp_path, kernel_limit(80 * MB))
-    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "kernel")
-
-
 def test_a_parent_that_ends_at_once_after_its_worker_was_killed_ends_in_137_too(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
@@ -112,48 +104,6 @@ def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Pa
     outcome = start(code, tmp_path, make_limit(120 * MB, "watchdog")[0])
     assert Run(tmp_path).timeline["rss_anon_bytes"].max() > 180 * MB
     assert (outcome.exit_code, outcome.evidence["killed_by"]) == (0, None)
-
-
-class Looks:
-    """A watchdog with a limit of 1,000 MB whose looks at a tree of several processes are given, in MB held."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *held_mb: int, cost_s: float = 0.0):
-        self.now_s, self.reads, self.killed, self._held_mb = 0.0, 0, list[int](), iter(held_mb)
-        self._cost_s = cost_s
-        monkeypatch.setattr(limits, "read_memory", self._read)
-        monkeypatch.setattr(limits, "kill_tree", self.killed.append)
-        monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        self.watchdog = Watchdog(1000 * MB)
-        self.watchdog.pid = 42
-
-    def _read(self, pid: int, pss: bool = False) -> Reading:
-        if not pss:
-            return Reading(2, rss_anon_bytes=3000 * MB, rss_shmem_bytes=0)
-        self.reads += 1
-        self.now_s += self._cost_s
-        return Reading(2, rss_anon_bytes=3000 * MB, pss_anon_bytes=next(self._held_mb) * MB, pss_shmem_bytes=0)
-
-    def check(self, summed_mb: int = 3000) -> int | None:
-        """MB held in the reading to record, which it gives for one whose sum of RSS is this."""
-        recorded = self.watchdog.check(Reading(2, rss_anon_bytes=summed_mb * MB, rss_shmem_bytes=0))
-        return recorded and (recorded.held_bytes or 0) // MB
-
-
-def test_the_watchdog_kills_on_two_looks_above_the_limit_and_records_the_second_and_nothing_of_what_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks = Looks(monkeypatch, 1200, 900, 1200, 1300)
-    assert (looks.check(), looks.killed) == (900, [])  # as workers end in between
-    assert (looks.check(), looks.killed) == (1300, [42])
-    assert looks.watchdog.killed_by == "watchdog"
-    assert looks.check(2) is None
-
-
-def test_the_watchdog_goes_by_rss_where_the_kernel_gives_no_pss(monkeypatch: pytest.MonkeyPatch) -> None:
-    # smaps_rollup has Pss_Anon since Linux 5.2: without it a tree of several processes must not go unwatched.
-    monkeypatch.setattr("ogbnlib.memory.reading._gives_pss", lambda: False)
-    looks = Looks(monkeypatch)
-    assert (looks.check(), looks.killed) == (3000, [42])
 
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
@@ -300,18 +250,6 @@ def test_a_job_uses_a_parent_but_never_escapes_an_ancestor_that_has_a_limit(cgro
     assert tree(cgroup_v2) == before
 
 
-def test_kill_tree_ends_children_and_their_children() -> None:
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", "/bin/sh -c 'sleep 300 & echo $!; wait' & wait"], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    grandchild = int(process.stdout.readline())
-    limits.kill_tree(process.pid)
-    assert process.wait(10) == -9
-    wait_until(lambda: not is_alive(grandchild), "the grandchild's end", 10)
-    process.stdout.close()
-
-
 # Cgroups around the run's own ----------------------------------------------------------------------------------------
 
 INSIDE = """
@@ -383,30 +321,3 @@ def test_in_a_job_a_killed_worker_is_the_runs_own_though_its_trainer_ends_by_its
     told = "os.waitpid(pid, 0); sys.exit(f'RuntimeError: DataLoader worker (pid {pid}) is killed by signal: Killed. ')"
     code, evidence, _, _, _ = inside(kernel_limit(300 * MB), 0, tmp_path, WORKER + told, SLURM_JOB_ID="1")
     assert (code, evidence["killed_by"], evidence["oom_kills"]) == (137, "kernel", 1)
-
-
-def test_of_nested_v2_cgroups_the_nearest_whose_limit_was_met_is_named(cgroup_v2: Path) -> None:
-    def met(path: Path, times: int) -> None:
-        (path / "memory.events").write_text(f"low 0\nmax 9\noom {times}\noom_kill {times}\n")
-
-    job = cgroup_v2 / "job"
-    for path in (job, job / "step"):
-        (path / "memory.max").write_text(str(2**30))
-        met(path, 3)
-    limit, _ = make_limit(300 * MB)
-    assert limit.cgroup is not None
-    met(limit.cgroup.path, 0)
-    met(job, 4)
-    limit.ended(-9, by_sigkill=True)
-    assert limit.killed_by is None  # none was killed in its own
-    (limit.cgroup.path / "memory.events").write_text("oom 0\noom_kill 1\n")
-    limit.ended(-9, by_sigkill=True)
-    assert limit.evidence()["outer_limit"] == {"limit_bytes": 2**30, "cgroup": str(job)}
-    other, _ = make_limit(300 * MB)
-    assert other.cgroup is not None
-    met(other.cgroup.path, 1)
-    met(job, 5)  # which counts what was met below it
-    other.ended(-9, by_sigkill=True)
-    assert other.evidence()["outer_limit"] is None
-    for one in (limit, other):
-        one.close()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -15,7 +12,7 @@ from conftest import MB, python_child
 
 from ogbnlib.memory import reading as memory
 from ogbnlib.memory.cgroup import Cgroup, effective_limit
-from ogbnlib.memory.reading import Reading, memory_now, process_tree, read_memory, read_pss
+from ogbnlib.memory.reading import Reading, memory_now, read_memory, read_pss
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = (
@@ -74,25 +71,6 @@ def test_rss_counts_pages_of_forked_workers_twice_and_pss_once() -> None:
     assert reading.num_processes == 2
     assert (reading.rss_anon_bytes or 0) >= 200 * MB
     assert 100 * MB <= (reading.pss_anon_bytes or 0) < 120 * MB
-
-
-def test_the_tree_of_a_process_holds_its_children_and_theirs() -> None:
-    code = (
-        "import subprocess, sys\n"
-        "child = subprocess.Popen(['/bin/sh', '-c', 'sleep 60 & echo started; wait'], stdout=subprocess.PIPE)\n"
-        f"child.stdout.readline(); {READY}"
-    )
-    with python_child(code) as child:
-        assert len(process_tree(child.pid)) == 3
-        assert process_tree(child.pid)[0] == child.pid
-
-
-def test_a_process_that_is_gone_reads_as_unknown_and_not_as_zero() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    reading = read_memory(gone.pid, pss=True)
-    assert reading.num_processes == 0
-    assert (reading.rss_anon_bytes, reading.pss_bytes) == (None, None)
 
 
 V1 = {
@@ -157,36 +135,6 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, n
         "ogbnlib.memory.cgroup.find_cgroup", lambda: (cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path)
     )
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
-
-
-def test_malloc_trim_gives_back_a_heap_freed_in_small_blocks() -> None:
-    # The last block keeps the top of the heap in use, so that free() alone can't shrink it.
-    code = """
-import ctypes, json
-from ogbnlib.memory.reading import read_memory, release_memory
-import os
-libc = ctypes.CDLL(None)
-if not hasattr(libc, "malloc_trim"):
-    print("null"); raise SystemExit
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-blocks = []
-for _ in range(100_000):
-    blocks.append(libc.malloc(1000)); ctypes.memset(blocks[-1], 1, 1000)
-for block in blocks[:-1]:
-    libc.free(block)
-before = read_memory(os.getpid()).rss_anon_bytes
-freed = release_memory()
-print(json.dumps([freed, before - read_memory(os.getpid()).rss_anon_bytes]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    answer = json.loads(done.stdout)
-    if answer is None:
-        pytest.skip("this C library has no malloc_trim")
-    freed, seen = answer
-    assert list(freed) == ["gc", "malloc_trim", "synchronize", "empty_cache"]
-    assert (freed["synchronize"], freed["empty_cache"]) == (None, None)
-    assert freed["malloc_trim"] > 80 * MB
-    assert seen > 80 * MB
 
 
 def test_what_is_still_counted_of_a_tree_that_was_killed_is_not_held() -> None:

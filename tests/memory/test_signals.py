@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +17,10 @@ import torch
 from conftest import is_alive, wait_until
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.memory.limits import make_limit
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
 from ogbnlib.runs.exit_codes import EXIT_CODES, STOPPED
 from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.runs.supervise import supervise
 from ogbnlib.training.models import Call
 from ogbnlib.training.step import Learner
 from ogbnlib.training.train import TrainResult, train
@@ -142,15 +139,6 @@ def test_workers_outlive_a_signal_to_their_group_until_the_trainer_stops(
     wait_until(lambda: not any(is_alive(pid) for pid in seen[1:]), "the workers' end")
 
 
-def test_off_the_main_thread_training_leaves_the_handlers_alone(tiny_config: Config) -> None:
-    before, results = [signal.getsignal(n) for n in STOP_SIGNALS], []
-    thread = threading.Thread(target=lambda: results.append(train(tiny_config(epochs=1))))
-    thread.start()
-    thread.join()
-    assert len(results) == 1
-    assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
-
-
 # Checkpoints within an epoch -----------------------------------------------------------------------------------------
 
 
@@ -200,20 +188,6 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
     child.send_signal(signal.SIGUSR1)
     said, _ = child.communicate("\n", timeout=60)
     assert (child.returncode, said) == (0, f"{int(signal.SIGUSR1)}\n")
-
-
-def test_a_supervised_child_gets_the_signals_of_its_parent_which_goes_on(tmp_path: Path) -> None:
-    number = signal.SIGHUP
-    code = (
-        "import os, signal, time\ngot = []\n"
-        f"signal.signal({int(number)}, lambda n, f: got.append(n))\n"
-        f"os.kill(os.getppid(), {int(number)})\n"
-        "while not got: time.sleep(0.01)\nprint('got', got)"
-    )
-    before = [signal.getsignal(n) for n in STOP_SIGNALS]
-    outcome = supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False)
-    assert (outcome.exit_code, outcome.tail) == (0, f"got [{int(number)}]\n")
-    assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
 
 
 def test_the_command_line_ends_with_75_and_goes_on_with_resume(tiny_dir: Path, tmp_path: Path) -> None:

@@ -4,11 +4,9 @@ minute."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,58 +23,6 @@ from ogbnlib.runs.sandbox import run
 from ogbnlib.runs.timeline import held_memory
 
 Config = Callable[..., TrainConfig]
-
-# Opens for reading ----------------------------------------------------------------------------------------------------
-
-_opened: list[tuple[str, int]] | None = None  # while a test listens
-
-
-def _listen(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _opened is not None and isinstance(arguments[0], str | bytes | os.PathLike):
-        _opened.append((os.fsdecode(arguments[0]), int(arguments[2])))
-
-
-@pytest.fixture
-def opened() -> Iterator[Callable[[Path], dict[str, int]]]:
-    """How often this process has opened each file of a folder for reading since the fixture was made."""
-    global _opened
-    if not getattr(sys, "_ogbnlib_listens", False):
-        sys.addaudithook(_listen)  # for the rest of the process
-        sys._ogbnlib_listens = True  # type: ignore[attr-defined]
-    _opened = []
-
-    def count(folder: Path) -> dict[str, int]:
-        assert _opened is not None
-        paths = [Path(path) for path, flags in _opened if flags & os.O_ACCMODE != os.O_WRONLY]
-        names = (path.name for path in paths if path.parent == folder and path.suffix != ".part")
-        return dict(Counter(name for name in names if name != ".lock"))
-
-    yield count
-    _opened = None
-
-
-def test_one_run_and_one_resumed_run_open_each_file_once_at_most_for_reading(
-    tiny_config: Config, tmp_path: Path, opened: Callable[[Path], dict[str, int]]
-) -> None:
-    folder = tmp_path / "run"
-    first = run(tiny_config(epochs=1), run_dir=folder, echo=False)
-    assert (first.exit_code, first.diagnosis.cause, first.config.epochs) == (0, "finished", 1)
-    assert first.result["forecast"]["size_from"] == "run"  # the data set is not opened again for its sizes
-    once = opened(folder)
-    assert _opened is not None
-    assert sum(Path(path).name.startswith(".result.json") for path, _ in _opened) == 1  # and written once
-    assert {"events.jsonl", "timeline.csv"} <= set(once)
-    assert max(once.values()) == 1, once
-    _opened.clear()
-    second = run(tiny_config(epochs=2), run_dir=folder, resume=True, echo=False)
-    again = opened(folder)
-    assert {"config.json", "result.json", "metrics.csv"} <= set(again)
-    assert max(again.values()) == 1, again
-    _opened.clear()
-    for _ in range(2):
-        assert (len(second.timeline) > 0, len(second.cuda), second.phases[0].name) == (True, 0, "open")
-        assert second.metrics["epoch"].tolist() == [1, 2]
-    assert opened(folder) == {"timeline.csv": 1, "events.jsonl": 1, "metrics.csv": 1}
 
 
 def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path: Path) -> None:

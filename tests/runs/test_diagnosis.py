@@ -135,11 +135,6 @@ def test_inside_a_slurm_job_a_run_goes_on_in_another_job(tmp_path: Path, monkeyp
         assert found.remedy == f"go on with {command}, unless Slurm requeued job 7"
 
 
-def test_a_child_killed_for_its_memory_in_a_command_that_ended_with_0_is_named(tmp_path: Path) -> None:
-    found = diagnose(write_run(tmp_path, exit_code=0, oom_kills=2))
-    assert "the kernel's out-of-memory killer ended 2 of its processes" in found.text
-
-
 def test_a_folder_without_a_timeline_is_still_diagnosed(tmp_path: Path) -> None:
     write_run(tmp_path, exit_code=1)
     (tmp_path / "timeline.csv").unlink()

@@ -66,6 +66,7 @@ def test_resuming_in_a_folder_of_something_else_changes_nothing(tiny_config: Con
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_a_child_holds_the_folder_for_as_long_as_it_lives_without_its_parent(
     tiny_config: Config, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MB, is_alive, tree, wait_until
+from conftest import MB, tree
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError
@@ -238,18 +238,6 @@ def test_bad_input_is_named_and_nothing_is_written(
     assert (sorted(tmp_path.rglob("*")), tree(tmp_path)) == before
 
 
-@pytest.mark.parametrize("loading", ["shared", "store"])
-def test_a_direction_that_a_store_does_not_have_gets_one_answer_before_anything_is_written(
-    loading: str, tiny_store: Path, tmp_path: Path
-) -> None:
-    config = TrainConfig.create(dataset=str(tiny_store), undirected=True, loading=loading)
-    with pytest.raises(InputError) as refused:
-        run(config, run_dir=tmp_path / "run")
-    expected = f"undirected: {tiny_store} was made with undirected=False, asked for was True; omit it"
-    assert str(refused.value).startswith(expected)
-    assert not tree(tmp_path)
-
-
 def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(synth_dir: Path, tmp_path: Path) -> None:
     """Edges of 16 bytes and features of 4: whatever a notebook's `scale`, and at full size the whole."""
     assert scaled_limit("auto", "ogbn-papers100M", "128 GB", 7) == 128 * 2**30 + 7
@@ -317,29 +305,6 @@ def test_a_trainer_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
 
 
 # Interruption --------------------------------------------------------------------------------------------------------
-
-
-def test_an_interrupt_ends_the_child_and_is_a_result(tiny_config: Config, tmp_path: Path) -> None:
-    tiny_config(epochs=100_000).save(tmp_path / "wanted.json")
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
-        "folder = Path(sys.argv[1])\n"
-        "try:\n    run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', echo=False)\n"
-        "except KeyboardInterrupt as stop:\n    print('stopped:', stop)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        wait_until(lambda: (tmp_path / "run" / "checkpoint.pt").exists(), "the first checkpoint")
-        children = process_tree(process.pid)[1:]
-        assert children
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert f'stopped: {tmp_path}/run: interrupted; go on with run(run_dir="{tmp_path}/run", resume=True)' in said
-    assert [pid for pid in children if is_alive(pid)] == []
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["exit_code"], result["diagnosis"]["cause"]) == (130, "interrupted")
 
 
 class _Killer(threading.Thread):

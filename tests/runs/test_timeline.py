@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import MB, write_run
+from conftest import MB
 
-from ogbnlib.memory.reading import Reading, read_memory
+from ogbnlib.memory.reading import read_memory
 from ogbnlib.memory.recorder import EventLog, Recorder
 from ogbnlib.runs.folder import Run
 
@@ -28,12 +25,6 @@ def record(folder: Path, samples: int) -> None:
     for _ in range(samples):
         recorder.add(next(_seconds), read_memory(os.getpid()))
     recorder.stop()
-
-
-def events(folder: Path, *lines: dict[str, Any]) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 def test_appending_after_a_line_torn_at_any_byte_damages_nothing_and_keeps_it_out(tmp_path: Path) -> None:
@@ -49,15 +40,6 @@ def test_appending_after_a_line_torn_at_any_byte_damages_nothing_and_keeps_it_ou
         if (len(table), table.attrs["torn_lines"]) != (4, 1):
             wrong.append((cut, len(table), table.attrs["torn_lines"]))
     assert not wrong, f"(bytes cut, rows, torn lines), expected 4 rows and 1 torn line: {wrong}"
-
-
-def test_a_torn_number_in_the_last_column_is_not_taken_for_a_sample(tmp_path: Path) -> None:
-    row = {"time_s": 1.0, "rss_anon_bytes": MB, "cgroup_limit_bytes": 1234567890}
-    write_run(tmp_path, samples=[row, {**row, "time_s": 2.0}])
-    path = tmp_path / "timeline.csv"
-    path.write_bytes(path.read_bytes()[:-4])
-    record(tmp_path, 1)
-    assert set(Run(tmp_path).timeline["cgroup_limit_bytes"].dropna()) == {1234567890.0}
 
 
 def test_torn_events_are_left_out_and_later_ones_stand(tmp_path: Path) -> None:
@@ -103,20 +85,6 @@ def test_phases_nest_and_carry_their_info(tmp_path: Path) -> None:
     assert all(p.end_s is not None and p.end_s >= p.start_s for p in (outer, inner, train))
 
 
-def test_a_phase_that_a_kill_left_open_ends_with_its_attempt(tmp_path: Path) -> None:
-    write_run(
-        tmp_path,
-        events=[
-            {"time_s": 100, "event": "start"},
-            {"time_s": 101, "event": "begin", "phase": "train epoch", "epoch": 1},
-            {"time_s": 200, "event": "start"},
-            {"time_s": 205, "event": "begin", "phase": "load"},
-        ],
-        samples=[{"time_s": t, "rss_anon_bytes": MB} for t in (100.5, 101.5, 203, 206)],
-    )
-    assert Run(tmp_path).timeline["phase"].tolist() == ["", "train epoch 1", "", "load"]
-
-
 def test_files_of_a_process_killed_while_writing_are_readable(tmp_path: Path) -> None:
     code = (
         "import os, sys; from ogbnlib.memory.recorder import EventLog, Recorder\n"
@@ -139,17 +107,6 @@ def test_files_of_a_process_killed_while_writing_are_readable(tmp_path: Path) ->
     assert len(table) >= 10
     assert table.attrs["torn_lines"] <= 1
     assert table["phase"].str.startswith("train epoch").all()
-
-
-def test_an_error_in_the_recorders_thread_is_raised_by_stop(tmp_path: Path) -> None:
-    def fail(reading: Reading) -> None:
-        raise RuntimeError("the watcher failed")
-
-    failed = threading.Event()
-    recorder = Recorder(tmp_path).start(os.getpid(), on_sample=fail, on_error=failed.set)
-    assert failed.wait(30)
-    with pytest.raises(RuntimeError, match="the watcher failed"):
-        recorder.stop()
 
 
 def test_the_end_of_a_phase_carries_its_exact_peak_however_short_the_spike_was(tmp_path: Path) -> None:

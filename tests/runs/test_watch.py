@@ -299,14 +299,6 @@ def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(
 
 # Memory of several processes ------------------------------------------------------------------------------------------
 
-PARENT = """
-import subprocess, sys, time
-time.sleep(1.1)
-child = "x = bytearray(200 * 2**20); import time; time.sleep(0.5)"
-subprocess.run([sys.executable, "-c", child])
-time.sleep(0.3)
-"""
-
 
 def test_a_killed_child_is_named_though_its_parent_ends_without_an_error(tmp_path: Path) -> None:
     code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'x = bytes(300 * 2**20); x + x'])"
