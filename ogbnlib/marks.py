@@ -64,7 +64,7 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 class _Phase(contextlib.ContextDecorator):
-    """A phase that looks for the watcher when it is entered, so that functions may be decorated earlier."""
+    """A phase that looks for the watcher when it is entered."""
 
     _entered: tuple[contextlib.AbstractContextManager[None], ...] = ()  # the innermost first
 
@@ -129,7 +129,7 @@ def _forget() -> None:
     """Stop marking without writing anything: this process may be a fork of the one that marks."""
     global _folder, _log, _lock
     if _log is not None:
-        _log.forget()
+        _log.close(forget=True)
     if _lock >= 0:
         os.close(_lock)
     _folder, _log, _lock = None, None, -1

@@ -72,13 +72,10 @@ def read_count(path: Path) -> Count | None:
 
 
 def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
-    """` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB [###.......]`."""
+    """` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
     words = [] if count is None else [str(count)]
     if held_bytes is not None:
-        words.append(format_bytes(held_bytes))
-        if limit_bytes:
-            full = min(10, round(10 * held_bytes / limit_bytes))
-            words[-1] += f" of {format_bytes(limit_bytes)} [{full * '#':.<10}]"
+        words.append(format_bytes(held_bytes) + (f" of {format_bytes(limit_bytes)}" if limit_bytes else ""))
     return ", ".join(words)
 
 

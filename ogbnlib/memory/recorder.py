@@ -36,15 +36,13 @@ _CHUNK_BYTES = 2**20
 class Thinning(Generic[T]):
     """Choice of the items to keep of an endless series: the largest of each time bin, a 2,000th of the time so far."""
 
-    # At first every item is kept, then 2,000 whenever the run gets e times as long: 19,000 of the 12 million samples of
-    # a week at 20 Hz.
-
+    # At first every item is kept, then 2,000 whenever the run gets e times as long: 19,000 of a week's 12 million.
     def __init__(self, began_s: float | None):  # None: with the first item
         self.best: tuple[float, T] | None = None
         self._began_s, self._bin_s = began_s, 0.0
 
     def add(self, time_s: float, size: float, item: T) -> T | None:
-        """Take one item; return the item to keep of the time bin that `time_s` has ended, if it ended one."""
+        """Take one item; return the largest of the time bin that `time_s` has ended, if it ended one."""
         ended, self._began_s = None, time_s if self._began_s is None else self._began_s
         if self.best is None or time_s - self._bin_s >= (time_s - self._began_s) / NUM_BINS:
             ended, self._bin_s = self.close(), time_s
@@ -128,10 +126,9 @@ class EventLog:
         self.mark("part", name=name, bytes=int(size_bytes))
 
     def cuda(self, force: bool = False, largest: bool = False) -> None:
-        """Record this process's GPU memory, at most ten times a second unless `force`; free without CUDA.
+        """Record this process's GPU memory, at most ten times a second, thinned; `force` keeps this reading.
 
-        Readings are thinned as samples are; `force` keeps this one. `largest` has the largest free block read, which
-        takes longer; otherwise it is read once a second.
+        The largest free block, which takes longer, is read once a second, and with `largest`.
         """
         now = time.time()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
@@ -157,23 +154,17 @@ class EventLog:
             self._read_from += whole or len(data)  # no line of ours is longer than 1 MB
             yield from parse_events(data[:whole])
 
-    def close(self) -> None:
-        if self._file >= 0 and (best := self._cuda.close()):
-            self.mark("cuda", **best)
-        self.forget()
-
-    def forget(self) -> None:
-        """Close the file without writing to it."""
+    def close(self, *, forget: bool = False) -> None:
+        """Close the file; `forget` writes nothing to it before."""
         if self._file >= 0:
+            if not forget and (best := self._cuda.close()):
+                self.mark("cuda", **best)
             os.close(self._file)
             self._file = -1
 
 
 class _TimelineWriter:
-    """Writer of timeline.csv, thinned.
-
-    The file ends with the current bin's largest sample and the last one, both overwritten each time.
-    """
+    """Writer of timeline.csv, thinned; it ends with the current bin's largest sample and the last one."""
 
     def __init__(self, path: Path):
         self.path, (self._file, self._end, began_s) = path, _open_for_append(path)
@@ -231,7 +222,6 @@ class Recorder:
 
         Args:
             cgroup: Called for each sample, because systemd makes a scope only after the child has begun.
-            longest_pause_s: Called after each sample: the most seconds until the next one.
             check: Returns the reading to record (`Limit.check`); None ends the recording.
             on_error: Called on an error in the thread, which ends it; `stop` raises the error.
             on_unwritable: Called once, when a sample can't be written. Sampling goes on, for the limit's sake.
@@ -276,12 +266,10 @@ class Recorder:
             raise self._error
 
     def sample(self, pid: int, cgroup: Cgroup | None = None, check: Check = lambda reading: reading) -> Reading | None:
-        """Take one reading and record the result of `check`, see `start`.
-
-        PSS makes the kernel walk page tables, so it is read at most once a second and for about 0.5 % of the time.
-        Where only PSS tells what several processes use together, it is read for up to 5 % of the time, and whenever
-        their sum of RSS has grown, so that no peak falls between two readings.
-        """
+        """Take one reading and record the result of `check`, see `start`."""
+        # PSS makes the kernel walk page tables, so it is read at most once a second and for about 0.5 % of the time.
+        # Where only PSS tells what several processes use together, it is read for up to 5 % of the time, and whenever
+        # their sum of RSS has grown, so that no peak falls between two readings.
         begin = time.monotonic()
         reading = read_memory(pid, cgroup=cgroup, pss=begin >= self._pss_due_s)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
@@ -310,7 +298,7 @@ class Recorder:
             self._event(event)
 
     def _follow(self, until_s: float) -> Iterator[Event]:
-        """Record the events up to `until_s` and return the others. The last moment of a phase belongs to the phase."""
+        """Record the events up to `until_s` and return the others; the last moment of a phase belongs to it."""
         events = self.log.follow()
         for event in events:
             if event["time_s"] > until_s or (event["time_s"] == until_s and event["event"] == "end"):
