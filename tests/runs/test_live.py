@@ -96,7 +96,9 @@ def test_a_run_at_work_says_from_elsewhere_what_it_has_done_and_is_followed_to_i
     assert ended.follow().exit_code == 75  # at once
 
 
-@pytest.mark.parametrize(("at_work", "presses"), [(600, 2)], indirect=["at_work"])
+@pytest.mark.parametrize(
+    ("at_work", "presses"), [(600, 1), pytest.param(600, 2, marks=pytest.mark.slow)], indirect=["at_work"]
+)
 def test_stop_ends_a_run_in_seconds_in_any_phase_and_says_how_to_go_on(
     at_work: tuple[subprocess.Popen[str], Path], presses: int
 ) -> None:
