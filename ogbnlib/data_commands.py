@@ -15,9 +15,7 @@ HELP = "Train graph neural networks on ogbn-papers100M within the memory you hav
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")]
-ConfigFile = Annotated[
-    Path | None, typer.Option(help="A YAML file of parameters and memory_limit; --set overrides it.")
-]
+ConfigFile = Annotated[Path | None, typer.Option(help="YAML of parameters and memory_limit; --set overrides it.")]
 LimitBy = Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")]
 MemoryLimit = Annotated[str | None, typer.Option(help='Such as "4 GB"; by default there is no limit.')]
 DataDir = Annotated[Path, typer.Option(help="Folder of official data sets.")]
@@ -112,16 +110,11 @@ def convert(
     relabel: Annotated[bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")] = False,
     data_dir: DataDir = Path("dataset"),
     undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
-    feature_dtype: Annotated[
-        str | None, typer.Option(help="float16 halves the store; default: the data's own.")
-    ] = None,
+    feature_dtype: Annotated[str | None, typer.Option(help="float16 halves it; default: the data's own.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a data set into a store on disk, in bounded memory.
-
-    Your own files have names such as edges.csv.gz, or are passed one by one.
-    """
+    """Turn a data set into a store on disk, in bounded memory."""
     from .sources.convert import convert as make_store
     from .sources.convert import open_source
     from .sources.tables import ROLES
@@ -132,15 +125,8 @@ def convert(
     for name, columns in (("edge_columns", edge_columns), ("label_columns", label_columns)):
         options[name] = None if columns is None else columns.split(",")
     opened = open_source(source, data_dir, **{k: value for k, value in options.items() if value is not None})
-    store = make_store(
-        opened,
-        store_dir,
-        undirected=undirected,
-        feature_dtype=feature_dtype,  # type: ignore[arg-type]  # checked there
-        memory_limit=memory_limit,
-        progress=not as_json,
-    )
-    _print_dataset(store, "store", as_json)
+    how: dict[str, Any] = {"undirected": undirected, "feature_dtype": feature_dtype, "memory_limit": memory_limit}
+    _print_dataset(make_store(opened, store_dir, progress=not as_json, **how), "store", as_json)
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterable
@@ -21,10 +20,6 @@ def _list(value: object) -> object:
     if not isinstance(value, str):
         return value
     return [word.strip("'\"") for word in value.strip().strip("[]()").replace(",", " ").split()]
-
-
-def _single(value: object) -> object:
-    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _none(value: object) -> object:
@@ -56,11 +51,6 @@ def _size(value: object) -> object:
         raise ValueError(f'expected a size such as "4 GB", got {value!r}') from None
 
 
-def _size_or_word(value: object) -> object:
-    """Parse a size; "auto" and "off" stay, and so do whole numbers, the bytes of a saved config."""
-    return value if type(value) is int or value in ("auto", "off") else _size(value)
-
-
 def _path(value: object) -> object:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     return str(home(text)) if isinstance(text, str) and text.startswith("~") else text
@@ -71,10 +61,8 @@ def _model(value: object) -> object:
         return value
     place, _, name = value.rpartition(":")
     if not place.strip() or not name.strip():
-        close = difflib.get_close_matches(value, MODELS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
         custom = 'your own as "my_model.py:Net" or "package.module:Net"'
-        raise ValueError(f"expected {', '.join(MODELS)}, or {custom}, got {value!r}{hint}")
+        raise ValueError(f"expected {', '.join(MODELS)}, or {custom}, got {value!r}")
     return f"{_path(place)}:{name}"
 
 
@@ -82,12 +70,10 @@ def _arguments(value: object) -> object:
     """Read a dict or JSON text; tuples become lists, as in a saved config."""
     try:
         arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
-        arguments = json.loads(json.dumps(arguments, allow_nan=False))
+        return json.loads(json.dumps(arguments, allow_nan=False))
     except (TypeError, ValueError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise ValueError(f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}')
-    return arguments
+        example = '{"heads": 4}'
+        raise ValueError(f"expected names and values as JSON has them, such as {example}, got {value!r}") from None
 
 
 Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # the range of a 32-bit integer
@@ -97,11 +83,17 @@ CountOrZero = Annotated[Int, Field(ge=0)]
 OptionalCount = Annotated[Count | None, BeforeValidator(_none)]
 OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)]
 OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]
-SizeOrWord = Annotated[Literal["auto", "off"] | Annotated[int, Field(gt=0)], BeforeValidator(_size_or_word)]
+SizeOrWord = Annotated[  # a saved config has whole numbers
+    Literal["auto", "off"] | Annotated[int, Field(gt=0)],
+    BeforeValidator(lambda value: value if type(value) is int or value in ("auto", "off") else _size(value)),
+]
 Neighbors = Annotated[Int, AfterValidator(_fan_out)]
 FanOut = Annotated[tuple[Neighbors, ...], BeforeValidator(_list), Field(min_length=1)]
 EvalFanOut = Annotated[
-    tuple[Neighbors, ...] | None, BeforeValidator(_list), BeforeValidator(_single), BeforeValidator(_none)
+    tuple[Neighbors, ...] | None,
+    BeforeValidator(_list),
+    BeforeValidator(lambda value: [value] if type(value) is int else value),
+    BeforeValidator(_none),
 ]
 Split = Annotated[Literal["valid", "test"], BeforeValidator(split_name)]
 Splits = Annotated[tuple[Split, ...], BeforeValidator(_list), AfterValidator(_unique)]

@@ -28,6 +28,7 @@ import pyarrow.parquet
 from ..errors import InputError
 from .npz import Array, load
 
+_TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
 BATCH_ROWS, _BLOCK_BYTES = 2**17, 2**22
 LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
 _MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")  # in any case, among numbers and labels
@@ -91,7 +92,12 @@ class Table:
         begin = 0
         with self._damage():
             for batch in self._arrays([self.names.index(name) for name in columns], rows):
-                yield [Piece(self, name, _plain(values), begin) for name, values in zip(columns, batch, strict=True)]
+                pieces = []
+                for name, values in zip(columns, batch, strict=True):
+                    values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
+                    text = str(values.type).startswith(_TEXTS)
+                    pieces.append(Piece(self, name, values.cast("string") if text else values, begin))
+                yield pieces
                 begin += len(batch[0])
 
     def column(self, name: str) -> Iterator[Piece]:
@@ -120,44 +126,26 @@ class Table:
 
     @cached_property
     def num_rows(self) -> int:
-        """The number of rows; a csv file is read for it."""
         if self._array is not None:
             return int(self._array.shape[1])
         if self.file.suffix == ".parquet":
             return int(self._parquet().metadata.num_rows)
-        return sum(len(piece.values) for piece in self.column(self.names[0]))
+        return sum(len(piece.values) for piece in self.column(self.names[0]))  # a csv file is read for it
 
     def one_of(self, names: Sequence[str], alone: bool = False) -> str | None:
-        """Return the column with one of these names, in any case; if `alone`, a column without a name too.
-
-        A column of a .parquet file needs no name, as its first value can't be taken for it.
-        """
+        """Return the column with one of these names, in any case; if `alone`, an only column that can't be a value."""
         own = next((own for name in names for own in self.names if own.lower() == name.lower()), None)
         alone = alone and len(self.names) == 1 and (not self.header or self.file.suffix == ".parquet")
         return self.names[0] if own is None and alone else own
 
-    def check_named(self, columns: Sequence[str], counts: Sequence[int], option: str) -> None:
-        """Check columns that an option names."""
-        if len(columns) not in counts or len({*columns} & {*self.names}) < len(columns):
-            expected = f"{' or '.join(map(str, counts))} of the columns {', '.join(self.names)}"
-            raise InputError(f"{option}: {self.file}: expected {expected}, found {','.join(columns)}")
-
     def refusal(self, expected: str, hint: str) -> InputError:
         """Return the error for columns that are neither known nor named."""
-        names = ", ".join(map(repr, self.names)) if self.header else f"{len(self.names)}, without names"
-        return InputError(f"{self.file}: expected {expected}, found columns {names}; {hint}")
+        return InputError(f"{self.file}: expected {expected}, found columns {', '.join(map(repr, self.names))}; {hint}")
 
     def leave_out(self, used: Sequence[str | None]) -> None:
         """Name the columns that are not used on standard error; standard output belongs to the caller."""
         if others := [name for name in self.names if name not in used]:
             print(f"{self.file}: left out: {', '.join(map(repr, others))}", file=sys.stderr)
-
-
-def _plain(values: Any) -> Any:
-    """An arrow array without dictionaries, with one type of text."""
-    values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
-    other_text = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
-    return values.cast("string") if str(values.type).startswith(other_text) else values
 
 
 @dataclass(frozen=True)

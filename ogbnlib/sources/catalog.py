@@ -1,8 +1,6 @@
 """The one place that decides what a data set's name means: a store, or data that are converted to a store once.
 
-A name is a store's folder, a folder in OGB's binary layout or of a user's own files, or an official name. Any other
-data set is converted to a store in the same folder, `NAME.store` (`NAME-undirected.store`, `-float16`), or in
-`data_dir`, where every later run, notebook and policy finds it. `locate` and `size_of` read headers (and csv files).
+The store is `NAME.store` (`NAME-undirected.store`, `-float16`) beside the data, or in `data_dir`.
 """
 
 from __future__ import annotations
@@ -89,8 +87,7 @@ def _resolve(
     check_new(target)
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-        hint = "pass data_dir, a folder of your own (for an official name with a link in it to the data set's folder)"
-        raise InputError(f"{target}: the data set's store can't be written here; {hint}")
+        raise InputError(f"{target}: the data set's store can't be written here; pass data_dir, a folder of your own")
     return pending
 
 
@@ -110,8 +107,7 @@ def _existing(pending: _Pending) -> Store | None:
         raise InputError(f"{pending.folder}: it changed since {store.path} was made of it; {hint}")
     if (store.undirected, store.feature_dtype) != (pending.undirected, pending.dtype):
         expected = f"expected a store with undirected={pending.undirected}, {pending.dtype} features"
-        problem = f"found undirected={store.undirected}, {store.feature_dtype}"
-        raise InputError(f"{store.path}: {expected}, {problem}; move it away, or name it as the data set")
+        raise InputError(f"{store.path}: {expected}, found another; move it away, or name it as the data set")
     return store
 
 
@@ -126,11 +122,8 @@ def _check_direction(store: GraphSize, undirected: bool | None) -> None:
 def locate(dataset: str, **options: Any) -> GraphSize:
     """Check a data set and return its sizes; nothing is written or downloaded.
 
-    Before the store exists (`stored` is "raw" or "csv"), sizes are those of the data, with the `feature_itemsize` of
-    the store.
-
-    Args:
-        options: data_dir, undirected, feature_dtype and download of `open_dataset`.
+    Before the store exists, sizes are those of the data, with the `feature_itemsize` of the store. `options` are
+    data_dir, undirected, feature_dtype and download of `open_dataset`.
     """
     found = _resolve(dataset, **options)
     if isinstance(found, Store):
@@ -179,9 +172,8 @@ def open_dataset(
         say: called with the data, the place and the size of a new store.
         memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
     """
-    pending = _resolve(
-        dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download
-    )
+    options = {"data_dir": data_dir, "undirected": undirected, "feature_dtype": feature_dtype, "download": download}
+    pending = _resolve(dataset, **options)  # type: ignore[arg-type]
     if isinstance(pending, Store):
         return pending
     with made_once(pending.target, check):
@@ -192,11 +184,8 @@ def open_dataset(
         source = pending.source()
         about = format_bytes(disk_bytes(source, pending.undirected, pending.dtype)[0])
         say(f"{pending.folder}: converting it, once, to {pending.target}, about {about}")
-        return convert(
-            source, pending.target,
-            undirected=pending.undirected, feature_dtype=pending.dtype.name,  # type: ignore[arg-type]
-            memory_limit=memory_limit, progress=progress, check=check,
-        )  # fmt: skip
+        how: dict[str, Any] = {"undirected": pending.undirected, "feature_dtype": pending.dtype.name}
+        return convert(source, pending.target, memory_limit=memory_limit, progress=progress, check=check, **how)
 
 
 @contextlib.contextmanager
@@ -237,11 +226,9 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set without the direction or the hops that `config` needs."""
     if size.stored == "store":
         _check_direction(size, config.undirected)
-    if config.propagated and size.hops is None:
-        check_hops(size, config.hops, config.norm, "labelled")
-    elif config.propagated and size.hops != config.hops:
+    if config.propagated and size.hops not in (None, config.hops):
         raise InputError(f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops")
-    elif not config.propagated and size.hops is not None:
+    if not config.propagated and size.hops is not None:
         problem = f"{size.name} has propagated features and no edges"
         raise InputError(f"loading: {problem}: set loading=propagated, got {config.loading!r}")
 
@@ -262,9 +249,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
 def prepare_dataset(
     dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool | None = None
 ) -> str:
-    """Return the folder of a store for a notebook: that of `dataset`, or of the synthetic data set if it is "".
-
-    The store is made on first use in `data_dir`, where every notebook and run finds it."""
+    """Return the store's folder for a notebook, made on first use: of `dataset`, or of a synthetic one if it is ""."""
     if dataset:
         store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:

@@ -1,9 +1,6 @@
 """Conversion of any `Source` to a store in bounded memory: nothing of the graph's size is ever in memory.
 
-The CSC comes from a bucketed external sort. One pass over the edges writes (dst, src) pairs to a temporary file,
-chunk by chunk, each chunk sorted by ranges of destinations. Then range by range is read, sorted in RAM by a stable
-counting sort and appended to `row.npy`. Disk traffic is sequential or in long pieces both ways, and within a column the
-order is that of the input. A second thread converts the features meanwhile.
+The CSC comes from a bucketed external sort (`graph.sort`), while a second thread converts the features.
 """
 
 from __future__ import annotations
@@ -143,12 +140,7 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
 
 
 def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> Source:
-    """Return a named data set as a `Source`.
-
-    Args:
-        data_dir: the folder of official data sets.
-        options: those of `open_tables`; for a folder in OGB's layout only num_classes.
-    """
+    """Return a named data set; `options` are those of `open_tables`, in OGB's layout only num_classes."""
     name = home(name)
     if is_official(str(name)):
         official = locate_official(str(name), home(data_dir))
@@ -221,8 +213,8 @@ def convert(
         feature_dtype: float16 halves disk and traffic; values beyond its range are refused. By default the data set's
             own, float32 for float64.
         memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beyond its present memory, or the limit
-            of the process if that is less. A memory cgroup of that size is enough, written pages included. A larger
-            one makes fewer and longer ranges to sort; 1 GB is enough for ogbn-papers100M.
+            of the process if that is less. A memory cgroup of that size is enough, written pages included; 1 GB is
+            enough for ogbn-papers100M.
         progress: show it: a bar, in a log a line every 30 s. A function is called instead.
         check: called between chunks; its exception ends the conversion, and nothing is left behind.
     """

@@ -48,8 +48,6 @@ KNOWN = {
         _known("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338),
     )
 }
-
-
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
 
 
@@ -62,10 +60,7 @@ class Located:
     folder: Path
     binary: bool
     present: bool
-
-    @property
-    def num_classes(self) -> int:
-        return int(self.meta["num classes"])
+    num_classes: int
 
 
 def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True) -> Path:
@@ -143,7 +138,7 @@ def locate_official(name: str, root: StrPath) -> Located:
         raise InputError(
             f"{folder}: expected {', '.join(missing)} in it, found none; move it away and download it again"
         )
-    return Located(name, meta, folder, binary, folder.exists())
+    return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 
 
 def open_official(located: Located) -> Source:

@@ -1,7 +1,6 @@
 """OGB's on-disk layout of ogbn-papers100M: read in pieces, and written from any `Source`.
 
-OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over. Nothing here holds a member, or imports torch
-or ogb.
+OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over; nothing here holds a member.
 """
 
 from __future__ import annotations
@@ -63,12 +62,9 @@ def read_split_files(folder: Path) -> dict[str, Array]:
 
 @clear_errors()
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
-    """Open a folder in OGB's binary layout, ours or the official ogbn-papers100M; no large member is read.
+    """Open a folder in OGB's binary layout; no large member is read.
 
-    `node_feat` may be float16, 32 or 64 of either byte order, `edge_index` any whole numbers in C or Fortran order.
-
-    Args:
-        num_classes: by default that of meta.json and, without one, the largest label plus one.
+    `num_classes` is by default that of meta.json and, without one, the largest label plus one.
     """
     path = home(path)
     data, labels, stamps = path / "raw" / "data.npz", path / "raw" / "node-label.npz", stamped(layout_files(path))
@@ -216,12 +212,10 @@ def write_raw(
     Everything is checked before anything is written, and the folder appears whole or not at all.
 
     Args:
-        path: a new or empty folder.
         edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor, as the others.
         x: features [N, F], finite; stored as float32.
         y: labels [N] or [N, 1]: -1 or NaN where there is none.
         splits: node ids, or boolean masks over all nodes, of train, valid and test.
-        num_classes: the largest label plus one if None.
     """
     source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
     with new_folder(path) as folder:

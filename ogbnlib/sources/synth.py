@@ -1,12 +1,8 @@
 """A synthetic ogbn-papers100M at any scale, written straight to disk in memory bounded by a chunk; imports no torch.
 
-Every random draw is a hash of (seed, stream, node, k), splitmix64 (Steele et al., OOPSLA 2014): any part of the graph
-can be drawn without the rest.
-
-Papers appear in time, `BLOCK` at once. The slot of a paper within its block gives its class, by Zipf-like class sizes.
-A paper cites older ones: recent ones, or any with a preference for old ones (hence a power-law in-degree), mostly of
-its own class. Node ids are an affine bijection of the order in time. Labels are the class, or, for some papers, any;
-features are a class mean in a low-rank space plus noise.
+Every random draw is a hash of (seed, stream, node, k), splitmix64 (Steele et al., OOPSLA 2014), so any part of the
+graph can be drawn alone. Papers appear in time, `BLOCK` at once; the slot in a block gives the class. A paper cites
+recent or any older ones, mostly of its own class. Features are a class mean in a low-rank space plus noise.
 """
 
 from __future__ import annotations
@@ -228,14 +224,9 @@ def synthesize(
 ) -> Source:
     """Write a data set like ogbn-papers100M, `scale` times its size, in OGB's binary layout.
 
-    The same arguments give the same arrays. Edges point from citing to cited papers, so the newest papers, the test
-    split, have few in-neighbors: reverse edges help, for the real data set too. A few edges occur twice. Memory is
-    bounded by a chunk and the labelled nodes: about 110 MB beyond the imports, at scale 0.01 and at 0.03. The folder
-    appears whole or not at all.
-
-    Args:
-        scale: in (0, 1]; 0.01 makes 1.1 million nodes and 16 million edges.
-        num_classes: 2 to 512.
+    Edges point from citing to cited papers, so the newest papers, the test split, have few in-neighbors: reverse edges
+    help, for the real data set too. Memory is bounded by a chunk and the labelled nodes: about 110 MB beyond the
+    imports, at scale 0.01 (1.1 million nodes, 16 million edges) and at 0.03.
     """
     model = _citations_like(path, scale, seed, num_features, num_classes)
     # Measured, compressed: features 2.2 of 4 bytes; an edge 0.1 bytes for the source and up to 5 for the cited paper.

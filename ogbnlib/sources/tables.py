@@ -31,8 +31,7 @@ _ENDINGS = (".npy", ".parquet", ".csv", ".csv.gz")
 
 
 def _candidates(folder: Path, role: str) -> list[Path]:
-    files = [folder / f"{name}{ending}" for name in _NAMES[role] for ending in _ENDINGS]
-    return [file for file in files if file.is_file()]
+    return [file for name in _NAMES[role] for end in _ENDINGS if (file := folder / f"{name}{end}").is_file()]
 
 
 def is_tables(folder: StrPath) -> bool:
@@ -112,7 +111,8 @@ def open_tables(
     if label_columns is None:
         own, label = value_columns(label_table, known, LABEL, hint)
     else:
-        label_table.check_named(label_columns, (1, 2), "--label-columns")
+        if not 0 < len(label_columns) <= 2 or len({*label_columns} & {*label_table.names}) < len(label_columns):
+            raise label_table.refusal(f"the columns {', '.join(label_columns)}", "check --label-columns")
         label, ids = label_columns[-1], label_table.one_of(known)
         own = label_columns[0] if len(label_columns) == 2 else None if ids == label else ids
         label_table.leave_out([own, label])
@@ -135,7 +135,8 @@ def open_tables(
 
     edges, ends = Table(paths["edges"], "edges"), edge_columns
     if edge_columns is not None:
-        edges.check_named(edge_columns, (2,), "--edge-columns")
+        if len({*edge_columns} & {*edges.names}) != 2 or len(edge_columns) != 2:
+            raise edges.refusal(f"two columns {', '.join(edge_columns)}", "check --edge-columns")
     elif not edges.header and len(edges.names) == 2:
         ends = edges.names
     else:

@@ -228,7 +228,7 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         # Columns that are neither known nor named
         ({"labels.csv": lines(y, ids[::-1], header="label,paper_id")}, r"node_id and label, found .*--label-columns"),
         ({"labels.csv": lines(np.where(y > 0, "a", "b"))}, "found columns '[ab]'; .*--label-columns"),
-        ({"labels.csv": "label\n1\n", "options": {"label_columns": ["no"]}}, "--label-columns: .* columns label"),
+        ({"labels.csv": "label\n1\n", "options": {"label_columns": ["no"]}}, "columns no, .*--label-columns"),
         ({"features.csv": lines(ids, *x.T, header="paper_id,w0,w1,w2")}, r"features.csv: .*not 'paper_id', .*--id-col"),
         ({"features.csv": lines(ids[::-1], *x.T)}, r"different whole numbers in column '1'.*--id-column"),
         ({"features.parquet": parquet(a=x[:, 0], __index_level_0__=ids)}, "not '__index_level_0__'"),
