@@ -1,7 +1,4 @@
-"""Registries of models and loading policies: for each name its class and its properties.
-
-Classes are given by dotted path, so that forecasts and the command line import no torch.
-"""
+"""Registries of models and loading policies; classes by dotted path, so that forecasts import no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import importlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Widths = list[tuple[int, int]]
 
@@ -20,45 +17,29 @@ def load(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One layer of a training step.
+class Layer(NamedTuple):
+    """One layer of a training step."""
 
-    Attributes:
-        sources, targets, edges: Nodes that it reads, nodes that it writes, edges between them.
-        inputs, outputs: Channels, of all heads together but for the last layer's outputs.
-        hops: Of propagated features.
-        half: Whether it runs under autocast.
-        edge_list: Whether it gets an edge list in place of a sparse matrix, as `forward(x, edge_index)` does.
-    """
-
-    sources: int
-    targets: int
+    sources: int  # nodes that it reads
+    targets: int  # nodes that it writes
     edges: int
     inputs: int
-    outputs: int
+    outputs: int  # of all heads together but for the last layer's
     first: bool
     last: bool
     heads: int
-    hops: int
-    half: bool
+    hops: int  # of propagated features
+    half: bool  # under autocast
     dropout: bool
-    edge_list: bool
+    edge_list: bool  # in place of a sparse matrix, as `forward(x, edge_index)` gets it
 
 
-@dataclass(frozen=True)
-class LayerMemory:
-    """Bytes of one layer in a training step.
+class LayerMemory(NamedTuple):
+    """Bytes of one layer in a training step."""
 
-    Attributes:
-        kept: For the backward pass, the output included. The first layer's x belongs to the batch and is not counted.
-        checkpointed: The part of `kept` that activation checkpointing keeps: the output and the sparse matrix.
-        peak: The most that the forward or the backward pass has alive.
-    """
-
-    kept: int
-    checkpointed: int
-    peak: int
+    kept: int  # for the backward pass, the output included; the first layer's x belongs to the batch
+    checkpointed: int  # the part of `kept` that activation checkpointing keeps: the output and the sparse matrix
+    peak: int  # the most that the forward or the backward pass has alive
 
 
 @dataclass(frozen=True)
@@ -67,11 +48,10 @@ class Model:
 
     Attributes:
         path: Module and class.
+        weights: Number of weights of one layer.
         propagated: Whether it learns from propagated features instead of sampled neighbors.
         exact: Whether inference can count all neighbors, layer by layer over the whole graph.
         has_heads: Whether `heads` must divide `hidden_channels`.
-        weights: Number of weights of one layer.
-        memory: Bytes of one layer in a training step.
         widths: Inputs and outputs of each layer, from depth (fan-outs or hops), features, hidden channels, classes.
     """
 
@@ -96,42 +76,34 @@ class Model:
 
 
 def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3) -> LayerMemory:
-    """Bytes of a layer from its products, its scratch space and its sparse matrix.
-
-    Dropout keeps its mask and its result beside the output.
-    """
+    """Bytes of a layer from its products, its scratch space and its sparse matrix."""
     out = (4 if layer.last else item) * layer.targets * layer.outputs
+    # Dropout keeps its mask and its result beside the output.
     kept = products + out * (masks if layer.dropout and not layer.last else 1) + 8 * layer.targets
     peak = products + out * (3 if layer.last else 1) + scratch
     return LayerMemory(kept, out + matrix, max(kept, peak))
 
 
 def _sage(layer: Layer) -> LayerMemory:
-    """Keeps the mean of the neighbors [T, in], the sparse matrix and the output.
-
-    The first layer takes two more outputs, later ones twice the gradient of the input [S, in]; dropout's result makes
-    room for one. An edge list takes [E, in] and its gradient on top.
-    """
+    """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
     item, copy = (2, 2) if layer.half else (4, 0)
     matrix = 4 * layer.edges + 8 * layer.targets
     products = (4 if layer.first else item) * layer.targets * layer.inputs + matrix
-    if layer.first:
+    if layer.first:  # two more outputs
         scratch = layer.targets * (2 * item * layer.outputs + copy * layer.inputs)
-    else:
+    else:  # twice the gradient of the input [S, in]; dropout's result makes room for one
         scratch = (8 + copy - (item if layer.dropout else 0)) * layer.sources * layer.inputs
-    scratch += 8 * layer.edges * layer.inputs if layer.edge_list else 0
+    scratch += 8 * layer.edges * layer.inputs if layer.edge_list else 0  # [E, in] and its gradient
     return _sum(layer, products, scratch, matrix, item=item)
 
 
 def _gcn(layer: Layer) -> LayerMemory:
-    """Keeps the sparse matrix, its self-loops and the output.
-
-    Takes 3 [S, out] and 16 bytes an edge: products of the sources, twice their gradient, and the matrix transposed.
-    Under autocast dropout's result is the next layer's copy.
-    """
+    """Keeps the sparse matrix, its self-loops and the output."""
     copy = 2 if layer.half else 0
     matrix = 4 * layer.edges + 12 * layer.targets
+    # Products of the sources, twice their gradient, and the matrix transposed: 3 [S, out] and 16 bytes an edge.
     scratch = (12 + copy) * layer.sources * layer.outputs + 16 * layer.edges
+    # Under autocast dropout's result is the next layer's copy.
     return _sum(layer, matrix + copy * layer.sources * layer.inputs, scratch, matrix, masks=2 if layer.half else 3)
 
 
@@ -184,13 +156,8 @@ def _sagn_weights(layer: Layer) -> int:
     return layer.inputs * layer.outputs + (layer.outputs if layer.last else 3 * hidden)
 
 
-def _sgc_widths(hops: int, features: int, _hidden: int, classes: int) -> Widths:
-    return [(features // (hops + 1), classes)]
-
-
 def _sign_widths(hops: int, features: int, hidden: int, classes: int) -> Widths:
-    wide = (hops + 1) * hidden
-    return [(features // (hops + 1), wide), (wide, classes)]
+    return [(features // (hops + 1), (hops + 1) * hidden), ((hops + 1) * hidden, classes)]
 
 
 def _sagn_widths(hops: int, features: int, hidden: int, classes: int) -> Widths:
@@ -202,9 +169,11 @@ MODELS = {
     "sage": Model(_GNN, lambda layer: 2 * layer.inputs * layer.outputs + layer.outputs, _sage, exact=True),
     "gcn": Model(_GNN, _linear_weights, _gcn, exact=True),
     "gat": Model(_GNN, _gat_weights, _gat, has_heads=True),
-    "sgc": Model(_HOPS, _linear_weights, _linear, propagated=True, widths=_sgc_widths),
-    "sign": Model(_HOPS, _linear_weights, _sign, propagated=True, widths=_sign_widths),
-    "sagn": Model(_HOPS, _sagn_weights, _sagn, propagated=True, has_heads=True, widths=_sagn_widths),
+    "sgc": Model(
+        _HOPS, _linear_weights, _linear, True, widths=lambda hops, x, _, classes: [(x // (hops + 1), classes)]
+    ),
+    "sign": Model(_HOPS, _linear_weights, _sign, True, widths=_sign_widths),
+    "sagn": Model(_HOPS, _sagn_weights, _sagn, True, has_heads=True, widths=_sagn_widths),
 }
 
 

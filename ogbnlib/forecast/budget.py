@@ -1,28 +1,27 @@
 """Memory of batches, queues and windows, and the choice of a store's windows. No torch, no numba.
 
-A window is a run of batches that are sampled ahead in one pass over the store; a spool keeps windows on disk. The
-trainer calls these functions with a batch that was drawn, the forecast with an expected one.
+A window is a run of batches that are sampled ahead in one pass over the store; a spool keeps windows on disk.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MB, format_bytes
 from ..files import file_system
-from ..graph.npz import CHUNK_BYTES
 
 # Batches that wait for the model under loading=store: a number and a size, whichever is reached first.
 QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
-
-
-# A batch --------------------------------------------------------------------------------------------------------------
+# For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
+DISK_BYTES_PER_S = 1.2e9
+TRAIN_S_PER_NODE = 2.5e-6
+WINDOW_BYTES = 2**28  # largest window in a spool, which is read in one piece; a larger one gains nothing
+_SPARED_BYTES = 5 * 2**30  # of a disk, for its other users
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,9 @@ def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
     return batch.num_nodes * (num_features * itemsize + 8) + batch.num_edges * 16
 
 
-def queue_depth(item_bytes: int, depth: int = QUEUE_BATCHES, limit_bytes: int = QUEUE_BYTES) -> int:
-    """Items of this size in a queue: `depth`, or fewer if they exceed `limit_bytes`, but at least one."""
-    return max(1, min(depth, limit_bytes // max(1, item_bytes)))
+def queue_depth(item_bytes: int) -> int:
+    """Items of this size in a queue."""
+    return max(1, min(QUEUE_BATCHES, QUEUE_BYTES // max(1, item_bytes)))
 
 
 def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: int = QUEUE_BATCHES + 1) -> int:
@@ -57,20 +56,9 @@ def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: 
     return one * min(queue_depth(one) + 1, num_left)
 
 
-# For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
-DISK_BYTES_PER_S = 1.2e9
-TRAIN_S_PER_NODE = 2.5e-6
-
-
 def sweep_s(files: Mapping[str, int], num_hops: int) -> float:
     """Seconds of a window's pass over a store: its features once, its graph once a hop."""
     return (files["x"] + num_hops * (files["colptr"] + files["row"])) / DISK_BYTES_PER_S
-
-
-# Windows --------------------------------------------------------------------------------------------------------------
-
-
-WINDOW_BYTES = 2**28  # largest window in a spool, which is read in one piece; a larger one gains nothing
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class Spooling:
         sampled_batches: Batches of one pass over the graph.
         reel_batches: Batches of one structure file: ids and edges without features.
         picked_batches: Batches of one feature shard, filled by one pass over the features.
-        working_bytes: Memory of either pass, as much as it needs.
+        working_bytes: Memory of either pass.
         disk_bytes: The most on disk, while one shard is used and the next is prepared.
     """
 
@@ -144,17 +132,8 @@ def compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
     return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8 + 2000
 
 
-def spooled_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
-    """A batch on disk that shares no node with another: rows of x, slots and ids int32, edges int32."""
-    return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8
-
-
 def sampled_batch_bytes(batch: BatchShape) -> int:
-    """The peak of `window.sample_windows` for each batch, seeds and their positions included.
-
-    By their sizes the arrays take 26 kB for [3, 2] x 128 and 9.4 MB for [15, 10, 5] x 1024; 33 kB and 10.3 MB were
-    measured, hence 1.1 and 4,000 bytes.
-    """
+    """The peak of `window.sample_windows` for each batch, seeds and their positions included."""
     highest = nodes = edges = 0
     for frontier, found, new in zip(batch.hop_nodes, batch.hop_nodes[1:], batch.hop_edges, strict=False):
         nodes += frontier
@@ -162,6 +141,7 @@ def sampled_batch_bytes(batch: BatchShape) -> int:
         steps = 40 * frontier, 24 * frontier + 12 * new, 24 * new, 8 * (nodes + found) + 12 * new
         highest = max(highest, 8 * (nodes + edges) + max(steps))
         edges += new
+    # The arrays take 26 kB for [3, 2] x 128 and 9.4 MB for [15, 10, 5] x 1024; 33 kB and 10.3 MB were measured.
     return int(1.1 * highest) + 4000
 
 
@@ -184,10 +164,9 @@ def window_budget(
     meanwhile, and everything if it has one, which is used up by then.
 
     Args:
-        lookahead: As in the config: "auto" for `left_bytes`, or a size for all of `sharers` together.
+        lookahead: As in the config; a size is for all `sharers` of this node together.
         left_bytes: Bytes that the process may still use; None for no limit.
         training: The windows of the training loader, for an evaluation beside it.
-        sharers: Processes of this node that train together.
     """
     if lookahead == "off":
         return None
@@ -197,149 +176,20 @@ def window_budget(
     return budget - training.held_bytes
 
 
-_SPARED_BYTES = 5 * 2**30  # of a disk, for its other users
-_IN_MEMORY = ("tmpfs", "ramfs")  # files there are memory that can't be reclaimed
-
-
 def spool_dir(folder: str | None) -> Path:
     """The folder for a spool: the config's, the local disk of a Slurm job, or that of temporary files."""
     return Path(folder or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
 
 
 def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
-    """Bytes that each of `sharers` processes may keep in `folder`: a fixed size, or with "auto" a quarter of the free
-    disk space, never its last 5 GB, and 0 for a file system in memory.
+    """Bytes that each of `sharers` processes may keep in `folder`.
+
+    "auto" is a quarter of the free disk space, never its last 5 GB, and 0 for a file system in memory.
     """
     if spool == "off":
         return 0
     if spool != "auto":
         return int(spool) // sharers
     free = shutil.disk_usage(folder).free
-    return 0 if file_system(folder) in _IN_MEMORY else max(0, min(free // 4, free - _SPARED_BYTES)) // sharers
-
-
-def choose_windows(
-    files: Mapping[str, int],
-    num_nodes: int,
-    row_bytes: int,
-    batch: BatchShape,
-    num_batches: int,
-    available: int | None,
-    *,
-    training: bool,
-    reserve: tuple[int, int] = (0, 0),
-    sharers: int = 1,
-    room_bytes: int = 0,
-    passes: int = 1,
-    always: bool = False,
-) -> Windows:
-    """Choose between the page cache, windows in memory and windows on disk, and the windows' size.
-
-    Args:
-        files: Bytes of the store's colptr, row and x.
-        row_bytes: Of one node's features in the store.
-        batch: Shape of one batch.
-        available: From `window_budget`, page cache included.
-        training: Of two windows in memory, one in training may have 0.45 of `available`, so that evaluations find a
-            tenth; one in an evaluation half.
-        reserve: Bytes for waiting batches and a step beside windows; and beside the page cache, with workers, for which
-            windows have no use.
-        sharers: Processes that have `available` each, and the page cache in common.
-        room_bytes: Of disk for a spool.
-        passes: Over the loader; in training each draws anew.
-        always: Keep windows on disk wherever possible, as a pass is made in any case.
-
-    A pass over the files costs the same for a large window as for a small one, so in memory the fewest windows win,
-    unless a single one that can't be prepared during training costs more than several that can. Windows on disk are
-    small, and win if they move fewer bytes, written and read again, than one pass over the store for each window.
-    """
-    if available is None or not num_batches or sum(files.values()) <= (available - reserve[1]) * sharers:
-        return Windows(None, True, 0, available or 0)
-    left = max(0, available - reserve[0])
-    one, fixed = compact_batch_bytes(batch, row_bytes), window_fixed_bytes(num_nodes)
-    hops = len(batch.hop_edges)
-    sweep = sweep_s(files, hops)
-    train_s = num_batches * batch.num_nodes * TRAIN_S_PER_NODE
-
-    def windows(budget: float) -> int:
-        return -(-num_batches // max(1, int((budget - fixed) / one)))
-
-    half = (0.45 if training else 0.5) * left
-    alone, paired = windows(left), windows(half)
-    overlapped = half >= fixed + one and max(paired * sweep, train_s) <= alone * sweep + train_s
-    size = -(-num_batches // (paired if overlapped else alone))
-    number = -(-num_batches // size)
-    moved = number * (files["x"] + hops * (files["colptr"] + files["row"]))
-    made = Windows(size, overlapped, size * one + fixed, available, number, moved)
-    spooled = spooled_windows(
-        files, num_nodes, row_bytes, batch, num_batches, left, training=training, room_bytes=room_bytes, passes=passes
-    )
-    if spooled is None or not (always or spooled.moved_bytes < moved):
-        return made
-    return dataclasses.replace(spooled, in_memory=made, available_bytes=available)
-
-
-def _counts(most: int) -> Iterator[int]:
-    """Numbers of structure files to try, up to `most`: each of the first 64, then in steps of 2 %."""
-    count = 1
-    while count < most:
-        yield count
-        count += 1 + count // 64
-    yield most
-
-
-def spooled_windows(
-    files: Mapping[str, int],
-    num_nodes: int,
-    row_bytes: int,
-    batch: BatchShape,
-    num_batches: int,
-    left: int,
-    *,
-    training: bool,
-    room_bytes: int,
-    passes: int,
-) -> Windows | None:
-    """Windows on disk, or None where memory or disk are too small for them.
-
-    A window takes a 24th of `left`, or one batch. Two are in use, two more in an evaluation between epochs; an eighth
-    is a reserve, and the rest goes to the passes that prepare others. An evaluation's windows stay for the next one, if
-    the disk has room for all. Batches are divided into structure files and these into feature shards so that the fewest
-    bytes are moved: one pass over the graph for each file, if memory has room to sample it at once, and one over the
-    features for each shard; two files and two shards are on disk at a time.
-
-    Args:
-        left: Bytes of memory; the other arguments are those of `choose_windows`.
-    """
-    one, rows = compact_batch_bytes(batch, row_bytes), batch.num_nodes * row_bytes
-    structure = spooled_batch_bytes(batch, 0)
-    size = min(num_batches, max(1, min(left // 24, WINDOW_BYTES) // one))
-    working, total = left - left // 8 - 4 * size * one, num_batches * (passes if training else 1)
-    sampled = max(0, working - window_fixed_bytes(num_nodes)) // sampled_batch_bytes(batch)
-    # A pass over the features has the ids in memory, int32, or int64 from 2**31 nodes on; a file has seeds and sizes.
-    index, kept = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
-    graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
-    least = max(1, min(working // 4 // (index + kept), room_bytes // 2 // (structure + rows)))  # in a reel of one part
-    for reels in _counts(1 + 2 * (total // least)):
-        reel = min(total, -(-total // reels // size) * size)
-        most = (working // 4 - reel * kept) // max(1, index)  # of memory
-        alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes
-        held = min(2, reels) * reel * structure
-        picked = total if alone else min(reel, most, (room_bytes - held) // 2 // max(1, rows))
-        if min(sampled, picked) >= size:
-            parts = -(-reel // picked)
-            picked = min(picked // size, -(-reel // parts // size)) * size
-            moved = reels * (parts * files["x"] + -(-reel // sampled) * graph)
-            choices.append((moved, reels, reels * parts, reel, picked, held + min(2, reels * parts) * picked * rows))
-    if not choices:
-        return None
-    moved, _, parts, reel, picked, disk = min(choices)
-    sampling = window_fixed_bytes(num_nodes) + min(reel, sampled) * sampled_batch_bytes(batch)
-    picking = picked * index + min(working // 4, 2 * WINDOW_BYTES, picked * rows)
-    buffers = 4 * min(CHUNK_BYTES, left // 64)  # of a pass's threads
-    working = min(working, max(sampling, picking) + reel * kept + buffers)
-    spooling = Spooling(sampled, reel, picked, working, disk)
-    again = 1 if training or parts == 1 else passes
-    drawn = num_batches * (structure + rows)
-    moved = again * (moved + total * (structure + rows)) // passes + drawn
-    return Windows(size, True, size * one, left, -(-num_batches // size), moved, spooling)
+    in_memory = file_system(folder) in ("tmpfs", "ramfs")
+    return 0 if in_memory else max(0, min(free // 4, free - _SPARED_BYTES)) // sharers

@@ -1,7 +1,6 @@
 """Batches drawn from a store, for the nodes and edges that they really have: numpy alone, within about a second.
 
-Which neighbors a batch gets is left to numbers of its own; how many nodes it has is distributed as in a run: every
-neighbor of a node is chosen with the same probability.
+Neighbors come from random numbers of their own; every neighbor of a node is equally likely, as in a run.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _COLD_BYTES, _COLD_NODES = 2**31, 2**11  # a graph that may not be in memory has
 
 @dataclass(frozen=True)
 class Batches:
-    """What the batches of a pass hold.
+    """The batches of a pass.
 
     Attributes:
         mean: Of the batches.
@@ -49,34 +48,30 @@ def draw_batches(
 ) -> Batches:
     """Batches of `num_seeds` seeds of a split: any seeds in training, consecutive ones in an evaluation.
 
-    The largest of n batches lies as far above the mean as the largest of n normal values does, about 3.7 standard
-    deviations for 10,000 of them; the deviation is that of the drawn batches.
-
     Raises:
         InputError: for a store whose offsets or ids are out of range.
     """
     shapes = _drawn(store.path, store.crc32, split, num_seeds, tuple(num_neighbors), training)
+    # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7 deviations for 10,000.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
-    limits = store.num_nodes, store.num_edges
-    hops = [[shape.hop_nodes for shape, _ in shapes], [shape.hop_edges for shape, _ in shapes]]
     mean, largest = [], []
-    for counts, limit in zip(hops, limits, strict=True):
+    nodes, edges = [shape.hop_nodes for shape, _ in shapes], [shape.hop_edges for shape, _ in shapes]
+    for counts, limit in ((nodes, store.num_nodes), (edges, store.num_edges)):
         means, totals = np.mean(counts, axis=0), np.sum(counts, axis=1)
-        spread = np.std(totals, ddof=1) if len(totals) > 1 else 0.0
+        spread = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
         total = max(1.0, float(np.mean(totals)))
         mean.append(_rounded(means * min(1.0, limit / total)))
-        largest.append(_rounded(means * min(1.0 + above * float(spread) / total, limit / total)))
+        largest.append(_rounded(means * min(1.0 + above * spread / total, limit / total)))
     source = "extrapolated" if any(cut for _, cut in shapes) else "drawn"
     return Batches(BatchShape(*mean), BatchShape(*largest), source)
 
 
-def _rounded(values: Array) -> tuple[int, ...]:
+def _rounded(values: Sequence[float] | Array) -> tuple[int, ...]:
     return tuple(round(float(value)) for value in values)
 
 
 def _distinct(ids: Array) -> Array:
-    """The ids in ascending order, each once: sorted, as `np.unique` takes ten times as long (numpy 2.3)."""
-    ids = np.sort(ids)
+    ids = np.sort(ids)  # `np.unique` takes ten times as long (numpy 2.3)
     return ids[np.append(True, ids[1:] != ids[:-1])[: len(ids)]]
 
 
@@ -104,11 +99,7 @@ def _drawn(
 def _draw(
     store: Store, seeds: Array, num_neighbors: tuple[int, ...], random: np.random.Generator
 ) -> tuple[BatchShape, bool]:
-    """One batch, and whether it was too large to be drawn whole.
-
-    Where a hop has more than `_EDGES` edges, as many are read, of some of its nodes. Distinct nodes D among m edges
-    then grow to D * (M / m) ** b among all M, b being what it was between m / 4 and m: rather too many.
-    """
+    """One batch, and whether it was too large to be drawn whole."""
     cold = store.files["colptr"].bytes + store.files["row"].bytes > _COLD_BYTES
     most, cut = _COLD_NODES if cold else _EDGES, False
     seen = np.zeros(store.num_nodes, bool)
@@ -121,7 +112,7 @@ def _draw(
         degree = store.colptr[frontier + 1] - start
         taken = degree if k < 0 else np.minimum(degree, k)
         edges.append(nodes[-1] * float(taken.mean()) if len(taken) else 0.0)
-        if taken.sum() > _EDGES:
+        if taken.sum() > _EDGES:  # as many are read, of some of the hop's nodes
             order = random.permutation(len(taken))
             order = order[: max(1, int(np.searchsorted(np.cumsum(taken[order]), _EDGES)))]
             start, degree, taken = start[order], degree[order], taken[order]
@@ -135,10 +126,11 @@ def _draw(
         seen[new] = True
         whole, found = edges[-1] / max(1, len(places)), float(len(new))
         if whole > 1.001 and found:
-            cut = True
-            quarter = max(1, len(ids) // 4)
+            # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, b being what it was between m / 4
+            # and m: rather too many.
+            cut, quarter = True, max(1, len(ids) // 4)
             growth = math.log(found / len(_distinct(ids[:quarter]))) / math.log(max(2.0, len(ids) / quarter))
             found *= whole**growth
         nodes.append(min(found, store.num_nodes - min(sum(nodes), store.num_nodes)))
         frontier = new
-    return BatchShape(_rounded(np.array(nodes)), _rounded(np.array(edges))), cut
+    return BatchShape(_rounded(nodes), _rounded(edges)), cut

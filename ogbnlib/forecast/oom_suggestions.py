@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..config import TrainConfig
@@ -13,17 +13,12 @@ from .sizes import smaller_fan_out
 
 
 def oom_suggestions(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
-    """One sentence for each option that the run has not used yet.
-
-    Args:
-        oom: The event `cuda_oom`. Where its sizes and the data set's are known, a sentence tells what a step would take
-            and whether that saves enough.
-    """
+    """One sentence for each option that the run has not used yet; `oom` is the event `cuda_oom`."""
     requested, free = oom.get("requested_bytes"), oom.get("free_bytes")
     unallocated = oom.get("unallocated_bytes")
     if unallocated is None and "reserved_bytes" in oom and "allocated_bytes" in oom:
         unallocated = oom["reserved_bytes"] - oom["allocated_bytes"]
-    suggestions = []
+    suggestions, options = [], list[tuple[dict[str, Any], str]]()
     if not config.expandable_segments:
         text = "expandable_segments=True costs nothing"
         if unallocated is not None:
@@ -33,39 +28,29 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
         suggestions.append(text)
     if not config.empty_cache_every:
         suggestions.append("empty_cache_every=100 costs some time and frees only segments without any tensor")
-    # 0 is unknown, or fragmentation: then no difference of sums tells what would have been enough.
-    missing = 0
-    if requested is not None and unallocated is not None and free is not None:
-        missing = max(0, requested - unallocated - free)
-    now = _step_bytes(config)
-    for changes, cost in _changes(config):
-        name = " ".join(f"{key}={list(value) if key == 'num_neighbors' else value}" for key, value in changes.items())
-        text = f"{name} {cost}"
-        if now is not None and (then := _step_bytes(config.replace(**changes))) is not None:
-            if then >= now:  # for some models autocast's copies take more than they save
-                continue
-            text += f": a step of about {format_bytes(then)} instead of {format_bytes(now)}"
-            if missing:
-                text += ", which would have been enough" if now - then > missing else ", not enough by itself"
-        suggestions.append(text)
-    return suggestions
-
-
-def _step_bytes(config: TrainConfig) -> int | None:
-    try:
-        return sum(predict(config).gpu.values())
-    except InputError:  # the data set is gone
-        return None
-
-
-def _changes(config: TrainConfig) -> Iterator[tuple[dict[str, Any], str]]:
     if config.batch_size >= 2:
         parts = 4 if config.batch_size % 4 == 0 else 2
         smaller = {"batch_size": config.batch_size // parts, "accumulate": config.accumulate * parts}
-        yield smaller, "trains about the same seeds a step in smaller batches"
+        options.append((smaller, "trains about the same seeds a step in smaller batches"))
     if config.precision == "fp32":
-        yield {"precision": "bf16"}, "computes with fewer digits"
+        options.append(({"precision": "bf16"}, "computes with fewer digits"))
     if not config.activation_checkpointing and config.model in MODELS:
-        yield {"activation_checkpointing": True}, "keeps the gradients and computes each layer twice"
+        options.append(({"activation_checkpointing": True}, "keeps the gradients and computes each layer twice"))
     if fewer := smaller_fan_out(config.num_neighbors):
-        yield {"num_neighbors": fewer}, "changes the results"
+        options.append(({"num_neighbors": fewer}, "changes the results"))
+    # 0 is unknown, or fragmentation: then no difference of sums tells what would have been enough.
+    missing = 0 if None in (requested, unallocated, free) else max(0, requested - unallocated - free)  # type: ignore[operator]
+    for changes, cost in options:
+        name = " ".join(f"{key}={list(value) if key == 'num_neighbors' else value}" for key, value in changes.items())
+        text = f"{name} {cost}"
+        try:
+            now, then = (sum(predict(one).gpu.values()) for one in (config, config.replace(**changes)))
+        except InputError:  # the data set is gone
+            suggestions.append(text)
+            continue
+        if then < now:  # for some models autocast's copies take more than they save
+            text += f": a step of about {format_bytes(then)} instead of {format_bytes(now)}"
+            if missing:
+                text += ", which would have been enough" if now - then > missing else ", not enough by itself"
+            suggestions.append(text)
+    return suggestions

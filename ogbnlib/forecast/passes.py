@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import TrainConfig
 from ..graph.npz import CHUNK_BYTES
-from ..graph.store import Store
-from .budget import (
-    BatchShape,
-    Windows,
-    batch_bytes,
-    choose_windows,
-    compact_batch_bytes,
-    queued_bytes,
-    sampled_batch_bytes,
-    window_fixed_bytes,
-)
+from ..graph.store import GraphSize, Store
+from . import budget, sizes
+from .budget import BatchShape, Spooling, Windows
 from .draws import Batches, draw_batches
-from .sizes import (
-    PREFETCH_FACTOR,
-    WORKER_BYTES,
-    GraphSize,
-    distinct_nodes,
-    expected_batch,
-    feature_itemsize,
-    sampling_bytes,
-    store_bytes,
-)
 from .step import activation_bytes, model_state_bytes
 
 MODEL = "model, gradients, Adam"
@@ -59,35 +41,27 @@ class Pass:
 
     @classmethod
     def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Pass:
-        """A pass with batches drawn from the store, if `size` is one, or else expected from mean degrees.
-
-        Evaluations have their own number of seeds and fan-outs.
-        """
+        """A pass with batches drawn from the store, if `size` is one, or else expected from mean degrees."""
         seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
         seeds = min(seeds, size.num_seeds[split])
-        if config.propagated:
-            return cls(config, size, split, Batches.of(BatchShape((seeds,), ())), training)
         fan_out, count = config.fan_out(training), -(-size.num_seeds[split] // max(1, seeds))
-        if isinstance(size, Store):
+        if config.propagated:
+            batches = Batches.of(BatchShape((seeds,), ()))
+        elif isinstance(size, Store):
             count *= max(1, config.epochs) if training else 1
             batches = draw_batches(size, split, seeds, fan_out, training=training, num_batches=count)
         else:
-            batches = Batches.of(expected_batch(size, config.undirected, seeds, fan_out), "degrees")
+            batches = Batches.of(sizes.expected_batch(size, config.undirected, seeds, fan_out), "degrees")
         return cls(config, size, split, batches, training)
 
     @property
     def batch(self) -> BatchShape:
-        """The mean batch, for sums over many of them."""
+        """The mean batch, for sums over many of them; the largest one decides the peak of a step."""
         return self.batches.mean
 
     @property
-    def largest(self) -> BatchShape:
-        """The largest batch, whose step is the peak."""
-        return self.batches.largest
-
-    @property
     def itemsize(self) -> int:
-        return feature_itemsize(self.config, self.size)
+        return sizes.feature_itemsize(self.config, self.size)
 
     @property
     def num_batches(self) -> int:
@@ -95,117 +69,158 @@ class Pass:
             return self.own_batches
         return -(-self.size.num_seeds[self.split] // max(1, self.batch.hop_nodes[0]))
 
-    @property
-    def batch_bytes(self) -> int:
-        return batch_bytes(self.largest, self.size.num_features, self.itemsize)
-
-    @property
-    def widened_bytes(self) -> int:
-        """float16 features in float32."""
-        return 4 * self.largest.num_nodes * self.size.num_features if self.itemsize == 2 else 0
-
-    @property
-    def activation_bytes(self) -> int:
-        size = self.size
-        return activation_bytes(self.config, self.largest, size.num_features, size.num_classes, self.training)
+    def _largest(self) -> tuple[int, int, int]:
+        """Bytes of the largest batch, of its float16 features in float32, and of its activations."""
+        size, largest = self.size, self.batches.largest
+        widened = 4 * largest.num_nodes * size.num_features if self.itemsize == 2 else 0
+        activations = activation_bytes(self.config, largest, size.num_features, size.num_classes, self.training)
+        return budget.batch_bytes(largest, size.num_features, self.itemsize), widened, activations
 
     def on_gpu(self) -> dict[str, int]:
         """A step in GPU memory, allocated by torch, at its peak; the batch is copied whole and widened there."""
-        return {
-            "batch": self.batch_bytes + self.widened_bytes,
-            MODEL: model_state_bytes(self.config, self.size.num_features, self.size.num_classes),
-            "activations": self.activation_bytes,
-        }
+        batch, widened, activations = self._largest()
+        state = model_state_bytes(self.config, self.size.num_features, self.size.num_classes)
+        return {"batch": batch + widened, MODEL: state, "activations": activations}
 
     def step(self) -> dict[str, int]:
         """In the trainer's own process: a batch and a step, or the sampling of the next batch where that is more."""
-        step = max(self.activation_bytes + self.widened_bytes, sampling_bytes(self.largest))
-        return {BATCH: self.batch_bytes, STEP: step}
+        batch, widened, activations = self._largest()
+        return {BATCH: batch, STEP: max(activations + widened, sizes.sampling_bytes(self.batches.largest))}
 
     def workers(self, idle_loaders: int) -> dict[str, int]:
         """In this pass's workers and, if they are persistent, in those of `idle_loaders` others.
 
-        Batches are handed over in shared memory: `num_workers * PREFETCH_FACTOR` ready beside the one in use, if there
-        are as many. Each worker that has a batch to make samples at the same time as the others.
+        Batches are handed over in shared memory. Each worker that has a batch to make samples at the same time.
         """
         config = self.config
         if not config.num_workers:
             return {}
-        ready = min(PREFETCH_FACTOR * config.num_workers, max(0, self.num_batches - 1))
-        sampling = min(config.num_workers, self.num_batches) * sampling_bytes(self.batch)
+        ready = min(sizes.PREFETCH_FACTOR * config.num_workers, max(0, self.num_batches - 1))
+        sampling = min(config.num_workers, self.num_batches) * sizes.sampling_bytes(self.batch)
         idle = idle_loaders * config.num_workers if config.persistent_workers else 0
-        mean_bytes = batch_bytes(self.batch, self.size.num_features, self.itemsize)
-        return {WORKERS[0]: ready * mean_bytes, WORKERS[1]: (config.num_workers + idle) * WORKER_BYTES + sampling}
+        mean_bytes = budget.batch_bytes(self.batch, self.size.num_features, self.itemsize)
+        return {WORKERS[0]: ready * mean_bytes, WORKERS[1]: (config.num_workers + idle) * sizes.WORKER_BYTES + sampling}
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
         """By how much more than forecast the batches among `parts` may take, see `UNSURE`."""
         share = UNSURE[self.batches.source] * (2 if -1 in self.config.fan_out(self.training) else 1)
         return int(share * sum(parts.get(name, 0) for name in (BATCH, STEP, READY, *WORKERS)))
 
-    # Over a store -----------------------------------------------------------------------------------------------------
-
     def prefetched(self) -> dict[str, int]:
-        """Batches that a thread prepares (`sampling.loader.prefetch`) and a step, without windows."""
-        ready = queued_bytes(self.batch, self.size.num_features, self.itemsize, max(0, self.num_batches - 1))
+        """Batches of a store that a thread prepares (`sampling.loader.prefetch`) and a step, without windows."""
+        ready = budget.queued_bytes(self.batch, self.size.num_features, self.itemsize, max(0, self.num_batches - 1))
         return {READY: ready, **self.step()}
 
-    def windows(self, budget: int | None, room_bytes: int = 0, *, always: bool = False) -> Windows:
-        """How a loader reads a store, see `choose_windows`."""
-        size, config = self.size, self.config
-        return choose_windows(
-            store_bytes(config, size),
-            size.num_nodes,
-            size.num_features * self.itemsize,
-            self.batch,
-            self.num_batches,
-            budget,
-            training=self.training,
-            reserve=self.reserve or step_reserve_bytes(config, self.batch, size),
-            sharers=self.sharers,
-            room_bytes=room_bytes,
-            passes=max(1, config.epochs if self.training else config.num_evaluations(self.split)),
-            always=always,
-        )
+    def windows(self, available: int | None, room_bytes: int = 0, *, always: bool = False) -> Windows:
+        """Choose between the page cache, windows in memory and windows on disk, and the windows' size.
+
+        Args:
+            available: From `window_budget`, page cache included.
+            room_bytes: Of disk for a spool.
+            always: Keep windows on disk wherever possible, as a pass is made in any case.
+        """
+        size, config, batch, num_batches, reserve = self.size, self.config, self.batch, self.num_batches, self.reserve
+        files, hops = sizes.store_bytes(config, size), len(batch.hop_edges)
+        if reserve is None:
+            reserve = 0, 0  # beside a `lookahead` of its own size: all of that is for windows
+            if config.lookahead == "auto":  # ready batches, a step and weights; and beside the page cache workers too
+                one = Pass(config, size, "train", Batches.of(batch))
+                step = sum(one.prefetched().values())
+                step += model_state_bytes(config, size.num_features, size.num_classes)
+                reserve = step, step + sum(one.workers(idle_loaders=1).values())
+        if available is None or not num_batches or sum(files.values()) <= (available - reserve[1]) * self.sharers:
+            return Windows(None, True, 0, available or 0)
+        left, fixed = max(0, available - reserve[0]), budget.window_fixed_bytes(size.num_nodes)
+        bytes_each = budget.compact_batch_bytes(batch, size.num_features * self.itemsize)
+        sweep, train_s = budget.sweep_s(files, hops), num_batches * batch.num_nodes * budget.TRAIN_S_PER_NODE
+        # A pass over the files costs the same for a large window as for a small one, so in memory the fewest windows
+        # win, unless a single one that can't be prepared during training costs more than several that can. Two windows
+        # in training leave a tenth to evaluations.
+        half = (0.45 if self.training else 0.5) * left
+        alone, paired = (-(-num_batches // max(1, int((room - fixed) / bytes_each))) for room in (left, half))
+        overlapped = half >= fixed + bytes_each and max(paired * sweep, train_s) <= alone * sweep + train_s
+        count = -(-num_batches // (paired if overlapped else alone))
+        number = -(-num_batches // count)
+        moved = number * (files["x"] + hops * (files["colptr"] + files["row"]))
+        made = Windows(count, overlapped, count * bytes_each + fixed, available, number, moved)
+        spooled = self._spooled(files, left, room_bytes)
+        # Windows on disk are small, and win if they move fewer bytes, written and read again, than a pass for each.
+        if spooled is None or not (always or spooled.moved_bytes < moved):
+            return made
+        return replace(spooled, in_memory=made, available_bytes=available)
+
+    def _spooled(self, files: Mapping[str, int], left: int, room_bytes: int) -> Windows | None:
+        """Windows on disk, or None where memory (`left`) or disk are too small for them.
+
+        Batches are divided into structure files and these into feature shards so that the fewest bytes are moved: one
+        pass over the graph for each file, if memory has room to sample it at once, and one over the features for each
+        shard; two files and two shards are on disk at a time. An evaluation's windows stay, if the disk has room.
+        """
+        batch, num_nodes, num_batches, config = self.batch, self.size.num_nodes, self.num_batches, self.config
+        row_bytes = self.size.num_features * self.itemsize
+        rows, structure = batch.num_nodes * row_bytes, 8 * (batch.num_nodes + batch.num_edges)  # all ids int32
+        passes = max(1, config.epochs if self.training else config.num_evaluations(self.split))
+        one, sampled_bytes = budget.compact_batch_bytes(batch, row_bytes), budget.sampled_batch_bytes(batch)
+        size = min(num_batches, max(1, min(left // 24, budget.WINDOW_BYTES) // one))
+        # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
+        working, total = left - left // 8 - 4 * size * one, num_batches * (passes if self.training else 1)
+        fixed = budget.window_fixed_bytes(num_nodes)
+        sampled = max(0, working - fixed) // sampled_bytes
+        # A pass over the features has the ids in memory, int32, or int64 from 2**31 nodes on; a file has seeds, sizes.
+        index, kept = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
+        graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
+        least = max(1, min(working // 4 // (index + kept), room_bytes // 2 // (structure + rows)))  # in one shard
+        reels, most_reels = 1, 1 + 2 * (total // least)
+        while True:
+            reel = min(total, -(-total // reels // size) * size)
+            most = (working // 4 - reel * kept) // max(1, index)  # of memory
+            alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes
+            held = min(2, reels) * reel * structure
+            picked = total if alone else min(reel, most, (room_bytes - held) // 2 // max(1, rows))
+            if min(sampled, picked) >= size:
+                parts = -(-reel // picked)
+                picked = min(picked // size, -(-reel // parts // size)) * size
+                moved = reels * (parts * files["x"] + -(-reel // sampled) * graph)
+                disk = held + min(2, reels * parts) * picked * rows
+                choices.append((moved, reels, reels * parts, reel, picked, disk))
+            if reels == most_reels:
+                break
+            reels = min(most_reels, reels + 1 + reels // 64)  # each of the first 64 numbers, then steps of 2 %
+        if not choices:
+            return None
+        moved, _, parts, reel, picked, disk = min(choices)
+        sampling = fixed + min(reel, sampled) * sampled_bytes
+        picking = picked * index + min(working // 4, 2 * budget.WINDOW_BYTES, picked * rows)
+        buffers = 4 * min(CHUNK_BYTES, left // 64)  # of a pass's threads
+        working = min(working, max(sampling, picking) + reel * kept + buffers)
+        again = 1 if self.training or parts == 1 else passes
+        moved = again * (moved + total * (structure + rows)) // passes + num_batches * (structure + rows)
+        spooling = Spooling(sampled, reel, picked, working, disk)
+        return Windows(size, True, size * one, left, -(-num_batches // size), moved, spooling)
 
     def window_bytes(self, windows: Windows) -> int:
         """Real bytes of a window: each distinct node's features once, and every batch's own ids and edges."""
         assert windows.window_batches is not None
         drawn = windows.window_batches * self.batch.num_nodes
-        distinct = min(drawn, max(self.batch.num_nodes, distinct_nodes(self.size, self.config.undirected, drawn)))
-        own = windows.window_batches * compact_batch_bytes(self.batch, 0)
-        return int(distinct * self.size.num_features * self.itemsize) + own + window_fixed_bytes(self.size.num_nodes)
-
-    def preparing_bytes(self, windows: Windows) -> int:
-        """Bytes beside a window while it is prepared: its batches' samples, and three buffers that read the store."""
-        assert windows.window_batches is not None
-        buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
-        return windows.window_batches * sampled_batch_bytes(self.largest) + buffers
-
-
-def step_reserve_bytes(config: TrainConfig, batch: BatchShape, size: GraphSize) -> tuple[int, int]:
-    """Bytes that loading=store keeps free beside windows, for ready batches, a step and weights; and beside the page
-    cache, with workers too.
-
-    0 where `lookahead` is a size of its own: all of that is for windows.
-    """
-    if config.lookahead != "auto":
-        return 0, 0
-    one = Pass(config, size, "train", Batches.of(batch))
-    state = model_state_bytes(config, size.num_features, size.num_classes)
-    step = sum(one.prefetched().values()) + state
-    return step, step + sum(one.workers(idle_loaders=1).values())
+        distinct = min(drawn, max(self.batch.num_nodes, sizes.distinct_nodes(self.size, self.config.undirected, drawn)))
+        own = windows.window_batches * budget.compact_batch_bytes(self.batch, 0)
+        return (
+            int(distinct * self.size.num_features * self.itemsize)
+            + own
+            + budget.window_fixed_bytes(self.size.num_nodes)
+        )
 
 
 def choose_loaders(
-    train: Pass, evaluations: Mapping[str, Pass], budget: int | None, room_bytes: int
+    train: Pass, evaluations: Mapping[str, Pass], available: int | None, room_bytes: int
 ) -> tuple[Windows, dict[str, Windows]]:
     """Windows of the training loader, and of evaluations whose windows stay on disk between them, for all or for none.
 
     Evaluations stay on disk if they take a third of `room_bytes` at the most and training has its windows there too.
     """
-    kept = {split: one.windows(budget, room_bytes // 3, always=True) for split, one in evaluations.items()}
+    kept = {split: one.windows(available, room_bytes // 3, always=True) for split, one in evaluations.items()}
     on_disk = [windows.spooling.disk_bytes for windows in kept.values() if windows.spooling is not None]
     if len(on_disk) < len(kept) or sum(on_disk) > room_bytes // 3:
-        return train.windows(budget, room_bytes), {}
-    windows = train.windows(budget, room_bytes - sum(on_disk))
+        return train.windows(available, room_bytes), {}
+    windows = train.windows(available, room_bytes - sum(on_disk))
     return windows, kept if windows.spooling is not None else {}

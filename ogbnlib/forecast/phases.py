@@ -1,11 +1,7 @@
 """A run's memory, phase by phase, in named parts, before anything is loaded; and its comparison with a measured run.
 
-Only sizes go in, so a forecast takes well under a second, on a login node, for a data set that is not there yet. Each
-loading policy writes its phases into a `Ledger`; the formulas of the parts are in `sizes`, `step` and `passes`. The
-conversion of a data set to a store is not among the phases: it keeps to any limit by itself.
-
-`held_bytes` is anonymous and shared memory, which only the run itself can give back and which a kill goes by.
-`cache_bytes` is the page cache that a phase would use and that the kernel takes back under pressure.
+Only sizes go in, so a forecast takes well under a second for a data set that is not there yet. The conversion of a data
+set to a store is not among the phases: it keeps to any limit by itself.
 """
 
 from __future__ import annotations
@@ -40,11 +36,12 @@ class PhaseForecast:
 
     name: str
     parts: Mapping[str, int]
-    cache_bytes: int = 0
+    cache_bytes: int = 0  # which the kernel takes back under pressure
     unsure_bytes: int = 0  # batches that were not drawn whole may be larger by these
 
     @property
     def held_bytes(self) -> int:
+        """Anonymous and shared memory, which only the run itself can give back and which a kill goes by."""
         return sum(self.parts.values())
 
 
@@ -55,9 +52,9 @@ class Ledger:
         size: The data set's; a policy may replace it by the one that it trains on.
         limit_bytes: Of the run; None for none.
         held: Bytes of the parts in memory now.
-        windows: How training reads a store, under loading=store.
+        windows: The way in which training reads a store, under loading=store.
         propagation: The `HopPlan`, where features are still to be propagated.
-        least_bytes: The smallest limit under which the run works at all; None for its peak.
+        least_bytes: The smallest limit under which the run works at all; 0 for its peak.
         num_sorts: CSCs that stock loaders build in the whole run.
     """
 
@@ -67,12 +64,16 @@ class Ledger:
         self.phases: list[PhaseForecast] = []
         self.windows: Windows | None = None
         self.propagation: Any = None
-        self.least_bytes: int | None = None
-        self.num_sorts = 0
+        self.least_bytes = self.num_sorts = 0
+
+    @property
+    def peak(self) -> PhaseForecast:
+        """The phase with the most memory in use."""
+        return max(self.phases, key=lambda phase: phase.held_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        return max(phase.held_bytes for phase in self.phases)
+        return self.peak.held_bytes
 
     def phase(self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int = 0) -> None:
         """Add a phase that has, at its highest, all parts of `held` and those of `passing`."""
@@ -96,43 +97,21 @@ class Ledger:
         return [("eval", between), ("final", config.splits_to_evaluate(config.epochs) if config.epochs else [])]
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(Ledger):
     """The result of `predict`.
 
     Attributes:
         batches: Those of training.
         gpu: The training step on a GPU by parts; the CUDA context, 0.3 to 0.6 GB, comes on top.
-        windows: How a store is read in training, under loading=store.
-        propagation: How features are propagated, where that is still to be done, under loading=propagated.
-        least_bytes: The smallest limit under which the run works at all: its peak, and less under loading=store with
-            lookahead=auto and under loading=propagated, which adapt to the limit.
-        num_sorts: CSCs that stock loaders build in the whole run.
     """
 
-    config: TrainConfig
-    size: GraphSize
-    phases: tuple[PhaseForecast, ...]
     batches: Batches
     gpu: Mapping[str, int]
-    windows: Windows | None
-    least_bytes: int
-    propagation: Any = None
-    num_sorts: int = 0
 
     @property
     def batch(self) -> BatchShape:
         """The mean training batch."""
         return self.batches.mean
-
-    @property
-    def peak(self) -> PhaseForecast:
-        """The phase with the most memory in use."""
-        return max(self.phases, key=lambda phase: phase.held_bytes)
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.peak.held_bytes
 
     @property
     def margin_bytes(self) -> int:
@@ -146,47 +125,42 @@ class Forecast:
 
     @property
     def in_windows(self) -> bool:
-        """Whether a store is read in windows."""
         return self.windows is not None and self.windows.window_batches is not None
 
     @property
     def epoch_s(self) -> float:
-        """Seconds of a training epoch on the reference machine: 2 cores and a disk of 1.2 GB/s.
-
-        0.7 ms a batch, 0.3 us a node for sampling and gathering on one thread, and matrix products (4 * T * in * H for
-        a layer's two matrices, as much again twice for the backward pass but for the first layer's input) at 44 GFLOP/s
-        in float32 and 73 in half width, times threads ** 0.8. Measured at [3, 2] x 128 x 16 and [15, 10, 5] x 1024 x 64
-        and x 256, on one thread and on two. While windows are read, half of a core's training goes on.
-        """
+        """Seconds of a training epoch on the reference machine: 2 cores and a disk of 1.2 GB/s."""
         config, size, batch = self.config, self.size, self.batch
+        # 4 * T * in * H for a layer's two matrices, as much again twice for the backward pass but for the first input.
         hops, work = len(config.num_neighbors), 0.0
         for i, layer in enumerate(layers_of(config, batch, size.num_features, size.num_classes)):
             targets = sum(batch.hop_nodes[: max(1, hops - i)])
             work += 4 * targets * layer.inputs * layer.outputs * (2 if layer.first else 3)
         batches = Pass(config, size, "train", self.batches).num_batches
+        # 0.7 ms a batch, 0.3 us a node for sampling and gathering, 44 GFLOP/s in float32 and 73 in half width; measured
+        # at [3, 2] x 128 x 16 and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
         rate = (44e9 if config.precision == "fp32" else 73e9) * (config.num_threads or 2) ** 0.8
         train_s = batches * (0.7e-3 + 0.3e-6 * batch.num_nodes + work / rate)
         if self.windows is None or not self.in_windows:
             return train_s
         read_s = self.windows.moved_bytes / DISK_BYTES_PER_S
+        # While windows are read, half of a core's training goes on.
         return max(train_s, read_s + train_s / 2) if self.windows.overlapped else train_s + read_s
 
     @property
     def run_s(self) -> float:
-        """Seconds of the whole run, on the machine of `epoch_s`: loading or propagating, epochs and evaluations.
-
-        A seed costs an evaluation at most what it costs the training. From disk each split is read in a pass of its
-        own, once where a spool keeps it, else every time.
-        """
+        """Seconds of the whole run, on the machine of `epoch_s`: loading or propagating, epochs and evaluations."""
         config, size = self.config, self.size
-        files = store_bytes(config, size)
+        files, seconds = store_bytes(config, size), 0.0
         if config.propagated:
             seconds = 60 * self.propagation.minutes if self.propagation else 0.0
-        else:
-            seconds = 0.0 if self.in_windows else sum(files.values()) / DISK_BYTES_PER_S
+        elif not self.in_windows:
+            seconds = sum(files.values()) / DISK_BYTES_PER_S
         seconds += config.epochs * self.epoch_s
         for split, seeds in size.num_seeds.items():
             count = config.num_evaluations(split)
+            # A seed costs an evaluation at most what it costs the training. From disk each split is read in a pass of
+            # its own, once where a spool keeps it, else every time.
             seconds += count * self.epoch_s * seeds / max(1, size.num_seeds["train"])
             if self.windows is not None and self.in_windows:
                 passes = min(1, count) if self.windows.spooling is not None else count
@@ -205,7 +179,7 @@ def predict(
 
     Args:
         size: By default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give expected ones.
-        memory_limit_bytes: Of the run; it decides the windows of loading=store. None for no limit.
+        memory_limit_bytes: Of the run; it decides the windows of loading=store.
         runtime_bytes: Of the process itself, when another machine's is known.
 
     Raises:
@@ -213,12 +187,11 @@ def predict(
     """
     size = size or graph_for(config)
     check_store(size, config)
-    run = Ledger(config, size, runtime_bytes, memory_limit_bytes)
+    run = Forecast(config, size, runtime_bytes, memory_limit_bytes)
     POLICIES[config.loading].load().phases(run)
     train = run.one_pass("train", training=True)
-    least = run.peak_bytes if run.least_bytes is None else run.least_bytes
-    results = run.windows, least, run.propagation, run.num_sorts
-    return Forecast(config, run.size, tuple(run.phases), train.batches, train.on_gpu(), *results)
+    run.batches, run.gpu, run.least_bytes = train.batches, train.on_gpu(), run.least_bytes or run.peak_bytes
+    return run
 
 
 # Forecast and measurement ---------------------------------------------------------------------------------------------
@@ -241,10 +214,7 @@ def audit(
     marked: Mapping[str, int],
     size: GraphSize | None = None,
 ) -> dict[str, Any]:
-    """The entry `forecast` of result.json.
-
-    `peak_bytes`, `phases` and `parts` each have `predicted` and `measured`; a phase that a run did not reach has None.
-    Where the data set's size can't be read, `skipped` says why instead.
+    """The entry `forecast` of result.json: predicted and measured, where a phase that a run did not reach has None.
 
     Args:
         measured: The peak in phases of each name, "" between phases.
@@ -259,11 +229,10 @@ def audit(
         if size is None:
             return {"skipped": str(error)}
     forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
-    peaks: dict[str, int] = {}
+    peaks, parts = dict[str, int](), dict[str, int]()
     for name, peak in measured.items():
         peaks[kind_of(name)] = max(peaks.get(kind_of(name), 0), peak)
     highest: dict[str, PhaseForecast] = {}
-    parts: dict[str, int] = {}
     for phase in forecast.phases:
         kind = kind_of(phase.name)
         highest[kind] = max(highest.get(kind, phase), phase, key=lambda phase: phase.held_bytes)

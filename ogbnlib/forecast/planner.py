@@ -1,13 +1,11 @@
 """The planner: `plan` gives a configuration's memory and verdict, `ladder` the best configuration for each limit.
 
-No features are loaded; `phases.predict` does the arithmetic. A verdict allows for its error, `Forecast.margin_bytes`:
-FITS and WILL NOT FIT are claimed outside that margin, TIGHT inside it.
+A verdict allows for the forecast's error: FITS and WILL NOT FIT are claimed outside that margin, TIGHT inside it.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,6 @@ from .step import formula_of, is_measured, saved_bytes, try_model
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 # One line of a plan, by the source of its batches.
 _UNCERTAIN = {
@@ -41,7 +38,6 @@ RUNGS: tuple[dict[str, Any], ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
-_COLUMNS = ("loading", "features", "batch_size", "num_neighbors", "hidden", "peak GB", "page cache GB", "epoch min")
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
 
 
@@ -51,18 +47,6 @@ def verdict(forecast: Forecast, limit_bytes: int) -> str:
     if need + margin <= limit_bytes:
         return FITS
     return TIGHT if need - margin <= limit_bytes else WILL_NOT_FIT
-
-
-def sbatch_mem(forecast: Forecast, limit_bytes: int | None = None) -> str:
-    """The `#SBATCH --mem` to ask for: the predicted peak and its margin, in whole GB.
-
-    A store's windows adapt to the limit, so it is no more than a limit that fits. Page cache comes on top: a job that
-    asks for it as well reads the store from memory.
-    """
-    need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
-    if forecast.windows is not None and limit_bytes is not None and verdict(forecast, limit_bytes) == FITS:
-        need = min(need, limit_bytes)
-    return f"#SBATCH --mem={-(-need // GB)}G"
 
 
 def _convert_hint(forecast: Forecast) -> str:
@@ -76,30 +60,35 @@ def _convert_hint(forecast: Forecast) -> str:
 
 
 @dataclass(frozen=True)
-class Alternative:
-    """A changed configuration that fits, with its own forecast."""
-
-    changes: Mapping[str, Any]
-    forecast: Forecast
-
-    def __str__(self) -> str:
-        changes = " ".join(f"{name}={_text(value)}" for name, value in self.changes.items())
-        return f"{changes}: peak {format_bytes(self.forecast.peak_bytes)}{_convert_hint(self.forecast)}"
-
-
-@dataclass(frozen=True)
 class Advice:
-    """The result of `plan`: `print` it for the table, `to_dict` for the numbers."""
+    """The result of `plan`: `print` it for the table, `to_dict` for the numbers.
+
+    Attributes:
+        alternatives: Changes that fit, each with its own forecast.
+        model_problem: Why the user's own model was not measured.
+    """
 
     forecast: Forecast
     limit_bytes: int | None
-    alternatives: tuple[Alternative, ...] = ()
-    model_problem: str = ""  # why the user's own model was not measured
+    alternatives: tuple[tuple[dict[str, Any], Forecast], ...] = ()
+    model_problem: str = ""
 
     @property
     def verdict(self) -> str | None:
         """FITS, TIGHT or WILL NOT FIT; None without a limit."""
         return None if self.limit_bytes is None else verdict(self.forecast, self.limit_bytes)
+
+    @property
+    def sbatch(self) -> str:
+        """The `#SBATCH --mem` to ask for: the predicted peak and its margin, in whole GB.
+
+        A store's windows adapt to the limit, so it is no more than a limit that fits.
+        """
+        forecast = self.forecast
+        need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
+        if forecast.windows is not None and self.limit_bytes is not None and self.verdict == FITS:
+            need = min(need, self.limit_bytes)
+        return f"#SBATCH --mem={-(-need // GB)}G"
 
     def table(self) -> pd.DataFrame:
         """Rows: parts; columns: phases; values in GB (2**30 bytes), and the sums below."""
@@ -127,8 +116,7 @@ class Advice:
             parts = ", ".join(f"{name} {format_bytes(part)}" for name, part in largest)
             mark = " <- peak" if phase is forecast.peak else ""
             lines.append(f"{phase.name:<30} {format_bytes(phase.held_bytes):>13}  {parts}{mark}")
-        peak = f"peak {format_bytes(forecast.peak_bytes)} in '{forecast.peak.name}'"
-        lines += ["", f"{peak}; {sbatch_mem(forecast, limit)}"]
+        lines += ["", f"peak {format_bytes(forecast.peak_bytes)} in '{forecast.peak.name}'; {self.sbatch}"]
         if forecast.cache_bytes:
             cached = format_bytes(forecast.cache_bytes)
             lines.append(f"page cache: {cached} would be used, and is given back under pressure")
@@ -152,9 +140,12 @@ class Advice:
         if limit is not None:
             lines.append(f"under {format_bytes(limit)}: {self.verdict}")
         if self.alternatives:
-            lines += ["what would fit, the smallest change first:", *(f"  {other}" for other in self.alternatives)]
+            lines.append("what would fit, the smallest change first:")
         elif limit is not None and self.verdict != FITS:
             lines.append("no change that was tried fits: raise the limit")
+        for changes, changed in self.alternatives:
+            text = " ".join(f"{name}={_text(value)}" for name, value in changes.items())
+            lines.append(f"  {text}: peak {format_bytes(changed.peak_bytes)}{_convert_hint(changed)}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,14 +161,16 @@ class Advice:
             "batches": forecast.batches.source,
             "cache_bytes": forecast.cache_bytes,
             "epoch_s": round(forecast.epoch_s, 1),
-            "sbatch": sbatch_mem(forecast, self.limit_bytes),
+            "sbatch": self.sbatch,
             "phases": [
                 {"name": phase.name, "held_bytes": phase.held_bytes, "parts": dict(phase.parts)}
                 for phase in forecast.phases
             ],
             "gpu": dict(forecast.gpu),
             "model_taken_for": formula_of(forecast.config),
-            "would_fit": [{"changes": dict(a.changes), "peak_bytes": a.forecast.peak_bytes} for a in self.alternatives],
+            "would_fit": [
+                {"changes": changes, "peak_bytes": changed.peak_bytes} for changes, changed in self.alternatives
+            ],
         }
 
 
@@ -185,14 +178,17 @@ def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
-    """For each knob its changes, smallest first; the knobs in the order in which they should be turned."""
+def _alternatives(
+    config: TrainConfig, size: GraphSize, limit_bytes: int, runtime_bytes: int
+) -> list[tuple[dict[str, Any], Forecast]]:
+    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest change."""
     seeds, fan_out = [config.batch_size], [config.num_neighbors]
     while seeds[-1] >= 64:
         seeds.append(seeds[-1] // 2)
     while not config.propagated and (smaller := smaller_fan_out(fan_out[-1])):
         fan_out.append(smaller)
-    return [
+    # For each knob its changes, smallest first; the knobs in the order in which they should be turned.
+    knobs: list[list[dict[str, Any]]] = [
         [{"loading": policy} for policy in POLICIES[config.loading].smaller],
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" else [],
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
@@ -200,11 +196,6 @@ def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
         [{"eval_num_neighbors": None}] if config.eval_num_neighbors else [],
         [{"num_neighbors": counts} for counts in fan_out[1:]],
     ]
-
-
-def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int, runtime_bytes: int) -> list[Alternative]:
-    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest change."""
-    knobs = _knobs(config)
     for count in range(1, len(knobs) + 1):
         found = []
         for chosen in itertools.combinations(knobs, count):
@@ -215,7 +206,7 @@ def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int, runtim
                     continue  # a store has its own
                 forecast = predict(changed, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
                 if verdict(forecast, limit_bytes) == FITS:
-                    found.append(Alternative(changes, forecast))
+                    found.append((changes, forecast))
                     break
         if found:
             return found
@@ -246,70 +237,46 @@ def plan(
             try_model(config, size)
         except InputError as error:  # the model may be on another machine, which is to train it
             problem = str(error)
-    forecast = predict(config, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
-    others: list[Alternative] = []
+    forecast, others = predict(config, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes), []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
         others = _alternatives(config, size, limit_bytes, runtime_bytes)
     return Advice(forecast, limit_bytes, tuple(others), problem)
 
 
-def recommend(dataset: str, memory_limit: str | int, *, max_epoch_s: float | None = None, **settings: Any) -> Forecast:
-    """Forecast the most capable rung of `RUNGS` that fits the limit; `settings` replace its values.
-
-    Args:
-        max_epoch_s: Leave out rungs whose epoch takes longer, by `Forecast.epoch_s`.
-
-    Raises:
-        InputError: when not even the last rung fits, or is fast enough, or as `plan`.
-    """
-    limit_bytes, too_slow_s = parse_bytes(memory_limit), []
-    for rung in RUNGS:
-        config = TrainConfig.create({"dataset": dataset, **rung, **settings})
-        forecast = predict(config, memory_limit_bytes=limit_bytes)
-        if verdict(forecast, limit_bytes) == FITS:
-            if max_epoch_s is None or forecast.epoch_s <= max_epoch_s:
-                return forecast
-            too_slow_s.append(forecast.epoch_s)
-    if too_slow_s:
-        least_s = math.ceil(min(too_slow_s))
-        raise InputError(f"max_epoch_s: expected at least {least_s} for {forecast.size.name}, got {max_epoch_s}")
-    need_mb = -(-(forecast.least_bytes + forecast.margin_bytes) // MB)
-    raise InputError(f"memory_limit: expected at least {need_mb} MB for {forecast.size.name}, got {memory_limit}")
-
-
 def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None, **settings: Any) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an epoch's time.
 
-    Times are those of `Forecast.epoch_s`, a 2-core machine's: compare them with each other. With `max_epoch_s`, smaller
-    batches and fan-outs are taken where a large one would take longer.
+    Times are a 2-core machine's: compare them with each other. `settings` replace values of every configuration.
+
+    Args:
+        max_epoch_s: Leave out configurations whose epoch takes longer.
 
     Raises:
         InputError: for `settings` that no config can have, or when the data set's size cannot be read.
     """
     import pandas as pd
 
-    # A mistake in the settings or the data set is not "nothing fits".
-    predict(TrainConfig.create({"dataset": dataset, **RUNGS[0], **settings}))
-    rows = []
+    rungs, rows = [TrainConfig.create({"dataset": dataset, **rung, **settings}) for rung in RUNGS], []
     for allocation in ALLOCATIONS:
-        row: dict[str, Any] = dict.fromkeys(_COLUMNS, "")
+        limit_bytes = parse_bytes(allocation)
+        columns = ("loading", "features", "batch_size", "num_neighbors", "hidden")
+        row: dict[str, Any] = dict.fromkeys((*columns, "peak GB", "page cache GB", "epoch min"), "")
+        row["loading"] = "nothing fits" if max_epoch_s is None else "nothing fits in time"
+        for config in rungs:
+            best = predict(config, memory_limit_bytes=limit_bytes)
+            if verdict(best, limit_bytes) == FITS and (max_epoch_s is None or best.epoch_s <= max_epoch_s):
+                row |= {
+                    "loading": config.loading,
+                    "features": f"float{8 * feature_itemsize(config, best.size)}",
+                    "batch_size": config.batch_size,
+                    "num_neighbors": _text(config.num_neighbors),
+                    "hidden": config.hidden_channels,
+                    "peak GB": round(best.peak_bytes / GB, 1),
+                    "page cache GB": round(best.cache_bytes / GB, 1),
+                    "epoch min": round(best.epoch_s / 60, 1),
+                }
+                break
         rows.append(row)
-        try:
-            best = recommend(dataset, allocation, max_epoch_s=max_epoch_s, **settings)
-        except InputError:
-            row["loading"] = "nothing fits" if max_epoch_s is None else "nothing fits in time"
-            continue
-        config = best.config
-        row |= {
-            "loading": config.loading,
-            "features": f"float{8 * feature_itemsize(config, best.size)}",
-            "batch_size": config.batch_size,
-            "num_neighbors": _text(config.num_neighbors),
-            "hidden": config.hidden_channels,
-            "peak GB": round(best.peak_bytes / GB, 1),
-            "page cache GB": round(best.cache_bytes / GB, 1),
-            "epoch min": round(best.epoch_s / 60, 1),
-        }
     return pd.DataFrame(rows, index=pd.Index(ALLOCATIONS, name="you have"))
 
 
@@ -320,11 +287,7 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     kept ones included; `GPU step MB`, with the batch, the weights, their gradients and Adam's moments.
 
     Args:
-        config: The run to start from.
-        options: Names to changes of it, such as `{"plain": {}, "bf16": {"precision": "bf16"}}`.
-
-    Raises:
-        InputError: for a bad value, or when the data set's size cannot be read.
+        options: Names to changes of `config`, such as `{"plain": {}, "bf16": {"precision": "bf16"}}`.
     """
     import pandas as pd
 

@@ -1,8 +1,6 @@
-"""The parts of a run's memory, each from sizes alone: a `GraphSize`, a `TrainConfig`, a batch.
+"""The parts of a run's memory, each from sizes alone: a `GraphSize`, a `TrainConfig`, a batch. No torch, no data.
 
-Every part is a function whose docstring gives its formula and where that comes from. "Measured" means: by the kernel's
-per-phase counters (`timeline.phase_memory`) on the synthetic data set at scale 0.01, PyTorch 2.13 and PyG 2.8 on Linux;
-the tests check the sums at other scales and settings. No torch, no data.
+"Measured" means: by the kernel's counters on the synthetic data set at scale 0.01, PyTorch 2.13, PyG 2.8, Linux.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ PREFETCH_FACTOR = 2
 
 
 def mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
-    """E[min(degree, k)] for log-normal degrees: the neighbors that a node gets on average; all of them for k = -1.
-
-    With mu = ln(mean) - sigma^2 / 2: mean * Phi((ln k - mu - sigma^2) / sigma) + k * Phi((mu - ln k) / sigma).
-    """
+    """E[min(degree, k)] for log-normal degrees: the neighbors that a node gets on average; all of them for k = -1."""
     if k < 0 or mean_degree <= 0:
         return mean_degree
     mu = math.log(mean_degree) - sigma**2 / 2
@@ -47,10 +42,7 @@ def mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
 
 
 def trained_edges(size: GraphSize, undirected: bool | None) -> int:
-    """Edges that are trained on: twice those of a directed graph with `undirected` (1 to 2 % are repeats and go).
-
-    None takes the graph as it is.
-    """
+    """Edges that are trained on: twice those of a directed graph with `undirected` (1 to 2 % are repeats and go)."""
     return size.num_edges * (2 if undirected and not size.undirected else 1)
 
 
@@ -63,14 +55,12 @@ def _degree_quantiles(sigma: float) -> tuple[float, ...]:
 
 
 def _hit_weights(size: GraphSize, undirected: bool | None) -> tuple[float, ...]:
-    """Frequency at which an edge leads to a node of each 64th of the nodes; the mean is 1.
-
-    With reverse edges in proportion to degrees, log-normal with sigma 0.8 in the generated graphs; with 1.7 the batch
-    of [10, 10, 10] x 1024 has the 670,000 nodes that DGL's GraphBolt example reports for papers100M. In a citation
-    graph 0.4 of the nodes, as few papers cite back into the recent ones that many seeds share.
-    """
+    """Frequency at which an edge leads to a node of each 64th of the nodes; the mean is 1."""
+    # With reverse edges in proportion to degrees, log-normal with sigma 0.8 in the generated graphs; with 1.7 the batch
+    # of [10, 10, 10] x 1024 has the 670,000 nodes that DGL's GraphBolt example reports for papers100M.
     if undirected or size.undirected:
         return _degree_quantiles(1.7 if size.name in KNOWN else 0.8)
+    # In a citation graph 0.4 of the nodes, as few papers cite back into the recent ones that many seeds share.
     return (64 / 26,) * 26 + (0.0,) * 38
 
 
@@ -83,20 +73,15 @@ def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> fl
 def expected_batch(
     size: GraphSize, undirected: bool | None, num_seeds: int, num_neighbors: Sequence[int]
 ) -> BatchShape:
-    """The batch that `num_seeds` seeds grow into, from mean degrees alone.
-
-    Nodes are divided by how often edges lead to them, `_hit_weights`. With reverse edges that is in proportion to their
-    degrees, so a neighbor has more neighbors than a seed: the degrees' second moment decides. Without, any node gets
-    `mean_sampled` neighbors.
-    """
-    both, weights = undirected or size.undirected, _hit_weights(size, undirected)
-    mean_degree = trained_edges(size, undirected) / size.num_nodes
+    """The batch that `num_seeds` seeds grow into, from mean degrees alone."""
+    weights, mean_degree = _hit_weights(size, undirected), trained_edges(size, undirected) / size.num_nodes
     seeds = min(num_seeds, size.num_nodes)
     found = [seeds / 64] * 64
     left = [max(0.0, size.num_nodes / 64 - count) for count in found]
     nodes, edges = [float(seeds)], list[float]()
     for k in num_neighbors:
-        if both:
+        # With reverse edges a neighbor has more neighbors than a seed: the degrees' second moment decides.
+        if undirected or size.undirected:
             degrees = [mean_degree * w for w in weights]
             edges.append(sum(n * (d if k < 0 else min(k, d)) for n, d in zip(found, degrees, strict=True)))
         else:
@@ -114,10 +99,7 @@ def smaller_fan_out(num_neighbors: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def sampling_bytes(batch: BatchShape) -> int:
-    """The sampler's own arrays while it draws a batch: ids and hash table, offsets and degrees, rows and columns.
-
-    About 32 bytes a node and 48 an edge, all freed before the batch is used.
-    """
+    """The sampler's arrays while it draws a batch: ids and hash table, offsets and degrees, rows and columns."""
     return 32 * batch.num_nodes + 48 * batch.num_edges
 
 
@@ -132,7 +114,6 @@ def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
 
 
 def label_itemsize(num_classes: int) -> int:
-    """Bytes of a label: int16, or int64 beyond 32,767 classes."""
     return np.dtype(label_dtype(num_classes)).itemsize
 
 
@@ -153,18 +134,13 @@ def stock_csc_bytes(size: GraphSize, edges: int) -> int:
     return 8 * (size.num_nodes + 1) + 16 * edges
 
 
-def stock_sort_bytes(size: GraphSize, edges: int) -> int:
-    """The peak of building it, beyond its size: 32 bytes an edge (sorted column, permutation, row, copies)."""
-    return max(0, 32 * edges - stock_csc_bytes(size, edges))
-
-
 def shared_csc_bytes(size: GraphSize, edges: int) -> int:
     """One CSC for all: colptr int64 and row int32, int64 from 2**31 nodes on."""
     return 8 * (size.num_nodes + 1) + (8 if size.num_nodes >= 2**31 else 4) * edges
 
 
 def store_bytes(config: TrainConfig, size: GraphSize) -> dict[str, int]:
-    """The files of a store that training reads: `shared_csc_bytes` and the features."""
+    """The files of a store that training reads."""
     colptr, csc = 8 * (size.num_nodes + 1), shared_csc_bytes(size, trained_edges(size, config.undirected))
     x = size.num_nodes * size.num_features * feature_itemsize(config, size)
     return {"colptr": colptr, "row": csc - colptr, "x": x}

@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..config import TrainConfig
 from ..errors import InputError
@@ -23,39 +24,16 @@ from .sizes import expected_batch, hop_size
 
 
 def formula_of(config: TrainConfig) -> str:
-    """The name of the registered model whose formulas are used: for the user's own one sage or, propagated, sign.
-
-    Raises:
-        InputError: for a name that is neither registered nor a place of code.
-    """
-    if config.model in MODELS:
-        return config.model
-    if ":" not in config.model:
-        raise InputError(f"model: expected {', '.join(MODELS)}, or your own, got {config.model!r}")
-    return "sign" if config.propagated else "sage"
+    """The name of the registered model whose formulas are used: for the user's own one sage or, propagated, sign."""
+    return config.model if config.model in MODELS else "sign" if config.propagated else "sage"
 
 
 # The user's own model -------------------------------------------------------------------------------------------------
 
 _TRIAL_EDGES = 2**14  # in the random batch, whose step takes a fraction of a second
-STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"  # hands the `Trial` of a run's model to its trainer
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A measured step of the user's own model.
-
-    Attributes:
-        state_bytes: Parameters, gradients and Adam's two moments.
-        training, evaluation: The peak of a step, as a multiple of `activation_bytes` by the formulas.
-    """
-
-    state_bytes: int
-    training: float
-    evaluation: float
-
-
-_trials: dict[str, Trial] = {}
+STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"  # hands the trial of a run's model to its trainer
+# Measured steps: "state_bytes", and the peaks in "training" and "evaluation" as multiples of the formulas'.
+_trials: dict[str, dict[str, Any]] = {}
 
 
 def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
@@ -67,13 +45,13 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     return json.dumps([*(getattr(config, name) for name in names), layers, num_features, num_classes, stamp])
 
 
-def _trial(config: TrainConfig, num_features: int, num_classes: int) -> Trial | None:
+def _trial(config: TrainConfig, num_features: int, num_classes: int) -> dict[str, Any] | None:
     """The measured step of the config's model; None for a registered one, and for one without a trial."""
     if config.model in MODELS:
         return None
     key = _trial_key(config, num_features, num_classes)
     if key not in _trials and (measured := json.loads(os.environ.get(STEP_VARIABLE, "{}"))).get("key") == key:
-        _trials[key] = Trial(**measured["trial"])
+        _trials[key] = measured["trial"]
     return _trials.get(key)
 
 
@@ -86,8 +64,6 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
 def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
     """Measure a step of the user's model in another process, for all later forecasts.
 
-    The random batch has the proportions of a training batch that is expected from mean degrees.
-
     Args:
         run_dir: Has the model's code where a run is resumed.
 
@@ -97,42 +73,38 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     Raises:
         InputError: with that process's message, when the model can't be found, created or trained.
     """
-    propagated = config.propagated
-    size = hop_size(size, config) if propagated else size
-    channels, batch = (size.num_features, size.num_classes), BatchShape((_TRIAL_EDGES,), ())
-    if not propagated:
+    batch = BatchShape((_TRIAL_EDGES,), ())
+    if config.propagated:
+        size = hop_size(size, config)
+    else:
         batch = expected_batch(size, config.undirected, config.batch_size, config.num_neighbors)
-    scale = min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges))
+    channels, scale = (
+        (size.num_features, size.num_classes),
+        min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges)),
+    )
     nodes, edges = (tuple(max(2, round(scale * n)) for n in counts) for counts in (batch.hop_nodes, batch.hop_edges))
     small, key = BatchShape(nodes, edges), _trial_key(config, *channels)
-    measured = _measure(config, channels, small, run_dir)
-    _trials.pop(key, None)
-    training, evaluation = (
-        measured[name] / max(1, activation_bytes(config, small, *channels, name == "training_bytes"))
-        for name in ("training_bytes", "evaluation_bytes")
-    )
-    _trials[key] = Trial(measured["state_bytes"], training, evaluation)
-    return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
-
-
-def _measure(config: TrainConfig, channels: tuple[int, int], batch: BatchShape, run_dir: Path | None) -> dict[str, int]:
-    """Run `training.child --try` with a batch of these nodes and edges; return its measurement."""
     with tempfile.TemporaryDirectory() as tmp:
         file, log = Path(tmp, "step.json"), Path(tmp, "stderr")
         argv = [sys.executable, "-m", "ogbnlib.training.child", "--try", *map(str, channels)]
-        argv += [json.dumps(asdict(batch)), str(file), *([] if run_dir is None else [str(run_dir)])]
+        argv += [json.dumps(asdict(small)), str(file), *([] if run_dir is None else [str(run_dir)])]
         env = {**os.environ, "OGBNLIB_CONFIG": config.model_dump_json(), "TMPDIR": tmp}
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
         with open(log, "w") as stderr:
             quiet = subprocess.DEVNULL
             code = subprocess.run(argv, env=env, stdin=quiet, stdout=quiet, stderr=stderr).returncode
-        if code == 0 and file.is_file():  # else the model's code has ended the process
-            measured: dict[str, int] = json.loads(file.read_bytes())
-            return measured
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if code > 0 else []
-        lines = lines or [f"its code ended the process with exit code {code}, where it was expected to return"]
-        reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        raise InputError(reasons[-1] if reasons else f"{config.model}: trying it out failed: {lines[-1]}")
+        if code or not file.is_file():  # without an error the model's code has ended the process
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if code > 0 else []
+            lines = lines or [f"its code ended the process with exit code {code}, where it was expected to return"]
+            reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+            raise InputError(reasons[-1] if reasons else f"{config.model}: trying it out failed: {lines[-1]}")
+        measured: dict[str, int] = json.loads(file.read_bytes())
+    _trials.pop(key, None)
+    trial: dict[str, Any] = {"state_bytes": measured["state_bytes"]}
+    for name in ("training", "evaluation"):
+        trial[name] = measured[f"{name}_bytes"] / max(1, activation_bytes(config, small, *channels, name == "training"))
+    _trials[key] = trial
+    return {STEP_VARIABLE: json.dumps({"key": key, "trial": trial})}
 
 
 # From sizes alone -----------------------------------------------------------------------------------------------------
@@ -167,7 +139,7 @@ def parameter_count(config: TrainConfig, num_features: int, num_classes: int) ->
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Parameters, gradients and Adam's two moments, float32 (Kingma and Ba 2015): 16 bytes a weight."""
     if (trial := _trial(config, num_features, num_classes)) is not None:
-        return trial.state_bytes
+        return int(trial["state_bytes"])
     return 16 * parameter_count(config, num_features, num_classes)
 
 
@@ -177,23 +149,20 @@ def layer_memory(config: TrainConfig, batch: BatchShape, num_features: int, num_
     return [memory(layer) for layer in layers_of(config, batch, num_features, num_classes)]
 
 
+# Measured with hooks on saved tensors in all models, precisions and shapes of the tests, this was met within 1 % or up
+# to 25 % too high.
 def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> int:
-    """Bytes that autograd keeps between the passes over one batch, without the batch's own x and the parameters.
-
-    Under activation checkpointing these are the layers' inputs, log-probabilities and labels. Autocast keeps a
-    half-width copy of the weights as well, but not for checkpointed layers. `accumulate` changes nothing: each batch's
-    graph is freed by its own backward pass.
-
-    Measured with hooks on saved tensors in all models, precisions and shapes of the tests, this was met within 1 %
-    or up to 25 % too high.
-    """
+    """Bytes that autograd keeps between the passes over one batch, without the batch's own x and the parameters."""
     layers = layer_memory(config, batch, num_features, num_classes)
-    if config.activation_checkpointing:
+    if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
         return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]
+    # Autocast keeps a half-width copy of the weights as well.
     copies = 2 * parameter_count(config, num_features, num_classes) if config.precision != "fp32" else 0
     return sum(layer.kept for layer in layers) + copies
 
 
+# The CPU allocator's own record (torch 2.13, PyG 2.8) was 5 % higher at the most and 25 % lower, in steps of more than
+# a few MB; with checkpointing, autocast and dropout together sage took 8 % more.
 def activation_bytes(
     config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool = True
 ) -> int:
@@ -202,19 +171,13 @@ def activation_bytes(
     A layer's peak comes on top of what the layers before it keep. Under activation checkpointing these keep their
     outputs alone, but a layer is computed again while the gradient of its output is in memory. An evaluation holds a
     layer and its input.
-
-    The CPU allocator's own record (torch 2.13, PyG 2.8) was 5 % higher at the most and 25 % lower, in steps of more
-    than a few MB; with checkpointing, autocast and dropout together sage took 8 % more.
     """
     peak = before = 0
     for layer in layer_memory(config, batch, num_features, num_classes):
         again = layer.checkpointed if training and config.activation_checkpointing else 0
         peak = max(peak, before + again + layer.peak)
-        if not training:
-            before = layer.checkpointed
-        else:
-            before += again or layer.kept
+        before = before + (again or layer.kept) if training else layer.checkpointed
     peak = max(peak, before)
     if (trial := _trial(config, num_features, num_classes)) is not None:
-        peak = int(peak * (trial.training if training else trial.evaluation))
+        peak = int(peak * trial["training" if training else "evaluation"])
     return peak

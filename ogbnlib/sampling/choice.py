@@ -15,7 +15,6 @@ from numba import uint64
 from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
-from ..errors import InputError
 from ..graph.bits import GAMMA, kernel, mix
 
 _U0, _U1, _U32, _U64 = (np.uint64(n) for n in (0, 1, 32, 64))
@@ -38,11 +37,9 @@ def node_state(key: Any, hop: Any, node: Any) -> Any:
 
 @kernel
 def _bounded(state: Any, n: Any) -> Any:
-    """`(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32.
-
-    The multiply-shift with rejection of Lemire ("Fast random integer generation in an interval", ACM TOMACS 2019) on
-    the upper half of each splitmix64 output.
-    """
+    """`(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32."""
+    # Multiply-shift with rejection (Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019) on the
+    # upper half of each splitmix64 output.
     n = uint64(n)
     state += GAMMA
     product = (mix(state) >> _U32) * n
@@ -59,16 +56,14 @@ def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
     """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their number.
 
     All positions if `k` is -1 or at least `degree`, else a uniformly random k-subset. They ascend, so that a mapped
-    `row` is read forwards. `out` is int64 with room for min(k, degree); `state` comes from `node_state`; `degree` is
-    below 2**32.
-
-    Floyd's algorithm draws subsets (Bentley and Floyd, "A sample of brilliance", CACM 1987): k draws, no memory of size
-    `degree`. Inserting into a sorted list takes k**2 / 4 moves, less than a table up to about 100 neighbors.
+    `row` is read forwards. `out` is int64 with room for min(k, degree); `degree` is below 2**32.
     """
     if k < 0 or k >= degree:
         for i in range(degree):
             out[i] = i
         return degree
+    # Floyd's algorithm draws subsets (Bentley and Floyd, "A sample of brilliance", CACM 1987): k draws, no memory of
+    # size `degree`. Inserting into a sorted list takes k**2 / 4 moves, less than a table up to about 100 neighbors.
     state = uint64(state)
     for i in range(k):
         top = degree - k + i  # larger than anything chosen so far
@@ -101,8 +96,7 @@ def choose_all(
 ) -> None:
     """Choose the edges of one batch at one hop: places in `row` to `out`, int64, and local targets to `target`.
 
-    `ids` are the frontier's node ids, `start` and `degree` describe their columns in `row`. The frontier's first node
-    has local id `begin`.
+    `ids` are the frontier's nodes, the first with local id `begin`; `start` and `degree` describe their columns.
     """
     e = 0
     for i in range(len(ids)):
@@ -118,8 +112,6 @@ class EpochSampler(Sampler[int]):
 
     Args:
         n: number of positions.
-        seed: any integer of 64 bits.
-        shuffle: False yields them in ascending order in every epoch.
         rank, num_ranks, batch_size: ranks take batches of this size in turn; those of `rank` are yielded.
         drop_last: leave out the positions at the end that do not fill a batch.
     """
@@ -141,15 +133,7 @@ class EpochSampler(Sampler[int]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the epoch to yield next, from position `start` of the order of all ranks.
-
-        With a multiple of the batch size, the batches are the remaining ones of the whole epoch.
-
-        Raises:
-            InputError: for a `start` outside 0..n.
-        """
-        if not 0 <= start <= self.n:
-            raise InputError(f"start: expected a position from 0 to {self.n}, got {start}")
+        """Choose the epoch to yield next, from position `start` of the order of all ranks."""
         self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
@@ -193,7 +177,7 @@ class GivenOrder(EpochSampler):
         super().__init__(len(sampler), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)
 
     def order(self, epoch: int) -> Tensor:
-        """Draw once an epoch: windows ask one by one, and another sampler's order may be new each time."""
+        # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each time.
         if self._order[0] != epoch:
             if hasattr(self.sampler, "set_epoch"):
                 self.sampler.set_epoch(epoch)

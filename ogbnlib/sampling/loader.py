@@ -1,7 +1,7 @@
 """A PyG `NodeLoader` over a store on disk.
 
 If the page cache can hold the store, batches are drawn one by one from the maps. Otherwise they come from windows, see
-`window` and `spool`. `StoreLoaders` decides from the available memory. A thread prepares batches ahead of the model.
+`window` and `spool`. A thread prepares batches ahead of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from ..forecast.budget import QUEUE_BATCHES, QUEUE_BYTES, Windows, queue_depth, usable_bytes
+from ..forecast.budget import Windows, queue_depth, usable_bytes
 from ..graph.disk import CHUNK_BYTES, Interrupted
 from ..graph.store import Store
 from ..launcher import launch
@@ -35,24 +35,15 @@ from ..memory.reading import malloc_trim, own_memory, read_rss
 from .choice import EpochSampler, GivenOrder
 from .sampler import CSCSampler
 from .spool import WindowReader
-from .window import Window
 
 T = TypeVar("T")
-Waiting = Callable[[tuple[str, int, int] | None], bool]
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 
 def prefetch(
-    source: Iterator[T],
-    depth: int = QUEUE_BATCHES,
-    budget_bytes: int = QUEUE_BYTES,
-    *,
-    waiting: Callable[[], bool] = lambda: False,
-    abandon: Callable[[], None] = lambda: None,
+    source: Iterator[T], waiting: Callable[[], bool] = lambda: False, abandon: Callable[[], None] = lambda: None
 ) -> Iterator[T]:
-    """Yield the items of `source`, which a thread produces up to `depth` ahead; its errors are raised here.
-
-    Fewer items are produced ahead if they are tensors, or `Data` of tensors, that together exceed `budget_bytes`.
+    """Yield the items of `source`, which a thread produces some ahead, see `queue_depth`; its errors are raised here.
 
     Args:
         waiting: Called a few times a second while the caller waits for an item.
@@ -65,9 +56,20 @@ def prefetch(
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
         ahead.append(thread.submit(next, source, end))
-        while (item := _result(ahead.popleft(), waiting)) is not end:
-            most = queue_depth(_tensor_bytes(item), depth, budget_bytes) + 1  # one more in the thread's hand
-            while len(ahead) < most:
+        while True:
+            future = ahead.popleft()
+            while not future.done():
+                wait([future], 0.2)
+                if not future.done() and waiting():
+                    raise Interrupted
+            item = future.result()
+            del future
+            if item is end:
+                break
+            values = item.to_dict().values() if isinstance(item, Data) else [item]
+            item_bytes = sum(value.nbytes for value in values if isinstance(value, Tensor))
+            del values
+            while len(ahead) < queue_depth(item_bytes) + 1:  # one more in the thread's hand
                 ahead.append(thread.submit(next, source, end))
             yield item
             del item
@@ -77,19 +79,6 @@ def prefetch(
             abandon()
         # The garbage collector may end this generator in a thread that is starting; a join there would hang.
         thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
-
-
-def _tensor_bytes(item: object) -> int:
-    values = item.to_dict().values() if isinstance(item, Data) else [item]
-    return sum(value.nbytes for value in values if isinstance(value, Tensor))
-
-
-def _result(future: Future[Any], waiting: Callable[[], bool]) -> Any:
-    while not future.done():
-        wait([future], 0.2)
-        if not future.done() and waiting():
-            raise Interrupted
-    return future.result()
 
 
 def available_bytes() -> int:
@@ -125,17 +114,14 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     `num_sampled_edges`, `batch_size`, `input_id`; `y` holds the labels of the seeds only.
 
     Args:
-        store: The open store.
-        node_sampler: Decides the neighbors.
         input_nodes: int64 seeds, in RAM.
         labels: int16 or int64, one per seed.
-        windows: From `choose_windows`.
+        windows: From `Pass.windows`.
         next_epoch: If not None, each pass counts the epoch itself, from this one on, and `x` is float32.
         arguments: As for `torch.utils.data.DataLoader`; an `EpochSampler` gives each epoch its own order.
 
     Attributes:
         on_window, on_pass: Called with seconds and bytes of each window, and of each pass for windows on disk.
-        spool_dir: The folder for windows on disk.
         evaluations: Loaders whose windows are prepared with the first of this one's and stay on disk.
         last_epoch: During each epoch before this one, the next epoch's first window is prepared; None: never.
         waiting: Called a few times a second while a batch is waited for, with the running read as array name, bytes
@@ -163,7 +149,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             arguments["sampler"] = order
         self.on_window: Callable[..., None] = lambda **info: None
         self.on_pass: Callable[..., None] = lambda **info: None
-        self.waiting: Waiting = lambda reading: False
+        self.waiting: Callable[[tuple[str, int, int] | None], bool] = lambda reading: False
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:
             with warnings.catch_warnings():  # nothing here writes to the map, which is what torch warns of
@@ -209,10 +195,8 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         return batch
 
     def _batch(self, positions: Tensor, features: Tensor, rows: Tensor, **others: Any) -> Data:
-        """A batch as PyG's loader makes it, in two thirds of the time: 0.14 ms for [3, 2] x 128 in place of 0.20 ms.
-
-        `index_select` takes 0.04 ms for 1,270 rows of 128 in float16, `features[rows]` 0.3 ms.
-        """
+        """A batch as PyG's loader makes it, in two thirds of the time: 0.14 ms for [3, 2] x 128 in place of 0.20 ms."""
+        # `index_select` takes 0.04 ms for 1,270 rows of 128 in float16, `features[rows]` 0.3 ms.
         data = Data(x=features.index_select(0, rows), batch_size=len(positions), input_id=positions, **others)
         data = self._with_labels(data)
         return data.pin_memory() if self.pin_memory else data
@@ -220,8 +204,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     def _mapped_batches(self, epoch: int, start: int) -> Iterator[Data]:
         share, sampler = self.sampler.share(epoch, start), self.node_sampler.at_epoch(epoch)
         for positions in share.split(self.batch_size) if len(share) else ():
-            seeds = NodeSamplerInput(input_id=positions, node=self.input_data.node[positions])
-            out = sampler.sample_from_nodes(seeds)
+            out = sampler.sample_from_nodes(NodeSamplerInput(positions, self.input_data.node[positions]))
             yield self._batch(
                 positions,
                 self.data.x,
@@ -242,25 +225,22 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
         try:
             batches = self._window_batches(reader, epoch, start)
-            yield from prefetch(batches, waiting=lambda: self.waiting(reader.progress()), abandon=abandon)
+            yield from prefetch(batches, lambda: self.waiting(reader.progress()), abandon)
         finally:
             self._running_passes -= 1
 
     def _window_batches(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
         for window in reader.windows(epoch, start):
-            yield from self._unpack(window)
-            del window
+            features = torch.from_numpy(window.features)
+            for positions, slots, edges, hop_nodes, hop_edges in window.batches():
+                yield self._batch(
+                    positions,
+                    features,
+                    torch.from_numpy(slots),
+                    edge_index=torch.from_numpy(edges.astype(np.int64)),
+                    n_id=torch.from_numpy(window.ids[slots].astype(np.int64)),
+                    num_sampled_nodes=hop_nodes,
+                    num_sampled_edges=hop_edges,
+                )
+            del window, features, slots, edges
             malloc_trim()  # a window is many small arrays; without this, memory grew from window to window
-
-    def _unpack(self, window: Window) -> Iterator[Data]:
-        features = torch.from_numpy(window.features)
-        for positions, slots, edges, hop_nodes, hop_edges in window.batches():
-            yield self._batch(
-                positions,
-                features,
-                torch.from_numpy(slots),
-                edge_index=torch.from_numpy(edges.astype(np.int64)),
-                n_id=torch.from_numpy(window.ids[slots].astype(np.int64)),
-                num_sampled_nodes=hop_nodes,
-                num_sampled_edges=hop_edges,
-            )

@@ -1,16 +1,13 @@
 """A store in the user's own training loop: the trainer's loader, and PyG's interfaces over the files.
 
-`loader` is the fast way: what does not fit into memory is read in windows, in ascending passes. `StoreFeatures` and
-`StoreGraph` serve PyG's own loaders, samplers and link prediction; they read rows one by one through the page cache,
-which is slow if the store outgrows memory. PyG's `NeighborLoader` and `LinkNeighborLoader` draw with pyg-lib or
-torch-sparse; `NodeLoader` and `LinkLoader` with `Store.sampler`, which needs neither.
+`loader` is the fast way: what does not fit into memory is read in windows. `StoreFeatures` and `StoreGraph` serve PyG's
+own loaders, samplers and link prediction; they read rows one by one through the page cache.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -53,11 +50,6 @@ class _OneLoader(StoreLoaders):
         reserved = queued_bytes(batch, self.num_features, 4) + self._available // _MODEL_SHARE
         return reserved, reserved
 
-    def loader(self, shuffle: bool) -> StoreLoader:
-        loader: StoreLoader = self._build(self._split, shuffle)
-        loader.last_epoch, loader.labels, loader.next_epoch = None, loader.labels.long(), int(shuffle)
-        return loader
-
 
 def loader(
     store: Store,
@@ -71,7 +63,6 @@ def loader(
     num_workers: int = 0,
     persistent_workers: bool = False,
     drop_last: bool = False,
-    **others: Any,
 ) -> StoreLoader:
     """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed and epoch.
 
@@ -92,18 +83,11 @@ def loader(
         shuffle: by default for "train" alone.
         seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat an experiment.
         num_workers: processes that sample, if the store fits; windows have no use for them.
-        persistent_workers: whether workers live on from one pass to the next.
         drop_last: leave out the last batch of a pass if it is smaller than the others.
 
     Raises:
         InputError: naming the argument and what is wrong with it.
     """
-    if others:
-        known = [name for name in inspect.signature(loader).parameters if name not in ("store", "others")]
-        raise InputError(
-            f"{', '.join(others)}: expected {', '.join(known)}; for other arguments of torch's DataLoader, use PyG's "
-            "NodeLoader with store.sampler"
-        )
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
     values: dict[str, Any] = {"num_neighbors": num_neighbors, "batch_size": batch_size, "seed": seed}
@@ -112,13 +96,14 @@ def loader(
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     if limit is not None and limit < (used := own_memory()[0]):
         found = f"more than the {format_bytes(used)} that this process already uses, got {format_bytes(limit)}"
-        raise InputError(f"memory_limit: expected {found}; it is for all of the process")
-    split, ids = "train", torch.from_numpy(node_ids(nodes, store))
-    if isinstance(nodes, str):
-        split = split_name(nodes)
+        raise InputError(f"memory_limit: expected {found}")
+    ids = torch.from_numpy(node_ids(nodes, store))
     if drop_last and len(ids) < config.batch_size:
         raise InputError(f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}")
-    return _OneLoader(store, config, split, ids, limit, bool(drop_last)).loader(bool(shuffle))
+    split = split_name(nodes) if isinstance(nodes, str) else "train"
+    made: StoreLoader = _OneLoader(store, config, split, ids, limit, drop_last)._build(split, shuffle)
+    made.last_epoch, made.labels, made.next_epoch = None, made.labels.long(), int(shuffle)
+    return made
 
 
 def node_ids(nodes: Any, store: Store) -> Array:
@@ -129,10 +114,8 @@ def node_ids(nodes: Any, store: Store) -> Array:
     """
     if isinstance(nodes, str):
         name = split_name(nodes)
-        if name not in SPLITS:
-            raise InputError(f"nodes: expected one of {', '.join(SPLITS)}, or node ids, got {nodes!r}")
-        if not len(store.splits[name]):
-            raise InputError(f"nodes: expected a split with nodes, got {nodes!r}, which has none in {store.path}")
+        if name not in SPLITS or not len(store.splits[name]):
+            raise InputError(f"nodes: expected a split with nodes of {', '.join(SPLITS)}, or node ids, got {nodes!r}")
         return store.splits[name]
     num_nodes = store.num_nodes
     try:
@@ -155,14 +138,13 @@ def to_data(store: Store) -> Data:
     """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
 
     It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label), `edge_index` int64 [2, E], source above target,
-    ascending by target, reverse edges included, and `train_mask`, `val_mask`, `test_mask` bool [N]. Together they take
-    4 * N * F + 16 * E + 11 * N bytes: 102 GB for ogbn-papers100M.
+    ascending by target, reverse edges included, and `train_mask`, `val_mask`, `test_mask` bool [N].
 
     Raises:
         InputError: if they take more than the available memory, or if a checksum differs from store.json.
     """
     needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
-    if needed > (left := available_bytes()):
+    if needed > (left := available_bytes()):  # 102 GB for ogbn-papers100M
         sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(left)} are available"
         raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
     masks = {}
@@ -179,27 +161,16 @@ def to_data(store: Store) -> Data:
 class PassSampler(CSCSampler):
     """A `CSCSampler` for PyG's own loaders: torch's generator decides each batch, as in PyG's own samplers.
 
-    With the same number of workers, `torch.manual_seed` repeats a run. `NodeLoader(stores, sampler)` and `LinkLoader`
-    take it, and so do `NeighborLoader` and `LinkNeighborLoader` as `neighbor_sampler`, where its own fan-outs count;
-    `stores` is a pair of `StoreFeatures` and `StoreGraph`.
+    `NodeLoader(stores, sampler)` and `LinkLoader` take it, and so do `NeighborLoader` and `LinkNeighborLoader` as
+    `neighbor_sampler`, where its own fan-outs count; `stores` is a pair of `StoreFeatures` and `StoreGraph`.
     """
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
         return super().batch_key(int(torch.randint(2**62, ())), epoch)
 
 
-# PyG's own interfaces ------------------------------------------------------------------------------------------------
-
-
-def _read_only(store: Store) -> InputError:
-    return InputError(f"{store.path}: a store is read only; write a new one")
-
-
 class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
-    """`x` float32 [N, F] and `y` int64 [N] of a store as PyG's `FeatureStore`: a batch's rows are read from the maps.
-
-    Pickled, as for DataLoader workers, it carries the store's path only.
-    """
+    """`x` float32 [N, F] and `y` int64 [N] of a store as PyG's `FeatureStore`, read from the maps."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -221,11 +192,10 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         return self.store.files[attr.attr_name].shape
 
-    def _put_tensor(self, *arguments: Any) -> bool:
-        raise _read_only(self.store)
+    def _read_only(self, *arguments: Any) -> NoReturn:
+        raise InputError(f"{self.store.path}: a store is read only; write a new one")
 
-    def _remove_tensor(self, *arguments: Any) -> bool:
-        raise _read_only(self.store)
+    _put_tensor = _remove_tensor = _read_only
 
 
 class StoreGraph(GraphStore):  # type: ignore[misc]
@@ -236,20 +206,16 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
 
     def __init__(self, store: Store) -> None:
         super().__init__()
-        self._store = store
+        self.store = store
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        size = self._store.num_nodes, self._store.num_nodes
+        size = self.store.num_nodes, self.store.num_nodes
         return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, is_sorted=True, size=size)]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
         if edge_attr.layout != EdgeLayout.CSC:
             return None
-        row, colptr = self._store.read("row", np.int64), self._store.read("colptr")
+        row, colptr = self.store.read("row", np.int64), self.store.read("colptr")
         return torch.from_numpy(row), torch.from_numpy(colptr)
 
-    def _put_edge_index(self, *arguments: Any) -> bool:
-        raise _read_only(self._store)
-
-    def _remove_edge_index(self, *arguments: Any) -> bool:
-        raise _read_only(self._store)
+    _put_edge_index = _remove_edge_index = StoreFeatures._read_only

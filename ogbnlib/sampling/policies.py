@@ -8,9 +8,7 @@
 | `store` | on disk, mapped or read ahead in windows | views of the files; building another costs nothing |
 
 A policy is one class and one line of `registry.POLICIES`. It loads a store, builds loaders, and forecasts its phases;
-`phases` works without torch, which is imported where batches are made. `eager` and `lazy` let PyG's real
-`NeighborLoader` constructor build its own CSC, so they cost as much as the stock loader; only the sampling on that CSC
-is ours, which makes the batches of all policies equal for the same seed.
+`phases` works without torch, which is imported where batches are made.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ class Loaders:
     """Base of the policies. Build with `make_loaders`.
 
     Attributes:
-        num_features, num_classes: Of the data set.
         splits: int64 tensors of node ids in RAM under "train", "valid" and "test".
         y: int16 or int64 [num_nodes] in RAM, -1 where unlabelled.
         waiting: Called while a batch is waited for that is prepared from disk, see `StoreLoader`.
@@ -54,6 +51,7 @@ class Loaders:
     y: Tensor
     waiting: Callable[[tuple[str, int, int] | None], bool] = staticmethod(lambda reading: False)
     drop_last = False  # an incomplete last batch is trained on too
+    all_resident = False  # whether all loaders are built before training and stay, or the train loader alone
 
     def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int):
         import torch
@@ -62,29 +60,22 @@ class Loaders:
         check_store(store, config)
         self._where = str(store.path)
         self.num_features, self.num_classes = store.num_features, store.num_classes
+        self._resident: dict[str, NodeLoader] = {}
         with log.phase("load", policy=config.loading):
             for split, problem in wrong_splits(store):  # it may have been made by hand, or have changed since
                 raise store.damaged(split, problem)
             self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
             self.data = self._load(store)
-        self._resident: dict[str, NodeLoader] = {}
-
-    @classmethod
-    def resident_splits(cls, config: TrainConfig) -> list[str]:
-        """Splits whose loaders are built before training and stay."""
-        return ["train"]
-
-    @classmethod
-    def phases(cls, run: Ledger) -> None:
-        """Write the phases of a run into the ledger, with the parts that are in memory then."""
-        raise NotImplementedError
-
-    @classmethod
-    def _forecast_load(cls, run: Ledger) -> None:
-        raise NotImplementedError
 
     def _load(self, store: Store) -> Data:
         raise NotImplementedError
+
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:
+        raise NotImplementedError
+
+    @classmethod
+    def resident_splits(cls, config: TrainConfig) -> list[str]:
+        return ["train", *config.eval_splits] if cls.all_resident else ["train"]
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
         import torch
@@ -113,9 +104,6 @@ class Loaders:
 
         fan_out, seed = self.config.fan_out(training), self.config.seed + STREAM[split]
         return CSCSampler(colptr, row, fan_out, seed=seed, fixed=not training, where=self._where)
-
-    def _build(self, split: str, shuffle: bool) -> NodeLoader:
-        raise NotImplementedError
 
     def labels(self, split: str) -> Tensor:
         """The labels of a split's nodes, int16 or int64 [num_ids] in RAM."""
@@ -180,14 +168,14 @@ class RamLoaders(Loaders):
         """Read features and labels; return the features [num_nodes, num_features] in RAM."""
         import torch
 
-        x = torch.from_numpy(store.read("x", self.config.feature_dtype))
+        x, self.y = torch.from_numpy(store.read("x", self.config.feature_dtype)), torch.from_numpy(store.read("y"))
         self.log.part("features", x.nbytes)
-        self.y = torch.from_numpy(store.read("y"))
         self.log.part("labels", self.y.nbytes)
         return x
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
+        """Write the phases of a run into the ledger, with the parts that are in memory then."""
         config = run.config
         cls._forecast_load(run)
         resident = cls.resident_splits(config) if config.epochs else []
@@ -223,7 +211,11 @@ class RamLoaders(Loaders):
 
 
 class LazyLoaders(RamLoaders):
-    """PyG's own loaders, each with its CSC: the train loader resident, the others built when they are needed."""
+    """PyG's own loaders, each with its CSC: the train loader resident, the others built when they are needed.
+
+    PyG's real `NeighborLoader` constructor builds the CSC, so it costs as much as the stock loader; only the sampling
+    on that CSC is ours, which makes the batches of all policies equal for the same seed.
+    """
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
@@ -231,24 +223,20 @@ class LazyLoaders(RamLoaders):
         run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)  # int64 [2, E]
         run.phase("load", {})
         others = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 + sum(cls._num_builds(run.config, split) for split in others)
-
-    @classmethod
-    def _num_builds(cls, config: TrainConfig, split: str) -> int:
-        return config.num_evaluations(split)
+        run.num_sorts = 1 + sum(1 if cls.all_resident else run.config.num_evaluations(split) for split in others)
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
         edges = sizes.trained_edges(run.size, run.config.undirected)
-        run.held[f"{split} loader's CSC"] = sizes.stock_csc_bytes(run.size, edges)
-        run.phase(phase, {"sort": sizes.stock_sort_bytes(run.size, edges)})
+        run.held[f"{split} loader's CSC"] = csc = sizes.stock_csc_bytes(run.size, edges)
+        # Beyond its size: 32 bytes an edge at the peak of building it (sorted column, permutation, row, copies).
+        run.phase(phase, {"sort": max(0, 32 * edges - csc)})
 
     def _load(self, store: Store) -> Data:
         import torch
         from torch_geometric.data import Data
 
-        x = self._load_nodes(store)
-        edge_index = torch.from_numpy(store.read_edge_index())
+        x, edge_index = self._load_nodes(store), torch.from_numpy(store.read_edge_index())
         self.log.part("edge_index (COO)", edge_index.nbytes)
         return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=store.num_nodes)
 
@@ -274,13 +262,7 @@ class LazyLoaders(RamLoaders):
 class EagerLoaders(LazyLoaders):
     """The same, all built before training and resident."""
 
-    @classmethod
-    def resident_splits(cls, config: TrainConfig) -> list[str]:
-        return ["train", *config.eval_splits]
-
-    @classmethod
-    def _num_builds(cls, config: TrainConfig, split: str) -> int:
-        return 1
+    all_resident = True
 
 
 class SharedLoaders(RamLoaders):
@@ -301,8 +283,7 @@ class SharedLoaders(RamLoaders):
         with self.log.phase("build shared CSC"):
             self.colptr, self.row = store.read("colptr"), store.read("row")
         self.log.part("shared CSC", self.colptr.nbytes + self.row.nbytes)
-        x = self._load_nodes(store)
-        return Data(x=x, edge_index=NO_EDGES, y=self.y, num_nodes=store.num_nodes)
+        return Data(x=self._load_nodes(store), edge_index=NO_EDGES, y=self.y, num_nodes=store.num_nodes)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         from torch_geometric.loader import NodeLoader
@@ -335,8 +316,7 @@ def make_loaders(store: Store, config: TrainConfig, log: EventLog, rank: int = 0
     """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`.
 
     Raises:
-        InputError: when the store ends early, has features that `feature_dtype` can't hold, or can't do what `config`
-            asks for.
+        InputError: when the store is damaged, or can't do what `config` asks for.
     """
     loaders: Loaders = POLICIES[config.loading].load()(store, config, log, rank, num_ranks)
     return loaders

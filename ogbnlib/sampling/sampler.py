@@ -1,11 +1,7 @@
 """Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
 
-`CSCSampler` reads `colptr` and `row` in place (RAM, shared memory or a mapped file), so any number of loaders can share
-one graph. Its memory beyond the graph is that of one batch.
-
 The neighbors of node `v` at hop `h` are a pure function of `(seed, epoch, first, h, v)`, where `first` identifies the
-batch, or of `(seed, epoch, v)` in a `fixed` sampler. So a batch is the same for any number of workers, any order of
-expansion, int32 or int64 `row`, and wherever the graph lies. `choice` has this function.
+batch, or of `(seed, epoch, v)` in a `fixed` sampler, see `choice`: a batch is the same wherever the graph lies.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerIn
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
-from ..files import Stamp, check_same
+from ..files import check_same
 from ..graph.bits import GAMMA, kernel
 from ..graph.npz import Array
 from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
@@ -36,17 +32,12 @@ _DONE, _FULL, _BAD_ID, _DUPLICATE, _BAD_COLUMN = range(5)
 
 
 @kernel
-def _new_table(entries: Any) -> Any:
+def _new_table(nodes: Any, count: Any, entries: Any) -> Any:
+    """`(table, shift)` of `nodes[:count]` with room for `entries`."""
     bits = 6
     while (1 << bits) < 2 * entries:
         bits += 1
-    return np.zeros(1 << bits, np.uint64), _U64 - uint64(bits)
-
-
-@kernel
-def _regrown(nodes: Any, count: Any) -> Any:
-    table, shift = _new_table(2 * count)
-    mask = len(table) - 1
+    table, shift, mask = np.zeros(1 << bits, np.uint64), _U64 - uint64(bits), (1 << bits) - 1
     for i in range(count):
         node = uint64(nodes[i])
         slot = np.int64((node * GAMMA) >> shift)  # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
@@ -57,13 +48,13 @@ def _regrown(nodes: Any, count: Any) -> Any:
 
 
 @kernel
-def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: Any, end: Any, num_nodes: Any) -> Any:
-    """Replace global by local ids in `ids[begin:end]`, appending new ids to `nodes[:count]`.
+def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: Any, num_nodes: Any) -> Any:
+    """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
 
     Returns `(status, position of the stop, new count)`; _FULL asks for a larger table.
     """
     mask, room = len(table) - 1, len(table) // 2
-    for e in range(begin, end):
+    for e in range(begin, len(ids)):
         if ids[e] < 0 or ids[e] >= num_nodes:
             return _BAD_ID, e, count
         node = uint64(ids[e])
@@ -80,7 +71,7 @@ def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: An
             entry = uint64(count)
             table[slot] = (node << _U32) | entry
         ids[e] = np.int64(entry & _LOW_32) - 1
-    return _DONE, end, count
+    return _DONE, len(ids), count
 
 
 @kernel
@@ -97,12 +88,12 @@ def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_node
     `nodes` has room for all; an empty `table` is built from it. Returns `(status, stop, count, table, shift)`.
     """
     if len(table) == 0:
-        table, shift = _regrown(nodes, count)
+        table, shift = _new_table(nodes, count, 2 * count)
     status, stop = _FULL, 0
     while status == _FULL:
-        status, stop, count = _relabel(table, shift, nodes, count, values, stop, len(values), num_nodes)
+        status, stop, count = _relabel(table, shift, nodes, count, values, stop, num_nodes)
         if status == _FULL:
-            table, shift = _regrown(nodes, count)
+            table, shift = _new_table(nodes, count, 2 * count)
     return status, stop, count, table, shift
 
 
@@ -113,9 +104,8 @@ def _sample(colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fix
     hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
     local, target = seeds.copy(), np.empty(0, np.int64)
     nodes = np.empty(len(seeds), np.int64)
-    table, shift = _new_table(max(expected, len(seeds)))
-
-    _, stop, count = _relabel(table, shift, nodes, 0, local, 0, len(seeds), num_nodes)
+    table, shift = _new_table(nodes, 0, max(expected, len(seeds)))
+    _, stop, count = _relabel(table, shift, nodes, 0, local, 0, num_nodes)
     if stop < len(seeds):
         return _BAD_ID, seeds[stop], nodes, local, target, hop_nodes, hop_edges
     if count < len(seeds):
@@ -162,8 +152,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     seeds first, each node expanded once, at the hop after its discovery, min(k, degree) distinct in-edges per node (a
     duplicated edge counts as two edges). `edge` is None: the sampler is for graphs without edge attributes.
 
-    Safe to call from several threads at once, to fork and to pickle. A pickled sampler carries its graph by value, but
-    a whole-file `np.memmap` by its path.
+    Safe to call from several threads at once, to fork and to pickle; a whole-file `np.memmap` is pickled by its path.
 
     Args:
         colptr: int64 [num_nodes + 1], ascending from 0 to num_edges: the in-edges of `v` lie at
@@ -176,8 +165,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         where: The store that the graph is in, for messages.
 
     Raises:
-        InputError: for other arrays or fan-outs, or 2**32 nodes and more. The inside of the arrays is checked where
-            sampling reads it, because reading all of it may cost minutes.
+        InputError: for other arrays or fan-outs. The inside of the arrays is checked where sampling reads it, because
+            reading all of it may cost minutes.
     """
 
     def __init__(
@@ -201,14 +190,20 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def _prepare(self, epoch: Tensor) -> None:
         """Set what both a new and an unpickled sampler need."""
-        self._colptr = _read_only(self.graph[0], "colptr", ("int64",))
-        self._row = _read_only(self.graph[1], "row", ("int32", "int64"))
-        nodes, edges = len(self._colptr) - 1, len(self._row)
-        if nodes < 0 or self._colptr[0] != 0 or self._colptr[-1] != edges:
-            ends = "nothing" if nodes < 0 else f"{self._colptr[0]} to {self._colptr[-1]}"
-            raise self._damaged(f"colptr: expected offsets from 0 to the {edges} entries of row, found {ends}")
-        if nodes >= 2**32:
-            raise InputError(f"colptr: expected fewer than 2**32 nodes, found {nodes}")
+        views = []
+        for name, part, dtypes in zip(("colptr", "row"), self.graph, (("int64",), ("int32", "int64")), strict=True):
+            array = np.asarray(part)
+            if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or array.dtype not in dtypes:
+                shape = f"{array.dtype} {list(array.shape)}"
+                raise InputError(f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got {shape}")
+            views.append(array.view())
+            views[-1].flags.writeable = False  # one kind of view, so that numba compiles one variant per dtype of `row`
+        self._colptr, self._row = views
+        edges = len(self._row)
+        if not len(self._colptr) or self._colptr[0] != 0 or self._colptr[-1] != edges:
+            raise self._damaged(f"colptr: expected offsets from 0 to the {edges} entries of row, found others")
+        if len(self._colptr) > 2**32:  # an id has 32 bits of the table
+            raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
         self._share_epoch(epoch)
         self._draw(np.empty(0, np.int64), np.uint64(0))  # compile here, once, and not in every forked worker
@@ -219,11 +214,31 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("num_neighbors", "seed", "fixed", "_where", "_shared_epoch", "_expected")
-        return {name: getattr(self, name) for name in names} | {"graph": tuple(map(_map_reference, self.graph))}
+        graph: list[Any] = []
+        for array in self.graph:
+            base = getattr(array, "base", None)  # of a slice it is another array
+            if isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.filename and array.mode != "c":
+                stamp = getattr(array, "stamp", None)
+                if stamp is not None:  # checked here too, because the error of a process that is starting is lost
+                    check_same(array.filename, stamp)
+                how = {"dtype": array.dtype.str, "mode": "r", "offset": array.offset, "shape": array.shape}
+                graph.append((str(array.filename), stamp, how))
+            else:
+                graph.append(array)
+        return {name: getattr(self, name) for name in names} | {"graph": graph}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.graph = tuple(_map_again(**part) if isinstance(part, dict) else part for part in state["graph"])
+        graph: list[Any] = []
+        for part in state["graph"]:
+            graph.append(part)
+            if isinstance(part, tuple):
+                file, stamp, how = part
+                graph[-1] = np.memmap(file, **how)
+                if stamp is not None:
+                    check_same(file, stamp)
+                    graph[-1].stamp = stamp
+        self.graph = graph[0], graph[1]
         self._prepare(self._shared_epoch)
 
     def _damaged(self, problem: str) -> InputError:
@@ -245,13 +260,11 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
 
         `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is no `input_id`.
-        `inputs.time` is passed on and does not constrain the choice.
 
         Returns:
             A `SamplerOutput` of int64 tensors in RAM: `node` [num_sampled], global ids, the seeds in their order and
             then nodes in order of discovery; `row`, `col` [num_sampled_edges], local ids of source and target, hop by
-            hop and ascending by `col`, the edges of one target in stored order; `num_sampled_nodes`, a list of one
-            count more than there are hops; `num_sampled_edges`, one per hop; `metadata`, `(input_id, time)`.
+            hop and ascending by `col`, the edges of one target in stored order; counts per hop, seeds first.
 
         Raises:
             InputError: for seeds that occur twice, are out of range or are not int64, and for a column of the graph
@@ -277,9 +290,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for PyG's `LinkLoader`.
 
         Like neighbors, negative edges follow from (seed, epoch, batch) alone.
-
-        Returns:
-            As `sample_from_nodes`, the distinct ends as seeds, ascending; `metadata` as `LinkLoader` expects it.
 
         Raises:
             InputError: for temporal sampling (`inputs.time`), and as `sample_from_nodes`.
@@ -314,37 +324,3 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise self._damaged(f"colptr, row: {expected}, found others in the column of node {culprit}")
         self._expected = len(arrays[0])
         return tuple(arrays)
-
-
-def _read_only(array: Any, name: str, dtypes: tuple[str, ...]) -> Array:
-    """Return a plain read-only view of any input, so that numba compiles one variant per dtype of `row`."""
-    if isinstance(array, Tensor):
-        array = array.detach().numpy()
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{name}: expected a numpy array or a tensor, got {type(array).__name__}")
-    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or array.dtype not in dtypes:
-        shape = f"{array.dtype} {list(array.shape)}" + ("" if array.flags.c_contiguous else ", not contiguous")
-        raise InputError(f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got {shape}")
-    view = np.asarray(array).view()
-    view.flags.writeable = False
-    return view
-
-
-def _map_reference(array: Any) -> Any:
-    """Return how to map a whole file again, for a `np.memmap` that is not a slice (whose `offset` is not its own)."""
-    base: Any = getattr(array, "base", None)
-    if isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.filename and array.mode != "c":
-        before = getattr(array, "stamp", None)
-        if before is not None:  # checked here too, because the error of a process that is starting is lost
-            check_same(array.filename, before)
-        parts = {"dtype": array.dtype.str, "offset": array.offset, "shape": array.shape}
-        return {"file": str(array.filename), "before": before, **parts}
-    return array
-
-
-def _map_again(file: str, before: Stamp | None, **parts: Any) -> Any:
-    array: Any = np.memmap(file, mode="r", **parts)
-    if before is not None:
-        check_same(file, before)
-    array.stamp = before
-    return array

@@ -5,8 +5,6 @@ A pass over papers100M reads 43 GB for batches of two hops, however few rows it 
 written to a *structure file*: all of a window but its features. One pass over the features then fills a *feature
 shard* for many windows, and each window is read back in one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the
 structure file and 100 MB in a shard, so one structure file serves several shards.
-
-Without such room, or once the disk is full, one window after the other is prepared in memory.
 """
 
 from __future__ import annotations
@@ -22,14 +20,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import InputError, clear_errors
-from ..forecast.budget import Spooling
 from ..graph.disk import CHUNK_BYTES, Interrupted, disk_array
 from ..graph.npz import Array
 from .window import Seeds, Window, sample_windows
@@ -37,8 +33,6 @@ from .window import Seeds, Window, sample_windows
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
 _DIRTY_BYTES = 128 * 2**20  # unwritten pages count against a memory cgroup
-
-Shard = dict[Place, "StoredWindow"]
 
 
 class DiskFull(InputError):
@@ -101,8 +95,7 @@ class SpoolFile:
         return out
 
 
-@dataclass(frozen=True)
-class StoredWindow:
+class StoredWindow(NamedTuple):
     """A window in spool files; in memory are only the positions of its seeds and the sizes of its hops."""
 
     positions: Sequence[Any]
@@ -110,21 +103,19 @@ class StoredWindow:
     num_ids: int
     arrays: tuple[Callable[[], Array], ...]  # they read ids, slots, edges and, in a shard, features
 
-    def read(self) -> Window:
-        return Window(self.positions, self.hops, *(read() for read in self.arrays))
+
+Shard = dict[Place, StoredWindow]
 
 
 class Spool:
     """Windows on disk: while one shard is used, a thread records the next.
 
-    Attributes:
-        evaluations: Spools whose windows are all recorded together with this one's first shard, and stay on disk.
-        shard: Windows with features, by place.
+    All windows of the loader's `evaluations` are recorded together with its first shard, and stay on disk.
     """
 
     def __init__(self, reader: WindowReader):
         self._reader, self._loader, self._arrays = reader, reader.loader, reader.arrays
-        self.evaluations = [loader.reader.spool for loader in self._loader.evaluations if loader.reader]
+        self._is_first = True
         self._structure: Shard = {}  # windows without features
         self.shard: Shard = {}
         self._next: Future[Shard] | None = None
@@ -132,11 +123,10 @@ class Spool:
 
     def read(self, place: Place) -> Window:
         """Read the window at `place`, which is recorded first if necessary."""
-        if place not in self.shard:
+        if place not in self.shard and self._next is not None:
             coming, self._next, self.shard = self._next, None, {}
-            if coming is not None:
-                with contextlib.suppress(Interrupted):  # it was recorded for a pass that was left early
-                    self.shard = coming.result()
+            with contextlib.suppress(Interrupted):  # it was recorded for a pass that was left early
+                self.shard = coming.result()
         if place not in self.shard:
             self.shard = {}  # frees its file
             self.shard = self._record(place)
@@ -144,7 +134,8 @@ class Spool:
             last = next(reversed(self.shard))
             if (following := self._reader.after(last, self.shard[last].positions)) is not None:
                 self._next = self._thread.submit(self._record, following)
-        return self.shard[place].read()
+        stored = self.shard[place]
+        return Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -152,12 +143,12 @@ class Spool:
 
     def _record(self, place: Place) -> Shard:
         """Record a shard from `place` on; windows that are not in the structure file are sampled first."""
-        spooling = self._loader.windows.spooling
-        assert spooling is not None
-        evaluations: list[Spool] = []
+        spooling, evaluations = self._loader.windows.spooling, list[Spool]()
         if place not in self._structure:
-            evaluations, self.evaluations, self._structure = self.evaluations, [], {}
-            self._sample([self, *evaluations], place, spooling)
+            if self._is_first:
+                evaluations = [loader.reader.spool for loader in self._loader.evaluations if loader.reader]
+            self._is_first, self._structure = False, {}
+            self._sample([self, *evaluations], place)
         mine, batches = Shard(), 0
         for each, stored in itertools.dropwhile(lambda item: item[0] != place, self._structure.items()):
             batches += len(stored.hops)
@@ -169,13 +160,21 @@ class Spool:
             spool.shard = shard
         return mine
 
-    def _sample(self, spools: Sequence[Spool], place: Place, spooling: Spooling) -> None:
+    def _sample(self, spools: Sequence[Spool], place: Place) -> None:
         """Write structure files: this spool's windows from `place` on, and all windows of the others."""
-        colptr, row = self._arrays["colptr"], self._arrays["row"]
-        structures = [(SpoolFile(self._loader.spool_dir), Shard()) for _ in spools]
-        jobs = [(structures[0], *job) for job in self._jobs(place, spooling.reel_batches)]
-        for spool, structure in zip(spools[1:], structures[1:], strict=True):
-            jobs += [(structure, *job) for job in spool._jobs((0, 0, 0), 2**62)]
+        colptr, row, spooling = self._arrays["colptr"], self._arrays["row"], self._loader.windows.spooling
+        structures, jobs = [(SpoolFile(self._loader.spool_dir), Shard()) for _ in spools], list[Any]()
+        for number, (spool, structure) in enumerate(zip(spools, structures, strict=True)):
+            following: Place | None = (0, 0, 0) if number else place
+            first = following
+            left = 2**62 if number else spooling.reel_batches
+            while following is not None:
+                seeds = spool._reader.seeds(following)
+                left -= len(seeds.ids)
+                if left < 0 and following != first:
+                    break
+                jobs.append((structure, following, seeds))
+                following = spool._reader.after(following, seeds.positions)
         while jobs:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
             count = max(1, sum(total <= spooling.sampled_batches for total in batches))
@@ -194,17 +193,6 @@ class Spool:
             file.flush()
             spool._structure = windows
 
-    def _jobs(self, place: Place | None, most: int) -> Iterator[tuple[Place, Seeds]]:
-        """Windows from `place` on with at most `most` batches together, at least one window."""
-        first = place
-        while place is not None:
-            seeds = self._reader.seeds(place)
-            most -= len(seeds.ids)
-            if most < 0 and place != first:
-                return
-            yield place, seeds
-            place = self._reader.after(place, seeds.positions)
-
     def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
         """Write the features of some windows to a file for each shard, in one pass over the store's features."""
         x, store, filled = self._arrays["x"], self._loader.store, list[Shard]()
@@ -216,7 +204,7 @@ class Spool:
             for (key, stored), offset in zip(shard.items(), offsets, strict=False):
                 shape = stored.num_ids, store.num_features
                 read = functools.partial(file.read, offset, shape, store.feature_dtype)
-                filled[-1][key] = dataclasses.replace(stored, arrays=(*stored.arrays, read))
+                filled[-1][key] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
         bounds = np.cumsum([0, *(stored.num_ids for stored in windows)])
@@ -251,15 +239,12 @@ class WindowReader:
         self.loader, self.abandoned = loader, threading.Event()
         # The three buffers of a pass may not outweigh a small window; reads below 256 KiB are slow.
         chunk = min(CHUNK_BYTES, max(2**18, loader.windows.available_bytes // 64 // 4096 * 4096))
-        self.arrays = {name: disk_array(loader.store, name, chunk) for name in ("colptr", "row", "x")}
+        self.arrays = {name: disk_array(loader.store, name, chunk) for name in _CONTENT}
         for array in self.arrays.values():
             array.abandoned = self.abandoned
+        self.spool = Spool(self)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._ahead: tuple[Place, Future[Window]] | None = None
-
-    @functools.cached_property
-    def spool(self) -> Spool:
-        return Spool(self)
 
     def progress(self) -> tuple[str, int, int] | None:
         """The running read of the store: content, bytes read, bytes to read."""
@@ -293,23 +278,19 @@ class WindowReader:
         """Yield the windows of a pass; the caller drops each before it asks for the next."""
         place: Place | None = (epoch, start, 0) if self.loader.sampler.count(start) else None
         while place is not None and place[:2] == (epoch, start):
-            window = self._prepared(place)
+            ahead, self._ahead, window = self._ahead, None, None
+            if ahead is not None:
+                with contextlib.suppress(Interrupted):
+                    window = ahead[1].result()  # also of another window, so that two are never prepared at once
+            if ahead is None or ahead[0] != place or window is None:
+                window = None
+                window = self._thread.submit(self._read, place).result()
+            del ahead
             place = self.after(place, window.positions)
             if self.loader.windows.overlapped and place is not None:
                 self._ahead = place, self._thread.submit(self._read, place)
             yield window
             del window
-
-    def _prepared(self, place: Place) -> Window:
-        """The window at `place`, which may have been prepared ahead."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            with contextlib.suppress(Interrupted):
-                window = ahead[1].result()  # waits also for another window, so that two are never prepared at once
-                if ahead[0] == place:
-                    return window
-                del window
-        return self._thread.submit(self._read, place).result()
 
     def _read(self, place: Place) -> Window:
         """Read a window from the spool, or sample it and gather its features in memory."""
@@ -342,7 +323,6 @@ class WindowReader:
         self.abandoned.set()
         self._thread.shutdown(cancel_futures=True)
         self._ahead = None
-        if "spool" in vars(self):
-            self.spool.close()
+        self.spool.close()
         for array in self.arrays.values():
             array.close()

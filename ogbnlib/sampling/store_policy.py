@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import clear_errors
 from ..files import warn_if_remote
-from ..forecast.budget import BatchShape, Windows, spool_bytes, spool_dir, usable_bytes, window_budget
+from ..forecast.budget import (
+    BatchShape,
+    Windows,
+    sampled_batch_bytes,
+    spool_bytes,
+    spool_dir,
+    usable_bytes,
+    window_budget,
+)
 from ..forecast.draws import Batches
 from ..forecast.passes import Pass, choose_loaders
 from ..forecast.phases import Ledger
 from ..forecast.sizes import label_itemsize, store_bytes
+from ..graph.npz import CHUNK_BYTES
 from ..graph.store import Store
 from ..launcher import launch
 from .policies import STREAM, Loaders
@@ -76,18 +84,20 @@ class StoreLoaders(DiskLoaders):
         run.windows, cache_bytes = windows, sum(store_bytes(config, run.size).values())
 
         def add(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
-            in_windows = windows.window_batches is not None  # prepared by a thread, whatever `num_workers` is
-            threaded = in_windows or not config.num_workers
+            batches = windows.window_batches  # in windows, a thread prepares them whatever `num_workers` is
+            threaded = batches is not None or not config.num_workers
             passing = one.prefetched() if threaded else one.step() | one.workers(idle_loaders)
             unsure_bytes = one.unsure_bytes(passing)
-            if in_windows:
+            if batches is not None:
                 count = 2 if windows.overlapped and windows.num_windows * num_passes > 1 else 1
                 passing |= {"windows": count * one.window_bytes(windows)}
-                if windows.spooling is None:
-                    passing["window being prepared"] = one.preparing_bytes(windows)
+                if windows.spooling is None:  # its batches' samples, and three buffers that read the store
+                    buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
+                    samples = batches * sampled_batch_bytes(one.batches.largest)
+                    passing["window being prepared"] = samples + buffers
                 elif windows not in kept.values():
                     passing["pass for the spool"] = windows.spooling.working_bytes
-            run.phase(name, passing, 0 if in_windows else cache_bytes, unsure_bytes)
+            run.phase(name, passing, cache_bytes if batches is None else 0, unsure_bytes)
 
         if config.epochs:
             add("train", train, windows, config.epochs, 0)
@@ -112,16 +122,11 @@ class StoreLoaders(DiskLoaders):
             store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
         )
         self._available, self._ranks = available_bytes(), local_ranks()
-        self._spool_dir, self._room = self._spool()
+        self._spool_dir = spool_dir(self.config.spool_dir)
+        with clear_errors(self._spool_dir):
+            self._room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
+        self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=self._room)
         return super()._load(store)
-
-    def _spool(self) -> tuple[Path, int]:
-        """The folder for windows, and how many bytes this process may keep there."""
-        folder = spool_dir(self.config.spool_dir)
-        with clear_errors(folder):
-            room = spool_bytes(self.config.spool, folder, self._ranks)
-        self.log.mark("note", spool_dir=str(folder), spool_room_bytes=room)
-        return folder, room
 
     def _reserve(self, batch: BatchShape) -> tuple[int, int] | None:
         """Bytes to keep free beside windows and beside the page cache; None for those of a training step."""
@@ -131,20 +136,20 @@ class StoreLoaders(DiskLoaders):
         """The pass of a loader, with the shape of one real batch, where windows are to be chosen."""
         from torch_geometric.sampler import NodeSamplerInput
 
-        config, store, shape = self.config, self.store, BatchShape((0,), (0,))
-        arguments = self._arguments(split, shuffle=training)
+        store, shape, arguments = self.store, BatchShape((0,), (0,)), self._arguments(split, shuffle=training)
         # A rank without a batch chooses as one with a single batch does.
         seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
         num_batches = -(-len(seeds) // arguments["batch_size"])
         if budget is not None and num_batches:
-            seeds = seeds[: arguments["batch_size"]]
             sampler = self._sampler(split, store.colptr, store.row, training)
-            probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds))
+            probe = sampler.sample_from_nodes(NodeSamplerInput(None, seeds[: arguments["batch_size"]]))
             shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
-        batches = Batches.of(shape)
-        return Pass(config, store.size, split, batches, training, num_batches, self._ranks, self._reserve(shape))
+        sharing = num_batches, self._ranks, self._reserve(shape)
+        return Pass(self.config, store.size, split, Batches.of(shape), training, *sharing)
 
     def _build(self, split: str, shuffle: bool) -> StoreLoader:
+        from .loader import fill_page_cache
+
         config, train = self.config, self._resident.get("train")
         with self.log.phase(f"build {split} loader"):
             beside = None if train is None or shuffle else train.windows
@@ -158,16 +163,13 @@ class StoreLoaders(DiskLoaders):
             else:
                 windows = one.windows(budget, self._room)
             loader = self._loader(split, shuffle, windows)
-            evaluation_loaders = {name: self._loader(name, False, windows) for name, windows in kept.items()}
-            loader.evaluations = [*evaluation_loaders.values()]
-            self._resident |= {_kept(name): other for name, other in evaluation_loaders.items()}
+            for name, chosen in kept.items():
+                self._resident[_kept(name)] = other = self._loader(name, False, chosen)
+                loader.evaluations.append(other)
             for name, chosen in [(split, windows), *kept.items()]:
                 self.log.mark("note", loader=name, windows=str(chosen), window_batches=chosen.window_batches)
         if shuffle:
-            from .loader import fill_page_cache
-
-            loader.last_epoch = config.epochs
-            here = launch()
+            loader.last_epoch, here = config.epochs, launch()
             first = here is None or here.local_rank == 0  # one rank fills it for all of its node
             if windows.window_batches is None and config.lookahead != "off" and first:
                 with self.log.phase("load into page cache"):

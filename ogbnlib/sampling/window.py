@@ -2,9 +2,8 @@
 
 Page faults row by row give about 10 batches of 128 x [3, 2] a second on a graph larger than memory, whatever the disk
 reads in order. A window needs one pass over `colptr` and one over `row` at each hop, for all of its batches, and one
-over `x` for the features of its nodes, each row once. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest on the
-same idea. The choice of neighbors is a function of (seed, epoch, batch, hop, node) alone, so a window has the batches
-that `CSCSampler` draws one by one.
+over `x`. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest on the same idea. A window has the batches that
+`CSCSampler` draws one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import uint64
@@ -26,20 +25,13 @@ from .choice import choose_all, count_chosen
 from .sampler import CSCSampler, absorb
 
 
-@dataclass(frozen=True)
-class Seeds:
-    """The seeds of a window's batches, with the sampler and epoch that decide their neighbors.
-
-    Attributes:
-        positions: For each batch, its seeds' positions among the loader's input nodes, int64; the first identifies the
-            batch within its epoch.
-        ids: For each batch the seeds, int64 global ids.
-    """
+class Seeds(NamedTuple):
+    """The seeds of a window's batches, with the sampler and epoch that decide their neighbors."""
 
     sampler: CSCSampler
     epoch: int
-    positions: Sequence[Any]
-    ids: Sequence[Array]
+    positions: Sequence[Any]  # for each batch int64 places among the loader's nodes; the first identifies the batch
+    ids: Sequence[Array]  # for each batch int64 global ids
 
 
 @kernel
@@ -100,44 +92,15 @@ def _lay_out(edges: Any, at: Any, sizes: Any, sources: Any, targets: Any, parts:
         at[b] += count
 
 
-class Sampled:
-    """Batches that are sampled together, one after the other in every array; anonymous memory.
+class Sampled(NamedTuple):
+    """Batches that are sampled together, one after the other in every array; anonymous memory."""
 
-    Attributes:
-        nodes: int64, each batch's global ids, seeds first, then hop by hop.
-        bounds: int64 [batches + 1], bounds of each batch's nodes.
-        hop_nodes: For the seeds and for each hop, the number of new nodes, int64 [batches].
-        hop_edges: For each hop, the edges' sources and targets, int32 places among the batch's nodes, ascending by
-            target, and the bounds of each batch's edges, int64 [batches + 1].
-    """
-
-    def __init__(self, num_batches: int, num_nodes: int):
-        self.nodes, self.bounds, self._num_nodes = np.empty(0, np.int64), np.zeros(num_batches + 1, np.int64), num_nodes
-        self.hop_nodes: list[Array] = []
-        self.hop_edges: list[tuple[Array, Array, Array]] = []
-
-    def add(self, ids: Array, parts: Array) -> tuple[int, Array]:
-        """Add nodes to each batch; returns the place of the first id out of range, or -1, and the local ids."""
-        before = np.diff(self.bounds)
-        bad, self.nodes, self.bounds, local = _grown(self.nodes, self.bounds, ids, parts, self._num_nodes)
-        self.hop_nodes.append(np.diff(self.bounds) - before)
-        return int(bad), local
-
-    def edges(self, begin: int, end: int) -> Array:
-        """The edges of some batches, int32: for each batch all sources, hop by hop, then all targets."""
-        parts = [bounds[begin : end + 1] for _, _, bounds in self.hop_edges]
-        sizes = np.sum([np.diff(part) for part in parts], axis=0)
-        at = np.cumsum(2 * sizes) - 2 * sizes
-        out = np.empty(2 * sizes.sum(), np.int32)
-        for part, (sources, targets, _) in zip(parts, self.hop_edges, strict=True):
-            _lay_out(out, at, sizes, sources, targets, part)
-        return out
-
-    def hops(self, begin: int, end: int) -> list[tuple[list[int], list[int]]]:
-        """For each of some batches, the numbers of nodes of each hop, seeds first, and of edges of each hop."""
-        nodes = np.array(self.hop_nodes)[:, begin:end].T.tolist()
-        edges = np.array([np.diff(bounds[begin : end + 1]) for _, _, bounds in self.hop_edges]).T.tolist()
-        return list(zip(nodes, edges, strict=True))
+    nodes: Array  # int64, each batch's global ids, seeds first, then hop by hop
+    bounds: Array  # int64 [batches + 1], of each batch's nodes
+    hop_nodes: list[Array]  # for the seeds and for each hop, the number of new nodes, int64 [batches]
+    # For each hop, the edges' sources and targets, int32 places among the batch's nodes, ascending by target, and the
+    # bounds of each batch's edges, int64 [batches + 1].
+    hop_edges: list[tuple[Array, Array, Array]]
 
 
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> Sampled:
@@ -148,64 +111,51 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     Raises:
         InputError: for seeds that occur twice in a batch or are out of range, and for a damaged graph.
     """
-    num_nodes = colptr.num_rows - 1
-    seeds = [ids for window in windows for ids in window.ids]
+    num_nodes, seeds = colptr.num_rows - 1, [ids for window in windows for ids in window.ids]
     ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])
-    sampled = Sampled(len(seeds), num_nodes)
-    if (bad := sampled.add(ids, parts)[0]) >= 0:
+    bad, nodes, bounds, _ = _grown(np.empty(0, np.int64), np.zeros(len(seeds) + 1, np.int64), ids, parts, num_nodes)
+    if bad >= 0:
         raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
-    if sampled.bounds[-1] < len(ids):
+    if bounds[-1] < len(ids):
         raise InputError("input_nodes: expected each seed once per batch, found one twice")
+    hop_nodes, hop_edges = [np.diff(bounds)], list[tuple[Array, Array, Array]]()
+    batches = [(one.sampler, one.epoch, int(positions[0])) for one in windows for positions in one.positions]
+    keys = np.array([sampler.batch_key(first, epoch) for sampler, epoch, first in batches], np.uint64)
     for hop in range(len(windows[0].sampler.num_neighbors)):
-        wanted, targets, parts = _choose(windows, sampled, hop, colptr, row)
+        frontier, parts = _last(nodes, bounds, hop_nodes[-1])
+        ends = np.empty((len(frontier), 2), np.int64)
+        colptr.fetch(frontier, ends)
+        start, degree = ends[:, 0].copy(), ends[:, 1] - ends[:, 0]
+        del ends
+        if len(degree) and (degree.min() < 0 or start.min() < 0 or (start + degree).max() > row.num_rows):
+            raise colptr.damaged(f"expected ascending offsets up to {row.num_rows}, found others")
+        hops = np.array([0 if sampler.fixed else hop for sampler, *_ in batches])
+        fanouts = np.array([sampler.num_neighbors[hop] for sampler, *_ in batches])
+        before = np.diff(bounds)
+        wanted, targets, parts = _chosen(keys, hops, fanouts, frontier, start, degree, parts, before - hop_nodes[-1])
+        del frontier, start, degree
         neighbors = np.empty((len(wanted), 1), f"i{row.row_bytes}")
         row.fetch(wanted, neighbors)
         del wanted
-        bad, sources = sampled.add(neighbors[:, 0], parts)
+        bad, nodes, bounds, sources = _grown(nodes, bounds, neighbors[:, 0], parts, num_nodes)
         if bad >= 0:
             raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
-        sampled.hop_edges.append((sources, targets, parts))
-    return sampled
-
-
-def _choose(
-    windows: Sequence[Seeds], sampled: Sampled, hop: int, colptr: DiskArray, row: DiskArray
-) -> tuple[Array, Array, Array]:
-    """Read the offsets of the frontier and choose its edges, see `_chosen`."""
-    frontier, parts = _last(sampled.nodes, sampled.bounds, sampled.hop_nodes[-1])
-    ends = np.empty((len(frontier), 2), np.int64)
-    colptr.fetch(frontier, ends)
-    start, degree = ends[:, 0].copy(), ends[:, 1] - ends[:, 0]
-    del ends
-    if len(degree) and (degree.min() < 0 or start.min() < 0 or (start + degree).max() > row.num_rows):
-        raise colptr.damaged(f"expected ascending offsets up to {row.num_rows}, found others")
-    batches = [(one.sampler, one.epoch, int(positions[0])) for one in windows for positions in one.positions]
-    keys = np.array([sampler.batch_key(first, epoch) for sampler, epoch, first in batches], np.uint64)
-    hops = np.array([0 if sampler.fixed else hop for sampler, *_ in batches])
-    fanouts = np.array([sampler.num_neighbors[hop] for sampler, *_ in batches])
-    counts = np.diff(sampled.bounds) - sampled.hop_nodes[-1]
-    return _chosen(keys, hops, fanouts, frontier, start, degree, parts, counts)
+        hop_nodes.append(np.diff(bounds) - before)
+        hop_edges.append((sources, targets, parts))
+        del neighbors
+    return Sampled(nodes, bounds, hop_nodes, hop_edges)
 
 
 @dataclass
 class Window:
-    """Some batches and the features of all their nodes, each once; anonymous memory.
+    """Some batches and the features of all their nodes, each once; anonymous memory."""
 
-    Attributes:
-        positions: As in `Seeds`.
-        hops: For each batch, the numbers of nodes of each hop, seeds first, and of edges of each hop.
-        ids: int32 (int64 from 2**31 nodes on) [distinct nodes], global, ascending.
-        slots: int32 [nodes], the place in `ids` of each node, batch after batch.
-        edges: int32 [2 * edges], for each batch all sources, then all targets, as places among the batch's nodes.
-        features: [distinct nodes, num_features] in the store's dtype.
-    """
-
-    positions: Sequence[Any]
-    hops: list[tuple[list[int], list[int]]]
-    ids: Array
-    slots: Array
-    edges: Array
-    features: Array = field(default_factory=lambda: np.empty(0))
+    positions: Sequence[Any]  # as in `Seeds`
+    hops: list[tuple[list[int], list[int]]]  # for each batch, numbers of nodes of each hop, seeds first, and of edges
+    ids: Array  # int32 (int64 from 2**31 nodes on) [distinct nodes], global, ascending
+    slots: Array  # int32 [nodes], the place in `ids` of each node, batch after batch
+    edges: Array  # int32 [2 * edges], for each batch all sources, then all targets, as places among the batch's nodes
+    features: Array = field(default_factory=lambda: np.empty(0))  # [distinct nodes, num_features], the store's dtype
 
     @classmethod
     def pack(cls, seeds: Seeds, sampled: Sampled, begin: int, num_nodes: int) -> Window:
@@ -215,7 +165,14 @@ class Window:
         distinct.add(nodes)
         ids = distinct.members().astype(np.int32 if num_nodes < 2**31 else np.int64)
         slots = distinct.ranks(nodes).astype(np.int32)
-        return cls(seeds.positions, sampled.hops(begin, end), ids, slots, sampled.edges(begin, end))
+        parts = [bounds[begin : end + 1] for _, _, bounds in sampled.hop_edges]
+        counts = np.array([np.diff(part) for part in parts])
+        hops = zip(np.array(sampled.hop_nodes)[:, begin:end].T.tolist(), counts.T.tolist(), strict=True)
+        sizes = counts.sum(axis=0)
+        at, edges = np.cumsum(2 * sizes) - 2 * sizes, np.empty(2 * sizes.sum(), np.int32)
+        for part, (sources, targets, _) in zip(parts, sampled.hop_edges, strict=True):
+            _lay_out(edges, at, sizes, sources, targets, part)
+        return cls(seeds.positions, list(hops), ids, slots, edges)
 
     def batches(self) -> Iterator[tuple[Any, Array, Array, list[int], list[int]]]:
         """For each batch its positions, slots, edges [2, num_edges], and the numbers of nodes and edges of each hop."""
@@ -227,14 +184,19 @@ class Window:
             node, edge = node + nodes, edge + edges
 
 
-def compile_lookahead() -> None:
-    """Compile the kernels of this module, or load them from disk, on a graph of one node in a temporary file."""
-    with tempfile.NamedTemporaryFile() as file:
+def compile_kernels(num_neighbors: list[int]) -> None:
+    """Compile the policies' kernels, or load them from disk: a few seconds once, 60 MB of LLVM in every process.
+
+    Done on an empty graph before data is loaded, so that the figures of later phases are the data's alone.
+    """
+    empty, offsets, one = np.empty(0, np.int64), np.zeros(2, np.int64), np.zeros(1, np.int64)
+    restore_input_order(offsets, empty, empty)
+    for dtype in (np.int32, np.int64):
+        sampler = CSCSampler(offsets, np.empty(0, dtype), num_neighbors)
+    with tempfile.NamedTemporaryFile() as file:  # a graph of one node on disk
         file.write(bytes(_BLOCK))
         file.flush()
-        sampler = CSCSampler(np.zeros(2, np.int64), np.empty(0, np.int32), [1])
         colptr, row, x = (DiskArray(file.name, 0, size, 2) for size in (8, 4, 8))
-        one = np.zeros(1, np.int64)
         for dtype in (np.int32, np.int64):
             row.fetch(one, np.empty((1, 1), dtype))
         seeds = Seeds(sampler, 0, [one], [one])
@@ -243,15 +205,3 @@ def compile_lookahead() -> None:
         x.deal(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
         for array in (colptr, row, x):
             array.close()
-
-
-def compile_kernels(num_neighbors: list[int]) -> None:
-    """Compile the policies' kernels, or load them from disk: a few seconds once, 60 MB of LLVM in every process.
-
-    Done on an empty graph before data is loaded, so that the figures of later phases are the data's alone.
-    """
-    empty = np.empty(0, dtype=np.int64)
-    restore_input_order(np.zeros(2, dtype=np.int64), empty, empty)
-    compile_lookahead()
-    for dtype in (np.int32, np.int64):
-        CSCSampler(np.zeros(2, dtype=np.int64), np.empty(0, dtype=dtype), num_neighbors)

@@ -6,16 +6,12 @@ import time
 
 import pytest
 
+from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
-from ogbnlib.forecast.budget import (
-    QUEUE_BATCHES,
-    QUEUE_BYTES,
-    BatchShape,
-    Windows,
-    choose_windows,
-    queue_depth,
-    window_budget,
-)
+from ogbnlib.forecast.budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, queue_depth, window_budget
+from ogbnlib.forecast.draws import Batches
+from ogbnlib.forecast.passes import Pass
+from ogbnlib.forecast.sizes import KNOWN
 
 PAIR = Windows(10, True, 450 * MB, GB, 5)
 ALONE = Windows(50, False, GB, GB, 1)
@@ -39,29 +35,21 @@ def test_a_lookahead_of_a_size_is_shared_by_the_ranks_and_off_is_off() -> None:
     assert window_budget("auto", None, PAIR) is None
 
 
-def test_two_windows_in_training_leave_a_tenth_and_two_in_an_evaluation_leave_nothing() -> None:
-    files = {"colptr": 10 * MB, "row": 100 * MB, "x": 400 * MB}
-    for training, share in ((True, 0.45), (False, 0.5)):
-        chosen = choose_windows(files, 10**6, 256, BatchShape((128, 128), (128,)), 9000, 300 * MB, training=training)
-        assert chosen.overlapped
-        assert 0.8 * share * 300 * MB < chosen.window_bytes <= share * 300 * MB
-
-
 def test_a_queue_holds_fewer_items_the_larger_they_are_and_always_one() -> None:
     assert [queue_depth(size) for size in (0, 1, QUEUE_BYTES // 3, QUEUE_BYTES, 2 * QUEUE_BYTES)] == [
         QUEUE_BATCHES, QUEUE_BATCHES, 3, 1, 1,
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("epochs", [10_000, 2**31 - 1])
-def test_windows_on_disk_are_chosen_at_once_for_any_number_of_epochs(epochs: int) -> None:
-    files = {"colptr": 9 * 10**8, "row": 65 * 10**8, "x": 284 * 10**8}
-    batch = BatchShape((128, 384, 768), (384, 768))
-    begun = time.perf_counter()
-    values = {"training": True, "room_bytes": 30 * GB}
-    chosen = choose_windows(files, 111_059_956, 256, batch, 9432, 3 * GB, passes=epochs, **values)
-    assert time.perf_counter() - begun < 1
-    assert chosen.spooling is not None
-    assert chosen.spooling.disk_bytes <= 30 * GB
-    few = choose_windows(files, 111_059_956, 256, batch, 9432, 3 * GB, passes=20, **values)
-    assert 0.8 < chosen.moved_bytes / few.moved_bytes <= 1.02  # an epoch of a long run costs no more
+def test_windows_on_disk_are_chosen_at_once_for_any_number_of_epochs() -> None:
+    batch, moved = BatchShape((128, 384, 768), (384, 768)), []
+    for epochs in (2**31 - 1, 20):
+        config = TrainConfig.create(dataset="x", loading="store", feature_dtype="float16", epochs=epochs)
+        one = Pass(config, KNOWN["ogbn-papers100M"], "train", Batches.of(batch), reserve=(0, 0))
+        begun = time.perf_counter()
+        chosen = one.windows(3 * GB, 30 * GB)
+        assert time.perf_counter() - begun < 1
+        assert chosen.spooling is not None
+        assert chosen.spooling.disk_bytes <= 30 * GB
+        moved.append(chosen.moved_bytes)
+    assert 0.8 < moved[0] / moved[1] <= 1.02  # an epoch of a long run costs no more

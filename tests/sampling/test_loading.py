@@ -19,7 +19,6 @@ from torch_geometric.data.lightning import LightningNodeData
 from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling
-from torch_geometric.utils import k_hop_subgraph
 
 from ogbnlib import InputError, TrainConfig, convert, open_store, train
 from ogbnlib.graph.store import Store
@@ -45,8 +44,7 @@ def assert_same(ours: Iterable[Data], theirs: Iterable[Data]) -> None:
             assert a[name] == b[name]
 
 
-@pytest.mark.parametrize("memory_limit", [None, "1 MB"], ids=["page cache", "windows"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("memory_limit", "dtype"), [(None, "float32"), ("1 MB", "float16")], ids=str)
 def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
     memory_limit: str | None, dtype: str, tiny_dir: Path, tiny_config: Config, tmp_path: Path
 ) -> None:
@@ -56,7 +54,7 @@ def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
     loader = store.loader(num_neighbors=[4, 3], batch_size=16, seed=7, memory_limit=memory_limit)
     assert (loader.windows.window_batches is None) == (memory_limit is None)
     orders = []
-    for epoch in (1, 2, 3):
+    for epoch in (1, 2):
         theirs = loaders.train_loader()
         set_epoch(theirs, epoch)
         ours = list(loader)
@@ -101,17 +99,15 @@ def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: S
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"nodes": "validation"}, "nodes: expected one of train, valid, test, or node ids, got 'validation'"),
+        (
+            {"nodes": "validation"},
+            "nodes: expected a split with nodes of train, valid, test",
+        ),
         ({"nodes": [0, 300]}, "nodes: expected ids from 0 to 299, got 0 to 300"),
         ({"nodes": [1, 1]}, "nodes: expected each once, got 1 repeats"),
-        ({"nodes": []}, r"nodes: expected node ids \[n\]"),
         ({"nodes": [[1], [1, 2]]}, r"nodes: expected node ids \[n\] in RAM, got list"),
-        ({"nodes": [0.5]}, r"nodes: expected node ids \[n\]"),
         ({"nodes": np.ones(5, bool)}, "or a mask of 300 booleans"),
         ({"num_neighbors": [0]}, "num_neighbors: expected a fan-out"),
-        ({"num_neighbors": []}, "num_neighbors: "),
-        ({"batch_size": 0}, "batch_size: "),
-        ({"seed": -1}, "seed: "),
         ({"memory_limit": 8}, "memory_limit: .*ambiguous"),
         ({"memory_limit": "1 kB"}, "memory_limit: expected more than the 1 MB"),
     ],
@@ -227,10 +223,9 @@ def edges_of(batch: Data) -> set[tuple[int, int]]:
     return set(map(tuple, batch.n_id[batch.edge_index].T.tolist()))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(store: Store, num_workers: int) -> None:
+def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(store: Store) -> None:
     both, data = (store.feature_store(), store.graph_store()), store.to_data()
-    seeds = {"input_nodes": torch.from_numpy(store.splits["train"]), "batch_size": 50, "num_workers": num_workers}
+    seeds = {"input_nodes": torch.from_numpy(store.splits["train"]), "batch_size": 50}
     for fan_out in (-1, 3):
         passes = []
         for graph in (both, data):
@@ -244,27 +239,6 @@ def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(stor
                 inner = ours.n_id[: sum(ours.num_sampled_nodes[:-1])]
                 kept = torch.isin(data.edge_index[1], inner)
                 assert edges_of(ours) == set(map(tuple, data.edge_index[:, kept].T.tolist()))
-
-
-def test_all_neighbors_are_pygs_in_neighborhood(store: Store) -> None:
-    edge_index, both = torch.from_numpy(store.read_edge_index()), (store.feature_store(), store.graph_store())
-    for batch in NodeLoader(both, store.sampler([-1, -1]), input_nodes=torch.arange(0, 300, 7), batch_size=3):
-        seeds = batch.n_id[: batch.batch_size]
-        nodes, edges, _, _ = k_hop_subgraph(seeds, 2, edge_index, num_nodes=300, directed=True)
-        assert torch.equal(batch.n_id.sort().values, nodes)
-        assert edges_of(batch) == set(map(tuple, edges.T.tolist()))
-
-
-def test_the_stores_are_what_pyg_asks_for_and_read_only(store: Store) -> None:
-    features, graph = store.feature_store(), store.graph_store()
-    row, colptr, perm = graph.csc()
-    assert perm is None
-    np.testing.assert_array_equal(row, store.row)
-    np.testing.assert_array_equal(colptr, store.colptr)
-    assert features.get_tensor_size(attr_name="x", group_name=None, index=None) == (300, 8)
-    np.testing.assert_array_equal(features.get_tensor(attr_name="x", group_name=None, index=slice(2, 5)), store.x[2:5])
-    with pytest.raises(InputError, match="a store is read only"):
-        features.put_tensor(torch.ones(3), attr_name="z", group_name=None, index=None)
 
 
 @pytest.mark.parametrize("mode", [None, "binary", "triplet"])

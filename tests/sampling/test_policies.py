@@ -49,8 +49,7 @@ def contents(loader: NodeLoader) -> list[tuple[list[int], list[list[int]], list[
     ]
 
 
-@pytest.mark.parametrize("undirected", [False, True])
-@pytest.mark.parametrize("split", ["train", "valid", "test"])
+@pytest.mark.parametrize(("undirected", "split"), [(False, "train"), (True, "valid")])
 def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, split: str) -> None:
     seen = []
     for policy in POLICIES:
@@ -62,7 +61,7 @@ def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, s
     assert len(seen[0]) > 2
 
 
-@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("workers", [{"num_workers": 2, "persistent_workers": True}], ids=str)
 def test_workers_change_no_batch(make: Make, workers: dict[str, object]) -> None:
     plain, forked = make().train_loader(), make(**workers).train_loader()
     for epoch in (1, 2):
@@ -134,13 +133,6 @@ def test_lazy_deletes_the_evaluation_loader_and_its_csc(make: Make, tmp_path: Pa
     assert "valid loader's CSC" not in Run(tmp_path).parts
 
 
-def test_an_evaluation_cut_short_gives_its_memory_back_too(make: Make, tmp_path: Path) -> None:
-    batches = make(loading="lazy").eval_batches("valid")
-    next(batches)
-    batches.close()  # type: ignore[attr-defined]
-    assert "valid loader's CSC" not in Run(tmp_path).parts
-
-
 def test_evaluating_the_train_split_does_not_disturb_the_next_epoch(make: Make) -> None:
     loaders, others = make(), make()
     loader = loaders.train_loader()
@@ -163,8 +155,7 @@ def test_iterating_takes_nothing_from_torchs_random_numbers(make: Make) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("split", ["train", "valid"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "split"), [("lazy", "train"), ("shared", "valid")])
 def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, policy: str, split: str) -> None:
     loaders = make(loading=policy, num_workers=1, persistent_workers=True)
     if split == "train":
@@ -191,24 +182,19 @@ def overwritten(store: Path, name: str, value: int, at: int | slice = slice(None
 
 DAMAGES: list[tuple[str, int, int | slice]] = [
     ("train", 10**9, 3),
-    ("valid", -1, 0),
     ("y", 30_000, slice(None)),
     ("colptr", 7, 0),
     ("colptr", 10**12, slice(1, -1)),
-    ("colptr", -5, slice(1, -1)),
     ("row", 10**6, slice(None)),
-    ("row", -3, slice(None)),
 ]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("policy", [*POLICIES, "store", "windows"])
+@pytest.mark.parametrize("policy", ["lazy", "shared", "store", "windows"])
 @pytest.mark.parametrize(("name", "value", "at"), DAMAGES, ids=str)
 def test_a_damaged_store_is_named_with_the_command_that_verifies_it(
-    make: Make, tiny_store: Path, tmp_path: Path, policy: str, name: str, value: int, at: int | slice, workers: int
+    make: Make, tiny_store: Path, tmp_path: Path, policy: str, name: str, value: int, at: int | slice
 ) -> None:
-    if workers and (policy == "windows" or name not in ("colptr", "row")):
-        pytest.skip("nothing of it is read in a worker")
+    workers = int(policy == "store" and name == "row")
     store = shutil.copytree(tiny_store, tmp_path / "store")
     overwritten(store, name, value, at)
     lookahead = {"lookahead": 5000} if policy == "windows" else {"lookahead": "off"}

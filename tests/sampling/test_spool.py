@@ -99,8 +99,8 @@ def assert_same_weights(result: Any, other: Any) -> None:
     assert all(torch.equal(value, expected[name]) for name, value in result.model.state_dict().items())
 
 
-@pytest.mark.parametrize("sampled", [1, 5, 100])
-@pytest.mark.parametrize("picked", [3, 7, 12, 100])
+@pytest.mark.parametrize("sampled", [5, 100])
+@pytest.mark.parametrize("picked", [3, 100])
 def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int) -> None:
     plain, spooled = make(0), make(picked, sampled)
     for epoch in (1, 2, 3):
@@ -113,19 +113,18 @@ def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int
     assert ["spool_s" in window for window in spooled.seen].count(True) == 9
 
 
-@pytest.mark.parametrize("structure", [1, 2, 3, 6])
+@pytest.mark.parametrize("structure", [1, 6])
 def test_one_pass_over_the_graph_serves_several_over_the_features(make: Build, structure: int) -> None:
     spooled = make(4, sampled=100, structure=structure)
     for epoch in (1, 2, 3):
         batches_of(spooled, epoch)
     sampled = [one["batches"] for one in spooled.seen if "sample_s" in one]
     assert sum(sampled) == 24  # each of three epochs once
-    assert len(sampled) == {1: 9, 2: 3, 3: 3, 6: 1}[structure]  # windows of 3, 3 and 2 batches
+    assert len(sampled) == {1: 9, 6: 1}[structure]  # windows of 3, 3 and 2 batches
     assert sum("features_s" in one for one in spooled.seen) >= len(sampled)
 
 
-@pytest.mark.parametrize("start", [16, 48, 112])
-@pytest.mark.parametrize("taken", [0, 1, 4])
+@pytest.mark.parametrize(("start", "taken"), [(16, 0), (48, 4)])
 def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(make: Build, start: int, taken: int) -> None:
     spooled, plain = make(8), make(0)
     expected = batches_of(plain, 2)
@@ -168,7 +167,7 @@ def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(make: Buil
     assert len(os.listdir("/proc/self/fd")) == before - 3  # of the store
 
 
-@pytest.mark.parametrize("calls", [0, 4, 8, 9, 12, 20])
+@pytest.mark.parametrize("calls", [0, 4, 12])
 def test_a_full_disk_is_said_and_the_windows_are_in_memory_from_there_on(
     make: Build, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
@@ -233,13 +232,13 @@ def test_auto_takes_a_quarter_of_the_free_disk_never_its_last_5_gb_and_no_memory
     assert spool_bytes(3 * GB, tmp_path) == 3 * GB
 
 
-@pytest.mark.parametrize("room", ["1 GB", "5 MB"])
 def test_a_run_scores_the_same_with_and_without(
-    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, room: str
+    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path
 ) -> None:
     """Lookahead is small, so that windows are taken; the store itself, of 30 MB, would fit into memory."""
+    room = "1 GB"
     asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
-    asked |= {"epochs": 4, "train_eval": "every_epoch"}
+    asked |= {"epochs": 3, "train_eval": "every_epoch"}
     folder = tmp_path / "scratch"
     folder.mkdir()
     results = {
@@ -254,15 +253,14 @@ def test_a_run_scores_the_same_with_and_without(
     assert_same_weights(spooled, plain)
     windows = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] in ("window", "pass")]
     moved = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] == "disk"]
-    assert [event["epoch"] for event in moved] == [1, 2, 3, 4]
+    assert [event["epoch"] for event in moved] == [1, 2, 3]
     if file_system(tmp_path) not in ("tmpfs", "ramfs"):  # which are no disk
-        assert 0 < moved[0]["write_bytes"] <= moved[3]["write_bytes"]
+        assert 0 < moved[0]["write_bytes"] <= moved[2]["write_bytes"]
     read = {split: sum("bytes_read" in window for window in windows if window["loader"] == split) for split in names}
     assert read["train"] > 0
     assert not list(folder.iterdir())
-    if room == "1 GB":
-        assert (read["valid"], read["test"]) == (0, 0)  # with the first pass of training
-        assert 1 <= sum("features_s" in window for window in windows) < 4  # of four epochs and eleven evaluations
+    assert (read["valid"], read["test"]) == (0, 0)  # with the first pass of training
+    assert 1 <= sum("features_s" in window for window in windows) < 3  # of three epochs and nine evaluations
 
 
 @pytest.mark.parametrize("batch_size", [64, 2000])
@@ -283,8 +281,7 @@ def test_a_rank_may_have_no_batch_of_an_evaluation_or_none_at_all(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [0, 30])
-@pytest.mark.parametrize("spool", ["off", "5 MB"])
+@pytest.mark.parametrize(("spool", "after"), [("off", 0), ("5 MB", 30)])
 def test_a_signal_in_the_middle_of_a_pass_stops_the_run_and_it_goes_on_bit_for_bit(
     tiny_config: Callable[..., TrainConfig],
     synth_dir: Path,
@@ -321,8 +318,6 @@ import json, sys, time
 from pathlib import Path
 import ogbnlib.training.train as module
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast import budget
-from ogbnlib.forecast.budget import Spooling, Windows, spool_bytes
 from ogbnlib.graph.disk import DiskArray
 read = DiskArray._read
 def slow(self, begin, end):

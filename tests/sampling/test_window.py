@@ -7,7 +7,6 @@ import errno
 import math
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from ogbnlib.errors import InputError
 from ogbnlib.graph.disk import CHUNK_BYTES, DiskArray, Interrupted
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.window import Seeds, Window, compile_lookahead, sample_windows
+from ogbnlib.sampling.window import Seeds, Window, compile_kernels, sample_windows
 
 BLOCK = 4096
 
@@ -65,32 +64,12 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.fixture(params=[BLOCK, 4 * BLOCK, CHUNK_BYTES], ids="chunks of {}".format)
+@pytest.fixture(params=[BLOCK, CHUNK_BYTES], ids="chunks of {}".format)
 def chunk_bytes(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
 # Fetching rows -------------------------------------------------------------------------------------------------------
-
-ROWS = [
-    (4000, 3, "int8"),  # units of one byte
-    (3000, 7, "float16"),  # units of two bytes
-    (1000, 129, "float32"),
-    (60, 6501, "float16"),  # 13 kB a row: three blocks and a part
-    (700, 5, "float64"),
-]
-
-
-@pytest.mark.parametrize("offset", [0, 128])
-@pytest.mark.parametrize(("num_rows", "width", "dtype"), ROWS)
-def test_fetching_rows_is_indexing(
-    chunk_bytes: int, tmp_path: Path, num_rows: int, width: int, dtype: str, offset: int
-) -> None:
-    rows = random_rows(num_rows, width, dtype)
-    with on_disk(tmp_path, rows, offset=offset, chunk_bytes=chunk_bytes) as (disk,):
-        any_order = np.random.default_rng(0).integers(num_rows, size=500)
-        for index in (any_order, np.arange(num_rows)[::-1], np.full(50, num_rows - 1), [num_rows - 1, 0], []):
-            assert_fetches(disk, rows, index)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -131,7 +110,7 @@ def test_only_chunks_that_hold_a_wanted_row_are_read(tmp_path: Path) -> None:
         assert disk.bytes_read == 102 * BLOCK
 
 
-@pytest.mark.parametrize("lost", [1, 300, BLOCK, 40 * BLOCK, 64 * BLOCK])
+@pytest.mark.parametrize("lost", [1, 40 * BLOCK])
 @pytest.mark.parametrize("when", ["before it is opened", "after"])
 def test_a_truncated_file_is_named(tmp_path: Path, lost: int, when: str) -> None:
     rows = random_rows(1024, 64, "float32")  # 64 blocks
@@ -146,7 +125,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, lost: int, when: str) -> None
         assert_fetches(disk, rows, np.arange((rows.nbytes - lost) // 256)[::-1])
 
 
-@pytest.mark.parametrize("given", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 512])
+@pytest.mark.parametrize("given", [BLOCK - 1, 3 * BLOCK + 512])
 def test_a_short_read_goes_on_at_a_whole_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int) -> None:
     rows, preadv = random_rows(1024, 64, "float32"), os.preadv
     places: list[int] = []
@@ -166,7 +145,7 @@ def test_a_short_read_goes_on_at_a_whole_block(tmp_path: Path, monkeypatch: pyte
     assert not [at for at in places if at % BLOCK]
 
 
-@pytest.mark.parametrize("index", [-1, -1000, 1024, 10**6, 2**40])
+@pytest.mark.parametrize("index", [-1, 1024])
 def test_an_index_out_of_range_is_refused(tmp_path: Path, index: int) -> None:
     rows = random_rows(1024, 64, "float32")
     with on_disk(tmp_path, rows) as (disk,), pytest.raises(InputError, match=r"0\.bin: expected "):
@@ -200,18 +179,6 @@ def test_without_o_direct_the_same_rows_come_through_the_page_cache(
         assert_fetches(disk, rows, np.random.default_rng(0).integers(3000, size=2000))
         disk.close()  # may be repeated
     assert open_files() == before
-
-
-def test_threads_may_fetch_at_once(tmp_path: Path) -> None:
-    rows = random_rows(2000, 65, "float32")
-
-    def work(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for _ in range(10):
-            assert_fetches(disk, rows, rng.integers(2000, size=800))
-
-    with on_disk(tmp_path, rows, chunk_bytes=2 * BLOCK) as (disk,), ThreadPoolExecutor(2) as pool:
-        list(pool.map(work, range(4)))
 
 
 # Sampling a window ---------------------------------------------------------------------------------------------------
@@ -256,7 +223,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(problem=problems())
 def test_a_windows_batches_are_those_that_are_drawn_one_by_one(tmp_path: Path, problem: dict[str, Any]) -> None:
     colptr, row = csc(problem["num_nodes"], problem["edges"], problem["dtype"])
@@ -288,13 +255,13 @@ def sample_damaged(folder: Path, colptr: np.ndarray, row: np.ndarray, seeds: lis
         list(sample_window(sampler, [np.array(ids) for ids in seeds], list(range(len(seeds))), 0, *disks))
 
 
-@pytest.mark.parametrize("colptr", [[0, 2, 1, 5], [-1, 2, 3, 5], [0, 2, 3, 6], [0, 2, 2**62, 5]], ids=str)
+@pytest.mark.parametrize("colptr", [[0, 2, 1, 5], [0, 2, 3, 6]], ids=str)
 def test_offsets_that_are_damaged_are_refused_by_file(tmp_path: Path, colptr: list[int]) -> None:
     with pytest.raises(InputError, match=r"0\.bin: expected ascending offsets up to 5"):
         sample_damaged(tmp_path, np.array(colptr), SOUND_ROW, [[0], [1, 2]])
 
 
-@pytest.mark.parametrize("value", [3, -1, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("value", [3, -1])
 def test_ids_that_are_damaged_are_refused_by_file(tmp_path: Path, value: int) -> None:
     for at in range(5):
         row = SOUND_ROW.copy()
@@ -315,9 +282,11 @@ def test_seeds_out_of_range_or_twice_in_a_batch_are_refused(tmp_path: Path) -> N
 # Dealing rows out to many lists --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("offset", [0, BLOCK, 128])
-@pytest.mark.parametrize("room_bytes", [1, 10**6, 10**9])
-@pytest.mark.parametrize(("num_rows", "width", "dtype"), [*ROWS, (200_000, 3, "float16"), (30_000, 128, "float16")])
+@pytest.mark.parametrize("room_bytes", [1, 10**9])
+@pytest.mark.parametrize(
+    ("num_rows", "width", "dtype", "offset"),
+    [(4000, 3, "int8", 0), (60, 6501, "float16", 128), (30_000, 128, "float16", BLOCK)],
+)
 def test_dealing_gives_each_list_its_rows_in_order(
     tmp_path: Path, num_rows: int, width: int, dtype: str, room_bytes: int, offset: int
 ) -> None:
@@ -368,6 +337,6 @@ def test_a_pass_that_is_abandoned_ends_at_its_next_read(tmp_path: Path) -> None:
 def test_compiling_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = open_files()
-    compile_lookahead()
+    compile_kernels([2])
     assert open_files() == before
     assert not list(tmp_path.iterdir())
