@@ -35,14 +35,11 @@ _NAMES = {
     "notebook.magics": "load_ipython_extension",
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names.split()}
-# Names of earlier versions. Those with a place still work.
+# Names of earlier versions, which still work, beside those of `notebook`.
 _MOVED = {
-    "begin_notebook": "notebook.engine",
-    **dict.fromkeys(("epoch_times", "plot_accuracy", "plot_cuda", "plot_forecast", "plot_knobs"), "notebook.plots"),
-    **dict.fromkeys(("plot_peaks", "plot_runs", "plot_timeline"), "notebook.plots"),
-    **dict.fromkeys(("best_epochs", "compare_cuda", "compare_runs", "compare_steps"), "notebook.tables"),
-    **dict.fromkeys(("forecast_table", "loader_costs", "phase_seconds", "released"), "notebook.tables"),
-    **{"measure_runtime_bytes": "runs.sandbox", "size_of": "sources.catalog", "step_table": "forecast.planner"},
+    "measure_runtime_bytes": "runs.sandbox",
+    "size_of": "sources.catalog",
+    "step_table": "forecast.planner",
 }
 __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 
@@ -52,6 +49,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"{__name__}.{place}"), name)
     if name == "predict_nodes":
         return __getattr__("predict")
+    if not name.startswith("_") and name in (notebook := importlib.import_module(f"{__name__}.notebook")).__all__:
+        return getattr(notebook, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MB, csc_of, is_alive, official_csv, raw_arrays, tree, wait_until, write_run
+from conftest import MB, csc_of, official_csv, raw_arrays, tree, write_run
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.graph.store import open_store
-from ogbnlib.memory.reading import process_tree
 from ogbnlib.sources.ogb import open_raw
 
 
@@ -60,28 +57,6 @@ def test_train_resumes_with_the_values_of_the_run(
     assert "Epoch 002 | Loss: " in done.stdout
     assert "Epoch 001" not in done.stdout
     assert TrainConfig.load(folder / "config.json").batch_size == 16
-
-
-@pytest.mark.slow
-def test_an_interrupted_train_ends_with_130_and_leaves_no_child(tiny_dir: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    arguments = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(run), "--set", f"dataset={tiny_dir}"]
-    process = subprocess.Popen(
-        [*arguments, *TINY[2:], "--set", "epochs=100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        wait_until(lambda: (run / "checkpoint.pt").exists(), "the first checkpoint")
-        children = process_tree(process.pid)[1:]
-        os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert f"{run}: interrupted; go on with " in said
-    assert f"`python -m ogbnlib train --run-dir {run} --resume`" in said
-    assert "Traceback" not in said
-    assert not any(is_alive(pid) for pid in children)
-    assert json.loads((run / "result.json").read_text())["exit_code"] == 130
 
 
 MISTAKES = [
@@ -153,6 +128,7 @@ def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
     assert json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)["verdict"] == "FITS"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spool", "minutes"), [("30 GB", 8), ("off", 43)])
 def test_the_hours_that_plan_prints_are_those_that_a_run_at_full_size_took(spool: str, minutes: int) -> None:
     # 20 epochs with two evaluations each from disk in 4 GB, measured before there was a spool and with it.
@@ -181,17 +157,6 @@ def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
     for check in report["checks"]:
         assert check["found"]
         assert bool(check["mend"]) != check["ok"]
-
-
-@pytest.mark.slow
-def test_doctor_names_what_a_killed_conversion_left(tmp_path: Path) -> None:
-    kind = "part"
-    (tmp_path / "data" / f".a store.{kind}").mkdir(parents=True)
-    (tmp_path / "data" / f".a store.{kind}" / "x.npy").write_bytes(bytes(3 * MB))
-    done = cli("doctor", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "FAIL leftovers      3 MB of killed processes" in done.stdout
-    assert f"mend: rm -r '{tmp_path}/data/.a store.{kind}'" in done.stdout
 
 
 def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(tiny_dir: Path, tmp_path: Path) -> None:

@@ -111,9 +111,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     return lambda *arguments: CliRunner().invoke(command_line, argv(*arguments)[3:])
 
 
-# Parameters -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_misspelt_name_is_refused_with_2_and_leaves_the_output_as_it_was(
     command: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -179,9 +176,6 @@ def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machin
     begin_notebook()  # the cell again, or papermill in the checkout
     assert Path.cwd() == tmp_path
     assert "working in" not in capsys.readouterr().out
-
-
-# Endings --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_killed_kernel_is_shown_as_killed_and_papermill_exits_with_137(
@@ -276,9 +270,6 @@ def test_an_exception_and_a_cell_that_takes_too_long_end_as_papermill_has_it(
     with pytest.raises(PapermillExecutionError, match=error):
         execute(cell, "print('after')", execution_timeout=3)
     assert statuses(tmp_path) == ["failed", "pending"]
-
-
-# While it runs --------------------------------------------------------------------------------------------------------
 
 
 READY = "from pathlib import Path; import signal, time\nPath('ready').touch()\n"

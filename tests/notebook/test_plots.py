@@ -63,9 +63,6 @@ def texts(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
 
-# Memory over time -----------------------------------------------------------------------------------------------------
-
-
 def test_a_killed_run_has_its_limit_phases_and_a_cross(killed: Path) -> None:
     ax = plot_timeline(killed)
     (limit,) = lines(ax, "--")
@@ -105,9 +102,6 @@ def test_runs_side_by_side_have_one_scale_and_names(killed: Path, finished: Path
     titles = [ax.get_title() for ax in plot_runs([Run(killed), same_name]).axes]
     assert len(titles) == 2
     assert all("killed" in title for title in titles)
-
-
-# Peaks, forecasts and epochs ------------------------------------------------------------------------------------------
 
 
 def test_peaks_are_bars_with_the_limit_and_those_that_reach_it_stand_out() -> None:
@@ -150,9 +144,6 @@ def test_epoch_times_fill_their_figure(killed: Path, finished: Path) -> None:
     (cross,) = lines(ax, marker="X")
     assert list(cross.get_ydata()) == [0]
     assert ax.get_window_extent().x0 - ax.get_tightbbox().x0 < 80
-
-
-# GPU memory -----------------------------------------------------------------------------------------------------------
 
 
 def on_a_gpu(folder: Path, exit_code: int = 0, **more: int) -> Path:

@@ -88,9 +88,6 @@ def own(tiny_config: Config) -> Config:
     return lambda **changes: tiny_config(**{"model": "my_model.py:Net", **three, **changes})
 
 
-# Its run --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_that_was_left_alone(
     own: Config, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,8 +276,6 @@ def test_scores_that_are_nan_are_no_class(own: Config, here: Path) -> None:
     assert len(Run("run").metrics) == 0
 
 
-# One that ends the process --------------------------------------------------------------------------------------------
-
 ENDS = """
     def forward(self, x, edge_index):
         Net.calls = getattr(Net, "calls", 0) + 1
@@ -387,8 +382,6 @@ def test_weights_that_do_not_fit_the_model_are_one_sentence(own: Config, here: P
         predict("run", "out.npy", sampled=True, progress=False, say=lambda text: None)
     assert Run("run").exit_code == 0
 
-
-# A wrong one ----------------------------------------------------------------------------------------------------------
 
 HEAD = "import torch\nfrom torch import nn\nclass Net(nn.Module):\n"
 INIT = (

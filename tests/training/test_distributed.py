@@ -59,8 +59,6 @@ def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in COLUMNS} for row in history]
 
 
-# Two ranks against one -----------------------------------------------------------------------------------------------
-
 # Adam alone divides a wrong factor of the gradient out again; weight decay shows it.
 BASE: dict[str, Any] = {"dropout": 0.5, "train_eval": "every_epoch", "weight_decay": 0.1}
 # 120 seeds: 7 batches of 18 leave the second rank without one at the end; 1 of 200 from
@@ -147,9 +145,6 @@ def test_only_the_first_rank_writes(jobs: dict[str, Any]) -> None:
     assert Run(jobs["folder"] / "grown").metrics["epoch"].tolist() == [1, 2]
 
 
-# Two ranks in a child ------------------------------------------------------------------------------------------------
-
-
 class _Sender(threading.Thread):
     """Once there is a checkpoint, sends a signal to this process or to a rank of its child."""
 
@@ -209,9 +204,6 @@ def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(tiny_c
     begun = train(config.replace(epochs=min(epochs, 3), accumulate=2))  # later losses drift apart as roundings do
     losses = [[row["loss"] for row in result.history[:3]] for result in (resumed, begun)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-# Under torchrun ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

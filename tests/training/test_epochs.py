@@ -43,9 +43,6 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return accuracies
 
 
-# Learning rates -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "args", "theirs"),
     [
@@ -85,9 +82,6 @@ def test_what_no_run_can_do_is_refused_by_name(values: dict[str, Any], words: st
         TrainConfig.create(dataset="x", **values)
 
 
-# Its end --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("history", "over"),
     [
@@ -119,9 +113,6 @@ def test_a_run_that_is_stopped_early_is_finished_with_its_last_evaluation_and_sa
     assert valid == [0.9]
     valid += [0.1] * 9
     assert len(train(config.replace(epochs=5, early_stopping=0), tmp_path / "run", resume=True).history) == 5
-
-
-# Its best model -------------------------------------------------------------------------------------------------------
 
 
 def test_the_best_model_is_kept_beside_the_last(tiny_config: Config, tmp_path: Path, valid: list[float]) -> None:

@@ -70,9 +70,6 @@ def test_a_batch_without_edges_is_computed(name: str) -> None:
     assert torch.isfinite(out).all()
 
 
-# Memory options -------------------------------------------------------------------------------------------------------
-
-
 def gradients(name: str, **more: object) -> list[Tensor]:
     gnn = model(name, 3, **more).train()
     x, edges, *hops = batch([4, 3, 2], seeds=20)

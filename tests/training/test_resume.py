@@ -74,9 +74,6 @@ def refused(folder: Path, resume: Callable[..., TrainResult], match: str, **chan
     return str(caught.value)
 
 
-# Damage ---------------------------------------------------------------------------------------------------------------
-
-
 def test_any_flipped_byte_of_a_checkpoint_is_seen(folder: Path) -> None:
     from ogbnlib.training.checkpoint import read_checkpoint
 
@@ -135,9 +132,6 @@ def test_epochs_come_back_from_the_checkpoint_whatever_became_of_metrics_csv(
     path.write_text(spoil(path.read_text()))
     resume()
     assert Run(folder).metrics["loss"].tolist() == [row["loss"] for row in straight.history]
-
-
-# Another run ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -215,9 +209,6 @@ def test_another_lr_counts_from_there_on_and_is_said(
         "num_threads is 2 from here on, 1 before",
     ):
         assert any(note.startswith(said) for note in notes(folder))
-
-
-# Divergence -----------------------------------------------------------------------------------------------------------
 
 
 def is_finite(folder: Path) -> bool:
