@@ -10,12 +10,8 @@ import nbclient
 import nbformat
 import papermill
 import pytest
-from conftest import wait_until
-from jupyter_client.manager import KernelManager
 from nbformat import NotebookNode, v4
 from papermill.exceptions import PapermillExecutionError
-
-from ogbnlib import diagnose
 
 Execute = Callable[..., list[NotebookNode]]
 LOAD = "%load_ext ogbnlib"
@@ -89,7 +85,7 @@ def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path) -> None:
     nbformat.write(book, tmp_path / "in.ipynb")
     done = papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
     cell, after = shown(done.cells[2]), shown(done.cells[3])
-    for words in ("out of memory", "killed by: ", "in phase: fill", "next step: "):
+    for words in ("Killed by", "limit of 150 MB", "fill"):
         assert words in cell["text/plain"]
     assert "image/png" in cell
     assert after["text/plain"] == "1"
@@ -188,23 +184,3 @@ def test_a_cell_that_fails_fails_under_papermill_too(tmp_path: Path, magic: str)
     nbformat.write(make_book(LOAD, f"{magic}\nraise ValueError('mine')", "1"), tmp_path / "in.ipynb")
     with pytest.raises(PapermillExecutionError, match="mine"):
         papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
-
-
-def test_a_restart_of_the_kernel_is_not_called_a_press_of_stop(tmp_path: Path) -> None:
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=tmp_path)
-    client = manager.client()
-    try:
-        client.start_channels()
-        client.wait_for_ready(60)
-        client.execute("from ogbnlib import watch\nwatch(['-c', 'input()'], name='a')")  # which has no keyboard
-        wait_until((tmp_path / "runs" / "a" / "result.json").exists, "the end of a command that reads")
-        client.execute("watch(['-c', 'import time; time.sleep(600)'], name='b')")
-        wait_until((tmp_path / "runs" / "b" / "timeline.csv").exists, "a command at work")
-        manager.restart_kernel()
-        wait_until((tmp_path / "runs" / "b" / "result.json").exists, "its end")
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-    assert "EOFError" in diagnose(tmp_path / "runs" / "a").text
-    assert "Exit code 130: interrupted by a restart or shutdown" in diagnose(tmp_path / "runs" / "b").text
