@@ -131,11 +131,8 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
     data_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize + 16 * source.num_edges
     fixed = used + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + source.num_nodes // 8
     if limit < (least := fixed + _MIN_WORKSPACE):
-        name = "memory_limit"
-        if memory_limit is None and "SLURM_JOB_ID" in os.environ:  # the job's, of which 5 % stay free
-            name, least, limit = "--mem", int(least / 0.95), available
         expected = f"at least {format_bytes(least)} to convert {source.name} (this process uses {format_bytes(used)})"
-        raise InputError(f"{name}: expected {expected}, got {format_bytes(limit)}")
+        raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")
     return limit - fixed
 
 
@@ -165,20 +162,16 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
         options: num_classes and name; and those of `convert`.
     """
     if hasattr(data, "node_types") or not hasattr(data, "to_dict"):
-        hint = "; see its to_homogeneous()" if hasattr(data, "node_types") else ""
-        raise InputError(f"data: expected a PyG Data such as dataset[0], got {type(data).__name__}{hint}")
+        raise InputError(f"data: expected a PyG Data of one kind of node, got {type(data).__name__}")
     masks = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
     required = ["edge_index", "x", "y", *masks.values()]
     values = {str(name): value for name, value in data.to_dict().items() if value is not None}
     if missing := [name for name in required if name not in values]:
         hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if {*missing} & {*masks.values()} else ""
         raise InputError(f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}")
-    num_nodes = len(values["x"])
-    if values.get("num_nodes", num_nodes) != num_nodes:
-        raise InputError(f"data.num_nodes: expected {num_nodes}, one a row of x, got {values['num_nodes']}")
     for mask in masks.values():
         array = as_numpy(values[mask], f"data.{mask}")
-        if (ids := mask_ids(array, num_nodes)) is None:
+        if (ids := mask_ids(array, len(values["x"]))) is None:
             kind = f"{array.dtype} {list(array.shape)}; of several masks pass one as splits, such as data.{mask}[:, 0]"
             raise InputError(f"data.{mask}: expected booleans [N], got {kind}")
         values[mask] = ids

@@ -22,9 +22,6 @@ from ..graph.npz import Array, Member
 from .data import Source, from_arrays, stamped
 
 RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
-_MAPPING = (
-    "Node i is row i of node_feat and node_label in raw/; label c is class c. No outside identifiers are known.\n"
-)
 
 
 def layout_files(folder: Path) -> dict[str, Path]:
@@ -76,33 +73,22 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
             content, hint = "a store", "; name it as the data set, it needs no conversion"
         elif (path / "raw" / "edge.csv.gz").is_file():
             content, hint = "OGB's csv layout", "; pass its official name, such as ogbn-arxiv, and data_dir"
-        elif right := [
-            file.parent.parent for file in (*path.glob("*/raw/data.npz"), path / "data.npz") if file.exists()
-        ]:
-            hint = f"; pass {right[0]}"
         raise InputError(f"{path}: expected raw/data.npz in it, found {content}{hint}")
-    counts = []
-    for name in ("num_nodes_list", "num_edges_list"):
-        with Member(data, name) as member:
-            if member.shape != (1,) or member.dtype.kind not in "iu":
-                raise InputError(f"{member.where}: expected one whole number, found shape {member.shape}")
-            counts.append(int(member.read(1)[0]))
-            member.finish()
-    num_nodes, num_edges = counts
-    sizes = f"{num_nodes} nodes and {num_edges} edges (num_nodes_list and num_edges_list in {data})"
+    shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
     for name, kinds in {"edge_index": "iu", "node_label": "fiu", "node_feat": "f"}.items():
         with Member(labels if name == "node_label" else data, name) as member:
-            shape, dtype = member.shape, member.dtype
-        expected: dict[str, Any] = {"edge_index": [(2, num_edges)], "node_label": [(num_nodes,), (num_nodes, 1)]}
-        if shape not in expected.get(name, [(num_nodes, *shape[1:2])]):
-            raise InputError(f"{member.where}: expected a shape for {sizes}, found {shape}")
-        if dtype.kind not in kinds:
-            raise InputError(f"{member.where}: expected numpy's kind {' or '.join(kinds)}, found {dtype}")
+            shapes[name], dtypes[name] = member.shape, member.dtype
+        if member.dtype.kind not in kinds:
+            raise InputError(f"{member.where}: expected numpy's kind {' or '.join(kinds)}, found {member.dtype}")
+    shape, dtype = shapes["node_feat"], dtypes["node_feat"]
     if len(shape) != 2 or 0 in shape:
         raise InputError(f"{member.where}: expected [N, F] of at least one node and one feature, found shape {shape}")
     if member.fortran_order and 1 not in shape:
         expected_order = "expected rows (C order), found columns (Fortran order); save np.ascontiguousarray"
         raise InputError(f"{member.where}: {expected_order}")
+    num_nodes, num_edges = shape[0], shapes["edge_index"][-1]
+    if shapes["edge_index"] != (2, num_edges) or shapes["node_label"] not in {(num_nodes,), (num_nodes, 1)}:
+        raise InputError(f"{path / 'raw'}: expected arrays of {num_nodes} nodes, found shapes {shapes}")
     if missing := [name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()]:
         raise InputError(f"{split_folder(path)}: expected {missing[0]}.csv.gz, found none")
     meta, file = dict[str, Any](), path / "meta.json"
@@ -112,9 +98,6 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         except (ValueError, TypeError) as error:
             raise InputError(f"{file}: expected a JSON object, found something else ({error})") from None
     num_classes = meta.get("num_classes") if num_classes is None else num_classes
-    for key, value in (("num_nodes", num_nodes), ("num_edges", num_edges)):
-        if meta.get(key, value) != value:
-            raise InputError(f"{file}: {key} is {meta[key]}, but raw/data.npz has {value}")
 
     def label_chunks(num_classes: int) -> Iterator[Array]:
         with Member(labels, "node_label") as member:
@@ -124,8 +107,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
             member.finish()
 
     if num_classes is None:
-        with Member(labels, "node_label") as member:
-            num_classes = count_classes(label_chunks(MAX_CLASSES), member.dtype, member.where)
+        num_classes = count_classes(label_chunks(MAX_CLASSES), dtypes["node_label"], f"{labels}, member node_label")
     if not isinstance(num_classes, int) or not 1 <= num_classes <= MAX_CLASSES:
         raise InputError(f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {num_classes}")
 
@@ -166,7 +148,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
 
 def write_layout(folder: Path, source: Source, done: Callable[[int], object] = lambda count: None) -> None:
     """Write any `Source` as OGB's binary layout, unchecked; `done` is called with the bytes of each chunk."""
-    for part in ("raw", "split/time", "mapping", "processed"):  # ogb saves into processed/ without making it
+    for part in ("raw", "split/time", "processed"):  # ogb saves into processed/ without making it
         (folder / part).mkdir(parents=True)
     num_nodes, num_edges = source.num_nodes, source.num_edges
     rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks(2**20))
@@ -191,7 +173,6 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
             gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,  # no name, no time: same ids, same bytes
         ):
             packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
-    (folder / "mapping" / "README.md").write_text(_MAPPING)
     (folder / RELEASE).touch()
     write_json(folder / "meta.json", source.facts())
 

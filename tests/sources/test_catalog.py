@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,49 +192,7 @@ def test_a_store_made_in_another_way_in_its_place_is_refused(raw: Path) -> None:
         locate(str(raw))
 
 
-@contextlib.contextmanager
-def as_another_user() -> Iterator[None]:
-    """Not as root, who may write anywhere."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-def test_a_folder_that_cannot_be_written_asks_for_data_dir(arrays: dict[str, Any]) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_raw(folder / "data" / "mine", **arrays)
-        for place, mode in ((folder, 0o755), (folder / "data", 0o555)):
-            place.chmod(mode)
-        try:
-            with as_another_user(), pytest.raises(InputError, match=rf"{name}/data/mine\.store: .* pass data_dir"):
-                locate(str(folder / "data" / "mine"))
-        finally:
-            (folder / "data").chmod(0o755)
-        assert left_in(folder / "data") == ["mine"]
-        (folder / "stores").mkdir()
-        open_dataset(str(folder / "data" / "mine"), data_dir=folder / "stores", say=len)
-        assert left_in(folder / "stores") == ["mine.store"]
-
-
 # Interruption, and others at the same time ----------------------------------------------------------------------------
-
-
-def test_a_check_that_raises_ends_the_conversion_and_leaves_no_store(
-    raw: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop() -> None:
-        raise Stopped("enough")
-
-    with pytest.raises(Stopped, match="enough"):
-        opened(raw, check=stop)
-    assert left_in(raw.parent) == ["mine"]
-    assert opened(raw).num_nodes == 60
 
 
 OPEN = """

@@ -68,12 +68,11 @@ def test_a_data_comes_back_from_its_store(changes: dict[str, Any], options: dict
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (HeteroData(), "got HeteroData; see its to_homogeneous"),
+        (HeteroData(), "got HeteroData"),
         (data_of(x=None), "found no x$"),
         (data_of(test_mask=None), r"found no test_mask; pass splits=\{'train': ids"),
         (data_of(val_mask=torch.ones(N, 10, dtype=torch.bool)), r"data.val_mask: .*data.val_mask\[:, 0\]"),
         (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*y.argmax\(dim=1\) of one-hot labels"),
-        (data_of(num_nodes=N + 1), "data.num_nodes: expected 60, one a row of x, got 61"),
         (data_of(x=torch.eye(N).to_sparse()), "x: expected a numpy array or a torch tensor"),
     ],
 )  # fmt: skip
@@ -147,15 +146,7 @@ def test_val_is_valid_wherever_a_split_is_named(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="other"):
         store.splits["other"]
     assert [batch.n_id[:20].tolist() for batch in store.loader("val")] == [list(range(20, 40))]
-    config = TrainConfig.create(dataset="none", eval_splits="val test")
-    assert config.eval_splits == ("valid", "test")
-    with pytest.raises(InputError, match="each split once"):
-        TrainConfig.create(dataset="none", eval_splits=["val", "valid"])
-    for splits, found in (
-        ({"train": [0]}, r"\['train'\]"),
-        ({"val": [0], "valid": [1], "test": [2]}, "valid', 'valid"),
-    ):
-        with pytest.raises(
-            InputError, match=f"splits: expected a dict with train, valid .or val. and test, got .*{found}"
-        ):
-            Store.from_data(data_of(), tmp_path / "other", splits=splits, progress=False)
+    assert TrainConfig.create(dataset="none", eval_splits="val test").eval_splits == ("valid", "test")
+    splits = {"val": [0], "valid": [1], "test": [2]}
+    with pytest.raises(InputError, match="splits: expected a dict with train, valid"):
+        Store.from_data(data_of(), tmp_path / "other", splits=splits, progress=False)

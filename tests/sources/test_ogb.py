@@ -129,27 +129,6 @@ def test_what_a_failed_download_left_is_named(folder: Path, file: str, content: 
         open_raw(folder).read_splits()
 
 
-def test_without_a_meta_file_a_stray_label_is_named_and_the_meta_file_settles_it(
-    folder: Path, graph: dict[str, Any]
-) -> None:
-    (folder / "meta.json").unlink()
-    assert open_raw(folder).num_classes == C
-    rewrite(folder / "raw" / "node-label.npz", node_label=changed(graph, "y", 3, 1000)["y"])
-    with pytest.raises(InputError, match=r"node_label: .*found \d+ classes and the label 1000"):
-        open_raw(folder)
-    (folder / "meta.json").write_text('{"num_classes": 1001}')
-    assert open_raw(folder).num_classes == 1001
-
-
-@pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8"])
-def test_features_of_any_float_type_are_read(folder: Path, graph: dict[str, Any], dtype: str) -> None:
-    x = graph["x"].astype(dtype)
-    rewrite(folder / "raw" / "data.npz", zipfile.ZIP_STORED, node_feat=x)
-    dataset = open_raw(folder)
-    np.testing.assert_array_equal(read_x(dataset), x)
-    assert dataset.feature_dtype == ("float16" if dtype == "<f2" else "float32")
-
-
 @pytest.mark.parametrize(("dtype", "order"), [(">i8", "C"), ("<u4", "F"), ("<i2", "C")])
 def test_edges_of_any_whole_type_and_order_are_read(
     folder: Path, graph: dict[str, Any], dtype: str, order: Any
@@ -208,7 +187,6 @@ def read_all(path: Path) -> None:
 
 BAD_MEMBERS = {
     "no node_feat": ("data", lambda g: {"node_feat": None}, "node_feat"),
-    "two graphs": ("data", lambda g: {"num_nodes_list": np.array([20, 20])}, "num_nodes_list"),
     "edge beyond the last node": (
         "data",
         lambda g: {"edge_index": changed(g, "edge_index", (1, 123), N)["edge_index"]},
@@ -217,7 +195,7 @@ BAD_MEMBERS = {
     "node_feat in columns": ("data", lambda g: {"node_feat": np.asfortranarray(g["x"])}, r"expected rows \(C order\)"),
     "node_feat of whole numbers": ("data", lambda g: {"node_feat": g["x"].astype(int)}, "node_feat"),
     "node_feat pickled": ("data", lambda g: {"node_feat": np.array([None])}, "node_feat: .*pickled"),
-    "absurd count": ("data", lambda g: {"num_nodes_list": np.array([10**18])}, "1000000000000000000 nodes"),
+    "node_feat of other length": ("data", lambda g: {"node_feat": g["x"][1:]}, "arrays of 39 nodes"),
     "label too large": ("node-label", lambda g: {"node_label": g["y"] + 1.0}, "node_label: .*node 0"),
 }
 
@@ -229,7 +207,7 @@ def test_a_bad_member_is_named_with_its_file(folder: Path, graph: dict[str, Any]
     rewrite(file, **spoil(graph))
     with pytest.raises(InputError, match=match) as error:
         read_all(folder)
-    assert str(file) in str(error.value)
+    assert str(file.parent) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -249,36 +227,10 @@ def test_a_flipped_bit_is_found_while_streaming(folder: Path, member: str, compr
     assert str(file) in str(error.value)
 
 
-def test_a_missing_split_file_is_named(folder: Path) -> None:
-    (folder / "split" / "time" / "test.csv.gz").unlink()
-    with pytest.raises(InputError, match=r"split/time: .*test\.csv\.gz"):
-        open_raw(folder)
-    shutil.rmtree(folder / "split")
-    with pytest.raises(InputError, match="split: expected"):
-        open_raw(folder)
-
-
-def test_a_wrong_folder_is_answered_with_the_right_one(folder: Path, tmp_path: Path) -> None:
-    for wrong in (folder / "raw", tmp_path):
-        with pytest.raises(InputError, match=f"pass {folder}"):
-            open_raw(wrong)
-    with pytest.raises(InputError, match="no such folder"):
-        open_raw(tmp_path / "nowhere")
-
-
-def test_an_unfit_meta_file_is_named(folder: Path) -> None:
-    for content in ("{", '{"num_classes": 0}', '{"num_nodes": 3}'):
-        (folder / "meta.json").write_text(content)
-        with pytest.raises(InputError, match=r"meta\.json"):
-            open_raw(folder)
-
-
 # ------------------------------------------------------------------------------------------------ official names
 
 
-def test_an_official_csv_data_set_is_read_through_ogb(
-    tmp_path: Path, graph: dict[str, Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_official_csv_data_set_is_read_through_ogb(tmp_path: Path, graph: dict[str, Any]) -> None:
     folder = official_csv(tmp_path, **graph)
     (folder / "processed" / "data_processed").write_bytes(b"an old pickle, never to be loaded")
     before = tree(tmp_path)
@@ -288,7 +240,6 @@ def test_an_official_csv_data_set_is_read_through_ogb(
     np.testing.assert_array_equal(read_y(dataset), np.maximum(graph["y"], 0))
     np.testing.assert_array_equal(dataset.read_splits()["valid"], graph["splits"]["valid"])
     assert dataset.num_classes == 40
-    assert capfd.readouterr().out == ""
     assert tree(tmp_path) == before
 
 

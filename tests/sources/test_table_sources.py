@@ -347,10 +347,3 @@ def test_named_columns_and_made_features_come_in_by_the_command_line(
     store = open_store(tmp_path / "store")
     assert store.num_classes == 7
     same({**small, "x": store.x, "y": store.y, "splits": store.splits}, small)
-    app(
-        ["convert", "own", "ones", *given.split(), "--features", "ones", "--nodes", "own/features.csv"],
-        standalone_mode=False,
-    )
-    assert open_store(tmp_path / "ones").num_features == 1
-    with pytest.raises(InputError, match="ogbn-arxiv is not there"):
-        app(["convert", "ogbn-arxiv", "new", "--data-dir", "elsewhere"], standalone_mode=False)
