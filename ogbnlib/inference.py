@@ -122,21 +122,6 @@ def _sampled(
                 yield batch
 
 
-def _of_hops(store: Store, ids: Array | None, graph: Store, batch_size: int) -> HopLoader:
-    """Return batches of propagated features of these nodes of the graph."""
-    ids = np.arange(graph.num_nodes) if ids is None else ids
-    ids = ids if graph.node_id is None or graph is store else graph.node_id[ids]
-    own = np.arange(store.num_nodes) if store.node_id is None or graph is store else np.asarray(store.node_id)
-    places = np.minimum(np.searchsorted(own, ids), len(own) - 1)
-    if missing := int((own[places] != ids).sum()):
-        raise InputError(
-            f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "
-            "(python -m ogbnlib propagate --nodes all) and train from that store"
-        )
-    labels = torch.zeros(len(places), dtype=torch.int64)
-    return HopLoader(store, torch.from_numpy(places), labels, batch_size=batch_size)
-
-
 @clear_errors()
 @no_exit()
 @kept_random_state()
@@ -189,7 +174,18 @@ def predict(
         if whole:
             hop_store = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
             check_data(path, data, fingerprint(hop_store, config))
-            batches = _of_hops(hop_store, ids, store, size)
+            targets = np.arange(store.num_nodes) if ids is None else ids
+            targets = targets if store.node_id is None or hop_store is store else store.node_id[targets]
+            own = hop_store.node_id
+            own = np.arange(hop_store.num_nodes) if own is None or hop_store is store else np.asarray(own)
+            places = np.minimum(np.searchsorted(own, targets), len(own) - 1)
+            if missing := int((own[places] != targets).sum()):
+                raise InputError(
+                    f"nodes: {hop_store.path} has no features of {missing} of these nodes; propagate for all nodes "
+                    "(python -m ogbnlib propagate --nodes all) and train from that store"
+                )
+            labels = torch.zeros(len(places), dtype=torch.int64)
+            batches = HopLoader(hop_store, torch.from_numpy(places), labels, batch_size=size)
             chunks = _by_model(config, weights, path, hop_store, batches, len(batches), progress)
         elif sampled:
             parts = _by_split(store, ids, size)
@@ -199,33 +195,25 @@ def predict(
         else:
             work = sibling_path(target, "work")
             chunks = _exact(store, config, weights, ids, work, memory_limit, progress)
-        count = store.num_nodes if ids is None else len(ids)
-        is_labelled = isinstance(nodes, str) and nodes == "labelled"
-        _write(target, chunks, count, store.num_classes, scores, beside if is_labelled else None, ids)
+        dtype = np.dtype(np.float32 if scores else label_dtype(store.num_classes))
+        shape = (store.num_nodes if ids is None else len(ids), *([store.num_classes] if scores else []))
+
+        def write(file: Any) -> None:
+            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            begin, row_bytes = file.tell(), dtype.itemsize * math.prod(shape[1:])
+            for places, values in chunks:
+                if not np.isfinite(values).all():
+                    raise InputError(f"{target}: scores are not finite; run `python -m ogbnlib verify {store.path}`")
+                rows = values if scores else values.argmax(1).astype(dtype)
+                order = np.argsort(places, kind="stable")
+                order = order[places[order] >= 0]
+                for run in np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1):  # consecutive rows
+                    if len(run):
+                        file.seek(begin + int(places[run[0]]) * row_bytes)
+                        file.write(np.ascontiguousarray(rows[run]).data)
+            if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
+                write_atomically(beside, lambda other: np.save(other, np.asarray(ids)))
+
+        write_atomically(target, write)
     return target
-
-
-def _write(
-    path: Path, chunks: Iterator[Rows], count: int, num_classes: int, scores: bool, beside: Path | None, ids: Any
-) -> None:
-    dtype = np.dtype(np.float32 if scores else label_dtype(num_classes))
-    shape = (count, num_classes) if scores else (count,)
-
-    def write(file: Any) -> None:
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        begin, row_bytes = file.tell(), dtype.itemsize * math.prod(shape[1:])
-        for places, values in chunks:
-            if not np.isfinite(values).all():
-                raise InputError(f"{path}: scores are not finite; `python -m ogbnlib verify` says whether features are")
-            rows = values if scores else values.argmax(1).astype(dtype)
-            order = np.argsort(places, kind="stable")
-            order = order[places[order] >= 0]
-            for run in np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1):  # consecutive rows at once
-                if len(run):
-                    file.seek(begin + int(places[run[0]]) * row_bytes)
-                    file.write(np.ascontiguousarray(rows[run]).data)
-        if beside is not None:  # last, when nothing else can fail
-            write_atomically(beside, lambda other: np.save(other, ids))
-
-    write_atomically(path, write)

@@ -100,16 +100,12 @@ class Interrupted(Exception):
 class DiskArray:
     """Rows of one array in a file, read in order or by index, each pass ascending in the file.
 
-    Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then neither evicts useful
-    pages nor counts against a memory cgroup.
-
-    Attributes:
-        bytes_read: by all passes so far.
-        progress: bytes that the running pass has read, and will have read.
-        abandoned: once set, every read raises `Interrupted`.
+    Once `abandoned` is set, every read raises `Interrupted`.
     """
 
-    bytes_read, progress = 0, (0, 0)
+    # Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then neither evicts
+    # useful pages nor counts against a memory cgroup.
+    bytes_read, progress = 0, (0, 0)  # by all passes; of the running pass, done and in total
 
     def __init__(
         self, path: str | os.PathLike[str], offset: int, row_bytes: int, num_rows: int, chunk_bytes: int = CHUNK_BYTES

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..files import Stream
-from .bits import NodeSet, kernel
+from .bits import kernel
 from .checks import index_dtype
 from .npz import Array
 from .writer import ArrayWriter
@@ -120,10 +120,8 @@ def _csc(num_cols: Any, col: Any, row: Any, unique: Any) -> Any:
 class EdgeSort:
     """Sorts an edge list into CSC: first all edges to disk as pairs, then range by range into `row` and `colptr`.
 
-    Args:
-        folder: for temporary files.
-        undirected: take every edge both ways; columns are then sorted and without duplicates.
-        workspace: bytes of memory for sorting.
+    Sorting takes `workspace` bytes of memory, or more for a single node with more edges. With `undirected`, every edge
+    is taken both ways, and columns are sorted and without duplicates.
     """
 
     def __init__(
@@ -161,22 +159,11 @@ class EdgeSort:
     def _write(self, pairs: Pairs) -> None:
         for number in range(pairs.num_ranges):
             width, count = min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift)), pairs.count(number)
-            if count * self._edge_bytes + width * 8 <= self.workspace:
+            if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
                 part = pairs.all(number)
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
                 self._colptr.write(ptr[1:] + self._row.length)
                 self._row.write(sources)
-            elif width == 1:  # a column larger than the workspace; a bit set sorts it and drops duplicates
-                members = NodeSet(self.num_nodes if self.undirected else 0)
-                for piece in pairs.pieces(number, self.chunk_edges):
-                    if self.undirected:
-                        members.add(piece[:, 1])
-                    else:
-                        self._row.write(piece[:, 1])
-                for begin in range(0, members.num_nodes, 2**20):
-                    ids = np.arange(begin, min(begin + 2**20, self.num_nodes))
-                    self._row.write(ids[members.contains(ids)])
-                self._colptr.write(np.full(1, self._row.length))
             else:  # far more edges than an average range has: split it like the whole
                 parts = self._new_pairs(width, count, (width - 1).bit_length() - 1)
                 for piece in pairs.pieces(number, self.chunk_edges):

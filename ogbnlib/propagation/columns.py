@@ -167,14 +167,14 @@ class Propagation:
             rows[first:end] = scaled
             return self.pick(self.kept, first, values)
 
-        def hop(wanted: NodeSet | None, following: Array | None) -> Chunks:
+        def hop(targets: NodeSet | None, following: Array | None) -> Chunks:
             """Fill `following` with the next hop of `rows`; yield the kept nodes' rows, float32 in order."""
             filled = 0
             how: dict[str, Any] = {"loops": self.loops, "mean": self.norm != "none", "done": done}
-            with contextlib.closing(self.edges.sweep(rows, members, wanted, **how)) as slices:
+            with contextlib.closing(self.edges.sweep(rows, members, targets, **how)) as slices:
                 for first, out, degrees in slices:
                     if following is not None:
-                        values = self.pick(wanted, first, out)
+                        values = self.pick(targets, first, out)
                         following[filled : filled + len(values)] = values
                         filled += len(values)
                     result = self.pick(self.kept, first, out) / scale
@@ -194,9 +194,9 @@ class Propagation:
         with StoreWriter(folder).create("x", self.dtype, (width,)) as writer:
             firsts = range(0, store.num_nodes, step)
             write(in_order(firsts, load), store.files["x"].bytes // len(firsts))
-            for wanted in self.reached[:-1]:
-                following = np.empty((self._size(wanted), width), self.held_dtype)
-                write(hop(wanted, following))
-                rows, members = following, wanted
+            for targets in self.reached[:-1]:
+                following = np.empty((self._size(targets), width), self.held_dtype)
+                write(hop(targets, following))
+                rows, members = following, targets
             write(hop(self.reached[-1], None))  # nothing needs the rows of the last one
         write_json(folder / _BLOCK, {"crc32": crc32})

@@ -146,7 +146,7 @@ def propagate(
 
 @clear_errors()
 def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
-    """Return the propagated features for a run; made once, beside its store or in `data_dir`.
+    """Return the propagated features for a run; propagated once, next to its store or in `data_dir`.
 
     `how` are memory_limit, progress, say and check of `propagate`.
     """

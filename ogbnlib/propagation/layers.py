@@ -84,7 +84,7 @@ def layer_scores(
 
     def compute(number: int, source: _Matrix, columns: slice) -> Chunks:
         """Yield columns of a layer's result for all nodes, 0 for unwanted ones; of the last layer only wanted rows."""
-        layer, wanted, swept, last = layers[number], needed[number], first_swept[number], number == len(layers) - 1
+        layer, targets, swept, last = layers[number], needed[number], first_swept[number], number == len(layers) - 1
         matrix, loops = layer.neighbors[:, columns], layer.own is None
         values = np.empty((num_nodes, matrix.shape[0 if swept else 1]), np.float32)
 
@@ -99,12 +99,12 @@ def layer_scores(
         with contextlib.closing(in_order(range(0, num_nodes, source.step), fill)) as filled:
             for _ in filled:
                 done(source.parts[0][1].itemsize * source.width * source.step)
-        with contextlib.closing(edges.sweep(values, None, wanted, loops=loops, mean=True, done=done)) as slices:
+        with contextlib.closing(edges.sweep(values, None, targets, loops=loops, mean=True, done=done)) as slices:
             for first, out, degrees in slices:
                 for begin in range(0, len(out), source.step):
                     part, at = out[begin : begin + source.step], first + begin
-                    inside: Any = slice(None) if wanted is None else wanted.contains(np.arange(at, at + len(part)))
-                    if wanted is not None:
+                    inside: Any = slice(None) if targets is None else targets.contains(np.arange(at, at + len(part)))
+                    if targets is not None:
                         part[~inside] = 0  # the sweep left these rows uninitialised
                     if loops:
                         part *= np.sqrt(degrees[begin : begin + len(part)], dtype=np.float32)[:, None]
@@ -114,7 +114,7 @@ def layer_scores(
                     part += layer.bias[columns]
                     if not last:
                         np.maximum(part, 0, out=part)
-                        if wanted is not None:
+                        if targets is not None:
                             part[~inside] = 0
                     yield part[inside] if last else part
 

@@ -36,7 +36,7 @@ class HopPlan:
 
 
 def fixed_bytes(size: GraphSize, hops: int, threads: int) -> int:
-    """Memory beside the columns: kernels, buffers, and bits of the nodes that each hop reads."""
+    """Memory in addition to the columns: kernels, buffers, and bits of the nodes that each hop reads."""
     return KERNEL_BYTES + threads * THREAD_BYTES + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
 
 
@@ -46,15 +46,14 @@ def plan_hops(
     """Plan a propagation within a limit.
 
     Args:
-        left_bytes: Memory that this process may still use, beside `fixed_bytes`.
-        itemsize: Of the result's features.
+        left_bytes: Memory that this process may still use, without `fixed_bytes`.
         kept: Nodes in the result.
-        reached: Nodes whose rows a hop makes, hop by hop.
+        reached: Nodes that each hop must compute.
     """
     held_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
-    # What the hop before made, and what this one makes; the last one's goes to disk.
+    # The rows of the hop before and of this one; those of the last one go to disk.
     source, following = [size.num_nodes, *reached[:-1]], [*reached[:-1], 0]
-    rows_held = max(have + made for have, made in zip(source, following, strict=True))
+    rows_held = max(before + after for before, after in zip(source, following, strict=True))
     column = rows_held * held_itemsize
     most = left_bytes // max(1, column)
     if most < 1:
@@ -71,13 +70,13 @@ def plan_hops(
     graph = 4 * size.num_edges + 8 * size.num_nodes
     features = size.num_nodes * size.num_features * size.feature_itemsize
     read = blocks * (features + hops * graph) + max(1, hops - 1) * graph + features
-    edges = sum(size.num_edges * made / max(1, size.num_nodes) for made in reached)
+    edges = sum(size.num_edges * count / max(1, size.num_nodes) for count in reached)
     minutes = (read / _BYTES_PER_S + blocks * edges / _EDGES_PER_S) / 60
     return HopPlan(blocks, width, width * column, 2 * result, minutes)
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:
-    """The store of a run's propagated features: beside the graph's store or in `data_dir`."""
+    """The store of a run's propagated features: next to the graph's store or in `data_dir`."""
     loops = "-loops" if config.self_loops else ""
     name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{config.norm}{loops}.store"
     return (store.path.parent if config.data_dir is None else home(config.data_dir)) / name

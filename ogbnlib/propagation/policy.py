@@ -26,13 +26,13 @@ class PropagatedLoaders(DiskLoaders):
         if graph.hops is None:
             fixed = fixed_bytes(graph, config.hops, threads=3)
             column = graph.num_nodes * (4 if config.norm == "none" else itemsize)
-            reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at the most
+            reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
             one_column = 2 * column if config.hops > 1 else column
-            left = one_column * graph.num_features
+            room = one_column * graph.num_features
             if run.limit_bytes is not None:
-                left = max(one_column, min(left, run.limit_bytes - sum(run.held.values()) - fixed))
+                room = max(one_column, min(room, run.limit_bytes - sum(run.held.values()) - fixed))
             plan = plan_hops(
-                graph, config.hops, config.norm, left_bytes=left, itemsize=itemsize, kept=rows, reached=reached
+                graph, config.hops, config.norm, left_bytes=room, itemsize=itemsize, kept=rows, reached=reached
             )
             buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
             run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels may be compiled already

@@ -209,10 +209,8 @@ class Edges:
     ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
         """Yield (first node, sums or means of in-neighbors float32 [m, columns], degrees [m]), slice by slice.
 
-        Args:
-            values: float16 or float32 [n, columns], of `members`, in their order; None for all nodes.
-            wanted: compute these nodes only, and leave the others' rows uninitialised. None for all.
-            loops: count each node among its own neighbors, once.
+        `values`, float16 or float32 [n, columns], are those of `members`. The rows of nodes that are not `wanted` are
+        left uninitialised. None stands for all nodes. With `loops` each node is its own neighbor, once.
         """
         words, before = (_NO_WORDS, _NO_RANKS) if members is None else (members.words, members.before)
         targets = _NO_WORDS if wanted is None else wanted.words

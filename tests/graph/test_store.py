@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -17,19 +16,11 @@ import numpy as np
 import pytest
 from conftest import csc_of, raw_arrays
 
-from ogbnlib import files
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz, store
-from ogbnlib.graph.checks import (
-    HEADER_BYTES,
-    META,
-    SPLITS,
-    finite,
-    meta_crc32,
-    npy_header,
-)
+from ogbnlib.graph.checks import HEADER_BYTES, META, SPLITS, finite, meta_crc32
 from ogbnlib.graph.store import Store, open_store
-from ogbnlib.graph.writer import StoreWriter, verify_store
+from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.convert import convert
 
 FILES = ("colptr", "row", "x", "y", "train", "valid", "test")
@@ -89,14 +80,6 @@ def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
     with open(made.file_path("x"), "rb") as file:  # data begin on a page
         row = os.pread(file.fileno(), 2 * made.num_features, HEADER_BYTES + 7 * 2 * made.num_features)
     np.testing.assert_array_equal(np.frombuffer(row, np.float16), made.x[7])
-
-
-@pytest.mark.parametrize("shape", [(0,), (3_231_371_744,), (111_059_956, 128)])
-def test_the_header_is_numpys_own_format_at_any_size(shape: tuple[int, ...]) -> None:
-    stream = io.BytesIO(npy_header(np.float16, shape))
-    assert np.lib.format.read_magic(stream) == (1, 0)
-    assert np.lib.format.read_array_header_1_0(stream) == (shape, False, np.dtype("<f2"))
-    assert stream.tell() == HEADER_BYTES
 
 
 def test_it_is_pickled_by_path_and_opened_anew(made: Store) -> None:
@@ -256,14 +239,3 @@ def test_what_is_read_into_ram_is_what_was_written(copy: Path, name: str) -> Non
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found none"):
         open_store(tmp_path / "nothing")
-
-
-def test_written_pages_are_sent_to_the_disk_as_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "DROP_BYTES", 1000)
-    values = np.arange(5000, dtype=np.int64)
-    writer = StoreWriter(tmp_path)
-    with writer.create("row", np.int64) as out:
-        for begin in range(0, 5000, 100):
-            out.write(values[begin : begin + 100])
-    np.testing.assert_array_equal(np.load(tmp_path / "row.npy"), values)
-    assert writer._files["row"].crc32 == store.zlib.crc32(values.tobytes())
