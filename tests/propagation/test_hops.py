@@ -216,7 +216,7 @@ def test_it_is_what_pygs_sgconv_and_sign_make(tmp_path: Path) -> None:
 
     random = np.random.default_rng(0)
     edges, x = np.unique(random.integers(200, size=(2, 900)), axis=1), random.normal(size=(200, 5)).astype("f4")
-    edges = edges[:, edges[0] != edges[1]]
+    edges = np.ascontiguousarray(edges[:, edges[0] != edges[1]])
     store = make_store(tmp_path / "store", edges, x)
     data = Data(x=torch.from_numpy(x), edge_index=torch.from_numpy(edges))
     how: dict[str, Any] = {"hops": 3, "nodes": "all", "progress": False}
