@@ -44,23 +44,15 @@ class LayerMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """One model.
+    """One model."""
 
-    Attributes:
-        path: Module and class.
-        weights: Number of weights of one layer.
-        propagated: Whether it learns from propagated features instead of sampled neighbors.
-        exact: Whether inference can count all neighbors, layer by layer over the whole graph.
-        has_heads: Whether `heads` must divide `hidden_channels`.
-        widths: Inputs and outputs of each layer, from depth (fan-outs or hops), features, hidden channels, classes.
-    """
-
-    path: str
-    weights: Callable[[Layer], int]
+    path: str  # module and class
+    weights: Callable[[Layer], int]  # of one layer
     memory: Callable[[Layer], LayerMemory]
-    propagated: bool = False
-    exact: bool = False
-    has_heads: bool = False
+    propagated: bool = False  # whether it learns from propagated features instead of sampled neighbors
+    exact: bool = False  # whether inference can count all neighbors, layer by layer over the whole graph
+    has_heads: bool = False  # whether `heads` must divide `hidden_channels`
+    # Inputs and outputs of each layer, from depth (fan-outs or hops), features, hidden channels, classes.
     widths: Callable[[int, int, int, int], Widths] = lambda depth, features, hidden, classes: list(
         itertools.pairwise([features, *[hidden] * (depth - 1), classes])
     )
@@ -179,19 +171,12 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Policy:
-    """One loading policy.
+    """One loading policy."""
 
-    Attributes:
-        path: Module and class: it loads, builds loaders, and forecasts its phases; see `sampling.policies`.
-        on_disk: Whether features stay in a store, in its own dtype, and are read from there batch by batch.
-        propagated: Whether batches are rows of propagated features instead of sampled subgraphs.
-        smaller: Policies that take less memory for the same batches, the fastest first.
-    """
-
-    path: str
-    on_disk: bool = False
-    propagated: bool = False
-    smaller: tuple[str, ...] = ()
+    path: str  # module and class: it loads, builds loaders, and forecasts its phases; see `sampling.policies`
+    on_disk: bool = False  # whether features stay in a store, in its own dtype, and are read batch by batch
+    propagated: bool = False  # whether batches are rows of propagated features instead of sampled subgraphs
+    smaller: tuple[str, ...] = ()  # policies that take less memory for the same batches, the fastest first
 
     def load(self) -> Any:
         """Import the class, without torch."""

@@ -1,4 +1,4 @@
-"""Memory of batches, queues and windows, and the choice of a store's windows. No torch, no numba.
+"""Memory of batches, queues and windows. No torch, no numba.
 
 A window is a run of batches that are sampled ahead in one pass over the store; a spool keeps windows on disk.
 """
@@ -21,7 +21,6 @@ QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
 DISK_BYTES_PER_S = 1.2e9
 TRAIN_S_PER_NODE = 2.5e-6
 WINDOW_BYTES = 2**28  # largest window in a spool, which is read in one piece; a larger one gains nothing
-_SPARED_BYTES = 5 * 2**30  # of a disk, for its other users
 
 
 @dataclass(frozen=True)
@@ -63,21 +62,13 @@ def sweep_s(files: Mapping[str, int], num_hops: int) -> float:
 
 @dataclass(frozen=True)
 class Spooling:
-    """The passes that prepare windows on disk.
+    """The passes that prepare windows on disk."""
 
-    Attributes:
-        sampled_batches: Batches of one pass over the graph.
-        reel_batches: Batches of one structure file: ids and edges without features.
-        picked_batches: Batches of one feature shard, filled by one pass over the features.
-        working_bytes: Memory of either pass.
-        disk_bytes: The most on disk, while one shard is used and the next is prepared.
-    """
-
-    sampled_batches: int
-    reel_batches: int
-    picked_batches: int
-    working_bytes: int
-    disk_bytes: int
+    sampled_batches: int  # of one pass over the graph
+    reel_batches: int  # of one structure file: ids and edges without features
+    picked_batches: int  # of one feature shard, filled by one pass over the features
+    working_bytes: int  # memory of either pass
+    disk_bytes: int  # the most on disk, while one shard is used and the next is prepared
 
     @property
     def buffer_bytes(self) -> int:
@@ -87,23 +78,16 @@ class Spooling:
 
 @dataclass(frozen=True)
 class Windows:
-    """The way in which a loader reads its store.
+    """The way in which a loader reads its store."""
 
-    Attributes:
-        window_batches: None where batches are drawn one by one through the page cache.
-        overlapped: Whether the next window is prepared while one is used, so that two are in memory.
-        moved_bytes: Between memory and disk, in a pass over the loader.
-        in_memory: With `spooling`, the windows to use once the disk is full.
-    """
-
-    window_batches: int | None
-    overlapped: bool
+    window_batches: int | None  # None where batches are drawn one by one through the page cache
+    overlapped: bool  # whether the next window is prepared while one is used, so that two are in memory
     window_bytes: int
     available_bytes: int
     num_windows: int = 0
-    moved_bytes: int = 0
+    moved_bytes: int = 0  # between memory and disk, in a pass over the loader
     spooling: Spooling | None = None
-    in_memory: Windows | None = None
+    in_memory: Windows | None = None  # the windows to use once the disk is full
 
     @property
     def held_bytes(self) -> int:
@@ -160,9 +144,6 @@ def window_budget(
 ) -> int | None:
     """Bytes for the windows of one loader; None to draw batches one by one, whatever the store's size.
 
-    An evaluation gets the rest beside training: a tenth if training has two windows, as the next one is being prepared
-    meanwhile, and everything if it has one, which is used up by then.
-
     Args:
         lookahead: As in the config; a size is for all `sharers` of this node together.
         left_bytes: Bytes that the process may still use; None for no limit.
@@ -170,6 +151,8 @@ def window_budget(
     """
     if lookahead == "off":
         return None
+    # An evaluation gets a tenth if training has two windows, as the next one is being prepared meanwhile, and
+    # everything if it has one, which is used up by then.
     budget = left_bytes if lookahead == "auto" else int(lookahead) // sharers
     if budget is None or training is None or not training.prepared_ahead:
         return budget
@@ -182,14 +165,12 @@ def spool_dir(folder: str | None) -> Path:
 
 
 def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
-    """Bytes that each of `sharers` processes may keep in `folder`.
-
-    "auto" is a quarter of the free disk space, never its last 5 GB, and 0 for a file system in memory.
-    """
+    """Bytes that each of `sharers` processes may keep in `folder`; "auto" is a quarter of the free disk space."""
     if spool == "off":
         return 0
     if spool != "auto":
         return int(spool) // sharers
     free = shutil.disk_usage(folder).free
-    in_memory = file_system(folder) in ("tmpfs", "ramfs")
-    return 0 if in_memory else max(0, min(free // 4, free - _SPARED_BYTES)) // sharers
+    if file_system(folder) in ("tmpfs", "ramfs"):
+        return 0
+    return max(0, min(free // 4, free - 5 * 2**30)) // sharers  # its last 5 GB are for other users

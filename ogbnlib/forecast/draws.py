@@ -25,17 +25,11 @@ _COLD_BYTES, _COLD_NODES = 2**31, 2**11  # a graph that may not be in memory has
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a pass.
-
-    Attributes:
-        mean: Of the batches.
-        largest: Expected of as many batches as a run has.
-        source: "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees" of a graph not seen.
-    """
+    """The batches of a pass."""
 
     mean: BatchShape
-    largest: BatchShape
-    source: str
+    largest: BatchShape  # expected of as many batches as a run has
+    source: str  # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees" of a graph not seen
 
     @classmethod
     def of(cls, batch: BatchShape, source: str = "drawn") -> Batches:

@@ -22,21 +22,16 @@ UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a split, to train or to evaluate: bytes beside the graph and the model, by parts.
-
-    Attributes:
-        own_batches: Batches of this rank; None for all of the split.
-        sharers: Ranks on this node, which have the page cache in common.
-        reserve: Bytes that a store keeps free beside windows and beside the page cache; None for those of a step.
-    """
+    """One pass over a split, to train or to evaluate: bytes beside the graph and the model, by parts."""
 
     config: TrainConfig
     size: GraphSize
     split: str
     batches: Batches
     training: bool = True
-    own_batches: int | None = None
-    sharers: int = 1
+    own_batches: int | None = None  # of this rank; None for all of the split
+    sharers: int = 1  # ranks on this node, which have the page cache in common
+    # Bytes that a store keeps free beside windows and beside the page cache; None for those of a step.
     reserve: tuple[int, int] | None = None
 
     @classmethod
@@ -88,10 +83,7 @@ class Pass:
         return {BATCH: batch, STEP: max(activations + widened, sizes.sampling_bytes(self.batches.largest))}
 
     def workers(self, idle_loaders: int) -> dict[str, int]:
-        """In this pass's workers and, if they are persistent, in those of `idle_loaders` others.
-
-        Batches are handed over in shared memory. Each worker that has a batch to make samples at the same time.
-        """
+        """In this pass's workers and, if they are persistent, in those of `idle_loaders` others."""
         config = self.config
         if not config.num_workers:
             return {}

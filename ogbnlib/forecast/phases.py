@@ -46,25 +46,17 @@ class PhaseForecast:
 
 
 class Ledger:
-    """The account of a run into which its loading policy writes phases and parts.
-
-    Attributes:
-        size: The data set's; a policy may replace it by the one that it trains on.
-        limit_bytes: Of the run; None for none.
-        held: Bytes of the parts in memory now.
-        windows: The way in which training reads a store, under loading=store.
-        propagation: The `HopPlan`, where features are still to be propagated.
-        least_bytes: The smallest limit under which the run works at all; 0 for its peak.
-        num_sorts: CSCs that stock loaders build in the whole run.
-    """
+    """The account of a run into which its loading policy writes phases and parts."""
 
     def __init__(self, config: TrainConfig, size: GraphSize, runtime_bytes: int, limit_bytes: int | None):
-        self.config, self.size, self.limit_bytes = config, size, limit_bytes
-        self.held = {"runtime": runtime_bytes}
+        self.config, self.limit_bytes = config, limit_bytes
+        self.size = size  # a policy may replace it by the one that it trains on
+        self.held = {"runtime": runtime_bytes}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
-        self.windows: Windows | None = None
-        self.propagation: Any = None
-        self.least_bytes = self.num_sorts = 0
+        self.windows: Windows | None = None  # under loading=store
+        self.propagation: Any = None  # the `HopPlan`, where features are still to be propagated
+        self.least_bytes = 0  # the smallest limit under which the run works at all; 0 for its peak
+        self.num_sorts = 0  # CSCs that stock loaders build in the whole run
 
     @property
     def peak(self) -> PhaseForecast:
@@ -98,15 +90,10 @@ class Ledger:
 
 
 class Forecast(Ledger):
-    """The result of `predict`.
+    """The result of `predict`."""
 
-    Attributes:
-        batches: Those of training.
-        gpu: The training step on a GPU by parts; the CUDA context, 0.3 to 0.6 GB, comes on top.
-    """
-
-    batches: Batches
-    gpu: Mapping[str, int]
+    batches: Batches  # of training
+    gpu: Mapping[str, int]  # the training step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
 
     @property
     def batch(self) -> BatchShape:
@@ -179,11 +166,7 @@ def predict(
 
     Args:
         size: By default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give expected ones.
-        memory_limit_bytes: Of the run; it decides the windows of loading=store.
         runtime_bytes: Of the process itself, when another machine's is known.
-
-    Raises:
-        InputError: when the data set's size cannot be read, or it cannot do what the config asks for.
     """
     size = size or graph_for(config)
     check_store(size, config)
@@ -198,10 +181,7 @@ def predict(
 
 
 def kind_of(phase: str) -> str:
-    """The common name of a phase in forecast and timeline: epochs are one phase, and so are evaluations of a split.
-
-    `train epoch 3` -> `train`; `final valid` -> `eval valid`; `build valid loader (eval)` -> `build valid loader`.
-    """
+    """The name of a phase in forecast and timeline: `final valid` -> `eval valid`, `train epoch 3` -> `train`."""
     if phase.startswith("train epoch"):
         return "train"
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))

@@ -61,17 +61,12 @@ def _convert_hint(forecast: Forecast) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """The result of `plan`: `print` it for the table, `to_dict` for the numbers.
-
-    Attributes:
-        alternatives: Changes that fit, each with its own forecast.
-        model_problem: Why the user's own model was not measured.
-    """
+    """The result of `plan`: `print` it for the table, `to_dict` for the numbers."""
 
     forecast: Forecast
     limit_bytes: int | None
-    alternatives: tuple[tuple[dict[str, Any], Forecast], ...] = ()
-    model_problem: str = ""
+    alternatives: tuple[tuple[dict[str, Any], Forecast], ...] = ()  # changes that fit, each with its own forecast
+    model_problem: str = ""  # why the user's own model was not measured
 
     @property
     def verdict(self) -> str | None:
@@ -80,14 +75,11 @@ class Advice:
 
     @property
     def sbatch(self) -> str:
-        """The `#SBATCH --mem` to ask for: the predicted peak and its margin, in whole GB.
-
-        A store's windows adapt to the limit, so it is no more than a limit that fits.
-        """
+        """The `#SBATCH --mem` to ask for: the predicted peak and its margin, in whole GB."""
         forecast = self.forecast
         need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
         if forecast.windows is not None and self.limit_bytes is not None and self.verdict == FITS:
-            need = min(need, self.limit_bytes)
+            need = min(need, self.limit_bytes)  # a store's windows adapt to the limit
         return f"#SBATCH --mem={-(-need // GB)}G"
 
     def table(self) -> pd.DataFrame:
@@ -226,9 +218,6 @@ def plan(
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: Of the data set, when it is known; else a known OGB name or a folder's headers.
         runtime_bytes: Of the process at rest, when another machine's is known.
-
-    Raises:
-        InputError: when the data set's size cannot be read, or the limit is not a size.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size, problem = size or graph_for(config), ""
@@ -250,9 +239,6 @@ def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None
 
     Args:
         max_epoch_s: Leave out configurations whose epoch takes longer.
-
-    Raises:
-        InputError: for `settings` that no config can have, or when the data set's size cannot be read.
     """
     import pandas as pd
 

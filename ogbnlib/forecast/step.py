@@ -64,14 +64,8 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
 def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
     """Measure a step of the user's model in another process, for all later forecasts.
 
-    Args:
-        run_dir: Has the model's code where a run is resumed.
-
-    Returns:
-        The environment variable that hands the measurement to a trainer.
-
-    Raises:
-        InputError: with that process's message, when the model can't be found, created or trained.
+    Returns the environment variable that hands the measurement to a trainer. `run_dir` has the model's code where a run
+    is resumed. Raises InputError with that process's message, when the model can't be found, created or trained.
     """
     batch = BatchShape((_TRIAL_EDGES,), ())
     if config.propagated:
@@ -166,12 +160,10 @@ def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_c
 def activation_bytes(
     config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool = True
 ) -> int:
-    """The peak of one step's computation, without the batch's own x and the gradients of weights.
-
-    A layer's peak comes on top of what the layers before it keep. Under activation checkpointing these keep their
-    outputs alone, but a layer is computed again while the gradient of its output is in memory. An evaluation holds a
-    layer and its input.
-    """
+    """The peak of one step's computation, without the batch's own x and the gradients of weights."""
+    # A layer's peak comes on top of what the layers before it keep. Under activation checkpointing these keep their
+    # outputs alone, but a layer is computed again while the gradient of its output is in memory. An evaluation holds a
+    # layer and its input.
     peak = before = 0
     for layer in layer_memory(config, batch, num_features, num_classes):
         again = layer.checkpointed if training and config.activation_checkpointing else 0

@@ -110,10 +110,7 @@ def choose_all(
 class EpochSampler(Sampler[int]):
     """Positions 0..n-1 for a DataLoader, in an order that is a pure function of (seed, epoch).
 
-    Args:
-        n: number of positions.
-        rank, num_ranks, batch_size: ranks take batches of this size in turn; those of `rank` are yielded.
-        drop_last: leave out the positions at the end that do not fill a batch.
+    Ranks take batches of `batch_size` in turn. `drop_last` leaves out positions at the end that do not fill a batch.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""A PyG `NodeLoader` over a store on disk.
-
-If the page cache can hold the store, batches are drawn one by one from the maps. Otherwise they come from windows, see
-`window` and `spool`. A thread prepares batches ahead of the model.
-"""
+"""A PyG `NodeLoader` over a store on disk: batches from its maps, or from windows; see `window` and `spool`."""
 
 from __future__ import annotations
 
@@ -45,12 +41,8 @@ def prefetch(
 ) -> Iterator[T]:
     """Yield the items of `source`, which a thread produces some ahead, see `queue_depth`; its errors are raised here.
 
-    Args:
-        waiting: Called a few times a second while the caller waits for an item.
-        abandon: Called if the caller leaves early, before the thread is joined.
-
-    Raises:
-        Interrupted: when `waiting` returns True.
+    `waiting` is called a few times a second while the caller waits, and ends that with `Interrupted` by returning True.
+    `abandon` is called if the caller leaves early, before the thread is joined.
     """
     end, ahead, user, ended = object(), deque[Future[Any]](), threading.get_ident(), False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -110,8 +102,7 @@ def fill_page_cache(store: Store) -> None:
 class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     """A `NodeLoader` whose features and graph stay on disk.
 
-    Batches have what any policy's have: `x` in the store's dtype, `edge_index`, `n_id`, `num_sampled_nodes`,
-    `num_sampled_edges`, `batch_size`, `input_id`; `y` holds the labels of the seeds only.
+    Batches have what any policy's have, `x` in the store's dtype; `y` holds the labels of the seeds only.
 
     Args:
         input_nodes: int64 seeds, in RAM.
@@ -119,13 +110,6 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         windows: From `Pass.windows`.
         next_epoch: If not None, each pass counts the epoch itself, from this one on, and `x` is float32.
         arguments: As for `torch.utils.data.DataLoader`; an `EpochSampler` gives each epoch its own order.
-
-    Attributes:
-        on_window, on_pass: Called with seconds and bytes of each window, and of each pass for windows on disk.
-        evaluations: Loaders whose windows are prepared with the first of this one's and stay on disk.
-        last_epoch: During each epoch before this one, the next epoch's first window is prepared; None: never.
-        waiting: Called a few times a second while a batch is waited for, with the running read as array name, bytes
-            read, bytes to read. If it returns True, the waiting ends with `Interrupted`.
     """
 
     def __init__(
@@ -139,16 +123,20 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         **arguments: Any,
     ):
         self.store, self.windows, self.labels, self.next_epoch = store, windows, labels, next_epoch
-        self.last_epoch: int | None = None
-        self.spool_dir, self.evaluations = Path(tempfile.gettempdir()), list[StoreLoader]()
+        self.last_epoch: int | None = None  # in each epoch before it, the next one's first window is prepared
+        self.spool_dir = Path(tempfile.gettempdir())
+        self.evaluations: list[StoreLoader] = []  # their windows are prepared with the first of this one's
         batches = arguments.pop("batch_sampler", None)  # Lightning copies a loader through its attributes, to predict
         if batches is not None:
             arguments |= {"sampler": batches.sampler, "batch_size": batches.batch_size, "drop_last": batches.drop_last}
         if not isinstance(arguments["sampler"], EpochSampler):
             order = GivenOrder(arguments["sampler"], arguments["batch_size"], arguments.get("drop_last", False))
             arguments["sampler"] = order
+        # Called with seconds and bytes of each window, and of each pass for windows on disk.
         self.on_window: Callable[..., None] = lambda **info: None
         self.on_pass: Callable[..., None] = lambda **info: None
+        # Called a few times a second while a batch is waited for, with the running read as array name, bytes read and
+        # bytes to read. If it returns True, the waiting ends with `Interrupted`.
         self.waiting: Callable[[tuple[str, int, int] | None], bool] = lambda reading: False
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:

@@ -1,8 +1,4 @@
-"""A store in the user's own training loop: the trainer's loader, and PyG's interfaces over the files.
-
-`loader` is the fast way: what does not fit into memory is read in windows. `StoreFeatures` and `StoreGraph` serve PyG's
-own loaders, samplers and link prediction; they read rows one by one through the page cache.
-"""
+"""A store in the user's own training loop: the trainer's loader, and PyG's interfaces over the files."""
 
 from __future__ import annotations
 
@@ -76,17 +72,12 @@ def loader(
     Args:
         nodes: a split's name ("val" is "valid"), or distinct node ids or a mask of all nodes, numpy or torch; None, as
             in PyG, for all.
-        num_neighbors: a fan-out per layer, the seeds' first; -1 for all.
         memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its cgroup's limit, or
             the machine's free memory. A quarter of the rest is left for the model; if the store does not fit into
             what then remains, batches are sampled many at a time.
         shuffle: by default for "train" alone.
         seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat an experiment.
         num_workers: processes that sample, if the store fits; windows have no use for them.
-        drop_last: leave out the last batch of a pass if it is smaller than the others.
-
-    Raises:
-        InputError: naming the argument and what is wrong with it.
     """
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
@@ -98,7 +89,7 @@ def loader(
         found = f"more than the {format_bytes(used)} that this process already uses, got {format_bytes(limit)}"
         raise InputError(f"memory_limit: expected {found}")
     ids = torch.from_numpy(node_ids(nodes, store))
-    if drop_last and len(ids) < config.batch_size:
+    if drop_last and len(ids) < config.batch_size:  # there would be no batch at all
         raise InputError(f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}")
     split = split_name(nodes) if isinstance(nodes, str) else "train"
     made: StoreLoader = _OneLoader(store, config, split, ids, limit, drop_last)._build(split, shuffle)
@@ -107,21 +98,14 @@ def loader(
 
 
 def node_ids(nodes: Any, store: Store) -> Array:
-    """Return int64 ids [n] for a split's name, distinct node ids, a mask of all nodes, or None for all of them.
-
-    Raises:
-        InputError: for anything else, and for a split without nodes.
-    """
+    """Return int64 ids [n] for a split's name, distinct node ids, a mask of all nodes, or None for all of them."""
     if isinstance(nodes, str):
         name = split_name(nodes)
         if name not in SPLITS or not len(store.splits[name]):
             raise InputError(f"nodes: expected a split with nodes of {', '.join(SPLITS)}, or node ids, got {nodes!r}")
         return store.splits[name]
     num_nodes = store.num_nodes
-    try:
-        ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
-    except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, a tensor on a GPU
-        raise InputError(f"nodes: expected node ids [n] in RAM, got {type(nodes).__name__} ({error})") from None
+    ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
     if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
@@ -139,9 +123,6 @@ def to_data(store: Store) -> Data:
 
     It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label), `edge_index` int64 [2, E], source above target,
     ascending by target, reverse edges included, and `train_mask`, `val_mask`, `test_mask` bool [N].
-
-    Raises:
-        InputError: if they take more than the available memory, or if a checksum differs from store.json.
     """
     needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
     if needed > (left := available_bytes()):  # 102 GB for ogbn-papers100M
@@ -161,8 +142,7 @@ def to_data(store: Store) -> Data:
 class PassSampler(CSCSampler):
     """A `CSCSampler` for PyG's own loaders: torch's generator decides each batch, as in PyG's own samplers.
 
-    `NodeLoader(stores, sampler)` and `LinkLoader` take it, and so do `NeighborLoader` and `LinkNeighborLoader` as
-    `neighbor_sampler`, where its own fan-outs count; `stores` is a pair of `StoreFeatures` and `StoreGraph`.
+    `NeighborLoader` and `LinkNeighborLoader` take it as `neighbor_sampler`, where its own fan-outs count.
     """
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:

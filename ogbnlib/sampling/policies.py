@@ -1,12 +1,5 @@
 """The loading policies: the same batches, with the graph in different places.
 
-| policy | graph in memory | loaders |
-|---|---|---|
-| `eager` | COO + one CSC per loader | three stock PyG NeighborLoaders, resident |
-| `lazy` | COO + one or two CSCs | train resident; valid and test built on demand, used, deleted, memory released |
-| `shared` | one CSC, int32 ids | views of it; building another costs nothing |
-| `store` | on disk, mapped or read ahead in windows | views of the files; building another costs nothing |
-
 A policy is one class and one line of `registry.POLICIES`. It loads a store, builds loaders, and forecasts its phases;
 `phases` works without torch, which is imported where batches are made.
 """
@@ -40,15 +33,10 @@ STREAM = {"train": 0, "valid": 1, "test": 2}
 
 
 class Loaders:
-    """Base of the policies. Build with `make_loaders`.
+    """Base of the policies. Build with `make_loaders`."""
 
-    Attributes:
-        splits: int64 tensors of node ids in RAM under "train", "valid" and "test".
-        y: int16 or int64 [num_nodes] in RAM, -1 where unlabelled.
-        waiting: Called while a batch is waited for that is prepared from disk, see `StoreLoader`.
-    """
-
-    y: Tensor
+    y: Tensor  # int16 or int64 [num_nodes] in RAM, -1 where unlabelled
+    # Called while a batch is waited for that is prepared from disk, see `StoreLoader`.
     waiting: Callable[[tuple[str, int, int] | None], bool] = staticmethod(lambda reading: False)
     drop_last = False  # an incomplete last batch is trained on too
     all_resident = False  # whether all loaders are built before training and stay, or the train loader alone
@@ -213,8 +201,7 @@ class RamLoaders(Loaders):
 class LazyLoaders(RamLoaders):
     """PyG's own loaders, each with its CSC: the train loader resident, the others built when they are needed.
 
-    PyG's real `NeighborLoader` constructor builds the CSC, so it costs as much as the stock loader; only the sampling
-    on that CSC is ours, which makes the batches of all policies equal for the same seed.
+    Only the sampling on that CSC is ours, which makes the batches of all policies equal for the same seed.
     """
 
     @classmethod
@@ -294,10 +281,7 @@ class SharedLoaders(RamLoaders):
 
 
 def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
-    """Fix the order and the neighbors of the next pass over `loader`: both are functions of (seed, epoch) alone.
-
-    The pass begins at position `start` of the order, a multiple of the batch size.
-    """
+    """Fix order and neighbors of the next pass over `loader`, which begins at position `start` of the order."""
     loader.sampler.set_epoch(epoch, start)
     if hasattr(loader.node_sampler, "set_epoch"):
         loader.node_sampler.set_epoch(epoch)
@@ -313,10 +297,6 @@ def _end_workers(loader: NodeLoader) -> None:
 
 
 def make_loaders(store: Store, config: TrainConfig, log: EventLog, rank: int = 0, num_ranks: int = 1) -> Loaders:
-    """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`.
-
-    Raises:
-        InputError: when the store is damaged, or can't do what `config` asks for.
-    """
+    """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`."""
     loaders: Loaders = POLICIES[config.loading].load()(store, config, log, rank, num_ranks)
     return loaders

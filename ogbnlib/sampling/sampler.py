@@ -1,7 +1,6 @@
 """Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
 
-The neighbors of node `v` at hop `h` are a pure function of `(seed, epoch, first, h, v)`, where `first` identifies the
-batch, or of `(seed, epoch, v)` in a `fixed` sampler, see `choice`: a batch is the same wherever the graph lies.
+The neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see `choice`: the same wherever it lies.
 """
 
 from __future__ import annotations
@@ -160,13 +159,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         row: int32 or int64 [num_edges], global ids of the edges' sources. Like `colptr`; not copied.
         num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
-        fixed: each node has the same neighbors in all batches and at all hops, for evaluations: the prediction for a
-            seed then hardly depends on the other seeds of its batch.
+        fixed: each node has the same neighbors in all batches and at all hops, for evaluations.
         where: The store that the graph is in, for messages.
-
-    Raises:
-        InputError: for other arrays or fan-outs. The inside of the arrays is checked where sampling reads it, because
-            reading all of it may cost minutes.
     """
 
     def __init__(
@@ -259,16 +253,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
 
-        `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is no `input_id`.
-
-        Returns:
-            A `SamplerOutput` of int64 tensors in RAM: `node` [num_sampled], global ids, the seeds in their order and
-            then nodes in order of discovery; `row`, `col` [num_sampled_edges], local ids of source and target, hop by
-            hop and ascending by `col`, the edges of one target in stored order; counts per hop, seeds first.
-
-        Raises:
-            InputError: for seeds that occur twice, are out of range or are not int64, and for a column of the graph
-                whose offsets or entries are out of range.
+        `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is no `input_id`. Local
+        ids are in order of discovery; edges come hop by hop, ascending by target, those of one in stored order.
         """
         seeds, ids = inputs.node.numpy(), inputs.input_id
         if seeds.dtype != np.int64 or seeds.ndim != 1:
@@ -287,13 +273,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         )
 
     def sample_from_edges(self, inputs: EdgeSamplerInput, neg_sampling: Any = None) -> SamplerOutput:
-        """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for PyG's `LinkLoader`.
-
-        Like neighbors, negative edges follow from (seed, epoch, batch) alone.
-
-        Raises:
-            InputError: for temporal sampling (`inputs.time`), and as `sample_from_nodes`.
-        """
+        """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for `LinkLoader`."""
         if inputs.time is not None:
             raise InputError("edge_label_time: expected none, as this sampler does not look at times")
         first = int((inputs.row if inputs.input_id is None else inputs.input_id)[0]) if len(inputs.row) else 0
@@ -308,7 +288,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             return edge_sample(inputs, sample, len(self._colptr) - 1, False, None, neg_sampling)
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
-        """Return the key of the batch whose first seed has position `first`, in `epoch` or else the current one."""
+        """The key of the batch whose first seed has position `first`, in `epoch` or else the current one."""
         epoch = int(self._epoch[0]) if epoch is None else epoch
         return np.uint64(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0 if self.fixed else first))
 

@@ -228,15 +228,10 @@ class Spool:
 
 
 class WindowReader:
-    """The windows of `loader`, a `StoreLoader`, in order; a thread prepares the next while one is used.
-
-    Attributes:
-        arrays: colptr, row and x of the store.
-        abandoned: Ends the running pass over the store at its next read.
-    """
+    """The windows of `loader`, a `StoreLoader`, in order; a thread prepares the next while one is used."""
 
     def __init__(self, loader: Any):
-        self.loader, self.abandoned = loader, threading.Event()
+        self.loader, self.abandoned = loader, threading.Event()  # which ends the running pass at its next read
         # The three buffers of a pass may not outweigh a small window; reads below 256 KiB are slow.
         chunk = min(CHUNK_BYTES, max(2**18, loader.windows.available_bytes // 64 // 4096 * 4096))
         self.arrays = {name: disk_array(loader.store, name, chunk) for name in _CONTENT}

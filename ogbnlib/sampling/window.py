@@ -107,9 +107,6 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
 
     The windows' samplers are over the same store and have equally many hops.
-
-    Raises:
-        InputError: for seeds that occur twice in a batch or are out of range, and for a damaged graph.
     """
     num_nodes, seeds = colptr.num_rows - 1, [ids for window in windows for ids in window.ids]
     ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])

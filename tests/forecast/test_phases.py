@@ -13,7 +13,7 @@ import pytest
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.phases import Forecast, kind_of, predict
 from ogbnlib.forecast.planner import plan
-from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, WORKER_BYTES, GraphSize
+from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, GraphSize
 from ogbnlib.runs.folder import Run
 
 MB, GB = 2**20, 10**9
@@ -182,27 +182,3 @@ def test_the_window_that_waits_for_the_next_epoch_is_held_during_evaluations_bet
     assert plan.windows.overlapped
     for phase in plan.phases:
         assert ("next window to train on" in phase.parts) == phase.name.startswith("eval")
-
-
-def test_persistent_workers_of_the_other_loaders_stay() -> None:
-    def workers(policy: str, persistent: bool) -> dict[str, int]:
-        plan = forecast(loading=policy, num_workers=2, persistent_workers=persistent)
-        return {phase.name: phase.parts["workers"] for phase in plan.phases if "workers" in phase.parts}
-
-    for policy, others in (("eager", {"train": 2, "eval valid": 2, "final test": 1}), ("lazy", {"eval valid": 1})):
-        kept, ended = workers(policy, True), workers(policy, False)
-        for phase, count in others.items():
-            assert kept[phase] - ended[phase] == count * 2 * WORKER_BYTES
-
-
-def test_more_of_anything_takes_no_less() -> None:
-    for policy in POLICIES:
-        for name, values in {
-            "batch_size": [64, 512, 4096],
-            "num_neighbors": [[3, 2], [10, 5], [20, 15]],
-            "hidden_channels": [16, 64, 256],
-            "num_workers": [1, 2, 4],
-            "epochs": [1, 2],
-        }.items():
-            peaks = [forecast(loading=policy, **{name: value}).peak_bytes for value in values]
-            assert peaks == sorted(peaks)

@@ -29,12 +29,11 @@ from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import own_memory
-from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader, available_bytes, prefetch
-from ogbnlib.sampling.policies import make_loaders, set_epoch
+from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import write_raw
@@ -288,16 +287,6 @@ def test_any_window_gives_the_batches_of_plain_indexing(
 
 
 @pytest.mark.parametrize("window_batches", [None, 4])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_order_and_workers_change_no_batch(
-    make: Make, stores: Callable[..., Store], window_batches: int | None, num_workers: int
-) -> None:
-    for shuffle in (False, True):
-        loader = make(window_batches, shuffle=shuffle, num_workers=num_workers)
-        assert_same(epoch_of(loader, 1), expected_batches(stores(), 1, shuffle=shuffle))
-
-
-@pytest.mark.parametrize("window_batches", [None, 4])
 @pytest.mark.parametrize("start", [5 * BATCH, 230])
 def test_starting_in_the_middle_of_an_epoch_gives_the_rest_of_it(
     make: Make, stores: Callable[..., Store], window_batches: int | None, start: int
@@ -411,22 +400,6 @@ def test_a_run_begun_in_memory_goes_on_from_the_store_bit_for_bit(
     assert scores(resumed) == scores(straight)
     expected = straight.model.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
-
-
-def test_a_loader_that_is_dropped_gives_its_files_and_threads_back(
-    config: Callable[..., TrainConfig], stores: Callable[..., Store]
-) -> None:
-    loaders = make_loaders(stores(), config(loading="store", lookahead="1 MB", spool="off"), EventLog(None))
-    gc.collect()  # loaders of other tests
-    before, files = set(threading.enumerate()), open_files()
-    for _ in range(2):
-        loader = loaders.eval_loader("valid")
-        assert len(list(loader)) == 4
-        del loader
-        gc.collect()
-    wait_until(lambda: not new_threads(before), "the window thread to end")
-    assert open_files() == files
-    loaders.close()
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

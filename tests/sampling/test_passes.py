@@ -86,20 +86,6 @@ def test_workers_draw_anew_too(store: Store) -> None:
     assert all_differ(draws[0])
 
 
-def test_a_mask_and_edges_are_taken_as_over_a_data(store: Store) -> None:
-    valid = torch.from_numpy(store.splits["valid"])
-    mask = torch.zeros(store.num_nodes, dtype=torch.bool)
-    mask[valid] = True
-    batches = list(NodeLoader(both(store), store.sampler([2]), input_nodes=mask, batch_size=16))
-    assert torch.equal(torch.cat([batch.n_id[: batch.batch_size] for batch in batches]), valid.sort().values)
-    with pytest.raises(InputError, match="each seed once per batch"):
-        list(NodeLoader(both(store), store.sampler([2]), input_nodes=torch.tensor([1, 1]), batch_size=2))
-    edges = torch.from_numpy(store.read_edge_index())
-    loader = LinkLoader(both(store), store.sampler([2]), (None, edges), batch_size=2000)
-    ends = torch.cat([batch.n_id[batch.edge_label_index] for batch in loader], dim=1)
-    assert torch.equal(ends, edges)
-
-
 # The store's own loader -----------------------------------------------------------------------------------------------
 
 WORKERS = {"num_workers": 2, "persistent_workers": True}

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import raw_arrays
 from torch_geometric.loader import NeighborLoader, NodeLoader
 
 from ogbnlib.config import TrainConfig
@@ -78,14 +77,6 @@ def test_every_seed_comes_once_and_evaluation_in_order(make: Make, policy: str) 
     batches = list(loaders.eval_batches("valid"))
     assert [int(i) for batch in batches for i in batch.n_id[: batch.batch_size]] == loaders.splits["valid"].tolist()
     assert [batch.batch_size for batch in batches] == [9, 9, 9, 9, 4]
-
-
-def test_features_and_labels_are_those_of_the_data_set(make: Make, tiny_dir: Path) -> None:
-    arrays = raw_arrays(tiny_dir)
-    x, y = arrays["x"], arrays["y"]
-    for batch in make().train_loader():
-        assert np.array_equal(batch.x.numpy(), x[batch.n_id.numpy()])
-        assert np.array_equal(batch.y.numpy(), y[batch.n_id.numpy()])
 
 
 def test_shared_loaders_hold_no_coo_and_share_one_csc(make: Make, tmp_path: Path) -> None:

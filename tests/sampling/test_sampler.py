@@ -13,8 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2, chisquare
-from torch_geometric.data import Data
-from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from ogbnlib.errors import InputError
@@ -116,12 +114,6 @@ def test_a_batch_has_the_structure_that_pyg_defines(problem: Any) -> None:
         assert hop_nodes[hop + 1] == known - expanded
     assert edge == len(source)
     assert known == len(node)
-
-
-def test_an_edgeless_graph_and_an_empty_batch_give_empty_results() -> None:
-    sampler = CSCSampler(np.zeros(4, np.int64), np.empty(0, np.int32), [3])
-    assert flat(sampler.sample_from_nodes(seeds_of(2, 1))) == ([2, 1], [], [], [2, 0], [0])
-    assert flat(sampler.sample_from_nodes(seeds_of())) == ([], [], [], [0, 0], [0])
 
 
 def test_a_batch_far_larger_than_the_last_one_is_sampled_right() -> None:
@@ -228,39 +220,6 @@ def test_pickling_refers_to_a_mapped_file_and_carries_a_slice_of_one_by_value(tm
     expected = flat(CSCSampler(colptr, row, [3, 2]).sample_from_nodes(seeds_of(1, 2)))
     assert flat(pickle.loads(small).sample_from_nodes(seeds_of(1, 2))) == expected
     assert flat(pickle.loads(large).sample_from_nodes(seeds_of(1, 2))) == expected
-
-
-# Threads, workers and PyG's loader -----------------------------------------------------------------------------------
-
-
-def loader(csc_sampler: CSCSampler, num_nodes: int, **options: Any) -> NodeLoader:
-    """Features equal the node ids, so gathering is checked by equality."""
-    data = Data(x=torch.arange(num_nodes).view(-1, 1), edge_index=torch.empty(2, 0, dtype=torch.long))
-    data.num_nodes = num_nodes
-    nodes = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(1))
-    return NodeLoader(data, csc_sampler, input_nodes=nodes, batch_size=32, **options)
-
-
-def batches_of(loader: NodeLoader) -> list[Any]:
-    return [
-        (b.n_id.tolist(), b.edge_index.tolist(), b.num_sampled_nodes, b.num_sampled_edges, b.input_id.tolist())
-        for b in loader
-    ]
-
-
-def test_persistent_workers_see_the_epoch_that_is_set_later() -> None:
-    sampler = CSCSampler(*random_graph(), [3, 2])
-    workers = loader(sampler, 300, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
-    epochs = []
-    try:
-        for epoch in (0, 1, 0):
-            sampler.set_epoch(epoch)
-            epochs.append(batches_of(workers))
-            assert epochs[-1] == batches_of(loader(sampler, 300))
-    finally:
-        workers._iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each worker
-    assert epochs[0] != epochs[1]
-    assert epochs[0] == epochs[2]
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

@@ -99,17 +99,6 @@ def test_two_offsets_that_overlap_are_fetched_as_a_pair(chunk_bytes: int, tmp_pa
         np.testing.assert_array_equal(pairs, np.stack([colptr[nodes], colptr[nodes + 1]], axis=1))
 
 
-def test_only_chunks_that_hold_a_wanted_row_are_read(tmp_path: Path) -> None:
-    rows = random_rows(100 * BLOCK // 64, 16, "float32")  # 100 blocks
-    with on_disk(tmp_path, rows, chunk_bytes=4 * BLOCK) as (disk,):
-        assert_fetches(disk, rows, [])
-        assert disk.bytes_read == 0
-        assert_fetches(disk, rows, [0, len(rows) - 1])
-        assert disk.bytes_read == 2 * BLOCK
-        assert_fetches(disk, rows, np.arange(len(rows)))
-        assert disk.bytes_read == 102 * BLOCK
-
-
 @pytest.mark.parametrize("lost", [1, 40 * BLOCK])
 @pytest.mark.parametrize("when", ["before it is opened", "after"])
 def test_a_truncated_file_is_named(tmp_path: Path, lost: int, when: str) -> None:
@@ -123,33 +112,6 @@ def test_a_truncated_file_is_named(tmp_path: Path, lost: int, when: str) -> None
         with pytest.raises(InputError, match=r"x\.npy: expected .*, found the file's end"):
             fetched(disk, np.arange(1024), rows)
         assert_fetches(disk, rows, np.arange((rows.nbytes - lost) // 256)[::-1])
-
-
-@pytest.mark.parametrize("given", [BLOCK - 1, 3 * BLOCK + 512])
-def test_a_short_read_goes_on_at_a_whole_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: int) -> None:
-    rows, preadv = random_rows(1024, 64, "float32"), os.preadv
-    places: list[int] = []
-
-    def short(file: int, buffers: list[Any], at: int) -> int:
-        places.append(at)
-        return min(given, preadv(file, buffers, at))
-
-    with on_disk(tmp_path, rows, chunk_bytes=8 * BLOCK) as (disk,):
-        monkeypatch.setattr("os.preadv", short)
-        if given < BLOCK:
-            with pytest.raises(InputError, match="found the file's end"):
-                assert_fetches(disk, rows, np.arange(1024))
-        else:
-            assert_fetches(disk, rows, np.arange(1024))
-            assert len(places) > 8
-    assert not [at for at in places if at % BLOCK]
-
-
-@pytest.mark.parametrize("index", [-1, 1024])
-def test_an_index_out_of_range_is_refused(tmp_path: Path, index: int) -> None:
-    rows = random_rows(1024, 64, "float32")
-    with on_disk(tmp_path, rows) as (disk,), pytest.raises(InputError, match=r"0\.bin: expected "):
-        fetched(disk, [0, index], rows)
 
 
 @pytest.mark.parametrize("refused", ["open", "read"])
@@ -304,21 +266,6 @@ def test_dealing_gives_each_list_its_rows_in_order(
         assert disk.bytes_read < 1.2 * rows.nbytes + 8 * BLOCK  # once
     for ids, parts in zip(wanted, given, strict=True):
         assert b"".join(part.tobytes() for part in parts) == rows[ids].tobytes()
-
-
-def test_dealing_nothing_reads_nothing_and_an_error_of_the_taker_is_raised(tmp_path: Path) -> None:
-    rows = random_rows(1000, 64, "float32")
-
-    def put(number: int, before: int, part: np.ndarray) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    with on_disk(tmp_path, rows) as (disk,):
-        disk.deal(np.empty(0, np.int32), np.array([0]), 10**6, put)
-        assert disk.bytes_read == 0
-        with pytest.raises(OSError, match="full"):
-            disk.deal(np.arange(1000), np.array([0, 1000]), 10**6, put)
-        with pytest.raises(InputError, match=r"0\.bin: expected a row at byte .*, found the file's end"):
-            disk.deal(np.array([1000]), np.array([0, 1]), 10**6, put)
 
 
 def test_a_pass_that_is_abandoned_ends_at_its_next_read(tmp_path: Path) -> None:
