@@ -117,10 +117,10 @@ def convert(
     """Turn a data set into a store on disk, in bounded memory."""
     from .sources.convert import convert as make_store
     from .sources.convert import open_source
-    from .sources.tables import ROLES
+    from .sources.data import ROLE_NAMES
 
     files = (edges, features, labels, train, valid, test, splits, nodes)
-    options: dict[str, Any] = dict(zip(ROLES, files, strict=True))
+    options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))
     options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
     for name, columns in (("edge_columns", edge_columns), ("label_columns", label_columns)):
         options[name] = None if columns is None else columns.split(",")

@@ -20,10 +20,9 @@ from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, check_new, home, locked, sibling_path
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .data import Source, origin_of, stamped
+from .data import Source, find_files, is_tables, origin_of, stamped, stored_dtype
 from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import layout_files, open_raw
-from .tables import find_files, is_tables, open_tables, stored_dtype
 
 if TYPE_CHECKING:
     from .convert import FeatureDtype, Progress
@@ -71,6 +70,8 @@ def _resolve(
         elif not official.present and not download:
             missing = f"{folder}: {dataset} is not there; pass download=True, or data_dir, the folder that holds it"
     elif is_tables(dataset):
+        from .tables import open_tables
+
         source, find = functools.partial(open_tables, folder), find_files
         own = stored_dtype(find(folder)["features"])
     else:

@@ -28,10 +28,9 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Count, counted
-from .data import Source, as_numpy, from_arrays, mask_ids
+from .data import Source, as_numpy, from_arrays, is_tables, mask_ids
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
-from .tables import is_tables, open_tables
 
 FeatureDtype = Literal["float16", "float32"]
 Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
@@ -146,9 +145,11 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
         if not official.present:
             raise InputError(f"{official.folder}: {name} is not there: python -m ogbnlib download {name}")
         return open_official(official)
-    return (
-        open_tables(name, **options) if {*options} - {"num_classes"} or is_tables(name) else open_raw(name, **options)
-    )
+    if not {*options} - {"num_classes"} and not is_tables(name):
+        return open_raw(name, **options)
+    from .tables import open_tables
+
+    return open_tables(name, **options)
 
 
 def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any) -> Store:

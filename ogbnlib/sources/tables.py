@@ -1,75 +1,194 @@
 """Files of one's own as a `Source`: edges, features, labels and splits, each .npy, .csv, .csv.gz or .parquet.
 
-Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names.
+Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names. Import it on use: it
+imports pyarrow and pandas, and most runs have a store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from ..errors import InputError, unknown_name
+from ..errors import InputError
 from ..files import StrPath, home
 from ..graph.checks import MAX_CLASSES, SPLITS, count_classes, finite, label_dtype
-from ..graph.npz import Array, load, slices
-from ..graph.store import is_store
-from .data import Source, stamped
+from ..graph.npz import CHUNK_BYTES, Array, load, slices
+from ..graph.table import Nodes, Piece, Table, is_number, numbers, without_missing
+from .data import ROLE_NAMES, Source, find_files, stamped, stored_dtype
 
-# `roles` and `graph.table` import pyarrow and pandas, and most runs have a store: they are imported on use.
-
-_NAMES = {  # of each role's file
-    "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
-    "train": ("train", "train_mask"), "valid": ("valid", "val", "valid_mask", "val_mask"),
-    "test": ("test", "test_mask"), "splits": ("splits",), "nodes": ("nodes",),
-}  # fmt: skip
-ROLES = tuple(_NAMES)
+NODE = ("node_id", "node", "id")
+LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
+_SPLIT_OF = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
+_FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # of masks; the second half means "in the split"
+# Columns that are hardly features: ids such as paper_id and paperId, pandas' index, and the labels themselves.
+_NO_FEATURE = re.compile(
+    r"|Unnamed: .*|__index_level_0__|(.*[^a-zA-Z])?(ids?|ID|idx|index|key|name)|\w*[a-z](Id|ID|Idx)"
+    r"|labels?|class|target|split"
+)
 _CHUNK_NODES = 2**17
-_ENDINGS = (".npy", ".parquet", ".csv", ".csv.gz")
+_FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
 
 
-def _candidates(folder: Path, role: str) -> list[Path]:
-    return [file for name in _NAMES[role] for end in _ENDINGS if (file := folder / f"{name}{end}").is_file()]
+class Features:
+    """A file of features; `own` is its column of node ids, or None."""
+
+    def __init__(self, file: Path, known: Sequence[str]) -> None:
+        self.own: str | None = None
+        self._array = load(file) if file.suffix == ".npy" else None
+        if self._array is not None:
+            shape, dtype = self._array.shape, self._array.dtype
+            if len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
+                raise InputError(f"{file}: expected features [N, F], numbers, found {dtype} {list(shape)}")
+            self.num_rows, self.width = shape
+            return
+        self.table = table = Table(file, "features")
+        first = next((batch for batch in table.batches(table.names) if len(batch[0].values)), None)
+        if first is None:
+            raise InputError(f"{file}: expected a row for each node, found none")
+        self.own = table.one_of(known)
+        columns = [piece for piece in first if piece.name != self.own]
+        self.columns, self.num_rows, self.width = [piece.name for piece in columns], table.num_rows, len(columns)
+        self._list = any(hasattr(piece.values.type, "value_type") for piece in columns)
+        if not columns or (self._list and len(columns) > 1):
+            raise table.refusal("columns of numbers, or one of lists", "remove the others from the file")
+        hint = "name it with --id-column if it holds node ids, else rename it, or save the features as .npy"
+        for name in self.columns:
+            if table.header and _NO_FEATURE.fullmatch(name):
+                raise table.refusal(f"columns of features, not {name!r}", hint)
+        if self._list:
+            values = columns[0].values[0].as_py()
+            columns[0].refuse([not values], "a list of numbers")
+            self.width = len(values)
+        elif not self.own and len(columns) > 1 and len(columns[0].values) >= _FEW:
+            values = numbers(columns[0].cast("double", "a number"))
+            if (values == np.floor(values)).all() and len(np.unique(values)) == len(values):
+                raise table.refusal(f"features, not different whole numbers in column {columns[0].name!r}, ids?", hint)
+
+    def chunks(self, nodes: Nodes) -> Iterator[Array]:
+        """Yield rows of features [n, F] in the order of `nodes`: an array's own dtype, else float64."""
+        rows = max(1, CHUNK_BYTES // (8 * self.width))
+        if self._array is not None:
+            yield from slices(self._array, rows)
+            return
+        for pieces in self.table.batches([*self.columns, *([self.own] if self.own else [])], rows):
+            if self.own:
+                ids = pieces.pop()
+                wrong = nodes(ids) != np.arange(ids.begin, ids.begin + len(ids.values))
+                ids.refuse(wrong, "the nodes in the order of their names")
+            if self._list:
+                lists = pieces[0].values
+                lengths = numbers(pc.if_else(lists.is_null(), -1, pc.list_value_length(lists)).fill_null(-1))
+                pieces[0].refuse(lengths != self.width, f"a list of {self.width} numbers")
+                flat = replace(pieces[0], values=lists.flatten())
+                yield numbers(flat.cast("double", "a number")).reshape(-1, self.width)
+            else:
+                yield np.stack([numbers(piece.cast("double", "a number")) for piece in pieces], axis=1)
 
 
-def is_tables(folder: StrPath) -> bool:
-    """Whether a folder holds a user's own edges or features, complete or not; nothing is read."""
-    folder = Path(folder)
-    return not is_store(folder) and any(_candidates(folder, role) for role in ("edges", "features"))
+def value_columns(table: Table, known: Sequence[str], values: Sequence[str], hint: str) -> tuple[str | None, str]:
+    """Return the column of node ids, None where row i is node i, and the column of one of the names `values`."""
+    own = table.one_of(known)
+    value = table.one_of(values, alone=own is None)
+    if len(table.names) == 2 and not table.header:
+        own, value = table.names
+    if value is None or (own is None and len(table.names) > 1):
+        raise table.refusal(f"columns {known[0]} and {values[0]}", hint)
+    table.leave_out([own, value])
+    return own, value
 
 
-def find_files(folder: StrPath, chosen: Mapping[str, StrPath | None] | None = None) -> dict[str, Path]:
-    """Return the file of each role: the `chosen` one, or the one of that name in `folder`."""
-    folder, files = home(folder), dict[str, Path]()
-    own = {role: home(file) for role, file in (chosen or {}).items() if file is not None}
-    if unknown := [role for role in own if role not in ROLES]:
-        raise InputError(f"files: {unknown_name(unknown[0], ROLES, 'role of a file')}")
-    skipped = {"features"} if str(own.get("features")) in ("ones", "degree") else set()
-    if ("splits" in own) != bool({*SPLITS} & {*own}):  # named files replace those in the folder
-        skipped |= {*SPLITS} if "splits" in own else {"splits"}
-    for role in (role for role in ROLES if role not in skipped):
-        candidates = [own[role]] if role in own else _candidates(folder, role)
-        if len(candidates) > 1:
-            raise InputError(f"{folder}: expected one file of {role}, found {', '.join(f.name for f in candidates)}")
-        for file in candidates:
-            if not file.is_file() or not file.name.endswith(_ENDINGS):
-                raise InputError(f"{file}: expected a file of {role} ({', '.join(_ENDINGS)}), found none")
-            files[role] = file
-    if "splits" in files and {*SPLITS} & {*files}:
-        raise InputError(f"{folder}: expected either splits or train, valid and test, found both")
-    required = ("edges", "features", "labels", *(() if "splits" in files else SPLITS))
-    if missing := [role for role in required if role not in {*files, *skipped}]:
-        hint = "; without features convert with --features ones, or degree" if "features" in missing else ""
-        raise InputError(f"{folder}: expected files of {', '.join(missing)} ({', '.join(_ENDINGS)}), found none{hint}")
-    return files
+def _by_node(table: Table, own: str | None, column: str, nodes: Nodes) -> Iterator[tuple[Array, Piece]]:
+    """Yield (node ids, values of `column`); each node comes once."""
+    if own is None and table.num_rows != nodes.num_nodes:
+        expected = f"expected {nodes.num_nodes} rows, one for each node"
+        raise InputError(f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count")
+    seen = np.zeros(nodes.num_nodes, bool)
+    for piece, *ids_piece in table.batches([column, *([own] if own else [])]):
+        ids = np.arange(piece.begin, piece.begin + len(piece.values))
+        if ids_piece:
+            ids = nodes(ids_piece[0])
+            again = seen[ids]
+            again[np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])] = True
+            ids_piece[0].refuse(again, "each node once")
+            seen[ids] = True
+        yield ids, piece
 
 
-def stored_dtype(features: Path | None) -> np.dtype[Any]:
-    """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else float32."""
-    is_half = features is not None and features.suffix == ".npy" and load(features).dtype == np.float16
-    return np.dtype(np.float16 if is_half else np.float32)
+def read_labels(
+    table: Table, own: str | None, column: str, nodes: Nodes, num_classes: int
+) -> tuple[Array, Array | None]:
+    """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8 bytes [C]."""
+    found, words = set[str](), set[str]()
+    for piece in table.column(column):
+        if piece.values.type != "string":
+            break
+        known = without_missing(piece.values)
+        found |= {*pc.unique(known.drop_null()).to_pylist()}
+        words |= {*pc.unique(piece.values.filter(known.is_null())).to_pylist()} - {None, ""}
+        if any(map(is_number, found)):
+            if not all(map(is_number, found)):
+                both = ", ".join(sorted(found)[:5])
+                raise InputError(f"{table.file}: expected labels of text or of numbers, found both: {both}")
+            found.clear()
+            break
+        if len(found) > num_classes:
+            raise InputError(f"{table.file}: expected at most {num_classes} classes, found more")
+    names, labels = sorted(found), np.full(nodes.num_nodes, -1, np.int32)
+    if words and names:  # a class may be called "none"
+        print(f"{table.file}: taken for no label: {', '.join(sorted(words))}", file=sys.stderr)
+    for ids, piece in _by_node(table, own, column, nodes):
+        if names:
+            places = pc.index_in(without_missing(piece.values), value_set=pa.array(names))
+            labels[ids] = places.fill_null(-1).to_numpy()
+            continue
+        expected = f"whole labels from 0 to {num_classes - 1}, or NaN or -1 where there is none"
+        values = numbers(piece.cast("double", expected))
+        some = ~np.isnan(values) & (values != -1)
+        piece.refuse(some & ((values != np.floor(values)) | (values < 0) | (values >= num_classes)), expected)
+        labels[ids] = np.where(some, values, -1)
+    return labels, np.array([name.encode() for name in names]) if names else None
+
+
+def read_split(file: Path, nodes: Nodes, known: Sequence[str]) -> Array:
+    """Return int64 ids of one split, from a file of ids, or a mask of more than two nodes: two flags may be ids."""
+    expected = f"node ids [n] or a mask of {nodes.num_nodes} booleans"
+    table = Table(file)
+    column = table.one_of(known, alone=True)
+    if len(table.names) > 1 or column is None:
+        raise table.refusal(f"one column {known[0]} or mask, {expected}", "--id-column gives it another name")
+    if nodes.num_nodes == table.num_rows > 2:
+        mask = []
+        for piece in table.column(column):
+            flags = pc.index_in(pc.utf8_lower(piece.cast("string", expected)), value_set=pa.array(_FLAGS))
+            if flags.null_count:
+                break
+            mask.append(numbers(flags) >= len(_FLAGS) // 2)
+        else:
+            return np.flatnonzero(np.concatenate(mask))
+    return np.concatenate([np.empty(0, np.int64), *map(nodes, table.column(column))])
+
+
+def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Array]:
+    """Return int64 ids of the splits, from a file that names the split of each node, empty for none."""
+    table = Table(file)
+    own, column = value_columns(table, known, SPLIT, "rename them; --id-column names that of the nodes")
+    parts: dict[str, list[Array]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
+    for ids, piece in _by_node(table, own, column, nodes):
+        words = without_missing(piece.cast("string", "the name of a split"))
+        places = pc.index_in(pc.utf8_lower(words), value_set=pa.array([*_SPLIT_OF]))
+        wrong = np.asarray(places.is_null()) & np.asarray(words.is_valid())
+        piece.refuse(wrong, "train, valid, test or an empty cell")
+        found = places.fill_null(-1).to_numpy()
+        for place, split in enumerate(_SPLIT_OF.values()):
+            parts[split].append(ids[found == place])
+    return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}
 
 
 def open_tables(
@@ -100,9 +219,6 @@ def open_tables(
         InputError: naming the file, the column, the row, and the expectation; for a column that is neither known nor
             named.
     """
-    from ..graph.table import Nodes, Table
-    from .roles import LABEL, NODE, Features, read_labels, read_split, read_splits, value_columns
-
     paths, path = find_files(folder, files), home(folder).resolve()
     stamps, known = stamped(paths), (id_column, *NODE) if id_column else NODE
     features = Features(paths["features"], known) if "features" in paths else None
@@ -156,7 +272,7 @@ def open_tables(
     if "splits" in paths:
         splits = read_splits(paths["splits"], nodes, known)
     else:
-        splits = {split: read_split(paths[split], nodes, (*known, "mask", *_NAMES[split])) for split in SPLITS}
+        splits = {split: read_split(paths[split], nodes, (*known, "mask", *ROLE_NAMES[split])) for split in SPLITS}
     labels = labels.astype(label_dtype(num_classes))
     dtype, width = stored_dtype(paths.get("features")), 1 + (str(files.get("features")) == "degree")
 
