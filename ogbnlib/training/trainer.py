@@ -164,12 +164,13 @@ class Trainer:
         state, rows = self.state, self.state.history
         if state.position:
             count.loss = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
-        if count.per_s:
+        if count.done > 1:
             epochs = self.config.epochs - state.epoch
             in_epoch = self.num_seeds["train"] / self.config.batch_size / self.ranks.num_ranks
             batches = count.total - count.done + (epochs - 1) * in_epoch
             evaluated_s = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
-            count.run_left_s = batches / count.per_s + epochs * evaluated_s
+            # Without the first batch, which waits for reading or for workers.
+            count.run_left_s = batches * (time.time() - count.began_s) / (count.done - 1) + epochs * evaluated_s
 
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
