@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 Widths = list[tuple[int, int]]
 
 
-def load(path: str) -> Any:
-    """Import `module:Class`."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+class _Entry:
+    path: str  # module:Class
+
+    def load(self) -> Any:
+        """Import the class."""
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
 class Layer(NamedTuple):
@@ -43,10 +46,10 @@ class LayerMemory(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Model:
-    """One model."""
+class Model(_Entry):
+    """One model; `load` imports torch."""
 
-    path: str  # module and class
+    path: str
     weights: Callable[[Layer], int]  # of one layer
     memory: Callable[[Layer], LayerMemory]
     propagated: bool = False  # whether it learns from propagated features instead of sampled neighbors
@@ -56,10 +59,6 @@ class Model:
     widths: Callable[[int, int, int, int], Widths] = lambda depth, features, hidden, classes: list(
         itertools.pairwise([features, *[hidden] * (depth - 1), classes])
     )
-
-    def load(self) -> Any:
-        """Import the class, and torch with it."""
-        return load(self.path)
 
 
 # Sampled neighbors ----------------------------------------------------------------------------------------------------
@@ -170,17 +169,13 @@ MODELS = {
 
 
 @dataclass(frozen=True)
-class Policy:
-    """One loading policy."""
+class Policy(_Entry):
+    """One loading policy: its class loads, builds loaders, and forecasts its phases; see `sampling.policies`."""
 
-    path: str  # module and class: it loads, builds loaders, and forecasts its phases; see `sampling.policies`
+    path: str
     on_disk: bool = False  # whether features stay in a store, in its own dtype, and are read batch by batch
     propagated: bool = False  # whether batches are rows of propagated features instead of sampled subgraphs
     smaller: tuple[str, ...] = ()  # policies that take less memory for the same batches, the fastest first
-
-    def load(self) -> Any:
-        """Import the class, without torch."""
-        return load(self.path)
 
 
 _SAMPLED = "ogbnlib.sampling.policies"

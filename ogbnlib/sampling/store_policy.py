@@ -26,7 +26,6 @@ from ..launcher import launch
 from .policies import STREAM, Loaders
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch_geometric.data import Data
     from torch_geometric.loader import NodeLoader
 
@@ -51,9 +50,6 @@ class DiskLoaders(Loaders):
         tensors = [*self.splits.values(), *self._labels.values()]
         self.log.part("splits and their labels", sum(tensor.nbytes for tensor in tensors))
         return Data()
-
-    def labels(self, split: str) -> Tensor:
-        return self._labels[split]
 
 
 class StoreLoaders(DiskLoaders):

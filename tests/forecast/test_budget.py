@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
 from ogbnlib.forecast.budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, queue_depth, window_budget
@@ -16,11 +14,6 @@ from ogbnlib.forecast.sizes import KNOWN
 PAIR = Windows(10, True, 450 * MB, GB, 5)
 ALONE = Windows(50, False, GB, GB, 1)
 CACHE = Windows(None, True, 0, GB)
-
-
-@pytest.mark.parametrize("training", [None, CACHE, ALONE])
-def test_an_evaluation_gets_everything_unless_two_windows_are_held(training: Windows | None) -> None:
-    assert window_budget("auto", GB, training) == GB
 
 
 def test_an_evaluation_gets_what_two_windows_leave() -> None:

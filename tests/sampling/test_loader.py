@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import MB, wait_until
-from real_graphs import real_config, write_graph
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
@@ -28,11 +27,10 @@ from ogbnlib.forecast.passes import Pass
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
-from ogbnlib.memory.reading import own_memory
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.choice import EpochSampler
-from ogbnlib.sampling.loader import StoreLoader, available_bytes, prefetch
+from ogbnlib.sampling.loader import StoreLoader, prefetch
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
@@ -259,13 +257,6 @@ def test_windows_fit_their_budget_and_are_planned_only_if_the_store_does_not(
     assert f"windows of {fit(store, 2**20).window_batches} batches" in str(fit(store, 2**20))
 
 
-def test_what_is_available_is_what_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ogbnlib.sampling.loader.effective_limit", lambda: (own_memory()[0] + 300 * MB, "test"))
-    assert 0 < available_bytes() < 300 * MB
-    monkeypatch.setattr("ogbnlib.sampling.loader.effective_limit", lambda: (MB, "test"))
-    assert available_bytes() == 0
-
-
 # The batches of a loader ---------------------------------------------------------------------------------------------
 
 
@@ -284,22 +275,6 @@ def test_any_window_gives_the_batches_of_plain_indexing(
         full, rest = divmod(15, window_batches)
         assert [window["batches"] for window in loader.seen] == ([window_batches] * full + [rest] * (rest > 0)) * 2
         assert [window["epoch"] for window in loader.seen] == [1] * (full + (rest > 0)) + [2] * (full + (rest > 0))
-
-
-@pytest.mark.parametrize("window_batches", [None, 4])
-@pytest.mark.parametrize("start", [5 * BATCH, 230])
-def test_starting_in_the_middle_of_an_epoch_gives_the_rest_of_it(
-    make: Make, stores: Callable[..., Store], window_batches: int | None, start: int
-) -> None:
-    loader = make(window_batches)
-    loader.last_epoch = 9
-    epoch_of(loader, 1)  # the first window of epoch 2 is there already, and is not the one that is wanted
-    set_epoch(loader, 2)
-    loader.sampler.set_epoch(2, start)
-    batches, wanted = list(loader), list(expected_batches(stores(), 2))[start // BATCH :] if start < 230 else []
-    assert len(batches) == len(wanted)
-    if wanted:
-        assert_same(batches, iter(wanted))
 
 
 @pytest.mark.parametrize(
@@ -416,19 +391,6 @@ def test_another_direction_than_the_stores_is_refused_before_anything_is_written
 
 
 # Real graphs ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_float16_features_on_disk_cost_no_accuracy_on_a_real_graph(tmp_path: Path) -> None:
-    name, epochs = "amazon_photo", 15
-    write_graph(name, tmp_path / name)
-    accuracy = {}
-    for dtype in ("float16", "float32"):
-        convert(tmp_path / name, tmp_path / dtype, undirected=True, feature_dtype=dtype, progress=False)
-        config = real_config(tmp_path / dtype, epochs, loading="store", eval_splits="test", progress="none")
-        accuracy[dtype] = train(config).history[-1]["test"]
-    assert accuracy["float16"] == pytest.approx(accuracy["float32"], abs=0.002)
-    assert (accuracy["float16"] or 0) > 0.85
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
