@@ -215,9 +215,8 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
 
 def next_run_dir(runs_dir: StrPath, name: str) -> Path:
     """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell overwrites no run."""
-    base = home(runs_dir) / name
-    names = (base if number == 1 else base.with_name(f"{name}-{number}") for number in itertools.count(1))
-    return next(path for path in names if not path.exists())
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in (home(runs_dir) / name for name in names) if not path.exists())
 
 
 DROP_BYTES = 32 * 2**20  # most written pages of a file that wait for the disk

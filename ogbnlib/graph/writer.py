@@ -80,7 +80,7 @@ class StoreWriter:
 
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
     """Yield the problems of one array by itself, in one pass over its file."""
-    num_nodes, crc32, last, found = store.num_nodes, 0, -1, dict[str, list[int]]()  # how many wrong, and the first
+    num_nodes, crc32, last, counts = store.num_nodes, 0, -1, dict[str, list[int]]()  # how many wrong, and the first
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
         wrong: dict[str, Array] = {}
@@ -107,9 +107,9 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
         for expected, rule in wrong.items():
             if count := int(rule.sum()):
                 first = begin + int(np.flatnonzero(rule)[0]) // max(1, rule[0].size)
-                found.setdefault(expected, [0, first])[0] += count
+                counts.setdefault(expected, [0, first])[0] += count
         done(rows.nbytes)
-    for expected, (count, first) in found.items():
+    for expected, (count, first) in counts.items():
         yield f"expected {expected}, found {count} others, the first at {first}"
     if name == "colptr" and (store.colptr[0], store.colptr[-1]) != (0, store.num_edges):
         ends = f"{store.colptr[0]} and {store.colptr[-1]}"
@@ -120,12 +120,8 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
 
 def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
     """Yield (split, problem) for everything in a store's splits that training can't use."""
-
-    def labelled(ids: Array) -> Array:
-        labels = store.y[ids]
-        return (labels >= 0) & (labels < store.num_classes)
-
-    return split_problems(store.splits, store.num_nodes, labelled)
+    y = store.y
+    return split_problems(store.splits, store.num_nodes, lambda ids: (y[ids] >= 0) & (y[ids] < store.num_classes))
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:

@@ -34,7 +34,7 @@ def in_blocks_of(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr(module.Propagation, "plan", lambda run, left: dataclasses.replace(plan(run, left), width=width))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**16), num_nodes=st.integers(5, 200), density=st.floats(0, 12), columns=st.integers(1, 11),
     norm=st.sampled_from(["row", "sym", "none"]), self_loops=st.booleans(), hops=st.integers(1, 4),
