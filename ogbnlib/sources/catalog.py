@@ -102,8 +102,7 @@ def _existing(pending: _Pending) -> Store | None:
     now = origin_of(pending.folder, stamped(pending.files()) if exists else {})
     if exists and files != now["files"]:
         if raw != now["raw"]:
-            problem = f"expected the store of {pending.folder}, found one of {raw or 'other data'}"
-            raise InputError(f"{store.path}: {problem}; use another data_dir, or move it away")
+            raise InputError(f"{store.path}: expected the store of {pending.folder}, found one of {raw}; move it away")
         hint = "delete the store to convert the data again, or name the store as the data set to keep the old data"
         raise InputError(f"{pending.folder}: it changed since {store.path} was made of it; {hint}")
     if (store.undirected, store.feature_dtype) != (pending.undirected, pending.dtype):
@@ -115,8 +114,7 @@ def _existing(pending: _Pending) -> Store | None:
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
     if undirected not in (None, store.undirected):
         store_has = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
-        hint = "omit it, or name the store's original data"
-        raise InputError(f"undirected: {store_has}, asked for was {undirected}; {hint}")
+        raise InputError(f"undirected: {store_has}, asked for was {undirected}; name the store's original data")
 
 
 @clear_errors()
@@ -191,7 +189,7 @@ def open_dataset(
 
 @contextlib.contextmanager
 def made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
-    """Let one process make `target` while the others wait; each then looks whether it exists."""
+    """Let one process make `target` while the others wait."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check):
         yield
@@ -230,8 +228,7 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     if config.propagated and size.hops not in (None, config.hops):
         raise InputError(f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops")
     if not config.propagated and size.hops is not None:
-        problem = f"{size.name} has propagated features and no edges"
-        raise InputError(f"loading: {problem}: set loading=propagated, got {config.loading!r}")
+        raise InputError(f"loading: {size.name} has propagated features and no edges: set loading=propagated")
 
 
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
@@ -242,8 +239,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
         if value not in known:
             raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
     if size.hops is not None:
-        problem = f"expected a graph, found the features of {size.hops} hops, without edges"
-        raise InputError(f"{size.name}: {problem}; name the store that it was made from")
+        raise InputError(f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges")
 
 
 @clear_errors()

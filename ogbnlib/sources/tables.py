@@ -222,7 +222,6 @@ def open_tables(
     paths, path = find_files(folder, files), home(folder).resolve()
     stamps, known = stamped(paths), (id_column, *NODE) if id_column else NODE
     features = Features(paths["features"], known) if "features" in paths else None
-
     label_table, hint = Table(paths["labels"]), f"name them: --label-columns {NODE[0]},{LABEL[0]}, or that of labels"
     if label_columns is None:
         own, label = value_columns(label_table, known, LABEL, hint)
@@ -232,7 +231,6 @@ def open_tables(
         label, ids = label_columns[-1], label_table.one_of(known)
         own = label_columns[0] if len(label_columns) == 2 else None if ids == label else ids
         label_table.leave_out([own, label])
-
     names = None
     if "nodes" in paths:
         table = Table(paths["nodes"])
@@ -248,7 +246,6 @@ def open_tables(
         raise InputError(f"{folder}: expected, without features, a file nodes, or a label for each node in order")
     num_nodes = (features or (names or [label_table])[0]).num_rows
     nodes = Nodes(num_nodes, paths.get("features", paths.get("nodes", paths["labels"])).name, names)
-
     edges, ends = Table(paths["edges"], "edges"), edge_columns
     if edge_columns is not None:
         if len({*edge_columns} & {*edges.names}) != 2 or len(edge_columns) != 2:
@@ -263,7 +260,6 @@ def open_tables(
         hint = "name them: --edge-columns SOURCE,TARGET (1,2 where they have no names); csv files need commas"
         raise edges.refusal("columns source and target, or two without names, of node ids", hint)
     edges.leave_out(ends)
-
     labels, class_names = read_labels(label_table, own, label, nodes, num_classes or MAX_CLASSES)
     if num_classes is None:
         kind = next((str(piece.values.type) for piece in label_table.column(label)), "")

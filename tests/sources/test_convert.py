@@ -273,22 +273,6 @@ def test_features_that_cannot_be_held_are_counted(
     assert nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("ids", "match"),
-    [
-        ("21\n5\n", "valid.csv.gz: expected no node of train, found 1"),
-        ("21\n999\n-1\n", "valid.csv.gz: expected node ids from 0 to 199, found 2 others such as 999"),
-    ],
-)
-def test_splits_that_cannot_be_trained_on_are_refused(raw: Path, tmp_path: Path, ids: str, match: str) -> None:
-    import gzip
-
-    (raw / "split" / "time" / "valid.csv.gz").write_bytes(gzip.compress(ids.encode()))
-    with pytest.raises(InputError, match=match):
-        convert(raw, tmp_path / "s", progress=False)
-    assert nothing_left(tmp_path)
-
-
 # Kills and limits ----------------------------------------------------------------------------------------------------
 
 CHILD = """
