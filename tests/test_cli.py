@@ -96,17 +96,6 @@ def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path:
     assert tree(tmp_path) == before
 
 
-def test_synth_writes_a_data_set_and_states_its_size(tmp_path: Path) -> None:
-    done = cli("synth", str(tmp_path / "data"), "--scale", "0.0001", "--json")
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert facts["num_nodes"] == 11_106
-    assert (tmp_path / "data" / "store.json").is_file()
-    again = cli("synth", str(tmp_path / "data"), "--scale", "0.0001")
-    assert again.returncode == 2
-    assert again.stderr.startswith("error: ")
-
-
 def test_plan_says_what_fits_and_its_json_is_json_alone() -> None:
     arguments = ["plan", "--set", "loading=eager", "--memory-limit", "128 GB"]
     text, found = cli(*arguments), cli(*arguments, "--json")

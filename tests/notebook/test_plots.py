@@ -19,7 +19,6 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.errors import GB, InputError
 from ogbnlib.notebook.plots import (
-    epoch_times,
     plot_accuracy,
     plot_cuda,
     plot_forecast,
@@ -135,15 +134,6 @@ def test_a_run_that_was_killed_before_its_first_evaluation_has_a_place_beside_ot
     assert plot_accuracy(runs).axes
     assert best_epochs(runs)["valid"].isna().all()
     assert compare_runs(runs)["run s"].notna().all()
-
-
-def test_epoch_times_fill_their_figure(killed: Path, finished: Path) -> None:
-    (finished / "metrics.csv").write_text(METRICS + "1,1.5,,0.5,0.5,2.0,0.5\n")
-    ax = epoch_times({("eager", "8 GB"): killed, ("store", "8 GB"): finished}, ["8 GB"])
-    assert [list(line.get_ydata()) for line in lines(ax, marker="o")] == [[], [2.0]]
-    (cross,) = lines(ax, marker="X")
-    assert list(cross.get_ydata()) == [0]
-    assert ax.get_window_extent().x0 - ax.get_tightbbox().x0 < 80
 
 
 def on_a_gpu(folder: Path, exit_code: int = 0, **more: int) -> Path:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from conftest import MB, write_run
 
@@ -14,7 +13,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.planner import plan
 from ogbnlib.notebook import verdicts
 from ogbnlib.notebook.verdicts import Finding
-from ogbnlib.runs.folder import METRIC_COLUMNS, Run
+from ogbnlib.runs.folder import Run
 
 Make = Callable[..., Run]
 HOLDS, FAILS, UNKNOWN = (verdicts.WORDS[holds] for holds in (True, False, None))
@@ -22,19 +21,12 @@ HOLDS, FAILS, UNKNOWN = (verdicts.WORDS[holds] for holds in (True, False, None))
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Make a run with a peak of `peak` MB of memory in use and one loss per epoch."""
+    """Make a run with a peak of `peak` MB of memory in use."""
 
-    def make(name: str, peak: float = 500, *, losses: tuple[float, ...] = (), exit_code: int = 0) -> Run:
+    def make(name: str, peak: float = 500, *, exit_code: int = 0) -> Run:
         sample = {"time_s": 0.5, "rss_anon_bytes": peak * MB, "rss_shmem_bytes": 0, "rss_file_bytes": 0}
-        folder = write_run(
-            tmp_path / name,
-            exit_code=exit_code,
-            samples=[sample],
-            sampled_peaks_bytes={"anon_shmem_bytes": int(peak * MB)},
-        )
-        epochs = {"epoch": range(1, 1 + len(losses)), "loss": losses}
-        pd.DataFrame(epochs, columns=METRIC_COLUMNS).to_csv(folder / "metrics.csv", index=False)
-        return Run.open(folder)
+        peaks = {"anon_shmem_bytes": int(peak * MB)}
+        return Run.open(write_run(tmp_path / name, exit_code=exit_code, samples=[sample], sampled_peaks_bytes=peaks))
 
     return make
 
@@ -73,12 +65,6 @@ def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
     wide, narrow = (plan(TrainConfig.create(dataset="ogbn-papers100M"), limit) for limit in ("512 GB", "8 GB"))
     assert verdict(verdicts.fits({"wide": wide, "narrow": narrow})) == HOLDS
     assert verdict(verdicts.fits({"narrow": narrow})) == FAILS
-
-
-def test_accuracies_within_two_standard_errors_are_not_told_apart() -> None:
-    assert verdict(verdicts.as_accurate(0.50, 0.60, 1000)) == FAILS
-    assert verdict(verdicts.as_accurate(0.60, 0.50, 1000)) == HOLDS
-    assert verdict(verdicts.as_accurate(0.50, 0.52, 1000)) == UNKNOWN
 
 
 def test_a_belief_with_parts_is_half_true_where_only_some_hold_and_shown_in_full() -> None:

@@ -82,21 +82,6 @@ def test_what_no_run_can_do_is_refused_by_name(values: dict[str, Any], words: st
         TrainConfig.create(dataset="x", **values)
 
 
-@pytest.mark.parametrize(
-    ("history", "over"),
-    [
-        ([0.5, 0.4], False),
-        ([0.5, None, 0.4, math.nan, 0.3], True),
-        ([0.5, 0.4, 0.6, 0.5], False),
-        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], True),
-        ([None] * 5, False),
-    ],
-    ids=str,
-)
-def test_it_is_over_when_so_many_evaluations_brought_nothing_better(history: list[float | None], over: bool) -> None:
-    assert TrainConfig.create(dataset="x", epochs=6, early_stopping=2).is_over(history) is over
-
-
 def test_a_run_that_is_stopped_early_is_finished_with_its_last_evaluation_and_says_so(
     tiny_config: Config, tmp_path: Path, valid: list[float]
 ) -> None:

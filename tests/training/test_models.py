@@ -88,14 +88,6 @@ def test_checkpointed_gradients_are_the_plain_ones_bit_for_bit(name: str, precis
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
-@pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
-def test_half_width_products_give_nearly_the_same_gradients_in_float32(name: str) -> None:
-    exact, half = gradients(name), gradients(name, precision="bf16")
-    assert {part.dtype for part in half} == {torch.float32}
-    a, b = (torch.cat([part.flatten() for part in parts]) for parts in (exact, half))
-    assert 0 < (a - b).norm() <= 0.1 * a.norm()
-
-
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_float16_on_a_cpu_is_refused_and_bfloat16_proposed(device: str) -> None:
     if device == "auto" and torch.cuda.is_available():

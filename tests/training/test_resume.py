@@ -116,20 +116,10 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(folder: Path, resu
     refused(folder, resume, r"checkpoint\.pt: expected a checkpoint, found none")
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda text: text.replace(",", ";"),
-        lambda text: text[: len(text) // 2],
-        lambda text: "\x00" * 50,
-    ],
-    ids=["semicolons", "torn", "zeros"],
-)
 def test_epochs_come_back_from_the_checkpoint_whatever_became_of_metrics_csv(
-    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult, spoil: Callable[[str], str]
+    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
 ) -> None:
-    path = folder / "metrics.csv"
-    path.write_text(spoil(path.read_text()))
+    (folder / "metrics.csv").write_text("epoch;loss\x00")
     resume()
     assert Run(folder).metrics["loss"].tolist() == [row["loss"] for row in straight.history]
 
