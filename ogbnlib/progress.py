@@ -80,7 +80,7 @@ def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None
 
 
 class _SafeFile(io.FileIO):
-    """File that keeps the error of its first failed write and drops all output from then on."""
+    """File that drops all output from its first failed write on."""
 
     error: OSError | None = None
 
@@ -143,8 +143,8 @@ class Live:
 
     Args:
         text: Returns the name of the present step and its details.
-        how: "bar": one line, updated twice a second and cleared in the end. "lines", for logs: a line for each kind of
-            step that takes a second, and one every 30 s. "none": nothing. "auto": "bar" if a person watches.
+        how: "bar": one line, cleared in the end. "lines", for logs: a line for each kind of step that takes a second,
+            and one every 30 s. "none": nothing. "auto": "bar" if a person watches.
         apart: Lines go to standard error, as another command writes to standard output.
     """
 

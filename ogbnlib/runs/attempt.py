@@ -36,8 +36,7 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
     """Make or reopen the folder of a run, and lock it inside the block.
 
     Yields the run as it was before, and the lock's descriptor. The config.json of a new run is written here; that of a
-    resumed one by the trainer, after it has accepted data set and checkpoint. A watched command has no config. `resume`
-    in a new or empty folder starts a new run, so that one command serves every attempt of a Slurm job.
+    resumed one by the trainer, after it has accepted data set and checkpoint. A watched command has no config.
     """
     paths = RunPaths(run_dir)
     _check_content(run_dir, resume=resume)

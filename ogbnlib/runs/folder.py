@@ -45,7 +45,7 @@ def named(runs: Runs) -> dict[str, Run]:
 
 
 class _RunFiles:
-    """Contents of a run's files, each read on first use. Values in `known` are not read at all."""
+    """Contents of a run's files, each read on first use, but for values in `known`."""
 
     def __init__(self, run_dir: str | os.PathLike[str], **known: Any):
         self.run_dir = home(run_dir)
@@ -75,7 +75,7 @@ class _RunFiles:
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """The recorded samples with their phases, see `timeline.timeline_table`."""
+        """The recorded samples with their phases."""
         return tables.timeline_table(self.samples, self.phases, self.cuda, self._origin_s)
 
     @cached_property

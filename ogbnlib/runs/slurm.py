@@ -51,7 +51,7 @@ FAILED_RANK = r"rank\s+: (\d+) \(local_rank: \d+\)\n\s+exitcode\s+: (-?\d+)"  # 
 
 @dataclass(frozen=True)
 class JobDiagnosis:
-    """`text` is the paragraph for people. `exit_code` is Slurm's EXIT:SIGNAL, `steps` are sacct's rows of its steps."""
+    """`text` is the paragraph for people. `exit_code` is Slurm's EXIT:SIGNAL."""
 
     job_id: str
     text: str
@@ -72,13 +72,14 @@ class JobDiagnosis:
         return asdict(self)
 
 
-def parse_sacct(text: str) -> list[dict[str, str]]:
-    """Rows of `sacct --parsable2`, jobs and their steps. The last field may contain the separator."""
-    names, *rows = [line.split("|") for line in text.splitlines()] or [[]]
-    return [dict(zip(names, [*row[: len(names) - 1], "|".join(row[len(names) - 1 :])], strict=True)) for row in rows]
+def _parse_sacct(text: str) -> list[dict[str, str]]:
+    """Rows of `sacct --parsable2`, jobs and their steps."""
+    header, *rows = text.splitlines() or [""]
+    names = header.split("|")  # the last value may contain the separator
+    return [dict(zip(names, row.split("|", len(names) - 1), strict=True)) for row in rows]
 
 
-def parse_scontrol(text: str) -> list[dict[str, str]]:
+def _parse_scontrol(text: str) -> list[dict[str, str]]:
     """Jobs of `scontrol --oneliner show job` under sacct's names; a value may contain blanks."""
     pairs = re.compile(r"(?:^|\s)([A-Z][\w/:&]*)=(.*?)(?=\s+[A-Z][\w/:&]*=|\s*$)")
     jobs = [{NAMES.get(name, name): value for name, value in pairs.findall(line)} for line in text.splitlines()]
@@ -92,7 +93,7 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     """Rows of jobs and steps, by sacct, else by scontrol, and why a tool knows nothing."""
     sacct = ["sacct", "-j", job_id, "--parsable2", f"--format={','.join(FIELDS)}"]
     refusals = []
-    for argv, parse in ((sacct, parse_sacct), (["scontrol", "--oneliner", "show", "job", job_id], parse_scontrol)):
+    for argv, parse in ((sacct, _parse_sacct), (["scontrol", "--oneliner", "show", "job", job_id], _parse_scontrol)):
         try:
             done = subprocess.run(argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
             if rows := parse(done.stdout) if done.returncode == 0 else []:
@@ -130,16 +131,6 @@ def _read_log(job: dict[str, str], job_id: str, work_dir: Path) -> tuple[Path | 
     return path, text[max((match.start() for match in re.finditer(FIRST_LINE, text)), default=0) :]
 
 
-def _state_in(log: str) -> str:
-    """The state that the log proves. A kill for memory explains all that follows it but a requeue."""
-    proven = ""
-    for line in log.splitlines():
-        state = next((state for pattern, state in LOG_LINES.items() if re.search(pattern, line)), "")
-        if state and (proven != "OUT_OF_MEMORY" or state == "REQUEUED"):
-            proven = state
-    return proven
-
-
 def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], asked: list[str]) -> JobDiagnosis:
     """Diagnose one job, or one task of an array, from its row, its log and its run."""
     work_dir = Path(job.get("WorkDir") or ".")
@@ -147,7 +138,11 @@ def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], aske
     lines = [line for line in log.splitlines() if line.strip()]
     words = [line for line in lines if not line.startswith(("ogbnlib: ", "slurmstepd", "srun: "))]
     run, steps = _find_run(job_id, work_dir, log), [row for row in rows if row["JobID"].startswith(f"{job_id}.")]
-    proven = _state_in(log)
+    proven = ""  # the state that the log proves
+    for line in log.splitlines():
+        found = next((state for pattern, state in LOG_LINES.items() if re.search(pattern, line)), "")
+        if found and (proven != "OUT_OF_MEMORY" or found == "REQUEUED"):  # a kill explains all else that follows it
+            proven = found
     if not (job or run or words or proven):
         raise InputError(
             f"--job: nothing is left of job {job_id}: {'; '.join(asked)}; and {work_dir.resolve()} has no "
@@ -165,7 +160,12 @@ def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], aske
     # The first that failed by itself: torchrun ends the others by SIGTERM.
     failed = ((rank, str(code if code >= 0 else 128 - code)) for rank, code in ranks if code not in (-15, 143))
     rank, pair = next(failed, None), job.get("ExitCode", "")
-    code = _exit_code(pair) if pair else str(run.exit_code) if run and run.exit_code is not None else ""
+    code = str(run.exit_code) if run and run.exit_code is not None else ""
+    if pair:  # EXIT:SIGNAL has a meaning of its own, or is 128 + SIGNAL, or EXIT
+        exit_, _, number = pair.partition(":")
+        code = pair if pair in EXIT_CODES else exit_ if number in ("", "0") else str(128 + int(number))
+        if number == "0" and int(exit_) > 2 and str(128 + int(exit_)) in EXIT_CODES:
+            code = str(128 + int(exit_))  # sacct of Slurm 22.05 shows 141 as 13:0
     if ending:
         less = diagnosis.remedy if diagnosis and diagnosis.cause == "out of memory" else "see `plan`"
         facts = {"job": job_id, "state": state, "nodes": job.get("NodeList", ""), "resume": resume}
@@ -195,14 +195,6 @@ def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], aske
     return JobDiagnosis(
         job_id, text, cause, job.get("State"), pair or code or None, remedy, sources, steps, path, diagnosis
     )
-
-
-def _exit_code(pair: str) -> str:
-    """One code of Slurm's EXIT:SIGNAL: the pair if it has a meaning of its own, else 128 + SIGNAL or EXIT."""
-    code, _, number = pair.partition(":")
-    if number == "0" and int(code) > 2 and (whole := str(128 + int(code))) in EXIT_CODES:
-        return whole  # sacct of Slurm 22.05 shows 141 as 13:0
-    return pair if pair in EXIT_CODES else code if number in ("", "0") else str(128 + int(number))
 
 
 def _by_code(
@@ -239,9 +231,6 @@ def diagnose_job(job_id: str | int) -> JobDiagnosis:
 
     Args:
         job_id: As sbatch and squeue print it: 123, or 123_4 for the task of an array; 123 means all tasks of an array.
-
-    Raises:
-        InputError: for anything that is no job id, or a job of which nothing is left.
     """
     name = str(job_id).strip()
     if not re.fullmatch(r"\d+(_\d+)?", name):
