@@ -104,7 +104,6 @@ def run(
         check_config(config)
     if live and not in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
-    limit_bytes, notes = _attainable(memory_limit, say=echo)
     if config is None:
         if run_dir is None or not resume:
             raise InputError("config: expected one, or the folder of a run with resume=True to go on with its own")
@@ -114,6 +113,9 @@ def run(
     size = check_inputs(config)
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    before_bytes = Run(folder).memory_limit_bytes if resume and memory_limit is None else None
+    asked = before_bytes if memory_limit is None else memory_limit
+    limit_bytes, notes = _attainable(asked, say=echo, as_before=bool(before_bytes))
     tried: dict[str, str] = {}
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):
@@ -121,20 +123,10 @@ def run(
     if not config.propagated:  # a propagation's forecast has room for compiling
         _compile_kernels(config.progress)
     limit, refused = make_limit(limit_bytes, limit_by)
-    base = tempfile.gettempdir()
-    base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
-    # PyG leaves a generated file in the temporary folder for each process that makes a convolution.
-    own_tmp = tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True)
-    opened, stack = open_run_dir(config, folder, resume=resume), contextlib.ExitStack()
-    with contextlib.closing(limit), opened as (before, lock), own_tmp as tmp, stack:
+    with contextlib.closing(limit), open_run_dir(config, folder, resume=resume) as (before, lock), _own_tmp() as tmp:
         with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
             if before.is_finished and before.config == config:
                 return before
-        if resume and memory_limit is None and before.memory_limit_bytes:
-            limit_bytes, notes = _attainable(before.memory_limit_bytes, say=echo, as_before=True)
-            limit.close()
-            limit, refused = make_limit(limit_bytes, limit_by)
-            stack.callback(limit.close)
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
         argv += ["--resume"] if resume else []
@@ -148,6 +140,13 @@ def run(
         how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock,)}
         with drawn(lambda: Run(folder)._repr_html_()) if live else contextlib.nullcontext():
             return _carry_out(attempt, argv, limit, more, env, **how)
+
+
+def _own_tmp() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder for a trainer and its children: PyG leaves a generated file for each process in it."""
+    base = tempfile.gettempdir()
+    base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
+    return tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True)
 
 
 @functools.cache
