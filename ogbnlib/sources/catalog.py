@@ -59,24 +59,31 @@ def _resolve(
         _check_direction(store, undirected)
         return store
     folder, own, size, missing = Path(os.path.abspath(dataset)), np.dtype(np.float32), None, ""
-    source: Callable[[], Source]
     find: Callable[..., Mapping[str, Path]] = layout_files
+    official = raw = None
     if is_official(dataset):
         official = locate_official(dataset, data_dir or OFFICIAL_DIR)
-        folder, source, size = official.folder, functools.partial(open_official, official), KNOWN.get(dataset)
+        folder, size = official.folder, KNOWN.get(dataset)
         if official.present and official.binary:
             raw = open_raw(folder, num_classes=official.num_classes)
-            own, size = raw.feature_dtype, raw.size
         elif not official.present and not download:
             missing = f"{folder}: {dataset} is not there; pass download=True, or data_dir, the folder that holds it"
     elif is_tables(dataset):
-        from .tables import open_tables
-
-        source, find = functools.partial(open_tables, folder), find_files
-        own = stored_dtype(find(folder)["features"])
+        find, own = find_files, stored_dtype(find_files(folder)["features"])
     else:
         raw = open_raw(folder)
-        source, own, size = (lambda: raw), raw.feature_dtype, raw.size
+    if raw is not None:
+        own, size = raw.feature_dtype, raw.size
+
+    def source() -> Source:
+        if raw is not None:
+            return raw
+        if official is not None:
+            return open_official(official)
+        from .tables import open_tables  # imports pyarrow and pandas, and most runs have a store
+
+        return open_tables(folder)
+
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
     name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
     target = (folder.parent if data_dir is None else data_dir) / f"{name}.store"
@@ -124,10 +131,10 @@ def locate(dataset: str, **options: Any) -> GraphSize:
     Before the store exists, sizes are those of the data, with the `feature_itemsize` of the store. `options` are
     data_dir, undirected, feature_dtype and download of `open_dataset`.
     """
-    found = _resolve(dataset, **options)
-    if isinstance(found, Store):
-        return found.size
-    return dataclasses.replace(found.size or found.source().size, feature_itemsize=found.dtype.itemsize)
+    data = _resolve(dataset, **options)
+    if isinstance(data, Store):
+        return data.size
+    return dataclasses.replace(data.size or data.source().size, feature_itemsize=data.dtype.itemsize)
 
 
 def size_of(dataset: str, **options: Any) -> GraphSize:

@@ -125,22 +125,22 @@ def read_labels(
     table: Table, own: str | None, column: str, nodes: Nodes, num_classes: int
 ) -> tuple[Array, Array | None]:
     """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8 bytes [C]."""
-    found, words = set[str](), set[str]()
+    classes, words = set[str](), set[str]()
     for piece in table.column(column):
         if piece.values.type != "string":
             break
         known = without_missing(piece.values)
-        found |= {*pc.unique(known.drop_null()).to_pylist()}
+        classes |= {*pc.unique(known.drop_null()).to_pylist()}
         words |= {*pc.unique(piece.values.filter(known.is_null())).to_pylist()} - {None, ""}
-        if any(map(is_number, found)):
-            if not all(map(is_number, found)):
-                both = ", ".join(sorted(found)[:5])
+        if any(map(is_number, classes)):
+            if not all(map(is_number, classes)):
+                both = ", ".join(sorted(classes)[:5])
                 raise InputError(f"{table.file}: expected labels of text or of numbers, found both: {both}")
-            found.clear()
+            classes.clear()
             break
-        if len(found) > num_classes:
+        if len(classes) > num_classes:
             raise InputError(f"{table.file}: expected at most {num_classes} classes, found more")
-    names, labels = sorted(found), np.full(nodes.num_nodes, -1, np.int32)
+    names, labels = sorted(classes), np.full(nodes.num_nodes, -1, np.int32)
     if words and names:  # a class may be called "none"
         print(f"{table.file}: taken for no label: {', '.join(sorted(words))}", file=sys.stderr)
     for ids, piece in _by_node(table, own, column, nodes):
@@ -185,9 +185,9 @@ def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Arr
         places = pc.index_in(pc.utf8_lower(words), value_set=pa.array([*_SPLIT_OF]))
         wrong = np.asarray(places.is_null()) & np.asarray(words.is_valid())
         piece.refuse(wrong, "train, valid, test or an empty cell")
-        found = places.fill_null(-1).to_numpy()
+        codes = places.fill_null(-1).to_numpy()
         for place, split in enumerate(_SPLIT_OF.values()):
-            parts[split].append(ids[found == place])
+            parts[split].append(ids[codes == place])
     return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}
 
 
@@ -214,10 +214,6 @@ def open_tables(
         num_classes: the largest label plus one if None.
         files: paths of `edges`, `features` and so on, instead of those in the folder. `features` may be "ones",
             or "degree": log(1 + in-degree) and log(1 + out-degree), 8 bytes a node in memory.
-
-    Raises:
-        InputError: naming the file, the column, the row, and the expectation; for a column that is neither known nor
-            named.
     """
     paths, path = find_files(folder, files), home(folder).resolve()
     stamps, known = stamped(paths), (id_column, *NODE) if id_column else NODE
