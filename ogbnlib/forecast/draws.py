@@ -104,27 +104,27 @@ def _draw(
             frontier = random.choice(frontier, most, replace=False)
         start = store.colptr[frontier]
         degree = store.colptr[frontier + 1] - start
-        taken = degree if k < 0 else np.minimum(degree, k)
-        edges.append(nodes[-1] * float(taken.mean()) if len(taken) else 0.0)
-        if taken.sum() > _EDGES:  # as many are read, of some of the hop's nodes
-            order = random.permutation(len(taken))
-            order = order[: max(1, int(np.searchsorted(np.cumsum(taken[order]), _EDGES)))]
-            start, degree, taken = start[order], degree[order], taken[order]
+        picks = degree if k < 0 else np.minimum(degree, k)
+        edges.append(nodes[-1] * float(picks.mean()) if len(picks) else 0.0)
+        if picks.sum() > _EDGES:  # as many are read, of some of the hop's nodes
+            order = random.permutation(len(picks))
+            order = order[: max(1, int(np.searchsorted(np.cumsum(picks[order]), _EDGES)))]
+            start, degree, picks = start[order], degree[order], picks[order]
         # Evenly spread positions from a random one on: each of d neighbors is among k of them with probability k / d.
-        first = np.repeat(np.cumsum(taken) - taken, taken)
-        steps = np.arange(len(first)) - first + np.repeat(random.random(len(taken)), taken)
-        places = np.repeat(start, taken) + (steps * np.repeat(degree / np.maximum(taken, 1), taken)).astype(np.int64)
+        first = np.repeat(np.cumsum(picks) - picks, picks)
+        steps = np.arange(len(first)) - first + np.repeat(random.random(len(picks)), picks)
+        places = np.repeat(start, picks) + (steps * np.repeat(degree / np.maximum(picks, 1), picks)).astype(np.int64)
         ids = store.row[places]
         ids = ids[~seen[ids]]
         new = _distinct(ids)
         seen[new] = True
-        whole, found = edges[-1] / max(1, len(places)), float(len(new))
-        if whole > 1.001 and found:
+        whole, distinct = edges[-1] / max(1, len(places)), float(len(new))
+        if whole > 1.001 and distinct:
             # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, b being what it was between m / 4
             # and m: rather too many.
             cut, quarter = True, max(1, len(ids) // 4)
-            growth = math.log(found / len(_distinct(ids[:quarter]))) / math.log(max(2.0, len(ids) / quarter))
-            found *= whole**growth
-        nodes.append(min(found, store.num_nodes - min(sum(nodes), store.num_nodes)))
+            growth = math.log(distinct / len(_distinct(ids[:quarter]))) / math.log(max(2.0, len(ids) / quarter))
+            distinct *= whole**growth
+        nodes.append(min(distinct, store.num_nodes - min(sum(nodes), store.num_nodes)))
         frontier = new
     return BatchShape(_rounded(nodes), _rounded(edges)), cut

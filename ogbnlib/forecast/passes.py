@@ -122,27 +122,27 @@ class Pass:
                 reserve = step, step + sum(one.workers(idle_loaders=1).values())
         if available is None or not num_batches or sum(files.values()) <= (available - reserve[1]) * self.sharers:
             return Windows(None, True, 0, available or 0)
-        left, fixed = max(0, available - reserve[0]), budget.window_fixed_bytes(size.num_nodes)
+        memory, fixed = max(0, available - reserve[0]), budget.window_fixed_bytes(size.num_nodes)
         bytes_each = budget.compact_batch_bytes(batch, size.num_features * self.itemsize)
         sweep, train_s = budget.sweep_s(files, hops), num_batches * batch.num_nodes * budget.TRAIN_S_PER_NODE
         # A pass over the files costs the same for a large window as for a small one, so in memory the fewest windows
         # win, unless a single one that can't be prepared during training costs more than several that can. Two windows
         # in training leave a tenth to evaluations.
-        half = (0.45 if self.training else 0.5) * left
-        alone, paired = (-(-num_batches // max(1, int((room - fixed) / bytes_each))) for room in (left, half))
+        half = (0.45 if self.training else 0.5) * memory
+        alone, paired = (-(-num_batches // max(1, int((room - fixed) / bytes_each))) for room in (memory, half))
         overlapped = half >= fixed + bytes_each and max(paired * sweep, train_s) <= alone * sweep + train_s
         count = -(-num_batches // (paired if overlapped else alone))
         number = -(-num_batches // count)
         moved = number * (files["x"] + hops * (files["colptr"] + files["row"]))
-        made = Windows(count, overlapped, count * bytes_each + fixed, available, number, moved)
-        spooled = self._spooled(files, left, room_bytes)
+        ram_windows = Windows(count, overlapped, count * bytes_each + fixed, available, number, moved)
+        spooled = self._spooled(files, memory, room_bytes)
         # Windows on disk are small, and win if they move fewer bytes, written and read again, than a pass for each.
         if spooled is None or not (always or spooled.moved_bytes < moved):
-            return made
-        return replace(spooled, in_memory=made, available_bytes=available)
+            return ram_windows
+        return replace(spooled, in_memory=ram_windows, available_bytes=available)
 
-    def _spooled(self, files: Mapping[str, int], left: int, room_bytes: int) -> Windows | None:
-        """Windows on disk, or None where memory (`left`) or disk are too small for them.
+    def _spooled(self, files: Mapping[str, int], memory: int, room_bytes: int) -> Windows | None:
+        """Windows on disk, or None where `memory` or disk are too small for them.
 
         Batches are divided into structure files and these into feature shards so that the fewest bytes are moved: one
         pass over the graph for each file, if memory has room to sample it at once, and one over the features for each
@@ -153,27 +153,27 @@ class Pass:
         rows, structure = batch.num_nodes * row_bytes, 8 * (batch.num_nodes + batch.num_edges)  # all ids int32
         passes = max(1, config.epochs if self.training else config.num_evaluations(self.split))
         one, sampled_bytes = budget.compact_batch_bytes(batch, row_bytes), budget.sampled_batch_bytes(batch)
-        size = min(num_batches, max(1, min(left // 24, budget.WINDOW_BYTES) // one))
+        size = min(num_batches, max(1, min(memory // 24, budget.WINDOW_BYTES) // one))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
-        working, total = left - left // 8 - 4 * size * one, num_batches * (passes if self.training else 1)
+        working, total = memory - memory // 8 - 4 * size * one, num_batches * (passes if self.training else 1)
         fixed = budget.window_fixed_bytes(num_nodes)
         sampled = max(0, working - fixed) // sampled_bytes
         # A pass over the features has the ids in memory, int32, or int64 from 2**31 nodes on; a file has seeds, sizes.
-        index, kept = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
+        index, per_batch = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
         graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
-        least = max(1, min(working // 4 // (index + kept), room_bytes // 2 // (structure + rows)))  # in one shard
+        least = max(1, min(working // 4 // (index + per_batch), room_bytes // 2 // (structure + rows)))  # in one shard
         reels, most_reels = 1, 1 + 2 * (total // least)
         while True:
             reel = min(total, -(-total // reels // size) * size)
-            most = (working // 4 - reel * kept) // max(1, index)  # of memory
+            most = (working // 4 - reel * per_batch) // max(1, index)  # of memory
             alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes
-            held = min(2, reels) * reel * structure
-            picked = total if alone else min(reel, most, (room_bytes - held) // 2 // max(1, rows))
+            structures = min(2, reels) * reel * structure
+            picked = total if alone else min(reel, most, (room_bytes - structures) // 2 // max(1, rows))
             if min(sampled, picked) >= size:
                 parts = -(-reel // picked)
                 picked = min(picked // size, -(-reel // parts // size)) * size
                 moved = reels * (parts * files["x"] + -(-reel // sampled) * graph)
-                disk = held + min(2, reels * parts) * picked * rows
+                disk = structures + min(2, reels * parts) * picked * rows
                 choices.append((moved, reels, reels * parts, reel, picked, disk))
             if reels == most_reels:
                 break
@@ -183,12 +183,12 @@ class Pass:
         moved, _, parts, reel, picked, disk = min(choices)
         sampling = fixed + min(reel, sampled) * sampled_bytes
         picking = picked * index + min(working // 4, 2 * budget.WINDOW_BYTES, picked * rows)
-        buffers = 4 * min(CHUNK_BYTES, left // 64)  # of a pass's threads
-        working = min(working, max(sampling, picking) + reel * kept + buffers)
+        buffers = 4 * min(CHUNK_BYTES, memory // 64)  # of a pass's threads
+        working = min(working, max(sampling, picking) + reel * per_batch + buffers)
         again = 1 if self.training or parts == 1 else passes
         moved = again * (moved + total * (structure + rows)) // passes + num_batches * (structure + rows)
         spooling = Spooling(sampled, reel, picked, working, disk)
-        return Windows(size, True, size * one, left, -(-num_batches // size), moved, spooling)
+        return Windows(size, True, size * one, memory, -(-num_batches // size), moved, spooling)
 
     def window_bytes(self, windows: Windows) -> int:
         """Real bytes of a window: each distinct node's features once, and every batch's own ids and edges."""
@@ -210,9 +210,9 @@ def choose_loaders(
 
     Evaluations stay on disk if they take a third of `room_bytes` at the most and training has its windows there too.
     """
-    kept = {split: one.windows(available, room_bytes // 3, always=True) for split, one in evaluations.items()}
-    on_disk = [windows.spooling.disk_bytes for windows in kept.values() if windows.spooling is not None]
-    if len(on_disk) < len(kept) or sum(on_disk) > room_bytes // 3:
+    chosen = {split: one.windows(available, room_bytes // 3, always=True) for split, one in evaluations.items()}
+    on_disk = [windows.spooling.disk_bytes for windows in chosen.values() if windows.spooling is not None]
+    if len(on_disk) < len(chosen) or sum(on_disk) > room_bytes // 3:
         return train.windows(available, room_bytes), {}
     windows = train.windows(available, room_bytes - sum(on_disk))
-    return windows, kept if windows.spooling is not None else {}
+    return windows, chosen if windows.spooling is not None else {}

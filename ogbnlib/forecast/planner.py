@@ -189,7 +189,7 @@ def _alternatives(
         [{"num_neighbors": counts} for counts in fan_out[1:]],
     ]
     for count in range(1, len(knobs) + 1):
-        found = []
+        fitting = []
         for chosen in itertools.combinations(knobs, count):
             for steps in itertools.product(*chosen):
                 changes = {name: value for step in steps for name, value in step.items()}
@@ -198,10 +198,10 @@ def _alternatives(
                     continue  # a store has its own
                 forecast = predict(changed, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
                 if verdict(forecast, limit_bytes) == FITS:
-                    found.append((changes, forecast))
+                    fitting.append((changes, forecast))
                     break
-        if found:
-            return found
+        if fitting:
+            return fitting
     return []
 
 
@@ -281,6 +281,6 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     for name, changes in options.items():
         forecast = predict(config.replace(**changes))
         size, gpu = forecast.size, forecast.gpu
-        kept = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
-        rows[name] = {"kept MB": kept, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
+        saved = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
+        rows[name] = {"kept MB": saved, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
     return (pd.DataFrame.from_dict(rows, orient="index") / MB).round(1)

@@ -76,19 +76,19 @@ def expected_batch(
     """The batch that `num_seeds` seeds grow into, from mean degrees alone."""
     weights, mean_degree = _hit_weights(size, undirected), trained_edges(size, undirected) / size.num_nodes
     seeds = min(num_seeds, size.num_nodes)
-    found = [seeds / 64] * 64
-    left = [max(0.0, size.num_nodes / 64 - count) for count in found]
+    frontier = [seeds / 64] * 64
+    unseen = [max(0.0, size.num_nodes / 64 - count) for count in frontier]
     nodes, edges = [float(seeds)], list[float]()
     for k in num_neighbors:
         # With reverse edges a neighbor has more neighbors than a seed: the degrees' second moment decides.
         if undirected or size.undirected:
             degrees = [mean_degree * w for w in weights]
-            edges.append(sum(n * (d if k < 0 else min(k, d)) for n, d in zip(found, degrees, strict=True)))
+            edges.append(sum(n * (d if k < 0 else min(k, d)) for n, d in zip(frontier, degrees, strict=True)))
         else:
             edges.append(nodes[-1] * mean_sampled(mean_degree, k, 0.92))
-        found = [n * -math.expm1(-edges[-1] * w / size.num_nodes) for n, w in zip(left, weights, strict=True)]
-        left = [n - new for n, new in zip(left, found, strict=True)]
-        nodes.append(sum(found))
+        frontier = [n * -math.expm1(-edges[-1] * w / size.num_nodes) for n, w in zip(unseen, weights, strict=True)]
+        unseen = [n - new for n, new in zip(unseen, frontier, strict=True)]
+        nodes.append(sum(frontier))
     return BatchShape(tuple(round(n) for n in nodes), tuple(round(n) for n in edges))
 
 

@@ -80,8 +80,8 @@ def available_bytes() -> int:
     """
     ranks = local_ranks()
     launcher = (read_rss([os.getppid()])[0] or 0) if ranks > 1 else 0
-    left = (usable_bytes(effective_limit()[0]) - launcher) // ranks - own_memory()[0]
-    return max(0, min(left, usable_bytes(psutil.virtual_memory().available) // ranks))
+    own_share = (usable_bytes(effective_limit()[0]) - launcher) // ranks - own_memory()[0]
+    return max(0, min(own_share, usable_bytes(psutil.virtual_memory().available) // ranks))
 
 
 def local_ranks() -> int:

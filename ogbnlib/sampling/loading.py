@@ -86,8 +86,8 @@ def loader(
     config = TrainConfig.create({"dataset": store.path, "loading": "store", **values})
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     if limit is not None and limit < (used := own_memory()[0]):
-        found = f"more than the {format_bytes(used)} that this process already uses, got {format_bytes(limit)}"
-        raise InputError(f"memory_limit: expected {found}")
+        expected = f"more than the {format_bytes(used)} that this process already uses, got {format_bytes(limit)}"
+        raise InputError(f"memory_limit: expected {expected}")
     ids = torch.from_numpy(node_ids(nodes, store))
     if drop_last and len(ids) < config.batch_size:  # there would be no batch at all
         raise InputError(f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}")
@@ -125,8 +125,8 @@ def to_data(store: Store) -> Data:
     ascending by target, reverse edges included, and `train_mask`, `val_mask`, `test_mask` bool [N].
     """
     needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
-    if needed > (left := available_bytes()):  # 102 GB for ogbn-papers100M
-        sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(left)} are available"
+    if needed > (free := available_bytes()):  # 102 GB for ogbn-papers100M
+        sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are available"
         raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
     masks = {}
     for split, name in zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True):

@@ -137,15 +137,15 @@ class Loaders:
     def eval_batches(self, split: str) -> Iterator[Data]:
         """The batches of `split` in order; a temporary loader is deleted after the last and its memory released."""
         loader = self.eval_loader(split)
-        kept = any(loader is one for one in self._resident.values())
+        is_resident = any(loader is one for one in self._resident.values())
         set_epoch(loader, 0)  # every evaluation samples the same neighbors, so epochs are compared on equal terms
         try:
             yield from loader
         finally:
-            if not kept:
+            if not is_resident:
                 _end_workers(loader)
             del loader
-            if not kept and split not in self._resident:  # else it was made on the train loader's CSC
+            if not is_resident and split not in self._resident:  # else it was made on the train loader's CSC
                 self._released(split)
 
 

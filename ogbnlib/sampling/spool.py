@@ -167,11 +167,11 @@ class Spool:
         for number, (spool, structure) in enumerate(zip(spools, structures, strict=True)):
             following: Place | None = (0, 0, 0) if number else place
             first = following
-            left = 2**62 if number else spooling.reel_batches
+            room = 2**62 if number else spooling.reel_batches
             while following is not None:
                 seeds = spool._reader.seeds(following)
-                left -= len(seeds.ids)
-                if left < 0 and following != first:
+                room -= len(seeds.ids)
+                if room < 0 and following != first:
                     break
                 jobs.append((structure, following, seeds))
                 following = spool._reader.after(following, seeds.positions)

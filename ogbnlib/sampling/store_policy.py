@@ -69,14 +69,14 @@ class StoreLoaders(DiskLoaders):
         room = spool_bytes(config.spool, folder) if folder.is_dir() else 0
         cls._forecast_load(run)
         run.phase("load", {})
-        left = None
+        available = None
         if run.limit_bytes is not None:
-            left = max(0, usable_bytes(run.limit_bytes) - sum(run.held.values()))
+            available = max(0, usable_bytes(run.limit_bytes) - sum(run.held.values()))
         run.hold_model()
         train, evaluations = run.one_pass("train", training=True), dict(run.evaluations())
         passes = {split: run.one_pass(split) for split in {*evaluations["eval"], *evaluations["final"]}}
-        budget = window_budget(config.lookahead, left)
-        windows, kept = choose_loaders(train, passes, budget, room)
+        budget = window_budget(config.lookahead, available)
+        windows, eval_windows = choose_loaders(train, passes, budget, room)
         run.windows, cache_bytes = windows, sum(store_bytes(config, run.size).values())
 
         def add(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
@@ -91,7 +91,7 @@ class StoreLoaders(DiskLoaders):
                     buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
                     samples = batches * sampled_batch_bytes(one.batches.largest)
                     passing["window being prepared"] = samples + buffers
-                elif windows not in kept.values():
+                elif windows not in eval_windows.values():
                     passing["pass for the spool"] = windows.spooling.working_bytes
             run.phase(name, passing, cache_bytes if batches is None else 0, unsure_bytes)
 
@@ -103,13 +103,13 @@ class StoreLoaders(DiskLoaders):
             if windows.spooling is not None and windows.spooling.picked_batches < train.num_batches * config.epochs:
                 ahead["next pass for the spool"] = windows.spooling.working_bytes
         run.held |= ahead
-        beside = window_budget(config.lookahead, left, windows)
+        beside = window_budget(config.lookahead, available, windows)
         for split in evaluations["eval"]:
-            add(f"eval {split}", passes[split], kept.get(split) or passes[split].windows(beside, room), 1, 1)
+            add(f"eval {split}", passes[split], eval_windows.get(split) or passes[split].windows(beside, room), 1, 1)
         for name in ahead:
             del run.held[name]
         for split in evaluations["final"]:
-            add(f"final {split}", passes[split], kept.get(split) or passes[split].windows(budget, room), 1, 0)
+            add(f"final {split}", passes[split], eval_windows.get(split) or passes[split].windows(budget, room), 1, 0)
 
     def _load(self, store: Store) -> Data:
         from .loader import available_bytes, local_ranks
@@ -150,19 +150,19 @@ class StoreLoaders(DiskLoaders):
         with self.log.phase(f"build {split} loader"):
             beside = None if train is None or shuffle else train.windows
             budget = window_budget(config.lookahead, self._available, beside, self._ranks)
-            one, kept = self._pass(split, shuffle, budget), dict[str, Windows]()
+            one, eval_windows = self._pass(split, shuffle, budget), dict[str, Windows]()
             if shuffle:
                 others = [name for name in STREAM if self._room and config.num_evaluations(name)]
                 others = [name for name in others if len(self._arguments(name, False)["sampler"])]  # of this rank
                 evaluations = {name: self._pass(name, False, budget) for name in others}
-                windows, kept = choose_loaders(one, evaluations, budget, self._room)
+                windows, eval_windows = choose_loaders(one, evaluations, budget, self._room)
             else:
                 windows = one.windows(budget, self._room)
             loader = self._loader(split, shuffle, windows)
-            for name, chosen in kept.items():
+            for name, chosen in eval_windows.items():
                 self._resident[_kept(name)] = other = self._loader(name, False, chosen)
                 loader.evaluations.append(other)
-            for name, chosen in [(split, windows), *kept.items()]:
+            for name, chosen in [(split, windows), *eval_windows.items()]:
                 self.log.mark("note", loader=name, windows=str(chosen), window_batches=chosen.window_batches)
         if shuffle:
             loader.last_epoch, here = config.epochs, launch()
@@ -186,8 +186,8 @@ class StoreLoaders(DiskLoaders):
 
     def eval_loader(self, split: str) -> NodeLoader:
         """As `Loaders.eval_loader`; a loader whose windows are on disk stays, with them."""
-        if (kept := self._resident.get(_kept(split))) is not None:
-            return kept
+        if (resident := self._resident.get(_kept(split))) is not None:
+            return resident
         loader = self._build(split, shuffle=False)  # for `train` too, whose loader may have its next window
         if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
             self._resident[_kept(split)] = loader

@@ -18,11 +18,8 @@ from ogbnlib.memory.limits import Limit
 ONCE = {"epochs": 1, "train_eval": "never", "eval_splits": "valid"}
 WORST: list[dict[str, Any]] = [
     {"loading": "shared", "undirected": True, "num_neighbors": "-1 -1 -1", "batch_size": 256},
-    {"loading": "shared", "undirected": True, "eval_num_neighbors": -1, "eval_batch_size": 256},
     {"loading": "shared", "model": "Edge", "num_neighbors": "10 5", "batch_size": 512, "hidden_channels": 64},
-    {"loading": "shared", "num_neighbors": "15 10", "batch_size": 1024, "hidden_channels": 64, "num_workers": 4},
     {"loading": "store", "num_neighbors": "15 10", "batch_size": 1024, "hidden_channels": 64},
-    {"loading": "lazy", "num_neighbors": "-1 -1", "batch_size": 256, "model": "gcn"},
 ]
 
 

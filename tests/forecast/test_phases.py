@@ -165,16 +165,6 @@ def test_every_config_has_a_forecast_under_every_limit(size: GraphSize, values: 
         assert plan.epoch_s > 0
 
 
-def test_a_lookahead_of_a_size_is_for_windows_alone() -> None:
-    values = {"loading": "store", "num_neighbors": [15, 10, 5], "batch_size": 1024, "lookahead": "1 GB"}
-    values |= {"spool": "off"}
-    for limit in (None, 4 * 2**30):
-        windows = forecast(limit=limit, **values).windows
-        assert windows is not None
-        assert windows.window_batches
-        assert 0.3 * 2**30 < windows.window_bytes < 2**30
-
-
 def test_the_window_that_waits_for_the_next_epoch_is_held_during_evaluations_between() -> None:
     values = {"epochs": 2, "num_neighbors": [15, 10, 5], "batch_size": 1024, "feature_dtype": "float16"}
     plan = forecast(limit=8 * 2**30, loading="store", **values)

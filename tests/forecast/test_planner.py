@@ -15,16 +15,7 @@ import pytest
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
-from ogbnlib.forecast.planner import (
-    ALLOCATIONS,
-    FITS,
-    TIGHT,
-    WILL_NOT_FIT,
-    ladder,
-    margin_bytes,
-    plan,
-    verdict,
-)
+from ogbnlib.forecast.planner import ALLOCATIONS, FITS, TIGHT, WILL_NOT_FIT, ladder, margin_bytes, plan, verdict
 from ogbnlib.forecast.sizes import KNOWN
 from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.sandbox import run

@@ -1,4 +1,4 @@
-"""Promises of `footprint`: each part has the size of the tensors that it names."""
+"""Promises of `sizes`, `step` and `draws`: each part has the size of the tensors that it names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,8 @@ import pytest
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast import draws
-from ogbnlib.forecast.budget import BatchShape, batch_bytes
 from ogbnlib.forecast.draws import draw_batches
-from ogbnlib.forecast.sizes import (
-    KNOWN,
-    expected_batch,
-    size_of,
-    stock_csc_bytes,
-    store_bytes,
-)
+from ogbnlib.forecast.sizes import KNOWN, expected_batch, size_of, stock_csc_bytes, store_bytes
 from ogbnlib.forecast.step import model_state_bytes, parameter_count
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.catalog import open_dataset
@@ -64,16 +57,6 @@ def test_model_state_is_four_times_the_real_parameters(
     real = GNN(config, 7, classes)
     assert parameter_count(config, 7, classes) == sum(p.numel() for p in real.parameters())
     assert model_state_bytes(config, 7, classes) == 4 * sum(value.nbytes for value in real.parameters())
-
-
-def test_a_batch_takes_what_its_tensors_take(tiny_config: Config, tiny_store: Path) -> None:
-    from ogbnlib.memory.recorder import EventLog
-    from ogbnlib.sampling.policies import make_loaders
-
-    loader = make_loaders(open_store(tiny_store), tiny_config(feature_dtype="float16"), EventLog(None)).train_loader()
-    for real in loader:
-        batch = BatchShape(tuple(real.num_sampled_nodes), tuple(real.num_sampled_edges))
-        assert batch_bytes(batch, 8, 2) == real.x.nbytes + real.n_id.nbytes + real.edge_index.nbytes
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["directed", "undirected"])

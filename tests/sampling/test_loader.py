@@ -162,11 +162,6 @@ def open_files() -> int:
 # Producing ahead -----------------------------------------------------------------------------------------------------
 
 
-def test_items_come_in_order_and_whole() -> None:
-    for count in (0, 1, 4, 5, 1000):
-        assert list(prefetch(iter(range(count)))) == list(range(count))
-
-
 @pytest.mark.parametrize("error", [InputError("no"), SystemExit(3)], ids=repr)
 def test_an_error_of_the_source_is_raised_where_its_items_are_used(error: BaseException) -> None:
     def source() -> Iterator[int]:

@@ -95,10 +95,7 @@ def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: S
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            {"nodes": "validation"},
-            "nodes: expected a split with nodes of train, valid, test",
-        ),
+        ({"nodes": "validation"}, "nodes: expected a split with nodes of train, valid, test"),
         ({"nodes": [0, 300]}, "nodes: expected ids from 0 to 299, got 0 to 300"),
         ({"nodes": [1, 1]}, "nodes: expected each once, got 1 repeats"),
         ({"nodes": [0.5]}, r"nodes: expected node ids \[n\]"),
