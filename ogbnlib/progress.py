@@ -106,10 +106,7 @@ def _safe_stream(stream: Any) -> Any:
 
 @contextlib.contextmanager
 def steady_output() -> Iterator[Callable[[], OSError | None]]:
-    """Drop output that can't be written instead of raising: a full quota, a closed terminal, `| head`.
-
-    Yields a function that returns the first error of standard output, or None.
-    """
+    """Drop output that can't be written; yields a function that returns standard output's first error, or None."""
     before = sys.stdout, sys.stderr
     streams = stdout, _ = sys.stdout, sys.stderr = _safe_stream(sys.stdout), _safe_stream(sys.stderr)
     try:

@@ -67,7 +67,7 @@ class Cgroup:
         return (read_fields(f"{self.path}/{name}", [b"oom_kill"]) or {}).get(b"oom_kill")
 
     def ooms(self) -> int:
-        """Number of times v2 found no memory below this directory's limit or one inside it; 0 under v1."""
+        """Number of times v2 found no memory below this directory's limit or one inside it."""
         return (read_fields(f"{self.path}/memory.events", [b"oom"]) or {}).get(b"oom", 0)
 
     def met_its_limit(self, ooms_before: int) -> bool:

@@ -151,8 +151,7 @@ def malloc_trim() -> None:
 def release_memory() -> dict[str, int | None]:
     """Free unused memory; returns the bytes freed by each step, None where a step is impossible.
 
-    `gc` and `malloc_trim` are measured by the fall of this process's RssAnon + RssShmem, the others by the fall of
-    reserved GPU memory. A negative number means that the step took memory.
+    `gc` and `malloc_trim` are measured by this process's RssAnon + RssShmem, the others by reserved GPU memory.
     """
     before = own_memory()[0]
     gc.collect()

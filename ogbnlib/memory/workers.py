@@ -72,12 +72,7 @@ def _begin(worker_id: int) -> None:
 
 @contextlib.contextmanager
 def workers_ended() -> Iterator[None]:
-    """End all workers if an error occurs inside, and shorten an error that began in a worker.
-
-    Raises:
-        InputError: of a worker, without the tracebacks that torch puts around it.
-        WorkerDied: if a worker was killed, by a full /dev/shm (SIGBUS) for example, or ran out of memory.
-    """
+    """End all workers if an error occurs inside, and shorten an error that began in a worker."""
     try:
         yield
     except BaseException as error:

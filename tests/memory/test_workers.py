@@ -144,6 +144,7 @@ def test_nothing_outlives_a_kill_and_the_run_goes_on_at_once(endless: TrainConfi
         assert "stopped by SIGTERM" in process.communicate(timeout=30)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting another /dev/shm needs root")
 def test_a_full_dev_shm_is_a_sentence_with_its_remedy(tiny_config: Config, synth_dir: Path, tmp_path: Path) -> None:
     wanted = tiny_config(dataset=str(synth_dir), num_workers=2, batch_size=512, epochs=100)
