@@ -69,7 +69,7 @@ class Model(_Entry):
 def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3) -> LayerMemory:
     """Bytes of a layer from its products, its scratch space and its sparse matrix."""
     out = (4 if layer.last else item) * layer.targets * layer.outputs
-    # Dropout keeps its mask and its result beside the output.
+    # Dropout keeps its mask and its result in addition to the output.
     kept = products + out * (masks if layer.dropout and not layer.last else 1) + 8 * layer.targets
     peak = products + out * (3 if layer.last else 1) + scratch
     return LayerMemory(kept, out + matrix, max(kept, peak))

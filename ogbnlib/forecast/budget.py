@@ -70,11 +70,6 @@ class Spooling:
     working_bytes: int  # memory of either pass
     disk_bytes: int  # the most on disk, while one shard is used and the next is prepared
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory for features between the two files."""
-        return min(self.working_bytes // 4, 2 * WINDOW_BYTES)
-
 
 @dataclass(frozen=True)
 class Windows:
@@ -142,12 +137,12 @@ def usable_bytes(limit_bytes: int) -> int:
 def window_budget(
     lookahead: str | int, left_bytes: int | None, training: Windows | None = None, sharers: int = 1
 ) -> int | None:
-    """Bytes for the windows of one loader; None to draw batches one by one, whatever the store's size.
+    """Bytes for the windows of one loader; None to draw batches one by one from any store.
 
     Args:
         lookahead: As in the config; a size is for all `sharers` of this node together.
         left_bytes: Bytes that the process may still use; None for no limit.
-        training: The windows of the training loader, for an evaluation beside it.
+        training: The windows of the training loader, for an evaluation during training.
     """
     if lookahead == "off":
         return None

@@ -22,7 +22,7 @@ UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a split, to train or to evaluate: bytes beside the graph and the model, by parts."""
+    """One pass over a split, to train or to evaluate: bytes in addition to the graph and the model, by parts."""
 
     config: TrainConfig
     size: GraphSize
@@ -31,7 +31,7 @@ class Pass:
     training: bool = True
     own_batches: int | None = None  # of this rank; None for all of the split
     sharers: int = 1  # ranks on this node, which have the page cache in common
-    # Bytes that a store keeps free beside windows and beside the page cache; None for those of a step.
+    # Bytes that a store reserves next to windows and next to the page cache; None for those of a step.
     reserve: tuple[int, int] | None = None
 
     @classmethod
@@ -114,8 +114,8 @@ class Pass:
         size, config, batch, num_batches, reserve = self.size, self.config, self.batch, self.num_batches, self.reserve
         files, hops = sizes.store_bytes(config, size), len(batch.hop_edges)
         if reserve is None:
-            reserve = 0, 0  # beside a `lookahead` of its own size: all of that is for windows
-            if config.lookahead == "auto":  # ready batches, a step and weights; and beside the page cache workers too
+            reserve = 0, 0  # a `lookahead` of its own size is for windows alone
+            if config.lookahead == "auto":  # ready batches, a step and weights; and next to the page cache workers too
                 one = Pass(config, size, "train", Batches.of(batch))
                 step = sum(one.prefetched().values())
                 step += model_state_bytes(config, size.num_features, size.num_classes)
@@ -208,7 +208,7 @@ def choose_loaders(
 ) -> tuple[Windows, dict[str, Windows]]:
     """Windows of the training loader, and of evaluations whose windows stay on disk between them, for all or for none.
 
-    Evaluations stay on disk if they take a third of `room_bytes` at the most and training has its windows there too.
+    Evaluations stay on disk if they take at most a third of `room_bytes` and training has its windows there too.
     """
     chosen = {split: one.windows(available, room_bytes // 3, always=True) for split, one in evaluations.items()}
     on_disk = [windows.spooling.disk_bytes for windows in chosen.values() if windows.spooling is not None]

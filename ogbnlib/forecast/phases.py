@@ -83,7 +83,7 @@ class Ledger:
         return Pass.over(self.config, self.size, split, training)
 
     def evaluations(self) -> list[tuple[str, list[str]]]:
-        """Splits evaluated between epochs, beside the train loader ("eval"), and after the last ("final")."""
+        """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the last ("final")."""
         config = self.config
         between = config.splits_to_evaluate(config.eval_every) if config.epochs > config.eval_every else []
         return [("eval", between), ("final", config.splits_to_evaluate(config.epochs) if config.epochs else [])]
@@ -146,7 +146,7 @@ class Forecast(Ledger):
         seconds += config.epochs * self.epoch_s
         for split, seeds in size.num_seeds.items():
             count = config.num_evaluations(split)
-            # A seed costs an evaluation at most what it costs the training. From disk each split is read in a pass of
+            # A seed costs an evaluation no more than the training. From disk each split is read in a pass of
             # its own, once where a spool keeps it, else every time.
             seconds += count * self.epoch_s * seeds / max(1, size.num_seeds["train"])
             if self.windows is not None and self.in_windows:

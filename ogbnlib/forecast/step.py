@@ -155,13 +155,13 @@ def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_c
     return sum(layer.kept for layer in layers) + copies
 
 
-# The CPU allocator's own record (torch 2.13, PyG 2.8) was 5 % higher at the most and 25 % lower, in steps of more than
+# The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % higher and 25 % lower, in steps of more than
 # a few MB; with checkpointing, autocast and dropout together sage took 8 % more.
 def activation_bytes(
     config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool = True
 ) -> int:
     """The peak of one step's computation, without the batch's own x and the gradients of weights."""
-    # A layer's peak comes on top of what the layers before it keep. Under activation checkpointing these keep their
+    # A layer's peak comes on top of the bytes that earlier layers keep. Under activation checkpointing these keep their
     # outputs alone, but a layer is computed again while the gradient of its output is in memory. An evaluation holds a
     # layer and its input.
     peak = before = 0

@@ -172,7 +172,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         return cast("Iterator[Data]", super().__iter__())
 
     def close(self) -> None:
-        """End the preparing threads, delete what is on disk, and close the files."""
+        """End the preparing threads, delete the spool, and close the files."""
         if self.reader is not None:
             self.reader.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch_geometric.data.graph_store import EdgeLayout
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes, parse_bytes, split_name
-from ..forecast.budget import BatchShape, queued_bytes, usable_bytes
+from ..forecast.budget import queued_bytes, usable_bytes
+from ..forecast.passes import Pass
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import Store
@@ -42,9 +44,10 @@ class _OneLoader(StoreLoaders):
             self._available = max(0, min(self._available, usable_bytes(self._limit) - own_memory()[0]))
         return loaded
 
-    def _reserve(self, batch: BatchShape) -> tuple[int, int]:
-        reserved = queued_bytes(batch, self.num_features, 4) + self._available // _MODEL_SHARE
-        return reserved, reserved
+    def _pass(self, split: str, training: bool, budget: int | None) -> Pass:
+        one = super()._pass(split, training, budget)
+        reserved = queued_bytes(one.batch, self.num_features, 4) + self._available // _MODEL_SHARE
+        return replace(one, reserve=(reserved, reserved))
 
 
 def loader(

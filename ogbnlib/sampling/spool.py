@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InputError, clear_errors
+from ..forecast.budget import WINDOW_BYTES
 from ..graph.disk import CHUNK_BYTES, Interrupted, disk_array
 from ..graph.npz import Array
 from .window import Seeds, Window, sample_windows
@@ -155,7 +156,8 @@ class Spool:
             if mine and batches > spooling.picked_batches:
                 break
             mine[each] = stored
-        mine, *others = self._add_features([mine, *(one._structure for one in evaluations)], spooling.buffer_bytes)
+        buffer_bytes = min(spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # for features between the two files
+        mine, *others = self._add_features([mine, *(one._structure for one in evaluations)], buffer_bytes)
         for spool, shard in zip(evaluations, others, strict=True):
             spool.shard = shard
         return mine
@@ -314,7 +316,7 @@ class WindowReader:
         return window
 
     def close(self) -> None:
-        """End the threads, delete what is on disk, and close the store's files."""
+        """End the threads, delete the spool, and close the store's files."""
         self.abandoned.set()
         self._thread.shutdown(cancel_futures=True)
         self._ahead = None

@@ -80,7 +80,7 @@ class StoreLoaders(DiskLoaders):
         run.windows, cache_bytes = windows, sum(store_bytes(config, run.size).values())
 
         def add(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
-            batches = windows.window_batches  # in windows, a thread prepares them whatever `num_workers` is
+            batches = windows.window_batches  # in windows, a thread prepares them for any `num_workers`
             threaded = batches is not None or not config.num_workers
             passing = one.prefetched() if threaded else one.step() | one.workers(idle_loaders)
             unsure_bytes = one.unsure_bytes(passing)
@@ -124,10 +124,6 @@ class StoreLoaders(DiskLoaders):
         self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=self._room)
         return super()._load(store)
 
-    def _reserve(self, batch: BatchShape) -> tuple[int, int] | None:
-        """Bytes to keep free beside windows and beside the page cache; None for those of a training step."""
-        return None
-
     def _pass(self, split: str, training: bool, budget: int | None) -> Pass:
         """The pass of a loader, with the shape of one real batch, where windows are to be chosen."""
         from torch_geometric.sampler import NodeSamplerInput
@@ -140,8 +136,7 @@ class StoreLoaders(DiskLoaders):
             sampler = self._sampler(split, store.colptr, store.row, training)
             probe = sampler.sample_from_nodes(NodeSamplerInput(None, seeds[: arguments["batch_size"]]))
             shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
-        sharing = num_batches, self._ranks, self._reserve(shape)
-        return Pass(self.config, store.size, split, Batches.of(shape), training, *sharing)
+        return Pass(self.config, store.size, split, Batches.of(shape), training, num_batches, self._ranks)
 
     def _build(self, split: str, shuffle: bool) -> StoreLoader:
         from .loader import fill_page_cache

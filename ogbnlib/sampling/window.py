@@ -1,9 +1,8 @@
 """Windows: consecutive batches from a graph on disk that are sampled together, in ascending passes over its files.
 
-Page faults row by row give about 10 batches of 128 x [3, 2] a second on a graph larger than memory, whatever the disk
-reads in order. A window needs one pass over `colptr` and one over `row` at each hop, for all of its batches, and one
-over `x`. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest on the same idea. A window has the batches that
-`CSCSampler` draws one by one.
+Page faults row by row give about 10 batches of 128 x [3, 2] a second on a graph larger than memory. A window needs one
+pass over `colptr` and one over `row` at each hop, for all of its batches, and one over `x`. Ginex (VLDB 2022), DiskGNN
+(SIGMOD 2025) and AGNES rest on the same idea. A window has the batches that `CSCSampler` draws one by one.
 """
 
 from __future__ import annotations
