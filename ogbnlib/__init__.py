@@ -12,7 +12,7 @@ from typing import Any
 from .marks import mark as mark  # imported at once: a call must cost nothing in a script that nobody watches
 from .marks import phase as phase
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _NAMES = {
     "config": "TrainConfig",
     "errors": "InputError format_bytes parse_bytes",
@@ -35,23 +35,24 @@ _NAMES = {
     "notebook.magics": "load_ipython_extension",
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names.split()}
-# Names of earlier versions, which still work, beside those of `notebook`.
-_MOVED = {
-    "measure_runtime_bytes": "runs.sandbox",
-    "size_of": "sources.catalog",
-    "step_table": "forecast.planner",
+# Names of earlier versions.
+_RENAMED = {
+    **dict.fromkeys(("beliefs", "claims"), "ogbnlib.notebook.verdicts"),
+    "measure_runtime_bytes": "ogbnlib.scaled_limit, which adds it",
+    "predict_nodes": "ogbnlib.predict",
+    "recommend": "ogbnlib.ladder or ogbnlib.plan",
+    "runs": "ogbnlib.list_runs",
 }
 __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if place := _MODULE.get(name) or _MOVED.get(name):
-        return getattr(importlib.import_module(f"{__name__}.{place}"), name)
-    if name == "predict_nodes":
-        return __getattr__("predict")
-    if not name.startswith("_") and name in (notebook := importlib.import_module(f"{__name__}.notebook")).__all__:
-        return getattr(notebook, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULE:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULE[name]}"), name)
+    now = _RENAMED.get(name)
+    if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:
+        now = f"ogbnlib.notebook.{name}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f"; it is {now} now" if now else ""))
 
 
 def __dir__() -> list[str]:

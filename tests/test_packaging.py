@@ -112,7 +112,7 @@ def test_the_public_names_are_found_where_they_are_said_to_be() -> None:
     for name in ogbnlib.__all__:
         assert getattr(ogbnlib, name) is not None
     assert set(ogbnlib.__all__) <= set(dir(ogbnlib))
-    for name, words in (("nothing", "no attribute 'nothing'"),):
+    for name, words in (("nothing", "no attribute 'nothing'"), ("plot_runs", "ogbnlib.notebook.plot_runs")):
         with pytest.raises(AttributeError, match=words):
             getattr(ogbnlib, name)
 

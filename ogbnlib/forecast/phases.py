@@ -48,10 +48,10 @@ class PhaseForecast:
 class Ledger:
     """The account of a run into which its loading policy writes phases and parts."""
 
-    def __init__(self, config: TrainConfig, size: GraphSize, runtime_bytes: int, limit_bytes: int | None):
+    def __init__(self, config: TrainConfig, size: GraphSize, limit_bytes: int | None):
         self.config, self.limit_bytes = config, limit_bytes
         self.size = size  # a policy may replace it by the one that it trains on
-        self.held = {"runtime": runtime_bytes}  # bytes of the parts in memory now
+        self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
         self.windows: Windows | None = None  # under loading=store
         self.propagation: Any = None  # the `HopPlan`, where features are still to be propagated
@@ -160,17 +160,15 @@ def predict(
     size: GraphSize | None = None,
     *,
     memory_limit_bytes: int | None = None,
-    runtime_bytes: int = RUNTIME_BYTES,
 ) -> Forecast:
     """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
 
     Args:
         size: By default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give expected ones.
-        runtime_bytes: Of the process itself, when another machine's is known.
     """
     size = size or graph_for(config)
     check_store(size, config)
-    run = Forecast(config, size, runtime_bytes, memory_limit_bytes)
+    run = Forecast(config, size, memory_limit_bytes)
     POLICIES[config.loading].load().phases(run)
     train = run.one_pass("train", training=True)
     run.batches, run.gpu, run.least_bytes = train.batches, train.on_gpu(), run.least_bytes or run.peak_bytes

@@ -6,17 +6,16 @@ A verdict allows for the forecast's error: FITS and WILL NOT FIT are claimed out
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
-from ..errors import GB, MB, InputError, format_bytes, parse_bytes
+from ..errors import GB, InputError, format_bytes, parse_bytes
 from ..registry import MODELS, POLICIES
 from ..sources.catalog import graph_for
 from .phases import Forecast, margin_bytes, predict
-from .sizes import RUNTIME_BYTES, GraphSize, feature_itemsize, smaller_fan_out
-from .step import formula_of, is_measured, saved_bytes, try_model
+from .sizes import GraphSize, feature_itemsize, smaller_fan_out
+from .step import formula_of, is_measured, try_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,9 +169,7 @@ def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _alternatives(
-    config: TrainConfig, size: GraphSize, limit_bytes: int, runtime_bytes: int
-) -> list[tuple[dict[str, Any], Forecast]]:
+def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int) -> list[tuple[dict[str, Any], Forecast]]:
     """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest change."""
     seeds, fan_out = [config.batch_size], [config.num_neighbors]
     while seeds[-1] >= 64:
@@ -196,7 +193,7 @@ def _alternatives(
                 changed = config.replace(**changes)
                 if changed.on_disk and size.stored == "store" and "feature_dtype" in changes:
                     continue  # a store has its own
-                forecast = predict(changed, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
+                forecast = predict(changed, size, memory_limit_bytes=limit_bytes)
                 if verdict(forecast, limit_bytes) == FITS:
                     fitting.append((changes, forecast))
                     break
@@ -210,14 +207,12 @@ def plan(
     memory_limit: str | int | None = None,
     *,
     size: GraphSize | None = None,
-    runtime_bytes: int = RUNTIME_BYTES,
 ) -> Advice:
     """Forecast a run's memory, and what would fit if it does not fit under a limit.
 
     Args:
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: Of the data set, when it is known; else a known OGB name or a folder's headers.
-        runtime_bytes: Of the process at rest, when another machine's is known.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size, problem = size or graph_for(config), ""
@@ -226,9 +221,9 @@ def plan(
             try_model(config, size)
         except InputError as error:  # the model may be on another machine, which is to train it
             problem = str(error)
-    forecast, others = predict(config, size, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes), []
+    forecast, others = predict(config, size, memory_limit_bytes=limit_bytes), []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
-        others = _alternatives(config, size, limit_bytes, runtime_bytes)
+        others = _alternatives(config, size, limit_bytes)
     return Advice(forecast, limit_bytes, tuple(others), problem)
 
 
@@ -264,23 +259,3 @@ def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None
                 break
         rows.append(row)
     return pd.DataFrame(rows, index=pd.Index(ALLOCATIONS, name="you have"))
-
-
-def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """One row per option: memory of a training step in MB (2**20 bytes), before anything is run.
-
-    Columns: `kept MB`, the activations that wait for the backward pass; `peak MB`, the most that layers have alive,
-    kept ones included; `GPU step MB`, with the batch, the weights, their gradients and Adam's moments.
-
-    Args:
-        options: Names to changes of `config`, such as `{"plain": {}, "bf16": {"precision": "bf16"}}`.
-    """
-    import pandas as pd
-
-    rows = {}
-    for name, changes in options.items():
-        forecast = predict(config.replace(**changes))
-        size, gpu = forecast.size, forecast.gpu
-        saved = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
-        rows[name] = {"kept MB": saved, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
-    return (pd.DataFrame.from_dict(rows, orient="index") / MB).round(1)

@@ -117,14 +117,18 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     return reading
 
 
-# Wording of the allocator's message (CUDACachingAllocator.cpp) since torch 2.0, and before it.
+# Wording of the allocator's message (CUDACachingAllocator.cpp) since torch 2.0, before it, and as people list it.
 _SIZES = {
-    "requested_bytes": ("Tried to allocate {}",),
+    "requested_bytes": ("[Tt]ried to allocate:? {}", "- [Rr]equested:? {}"),
     "total_bytes": ("total capacity of {}", "{} total capacity"),
-    "free_bytes": ("of which {} is free", "; {} free"),
+    "free_bytes": ("of which {} is free", "; {} free", "- [Ff]ree:? {}", "- {} (?:is )?free"),
     "allowed_bytes": ("{} allowed",),
     "allocated_bytes": ("{} is allocated by PyTorch", "{} already allocated"),
-    "unallocated_bytes": ("{} is reserved by PyTorch but unallocated",),
+    "unallocated_bytes": (
+        "{} is reserved by PyTorch but unallocated",
+        "{} reserved but unallocated",
+        "[Rr]eserved but unallocated:? {}",
+    ),
     "reserved_bytes": ("{} reserved in total by PyTorch",),
 }
 

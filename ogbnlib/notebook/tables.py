@@ -12,7 +12,8 @@ import pandas as pd
 from ..config import TrainConfig
 from ..errors import GB, MB
 from ..forecast.phases import predict
-from ..forecast.sizes import RUNTIME_BYTES, size_of, trained_edges
+from ..forecast.sizes import size_of, trained_edges
+from ..forecast.step import saved_bytes
 from ..memory.record import Phase
 from ..runs.folder import Run, RunLike, Runs, named
 from ..sources.catalog import open_dataset
@@ -35,17 +36,17 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
 
 
-def forecast_table(runs: Runs, full: str = "ogbn-papers100M", *, runtime_bytes: int = RUNTIME_BYTES) -> pd.DataFrame:
+def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
     """Return one row per run: predicted and measured peak, and the forecast of its settings on the data set `full`.
 
     Peaks are anonymous + shared memory. The error of the prediction is relative to the measurement; both are NaN for a
-    killed run, whose peak is that of its limit. `runtime_bytes` is the memory of Python and torch alone.
+    killed run, whose peak is that of its limit.
     """
     rows = {}
     for name, run in named(runs).items():
         limit_bytes = run.result.get("memory_limit_bytes")
-        here = predict(run.config, memory_limit_bytes=limit_bytes, runtime_bytes=runtime_bytes)
-        there = predict(run.config.replace(dataset=full), size_of(full), runtime_bytes=runtime_bytes)
+        here = predict(run.config, memory_limit_bytes=limit_bytes)
+        there = predict(run.config.replace(dataset=full), size_of(full))
         measured = run.held_peak_bytes if run.exit_code == 0 else float("nan")
         rows[name] = {
             "predicted MB": round(here.peak_bytes / MB),
@@ -169,3 +170,21 @@ def sampled_nodes(config: TrainConfig, settings: Mapping[str, Mapping[str, Any]]
             full: round(predict(changed.replace(dataset=full), size_of(full)).batch.num_nodes),
         }
     return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """One row per option: memory of a training step in MB (2**20 bytes), before anything is run.
+
+    Columns: `kept MB`, the activations that wait for the backward pass; `peak MB`, the most that layers have alive,
+    kept ones included; `GPU step MB`, with the batch, the weights, their gradients and Adam's moments.
+
+    Args:
+        options: Names to changes of `config`, such as `{"plain": {}, "bf16": {"precision": "bf16"}}`.
+    """
+    rows = {}
+    for name, changes in options.items():
+        forecast = predict(config.replace(**changes))
+        size, gpu = forecast.size, forecast.gpu
+        kept = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
+        rows[name] = {"kept MB": kept, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
+    return (pd.DataFrame.from_dict(rows, orient="index") / MB).round(1)

@@ -117,10 +117,10 @@ def explain_cuda_message(message: str) -> Diagnosis:
     requested, unallocated = oom["requested_bytes"], oom.get("unallocated_bytes", 0)
     used = oom.get("reserved_bytes", 0) + oom.get("free_bytes", 0)
     others = oom["total_bytes"] - used if "total_bytes" in oom and "allowed_bytes" not in oom and used else 0
-    if unallocated >= requested:
+    if unallocated and unallocated + oom.get("free_bytes", 0) >= requested:
         cause, remedy = "fragmentation", "set expandable_segments=True, in a script of your own "
         remedy += f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True"
-        why = f"{format_bytes(unallocated)} is reserved but unallocated, more than requested, but not in one piece."
+        why = f"With {format_bytes(unallocated)} reserved but unallocated there was enough, but not in one piece."
     elif others > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
         cause, remedy = "others on the GPU", "find the other process with nvidia-smi; end it, or use another GPU"
         why = f"{format_bytes(others)} is used outside torch's allocator, mostly by other processes."

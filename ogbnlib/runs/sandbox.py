@@ -216,27 +216,21 @@ def _carry_out(
     return done
 
 
-def measure_runtime_bytes() -> int:
-    """Room for a training process without data: `sizes.RUNTIME_BYTES`, and 20 MB as machines differ by so much."""
-    return RUNTIME_BYTES + 20 * MB
-
-
 def scaled_limit(
     memory_limit: str | int,
     dataset: str,
     allocation: str = "128 GB",
-    runtime_bytes: int = RUNTIME_BYTES,
     full: str = "ogbn-papers100M",
 ) -> int:
     """The limit, in bytes, that means for a data set what `allocation` means for `full`, a larger one.
 
-    "auto" scales `allocation` by the sizes of edge list and features, and adds `runtime_bytes`. Any other
+    "auto" scales `allocation` by the sizes of edge list and features, and adds what Python and torch take. Any other
     `memory_limit` is returned in bytes.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
     share = parse_bytes(allocation, "allocation") * raw_bytes(size_of(dataset)) // raw_bytes(size_of(full))
-    return share + runtime_bytes
+    return share + RUNTIME_BYTES + 20 * MB  # machines differ by so much
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:

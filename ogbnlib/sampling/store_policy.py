@@ -59,7 +59,7 @@ class StoreLoaders(DiskLoaders):
     def phases(cls, run: Ledger) -> None:
         cls._forecast(run)
         if run.config.lookahead == "auto":
-            smallest = Ledger(run.config, run.size, run.held["runtime"], 0)  # windows of one batch, one at a time
+            smallest = Ledger(run.config, run.size, 0)  # windows of one batch, one at a time
             cls._forecast(smallest)
             run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)
 

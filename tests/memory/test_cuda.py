@@ -240,6 +240,11 @@ OLD = (
             "fragmentation",
             "1.00 GB",
         ),
+        (
+            "- Tried to allocate: 4.15 GiB\n- 3.84 GiB free\n- 3.56 GiB reserved but unallocated",
+            "fragmentation",
+            "expandable_segments",
+        ),
     ],
 )
 def test_a_pasted_message_is_read_as_pieces_size_or_others(message: str, cause: str, words: str) -> None:
