@@ -107,10 +107,7 @@ def locked(run_dir: Path) -> Iterator[int]:
 
 
 class Attempt:
-    """Marks the start of an attempt, holds its recorder, and writes its result.
-
-    If this attempt refuses its input before it has resumed, the folder gets its earlier content back.
-    """
+    """An attempt of a run: marks its start, holds its recorder, and writes its result."""
 
     def __init__(self, before: Run, config: TrainConfig | None = None, **info: Any):
         self.before, self.config, self.run_dir, self.paths = before, config, before.run_dir, before.paths
@@ -125,11 +122,9 @@ class Attempt:
         self._begin = time.monotonic()
 
     def end(self, exit_code: int | None, *, with_forecast: bool = False, **evidence: Any) -> Run:
-        """Write result.json: exit code, peaks and diagnosis. The recorder has been stopped.
+        """Write result.json: exit code, peaks, diagnosis, and with `with_forecast` the predicted memory.
 
-        Args:
-            with_forecast: Write the predicted memory next to the measured one.
-            evidence: More fields of `Result`, and `kernel_peak_bytes`.
+        The recorder has been stopped; `evidence` is more fields of `Result`, and `kernel_peak_bytes`.
         """
         record = self.recorder.record
         if exit_code == 0 and self.config is not None and "finished" not in record.events:
@@ -154,6 +149,7 @@ class Attempt:
         result.diagnosis = explain(self.run_dir, self.config, result, record)
         written = result.model_dump(mode="json", exclude_unset=True)
         try:
+            # An attempt that refused its input before it has resumed leaves the folder as it was.
             if exit_code == 2 and self.before.result and "resumed" not in record.events:
                 for path, num_bytes in self._sizes.items():
                     os.truncate(path, num_bytes)

@@ -142,12 +142,7 @@ def _cuda_sizes(oom: Mapping[str, Any]) -> str:
 def explain(
     run_dir: Path, config: TrainConfig | None, result: Result, record: Record, at_work: bool = False
 ) -> Diagnosis:
-    """Diagnose the last attempt of a run, or describe a run at work.
-
-    Args:
-        result: Without values where no result.json was written.
-        at_work: Whether a process has the folder's lock.
-    """
+    """Diagnose the last attempt of a run, or describe a run at work; `result` is empty where none was written."""
     label = record.phase.label if record.phase else None
     foreign, code = _is_foreign(record), result.exit_code
     where = f"in phase '{label}'" if label else "in no named phase" if foreign else "before its first phase"

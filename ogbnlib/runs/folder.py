@@ -187,10 +187,7 @@ class Run(_RunFiles):
 
     @property
     def status(self) -> dict[str, Any]:
-        """The state of the run now: phase and its start (`time.time()` seconds), limit and memory in use, in bytes.
-
-        `progress` counts the work of the phase, see `progress.Count`; None where nothing is counted.
-        """
+        """The state of the run now; `progress` counts the work of the phase, see `progress.Count`."""
         record, phase = self.record, self.record.phase
         count = _count(self.run_dir, record) if self.is_at_work else None
         return {

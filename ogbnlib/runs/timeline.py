@@ -103,10 +103,7 @@ def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
 
 
 def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.DataFrame, origin_s: float) -> pd.DataFrame:
-    """Add the phase of each sample (innermost, "" between phases), and the last GPU reading before it, to `samples`.
-
-    `time_s` counts from the run's beginning; columns without any value are left out.
-    """
+    """Add the phase of each sample (innermost, "" between phases), and the last GPU reading before it, to `samples`."""
     import numpy as np
     import pandas as pd
 
