@@ -50,6 +50,8 @@ def plan(
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **assignments}
     planned = TrainConfig.create(values)
     if ladder:
+        if memory_limit:
+            raise InputError("--memory-limit: expected without --ladder, which shows all of them")
         table = planner.ladder(**values)
         return show({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
     advice = planner.plan(planned, memory_limit)

@@ -5,6 +5,7 @@ Bad values are refused here, with the parameter's name, before any file is opene
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -325,3 +326,10 @@ def parameters() -> dict[str, str]:
         default = "" if info.is_required() else f"={info.default!r}"
         meanings[f"{name}{default}{choices}"] = (info.description or "").replace("\n", " ")
     return meanings
+
+
+# Shift-Tab on `TrainConfig.create`, TAB completion and help() show each parameter with its default and its meaning.
+_create = TrainConfig.create.__func__  # type: ignore[attr-defined]
+_shown = [item.replace(annotation=item.empty) for item in inspect.signature(_Parameters).parameters.values()]
+_create.__signature__ = inspect.Signature([inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY), *_shown])
+_create.__doc__ += "\n\nParameters:\n" + "\n".join(f"  {name}: {text}" for name, text in parameters().items())

@@ -70,6 +70,7 @@ MISTAKES = [
     (["synth", "data", "--scale", "2"], "scale: "),
     (["plan", "--set", "dataset=ogbn-paper"], "unknown official data set 'ogbn-paper'"),
     (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
+    (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
 ]
 
 

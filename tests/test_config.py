@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -61,6 +62,12 @@ def test_every_mistake_is_in_one_error_and_an_unknown_name_brings_the_closest_kn
 def test_values_in_a_dict_are_no_config(start: Callable[..., object]) -> None:
     with pytest.raises(InputError, match=r"^config: expected a TrainConfig, got a dict"):
         start({"dataset": "somewhere"})
+
+
+def test_help_and_completion_show_each_parameter_with_its_default_and_meaning() -> None:
+    text, signature = inspect.getdoc(TrainConfig.create) or "", inspect.signature(TrainConfig.create)
+    assert [*signature.parameters] == [*TrainConfig.model_fields]
+    assert "batch_size=128: Seeds per sampled batch." in text
 
 
 BAD_VALUES = [

@@ -110,12 +110,12 @@ def run(
         config = Run.open(run_dir).config
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
-    size = check_inputs(config)
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
     before_bytes = Run(folder).memory_limit_bytes if resume and memory_limit is None else None
     asked = before_bytes if memory_limit is None else memory_limit
     limit_bytes, notes = _attainable(asked, say=echo, as_before=bool(before_bytes))
+    size = check_inputs(config)
     tried: dict[str, str] = {}
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):

@@ -32,7 +32,8 @@ AGAIN = "00-shared-3"  # the run of the cell that is stopped once and then run a
 ELSEWHERE = f"""\
 import time
 from pathlib import Path
-from ogbnlib import Run, begin_notebook
+from ogbnlib import Run
+from ogbnlib.notebook import begin_notebook
 begin_notebook()
 while not Path("runs/{AGAIN}/events.jsonl").exists():
     time.sleep(0.1)

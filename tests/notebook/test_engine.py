@@ -154,7 +154,7 @@ def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_
 
 
 def test_a_notebook_checks_what_papermills_own_engine_lets_through(tmp_path: Path) -> None:
-    begin = "from ogbnlib import begin_notebook\n\nbegin_notebook()"
+    begin = "from ogbnlib.notebook import begin_notebook\n\nbegin_notebook()"
     path = write_book(tmp_path, begin, "print('went on')", parameters="epochs: int = 3\nfanout: list = [3, 2]")
     papermill.execute_notebook(path, tmp_path / "fine.ipynb", parameters={"epochs": 64})
     with pytest.raises(PapermillExecutionError, match="did you mean 'epochs'"):
