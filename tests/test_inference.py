@@ -17,7 +17,8 @@ from torch_geometric.nn import GCNConv, SAGEConv
 
 from ogbnlib import InputError, Store, TrainConfig, inference, open_store, predict
 from ogbnlib.__main__ import main
-from ogbnlib.propagation import layers, sweep
+from ogbnlib.propagation import columns as columns_of
+from ogbnlib.propagation import sweep
 from ogbnlib.training.checkpoint import read_model
 from ogbnlib.training.train import train
 
@@ -54,7 +55,7 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
 ) -> None:
     monkeypatch.setattr(sweep, "SLICE_NODES", 37)
     monkeypatch.setattr(sweep, "PIECE_EDGES", 50)
-    monkeypatch.setattr(layers, "CHUNK_BYTES", 4 * 8 * 20)
+    monkeypatch.setattr(columns_of, "CHUNK_BYTES", 2 * 4 * 8 * 20)
     monkeypatch.setattr(inference, "left_bytes", lambda limit: 2**30)
     monkeypatch.setattr(inference, "fixed_bytes", lambda *_: 2**30 - inference._STEP_BYTES - columns * 4 * 300)
     expected = in_ram(trained, tiny_store)

@@ -1,13 +1,18 @@
 """Features propagated over the whole graph once, for SGC (Wu et al. 2019), SIGN (Frasca et al. 2020) and SAGN (Sun et
-al. 2021). Columns are independent: one block of columns at a time is in RAM and goes through all hops.
+al. 2021). Hop after hop is written to disk, as many columns at a time as fit in RAM.
+
+Norm "sym" multiplies by S A S with S = degree^-1/2. As (S A S)^k X = S^-1 (S^2 A)^k S X, each hop is computed as a
+mean, like norm "row", and no value between hops is larger than the largest feature.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +21,10 @@ import psutil
 
 from ..config import TrainConfig
 from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes
-from ..files import StrPath, check_new, check_space, home, locked, new_folder, sibling_path
+from ..files import StrPath, check_new, check_space, home, locked, new_folder, sibling_path, write_json
 from ..graph.bits import NodeSet
-from ..graph.checks import index_dtype
+from ..graph.checks import finite, index_dtype
+from ..graph.npz import CHUNK_BYTES, Array, load
 from ..graph.store import Store, is_store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
@@ -26,14 +32,16 @@ from ..memory.reading import own_memory
 from ..progress import counted
 from ..sources.catalog import check_hops, made_once
 from ..sources.convert import FeatureDtype, Progress
-from .columns import Blocks, Propagation
-from .plan import fixed_bytes, plan_hops, propagated_path
-from .sweep import THREADS
+from .columns import Columns, Done, pick
+from .plan import HopPlan, fixed_bytes, plan_hops, propagated_path
+from .sweep import THREADS, Edges, in_order
 
 Norm = Literal["row", "sym", "none"]
 Nodes = Literal["labelled", "all"]
+Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows work on so many bytes
 # Beyond `fixed_bytes` if no kernel is in the cache yet: the peak was 717 MB for 643 planned.
 _COMPILING_BYTES = 80 * MB
+_SEAL = "hop.json"  # in a hop's folder: what was propagated, and the checksum of each file's data
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
@@ -43,12 +51,144 @@ def left_bytes(memory_limit: str | int | None) -> int:
     return int(0.95 * min(effective_limit()[0] - own_memory()[0], psutil.virtual_memory().available))
 
 
-def _write(run: Propagation, blocks: Blocks, target: Path, origin: dict[str, Any]) -> None:
+class Propagation:
+    """A propagation over a store. `kept` are the nodes whose rows the result has; None for all.
+
+    The folder of a hop has `kept-FIRST.npy`, the result of those nodes, and but for the last hop `rows-FIRST.npy`, what
+    the next hop reads; FIRST is a file's first column. A folder appears whole or not at all.
+    """
+
+    def __init__(
+        self, store: Store, hops: int, norm: str, self_loops: bool, kept: NodeSet | None, dtype: np.dtype[Any]
+    ) -> None:
+        self.store, self.hops, self.norm, self.loops, self.kept, self.dtype = store, hops, norm, self_loops, kept, dtype
+        # Sums can outgrow float16; means can't.
+        self.rows_dtype = np.dtype(np.float32) if norm == "none" else dtype
+        self.num_kept = self._size(kept)
+        self.edges = Edges(store)
+
+    def survey(self, shown: Shown) -> None:
+        """Read everything once, with checksums; find the nodes that each hop must compute, and the columns' scales."""
+        total = self.store.files["x"].bytes + max(1, self.hops - 1) * self.edges.nbytes
+        with shown("reading the graph", total) as done:
+            self.reached = self.edges.needed(self.kept, self.hops, done)
+            self.scale = self._scales(done)
+        for members in self.reached:
+            if members is not None:
+                members.count()
+
+    def _scales(self, done: Done) -> Array:
+        # The bits of magnitudes, as whole numbers, have the same order. Comparing them is ten times faster.
+        dtype = self.store.feature_dtype
+        bits = np.dtype(f"u{dtype.itemsize}")
+        unsigned, infinite = bits.type(np.iinfo(bits).max // 2), np.array(np.inf, dtype).view(bits)
+        largest = np.zeros(self.store.num_features, bits)
+        for first, values in self.store.chunks("x", checked=True):
+            magnitudes = values.view(bits) & unsigned
+            np.maximum(largest, magnitudes.max(axis=0, initial=0), out=largest)
+            if (largest >= infinite).any():
+                row = first + int((magnitudes >= infinite).any(axis=1).argmax())
+                raise self.store.damaged("x", f"expected finite values, found NaN or Inf, the first in row {row}")
+            done(values.nbytes)
+        # Scaling by powers of two is exact; it moves each column into the range where float16 is most precise.
+        exponents, half = np.frexp(largest.view(dtype).astype(np.float32))[1], self.rows_dtype == np.float16
+        return np.ldexp(np.float32(1), np.where(half, np.clip(14 - exponents, -100, 100), 0)).astype(np.float32)
+
+    def _size(self, members: NodeSet | None) -> int:
+        return self.store.num_nodes if members is None else members.count()
+
+    def plan(self, left: int) -> HopPlan:
+        """Plan the columns of each hop for `left` bytes of memory. Call `survey` first."""
+        return plan_hops(
+            self.store.size, self.hops, self.norm, left_bytes=left, itemsize=self.dtype.itemsize, kept=self.num_kept,
+            reached=[self._size(members) for members in self.reached],
+        )  # fmt: skip
+
+    def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> dict[str, int]:
+        """Write the files of hop `number`, `width` columns at a time; return their checksums."""
+        store, targets, crc32 = self.store, self.reached[number - 1], dict[str, int]()
+        if number == 1:
+            source = Columns.features(store)
+        else:
+            source = Columns.open(folder.with_name(str(number - 1)), "rows", store.num_nodes, self.reached[number - 2])
+
+        def compute(columns: slice) -> None:
+            where = f"{store.path}, columns {columns.start} to {columns.stop - 1} propagated"
+            size, scale, last = columns.stop - columns.start, self.scale[columns], number == self.hops
+
+            def prepare(first: int, end: int) -> Array:
+                values = source.rows(first, end, columns)
+                if number == 1:
+                    values *= scale
+                    if self.norm == "sym":
+                        degrees = self.edges.degrees(first, end, self.loops)
+                        values *= np.where(degrees, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(np.float32)[:, None]
+                return values
+
+            def results() -> Iterator[Array]:
+                """Write the rows of all targets; yield those of the kept nodes, float32 in order."""
+                for first, out, degrees in slices:
+                    if rows is not None:
+                        rows.write(pick(targets, first, out))
+                    result = pick(self.kept, first, out) / scale
+                    if self.norm == "sym":
+                        result *= np.sqrt(pick(self.kept, first, degrees), dtype=np.float32)[:, None]
+                    yield result
+
+            how: dict[str, Any] = {"loops": self.loops, "mean": self.norm != "none", "done": done}
+            with contextlib.ExitStack() as stack:
+                create, names = StoreWriter(folder).create, [f"kept-{columns.start}", f"rows-{columns.start}"]
+                kept = stack.enter_context(create(names[0], self.dtype, (size,)))
+                rows = None if last else stack.enter_context(create(names[1], self.rows_dtype, (size,)))
+                swept = source.hop(self.edges, targets, size, self.rows_dtype, prepare, **how)
+                slices = stack.enter_context(contextlib.closing(swept))
+                for values in finite(results(), self.dtype, where):
+                    kept.write(values)
+            crc32.update({name: writer.crc32 for name, writer in zip(names, (kept, rows), strict=True) if writer})
+
+        firsts = range(0, store.num_features, width)
+        total = len(firsts) * (source.nbytes + self.edges.nbytes)
+        with contextlib.closing(source), shown(f"propagating, hop {number} of {self.hops}", total) as done:
+            for first in firsts:
+                compute(slice(first, min(first + width, store.num_features)))
+        return crc32
+
+    def rows(self, work: Path) -> Generator[Array, None, None]:
+        """Yield rows of the result: a kept node's own features, then those of each hop."""
+        store, nodes = self.store, range(self.store.num_nodes)
+        own = Columns.features(store)
+        hops = [Columns.open(work / str(k), "kept", len(nodes), self.kept) for k in range(1, self.hops + 1)]
+        step = max(1, CHUNK_BYTES // (4 * own.width * (self.hops + 1)))
+
+        def read(first: int) -> Array:
+            end = min(first + step, len(nodes))
+            parts = [own.rows(first, end, targets=self.kept), *(columns.rows(first, end) for columns in hops)]
+            return np.concatenate(parts, 1)
+
+        with contextlib.closing(in_order(nodes[::step], read)) as chunks:
+            yield from finite(chunks, self.dtype, str(store.path))
+        for columns in (own, *hops):
+            columns.close()
+
+
+def _is_sound(folder: Path, plan: dict[str, Any]) -> bool:
+    """Whether the folder of a hop exists, is of this propagation and has the right bytes."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        crc32 = {path.stem: zlib.crc32(load(path).data) for path in folder.glob("*.npy")}
+        return bool(json.loads((folder / _SEAL).read_bytes()) == {"plan": plan, "crc32": crc32})
+    return False
+
+
+def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -> None:
     store, members, num_kept = run.store, run.kept, run.num_kept
     with new_folder(target) as folder:
         writer = StoreWriter(folder)
-        with writer.create("x", run.dtype, ((run.hops + 1) * store.num_features,)) as x:
-            blocks.merge(x, num_kept, run.hops, store.num_features)
+        with (
+            writer.create("x", run.dtype, ((run.hops + 1) * store.num_features,)) as x,
+            contextlib.closing(run.rows(work)) as rows,
+        ):
+            for values in rows:
+                x.write(values)
         writer.write("row", np.empty(0, index_dtype(num_kept)))
         with writer.create("colptr", "<i8") as colptr:
             for first in range(0, num_kept + 1, 2**20):
@@ -57,7 +197,7 @@ def _write(run: Propagation, blocks: Blocks, target: Path, origin: dict[str, Any
             if name in store.files:
                 with writer.create(name, store.files[name].dtype) as out:
                     for first, values in store.chunks(name, checked=True):
-                        out.write(run.pick(members, first, values))
+                        out.write(pick(members, first, values))
         if "node_id" not in store.files and members is not None:
             writer.write("node_id", members.members().astype(index_dtype(store.num_nodes)))
         for name, ids in store.splits.items():
@@ -83,8 +223,8 @@ def propagate(
     """Propagate a store's features over its whole graph, in bounded memory; the result appears whole or not at all.
 
     Returns a store without edges: `x` [kept nodes, (hops + 1) * F] has a node's own features, then A X, A^2 X, ...
-    `node_id` has the kept nodes' ids in the graph. A call that was ended or killed is continued by the next, with the
-    same result for any memory.
+    `node_id` has the kept nodes' ids in the graph. After a call that was ended or killed, the next one keeps the hops
+    that were complete. The result is the same for any memory.
 
     Args:
         path: new or empty.
@@ -98,7 +238,7 @@ def propagate(
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of what its limit or the machine has left.
         progress: True shows a bar; a function is called with a line every 30 s instead.
         check: called between pieces; an exception ends the propagation.
-        say: called with the plan before the first block.
+        say: called with the plan before the first hop.
     """
     check_hops(store, hops, norm, nodes)
     if feature_dtype not in (None, "float16", "float32"):
@@ -112,34 +252,38 @@ def propagate(
             members.add(ids)
     work, room = sibling_path(target, "blocks"), left_bytes(memory_limit) - fixed_bytes(store.size, hops, THREADS)
     room -= min(_COMPILING_BYTES, room // 2)
-    with contextlib.closing(Propagation(store, hops, norm, self_loops, members, dtype)) as run:
+    run = Propagation(store, hops, norm, self_loops, members, dtype)
+    with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.
         plan_hops(store.size, hops, norm, left_bytes=room, itemsize=dtype.itemsize, kept=0, reached=[0] * hops)
-        finished = sum(file.stat().st_size for file in work.rglob("*")) if work.is_dir() else 0
-        needed = 2 * run.num_kept * (hops + 1) * store.num_features * dtype.itemsize - finished
-        check_space(target, needed, f"{format_bytes(needed)} of free disk space, half of it until it is done")
         how = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes, "made_of": _made_of(store)}
         target.parent.mkdir(parents=True, exist_ok=True)
 
-        def checked(num_bytes: int) -> None:
-            check()
-            count(num_bytes)
+        @contextlib.contextmanager
+        def shown(what: str, total: int) -> Iterator[Done]:
+            with counted(what, total, progress) as count:
+
+                def done(num_bytes: int) -> None:
+                    check()
+                    count(num_bytes)
+
+                yield done
 
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
-            x_bytes = store.files["x"].bytes
-            survey_bytes = x_bytes + max(1, hops - 1) * run.edges.nbytes
-            with counted("reading the graph", survey_bytes, progress) as count:
-                run.survey(checked)
-            blocks, plan = Blocks(work, {**how, "dtype": dtype.name}), run.plan(room)
-            todo = list(blocks.todo(store.num_features, plan.width))
+            run.survey(shown)
+            plan, facts = run.plan(room), {**how, "dtype": dtype.name}
+            begin = next(k for k in range(1, hops + 2) if not _is_sound(work / str(k), facts))
+            needed = plan.disk_bytes - sum(file.stat().st_size for file in work.rglob("*"))
+            check_space(target, needed, f"{format_bytes(needed)} of free disk space, most of it until it is done")
             say(f"{store.path}: {plan}")
-            with counted("propagating", (x_bytes + hops * run.edges.nbytes) * len(todo), progress) as count:
-                for columns in todo:
-                    with new_folder(blocks.path(columns)) as folder:
-                        run.block(columns, folder, checked)
+            for number in range(begin, hops + 1):
+                shutil.rmtree(work / str(number), ignore_errors=True)
+                with new_folder(work / str(number)) as folder:
+                    crc32 = run.write_hop(number, folder, plan.widths[number - 1], shown)
+                    write_json(folder / _SEAL, {"plan": facts, "crc32": crc32})
             num_nodes = store.origin.get("num_nodes", store.num_nodes)
-            _write(run, blocks, target, {"propagated": str(store.path), **how, "num_nodes": num_nodes})
+            _write(run, work, target, {"propagated": str(store.path), **how, "num_nodes": num_nodes})
             shutil.rmtree(work)
     return open_store(target)
 

@@ -20,17 +20,17 @@ THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, 
 class HopPlan:
     """Columns that are propagated at a time, and their costs."""
 
-    num_blocks: int  # passes over the graph
-    width: int  # columns in memory at a time
+    widths: list[int]  # columns in memory at a time, of each hop
     held_bytes: int  # of the columns in memory; `fixed_bytes` are on top
-    disk_bytes: int  # of the result and, until it is complete, of the blocks that it is made of
+    disk_bytes: int  # of the result and, until it is complete, of the hops that it is made of
+    num_passes: int  # over the graph
     minutes: float  # on a 2-core machine with an NVMe-like disk
 
     def __str__(self) -> str:
-        passes = "1 pass" if self.num_blocks == 1 else f"{self.num_blocks} passes"
+        passes = "1 pass" if self.num_passes == 1 else f"{self.num_passes} passes"
         return (
-            f"{passes} over it, {self.width} columns each: {format_bytes(self.held_bytes)} of memory, "
-            f"{format_bytes(self.disk_bytes)} of disk, half of it until it is done, about {self.minutes:.0f} "
+            f"{passes} over it, at most {max(self.widths)} columns each: {format_bytes(self.held_bytes)} of memory, "
+            f"{format_bytes(self.disk_bytes)} of disk, most of it until it is done, about {self.minutes:.0f} "
             "minutes on 2 cores"
         )
 
@@ -50,29 +50,34 @@ def plan_hops(
         kept: Nodes in the result.
         reached: Nodes that each hop must compute.
     """
-    held_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
-    # The rows of the hop before and of this one; those of the last one go to disk.
-    source, following = [size.num_nodes, *reached[:-1]], [*reached[:-1], 0]
-    rows_held = max(before + after for before, after in zip(source, following, strict=True))
-    column = rows_held * held_itemsize
-    most = left_bytes // max(1, column)
-    if most < 1:
-        raise InputError(
-            f"memory_limit: expected room for a column of {size.name} beside the memory in use, "
-            f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by the difference"
-        )
-    blocks = -(-size.num_features // min(most, size.num_features))
-    width = -(-size.num_features // blocks)
-    if width % 8 and most >= width + 8 - width % 8:
-        width += 8 - width % 8  # eight values are one instruction
-    width = min(width, size.num_features)
-    blocks, result = -(-size.num_features // width), kept * (hops + 1) * size.num_features * itemsize
-    graph = 4 * size.num_edges + 8 * size.num_nodes
+    row_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
+    graph, result = 4 * size.num_edges + 8 * size.num_nodes, kept * size.num_features * itemsize
+    widths, read, held_bytes, num_passes, edges = list[int](), 0, 0, 0, 0.0
+    # A hop reads the rows that the hop before has computed; its own go to disk.
+    for rows, targets in zip([size.num_nodes, *reached[:-1]], reached, strict=True):
+        column = max(1, rows * row_itemsize)
+        most = left_bytes // column
+        if most < 1:
+            raise InputError(
+                f"memory_limit: expected room for a column of {size.name} beside the memory in use, "
+                f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by the difference"
+            )
+        blocks = -(-size.num_features // min(most, size.num_features))
+        width = -(-size.num_features // blocks)
+        if width % 8 and most >= width + 8 - width % 8:
+            width += 8 - width % 8  # eight values are one instruction
+        widths.append(min(width, size.num_features))
+        blocks = -(-size.num_features // widths[-1])
+        read += blocks * graph
+        held_bytes = max(held_bytes, widths[-1] * column)
+        num_passes += blocks
+        edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
+    between = sum(reached[:-1]) * size.num_features * row_itemsize
+    # The first hop reads whole rows for each block, the others their own columns; before, everything is read once.
     features = size.num_nodes * size.num_features * size.feature_itemsize
-    read = blocks * (features + hops * graph) + max(1, hops - 1) * graph + features
-    edges = sum(size.num_edges * count / max(1, size.num_nodes) for count in reached)
-    minutes = (read / _BYTES_PER_S + blocks * edges / _EDGES_PER_S) / 60
-    return HopPlan(blocks, width, width * column, 2 * result, minutes)
+    read += (-(-size.num_features // widths[0]) + 1) * features + max(1, hops - 1) * graph
+    minutes = ((read + 2 * between) / _BYTES_PER_S + edges / _EDGES_PER_S) / 60
+    return HopPlan(widths, held_bytes, (2 * hops + 1) * result + between, num_passes, minutes)
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:

@@ -27,16 +27,15 @@ class PropagatedLoaders(DiskLoaders):
             fixed = fixed_bytes(graph, config.hops, threads=3)
             column = graph.num_nodes * (4 if config.norm == "none" else itemsize)
             reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
-            one_column = 2 * column if config.hops > 1 else column
-            room = one_column * graph.num_features
+            room = column * graph.num_features
             if run.limit_bytes is not None:
-                room = max(one_column, min(room, run.limit_bytes - sum(run.held.values()) - fixed))
+                room = max(column, min(room, run.limit_bytes - sum(run.held.values()) - fixed))
             plan = plan_hops(
                 graph, config.hops, config.norm, left_bytes=room, itemsize=itemsize, kept=rows, reached=reached
             )
             buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
             run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels may be compiled already
-            run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + one_column
+            run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + column
         propagating = len(run.phases)
         cls._forecast_load(run)
         cache_bytes = rows * run.size.num_features * itemsize

@@ -72,7 +72,7 @@ def test_it_runs_under_a_limit_and_its_plan_holds(tiny_config: Config, graph: Pa
     config = make(tiny_config, graph, model="sagn")
     advice = plan(config.replace(dataset=str(graph)), "600 MB")
     assert advice.verdict == "FITS"
-    assert "the graph is propagated over once, in 1 pass over it, 8 columns each" in str(advice)
+    assert "the graph is propagated over once, in 2 passes over it, at most 8 columns each" in str(advice)
     done = run(config, "600 MB", run_dir=tmp_path / "run", echo=False)
     assert done.exit_code == 0
     assert done.is_finished
