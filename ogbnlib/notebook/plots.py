@@ -82,7 +82,9 @@ def _draw_layers(
 ) -> float:
     """Draw stacked layers over the run's phases; return the right end of the axis."""
     names, colours = zip(*layers.values(), strict=True)
-    ax.stackplot(time_s, stacks, labels=names, colors=colours, linewidth=0, zorder=2)
+    visible = stacks.max(axis=1, initial=0) > 0.005 * stacks.sum(axis=0).max(initial=0)
+    labels = [name if seen else f"_{name}" for name, seen in zip(names, visible, strict=True)]
+    ax.stackplot(time_s, stacks, labels=labels, colors=colours, linewidth=0, zorder=2)
     end_s = max(float(time_s[-1]), 1e-3) if len(time_s) else 1.0
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else "black"
@@ -91,21 +93,25 @@ def _draw_layers(
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
     phases = [phase for phase in run.phases if not is_training or phase.name.lower().startswith((*_SHADES,))]
     # Before the first phase Python imports torch, which takes 0.3 GB.
-    spans = [(0.0, min(phase.start_s for phase in phases), "imports")] if phases else []
+    before = "imports" if is_training else "start"
+    spans = [(0.0, min(phase.start_s for phase in phases), before)] if phases else []
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
         shades = (shade for prefix, shade in _SHADES.items() if phase.name.lower().startswith(prefix))
         label, colour = next(shades, ("_other", "#ececec"))
-        label = "_again" if label in ax.get_legend_handles_labels()[1] else label
-        ax.axvspan(phase.start_s, stop, color=colour, label=label, alpha=0.75, linewidth=0, zorder=0)
+        hidden = stop - phase.start_s < 0.004 * end_s  # thinner than a line
+        label = "_again" if hidden or label in ax.get_legend_handles_labels()[1] else label
+        ax.axvspan(phase.start_s, stop, color=colour, label=label, linewidth=0, zorder=0.01 * phase.depth)
         ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
         # The name of an outer phase stands behind the last inner one, which covers the span before.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
         spans.append((max([phase.start_s, *covered]), stop, phase.label))
     style: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "top", "fontsize": 8, "color": "#333333"}
+    figure: Any = ax.get_figure()
+    narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s  # a line of text, in points
     for start, stop, label in spans:
-        if stop - start >= 0.028 * end_s:
+        if stop - start >= narrowest_s:
             ax.text((start + stop) / 2, 0.985, label, transform=ax.get_xaxis_transform(), zorder=4, **style)
     return end_s
 
@@ -139,8 +145,8 @@ def plot_timeline(
         height = limit or in_use[-1]
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
-        if phase := run.diagnosis.phase:  # well below the climb, which the label would hide
-            _mark(ax, f"killed in\n{phase}", (end_s, 0.4 * height), (-10, 0), ha="right", color=KILLED)
+        if phase := run.diagnosis.phase:
+            ax.set_title(f"{ax.get_title()}\nin phase '{phase}'", fontsize=10, color=KILLED)
     elif len(in_use):
         at = int(in_use.argmax())
         ax.plot(time_s[at], in_use[at], "o", color="black", markersize=4, zorder=6)

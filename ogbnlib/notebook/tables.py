@@ -115,7 +115,7 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
         step = inside if allocated.isna()[name] else allocated[name]
         rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].mean()}
     table = pd.DataFrame.from_dict(rows, orient="index")
-    table[["to plain", "time to plain"]] = table[["step MB", "epoch s"]] / table.iloc[0]
+    table[["relative memory", "relative time"]] = table[["step MB", "epoch s"]] / table.iloc[0]
     return table.round(3)
 
 

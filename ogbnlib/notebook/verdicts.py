@@ -6,7 +6,7 @@ A missing figure (NaN) and the peak of a killed run count as "not measured".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -16,6 +16,8 @@ from ..forecast.planner import FITS, Advice
 from ..runs.folder import Run
 
 WORDS = {True: "holds", False: "does not hold", None: "not measured"}
+# First word of a verdict -> background; the text is dark on each, also in a dark theme.
+_COLOURS = {"holds": "#a9dfb0", "half": "#f9dc8c", "does": "#f4b0a8", "not": "#d0d0d0"}
 
 
 class Finding(NamedTuple):
@@ -34,7 +36,12 @@ class VerdictTable(pd.DataFrame):  # type: ignore[misc]
     def _repr_html_(self) -> str:
         left = {"text-align": "left", "vertical-align": "top"}
         styles = [{"selector": "th", "props": list(left.items())}]
-        return str(self.style.hide(axis="index").set_properties(**left).set_table_styles(styles).to_html())
+        style = self.style.hide(axis="index").set_properties(**left).set_table_styles(styles)
+        return str(style.map(_colour, subset=["verdict"]).to_html())
+
+
+def _colour(verdict: str) -> str:
+    return f"background-color: {_COLOURS[verdict.split()[0]]}; color: #111111"
 
 
 def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTable:
@@ -54,19 +61,28 @@ def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTabl
     return VerdictTable(rows, columns=["belief", "measured", "verdict"])
 
 
+def not_measured(reason: str) -> Finding:
+    """Return a finding without a figure, such as `not_measured("needs a GPU")`."""
+    return Finding(reason, None)
+
+
 def at_least(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
     """Check that a figure reaches a threshold; `text` formats the figure, as in "{:.0%} of the time"."""
-    return Finding(text.format(value), None if math.isnan(value) else bool(value >= threshold))
+    if math.isnan(value):
+        return not_measured("not measured here")
+    return Finding(text.format(value), bool(value >= threshold))
 
 
 def at_most(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
     """Check that a figure does not exceed a threshold."""
-    return at_least(-value, -threshold)._replace(measured=text.format(value))
+    found = at_least(value, threshold, text)
+    return found if found.holds is None else found._replace(holds=bool(value <= threshold))
 
 
 def close_to(value: float, expected: float, text: str = "{:.3g}", by: float = 0.1) -> Finding:
     """Check that a figure differs from the expected one by the share `by` at most."""
-    return at_most(abs(value / expected - 1), by)._replace(measured=text.format(value))
+    found = at_most(abs(value / expected - 1), by)
+    return found if found.holds is None else found._replace(measured=text.format(value))
 
 
 def lower_peak(before: Run, after: Run, by: float = 0.02) -> Finding:
@@ -96,6 +112,14 @@ def killed(runs: Mapping[str, Run]) -> Finding:
     return finished(runs)._replace(holds=not finished(runs).holds)
 
 
+def killed_in(run: Run, phase: str) -> Finding:
+    """Check that a killed run ended in a phase whose name begins with `phase`."""
+    if run.exit_code == 0:
+        return not_measured(finished({run.run_dir.name: run}).measured)
+    last = run.diagnosis.phase or "before the first phase"
+    return Finding(f"in phase '{last}'", last.startswith(phase))
+
+
 def fits(plans: Mapping[str, Advice]) -> Finding:
     """Check that at least one of the forecasts fits its limit."""
     needs = [f"{name} needs {format_bytes(plan.forecast.peak_bytes)}" for name, plan in plans.items()]
@@ -108,6 +132,19 @@ def losses_differ(runs: Mapping[str, Run]) -> Finding:
     losses = {name: tuple(run.metrics["loss"]) for name, run in runs.items() if run.exit_code == 0}
     measured = "last loss " + ", ".join(f"{name} {series[-1]:.6f}" for name, series in losses.items())
     return Finding(measured, len(set(losses.values())) > 1 if len(losses) > 1 else None)
+
+
+def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: float) -> Finding:
+    """Check that epochs of `one_s` seconds take at most `factor` times as long as epochs of `other_s` seconds.
+
+    Each is compared with each: if neither answer has 9 of 10 pairs, the noise is larger than what is asked for.
+    """
+    ratios = sorted(one / other for one in one_s for other in other_s)
+    if not ratios:
+        return not_measured("not measured here")
+    share = sum(ratio <= factor for ratio in ratios) / len(ratios)
+    measured = f"{ratios[len(ratios) // 2]:.2f} times as long, from {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    return Finding(measured, None if 0.1 < share < 0.9 else share >= 0.9)
 
 
 def as_accurate(one: float, other: float, num_nodes: int) -> Finding:

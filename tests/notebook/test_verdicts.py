@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def test_figures_are_compared_with_a_threshold_and_nan_is_not_measured() -> None
     assert verdict(verdicts.close_to(16.4, 15)) == HOLDS
     assert verdict(verdicts.close_to(24.1, 15)) == FAILS
     for comparison in (verdicts.at_least, verdicts.at_most, verdicts.close_to):
-        assert verdict(comparison(math.nan, 1.0)) == UNKNOWN
+        assert verdict(comparison(math.nan, 1.0, "{:.0%}")) == UNKNOWN
+        assert "nan" not in comparison(math.nan, 1.0, "{:.0%}").measured
     assert verdicts.at_least(0.25, 1, "{:.0%} of the time").measured == "25% of the time"
 
 
@@ -54,6 +56,12 @@ def test_peaks_are_compared_beyond_noise_and_only_of_runs_that_finished(make: Ma
     assert verdict(verdicts.higher_peak(before, make("almost", 559), by_bytes=60 * MB)) == FAILS
     killed = verdicts.lower_peak(before, make("killed", 100, exit_code=137))
     assert killed == Finding("killed exit code 137", None)
+
+
+def test_times_are_compared_only_beyond_their_noise() -> None:
+    assert verdict(verdicts.takes_at_most([1.0, 1.1], [1.0, 1.2], 1.15)) == HOLDS
+    assert verdict(verdicts.takes_at_most([2.0, 2.2], [1.0, 1.2], 1.15)) == FAILS
+    assert verdict(verdicts.takes_at_most([1.0, 1.4], [1.0, 1.2], 1.15)) == UNKNOWN
 
 
 def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
@@ -76,3 +84,5 @@ def test_a_belief_with_parts_is_half_true_where_only_some_hold_and_shown_in_full
     table = verdicts.table({"x" * 200: {"memory": yes, "time": no}})
     assert repr(table) == f"{'x' * 200}: half true: memory holds, time does not hold\n    memory: 2; time: 0"
     assert "x" * 200 in table._repr_html_()
+    every = verdicts.table({"a": yes, "b": no, "c": unknown, "d": {"memory": yes, "time": no}})._repr_html_()
+    assert len(set(re.findall("background-color: (#[0-9a-f]{6})", every))) == 4
