@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     Loading = str
 else:
     Loading = Literal[tuple(POLICIES)]
-_REMOVED = {"cuda_snapshot", "sampler"}  # parameters of earlier versions; config.json of an old run has them
-# Required and optional argument of each schedule, named as in torch's CosineAnnealingLR and StepLR.
-_SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
 
 
 class Resume(NamedTuple):
@@ -36,8 +33,7 @@ class Resume(NamedTuple):
     note: str | None = None  # None: the weights stay the same
 
 
-FREE, NOTED = Resume(), Resume("")
-_COMPARE = "; compare accuracies with this in mind"
+FREE, NOTED, _COMPARE = Resume(), Resume(""), "; compare accuracies with this in mind"
 
 
 class _Parameters(BaseModel):
@@ -63,9 +59,7 @@ class _Parameters(BaseModel):
     lookahead: Annotated[v.SizeOrWord, FREE] = "auto"
     """loading=store: memory for batches sampled ahead."""
     spool: Annotated[v.SizeOrWord, FREE] = "auto"
-    """loading=store: disk for windows of batches prepared for several epochs and the evaluations."""
-    spool_dir: Annotated[v.OptionalPath, FREE] = None
-    """loading=store: folder of the spool, on a local disk; None: the job's own folder, or that of temporary files."""
+    """loading=store: disk for windows of batches prepared for several epochs, in SLURM_TMPDIR or TMPDIR."""
     num_neighbors: v.FanOut = (3, 2)
     """One fan-out per layer, nearest hop first; -1 takes all neighbors."""
     batch_size: v.Count = 128
@@ -84,20 +78,17 @@ class _Parameters(BaseModel):
     # loading=propagated
     hops: v.Count = 2
     """loading=propagated: number of times that features are propagated to neighbors."""
-    norm: Literal["row", "sym", "none"] = "sym"
-    """loading=propagated: mean over in-neighbors, weights of gcn, or sum."""
-    self_loops: bool = False
-    """loading=propagated: count each node as its own neighbor once."""
+    norm: Literal["row", "sym", "none", "gcn", "row-loops", "none-loops"] = "sym"
+    """loading=propagated: row is the mean over in-neighbors, sym divides by roots of degrees, none is the sum; gcn is
+    sym with each node as its own neighbor once, row-loops and none-loops are the same of row and none."""
 
     # model
     model: v.Model = "sage"
     """sage, gcn, gat; sgc, sign, sagn with loading=propagated; or your own class, "my_model.py:Net": README."""
     model_args: v.Arguments = {}
-    """More arguments of your own model's __init__, as a dict or as JSON text."""
+    """More arguments of your own model's __init__, or {"heads": 8} for gat and sagn (4); a dict or JSON text."""
     hidden_channels: v.Count = 16
     """Width of the layers."""
-    heads: v.Count = 4
-    """Attention heads of gat and sagn."""
     dropout: Annotated[v.Float, Field(ge=0, lt=1)] = 0.0
     """Share of a hidden layer's values that training drops."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -110,10 +101,9 @@ class _Parameters(BaseModel):
     """Passes over the train split."""
     lr: Annotated[v.Float, Field(gt=0), NOTED] = 0.01
     """Adam's learning rate."""
-    lr_schedule: Annotated[Literal["constant", "cosine", "step"], NOTED] = "constant"
-    """cosine: falls from lr to eta_min (0) in T_max epochs and stays there; step: times gamma (0.1) every step_size."""
-    lr_schedule_args: Annotated[v.Arguments, NOTED] = {}
-    """The schedule's own values such as {"T_max": 40}, as a dict or as JSON text."""
+    lr_schedule: Annotated[v.Schedule, NOTED] = "constant"
+    """"cosine:T_max=40,eta_min=0.001" falls from lr to eta_min (0) in T_max epochs and stays there;
+    "step:step_size=10,gamma=0.5" multiplies by gamma (0.1) every step_size epochs."""
     weight_decay: Annotated[v.Float, Field(ge=0), NOTED] = 0.0
     """Adam's weight decay."""
     checkpoint_every_s: Annotated[v.Float, Field(ge=0), FREE] = 600.0
@@ -142,11 +132,9 @@ class _Parameters(BaseModel):
     keep: Literal["last", "best"] = "last"
     """best: also keep best.pt, the model with the best valid accuracy so far."""
     release_every: Annotated[v.CountOrZero, FREE] = 0
-    """Call release_memory() every k batches, in training and evaluation; 0: never."""
+    """Call release_memory() every k batches, in training and evaluation, with empty_cache() on a GPU; 0: never."""
 
     # GPU memory; no effect on a CPU
-    empty_cache_every: Annotated[v.CountOrZero, FREE] = 0
-    """Call torch.cuda.empty_cache() every k batches, in training and evaluation; 0: never."""
     expandable_segments: Annotated[bool, FREE] = False
     """Let the allocator's segments grow in place: less fragmentation."""
     max_cuda_memory: Annotated[v.OptionalBytes, FREE] = None
@@ -164,7 +152,13 @@ class TrainConfig(_Parameters):
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
-        problems = [unknown_name(name, known, "parameter") for name in values if name not in known]
+        problems = [
+            f"unknown parameter {name!r}: write {v.REPLACED[name]}"
+            if name in v.REPLACED
+            else unknown_name(name, known, "parameter")
+            for name in values
+            if name not in known
+        ]
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -191,10 +185,11 @@ class TrainConfig(_Parameters):
 
     @classmethod
     def restore(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """A config from saved values; parameters of earlier versions are ignored with a warning."""
-        if removed := sorted(values.keys() & _REMOVED):
+        """A config from saved values; an earlier version's parameters are translated, or ignored with a warning."""
+        values = v.translate(values)
+        if removed := sorted(values.keys() & v.REPLACED):
             warnings.warn(f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2)
-        return cls.create({name: value for name, value in values.items() if name not in _REMOVED})
+        return cls.create({name: value for name, value in values.items() if name not in removed})
 
     def replace(self, **changes: Any) -> TrainConfig:
         """A new config with some values changed, validated like a new one."""
@@ -225,13 +220,19 @@ class TrainConfig(_Parameters):
         """Whether the model learns from propagated features instead of sampled neighbors."""
         return POLICIES[self.loading].propagated
 
+    @property
+    def heads(self) -> int:
+        """Attention heads of gat and sagn."""
+        heads: int = self.model_args.get("heads", 4)
+        return heads
+
     def learning_rate(self, epoch: int) -> float:
         """Learning rate of `epoch`, counted from 1; it has no state that a resumed run would need."""
-        done, arguments = epoch - 1, self.lr_schedule_args
-        if self.lr_schedule == "cosine":
+        done, (name, arguments) = epoch - 1, v.parse_schedule(self.lr_schedule)
+        if name == "cosine":
             lowest, share = arguments.get("eta_min", 0.0), min(done / arguments["T_max"], 1.0)
             return lowest + (self.lr - lowest) * (1 + math.cos(math.pi * share)) / 2
-        if self.lr_schedule == "step":
+        if name == "step":
             return self.lr * arguments.get("gamma", 0.1) ** (done // arguments["step_size"])
         return self.lr
 
@@ -265,7 +266,7 @@ class TrainConfig(_Parameters):
 
     def changes(self, before: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """Compare with the values of the run to resume: changes to refuse, and sentences about allowed ones."""
-        refused, notes = [], []
+        refused, notes, before = [], [], v.translate(before)
         for name, value in self.model_dump(mode="json").items():
             if before.get(name, value) == value:
                 continue
@@ -287,6 +288,10 @@ def _conflict(config: TrainConfig) -> str:
     if config.persistent_workers and config.num_workers == 0:
         return "persistent_workers: needs num_workers of at least 1, got num_workers=0"
     entry, is_propagated = MODELS.get(config.model), config.propagated
+    if entry and config.model_args.keys() - ({"heads"} if entry.has_heads else set()):
+        return f"model_args: {config.model} takes {'heads' if entry.has_heads else 'none'}, got {config.model_args}"
+    if entry and (type(config.model_args.get("heads", 4)) is not int or config.heads < 1):
+        return f"model_args: expected heads of at least 1, a whole number, got {config.model_args['heads']!r}"
     if entry and entry.has_heads and config.hidden_channels % config.heads:
         return f"hidden_channels: expected a multiple of heads={config.heads}, got {config.hidden_channels}"
     name = "early_stopping" if config.early_stopping else "keep" if config.keep == "best" else ""
@@ -295,20 +300,8 @@ def _conflict(config: TrainConfig) -> str:
     if entry and entry.propagated != is_propagated:
         names = ", ".join(name for name, model in MODELS.items() if model.propagated == is_propagated)
         return f"model: loading={config.loading} takes {names}, or your own model, got {config.model!r}"
-    if config.model_args and entry:
-        return f"model_args: expected with your own model only, got model={config.model!r}"
     if config.activation_checkpointing and (entry is None or is_propagated):
         return "activation_checkpointing: expected with sage, gcn or gat; in your own model call torch.utils.checkpoint"
-    required, optional = _SCHEDULES[config.lr_schedule]
-    arguments = config.lr_schedule_args
-    if not {required} - {""} <= arguments.keys() <= {required, optional} - {""}:
-        takes = f"needs {required} and takes {optional}" if required else "takes none"
-        return f"lr_schedule_args: {config.lr_schedule} {takes}, got {', '.join(arguments) or 'none'}"
-    for name, value in arguments.items():
-        if name == required and (type(value) is not int or not 1 <= value < 2**31):
-            return f"lr_schedule_args: expected a number of epochs for {name}, got {value!r}"
-        if name == optional and (type(value) not in (int, float) or not 0 <= value <= 1):
-            return f"lr_schedule_args: expected a number from 0 to 1 for {name}, got {value!r}"
     return ""
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,17 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from .errors import InputError, parse_bytes, split_name
 from .files import home
 from .registry import MODELS
+
+# Parameters of earlier versions, which config.json of an old run has, and what to write instead.
+REPLACED = {
+    "cuda_snapshot": "torch.cuda.memory._record_memory_history() in a script under `watch`",
+    "empty_cache_every": "release_every",
+    "heads": 'model_args={"heads": 4}',
+    "lr_schedule_args": 'lr_schedule="cosine:T_max=40"',
+    "sampler": "store.sampler(...) behind PyG's own loader",
+    "self_loops": 'norm="gcn"',
+    "spool_dir": "the environment variable TMPDIR",
+}
 
 
 def _list(value: object) -> object:
@@ -66,6 +78,35 @@ def _model(value: object) -> object:
     return f"{_path(place)}:{name}"
 
 
+# Required and optional argument of each schedule, named as in torch's CosineAnnealingLR and StepLR.
+_SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
+
+
+def parse_schedule(text: str) -> tuple[str, dict[str, Any]]:
+    """Split "cosine:T_max=40,eta_min=0.001" into its name and its arguments."""
+    name, _, rest = (part.strip() for part in text.partition(":"))
+    if name not in _SCHEDULES:
+        raise ValueError(f"expected constant, cosine:T_max=40 or step:step_size=10, got {text!r}")
+    required, optional = _SCHEDULES[name]
+    pairs = [[word.strip() for word in pair.split("=")] for pair in rest.split(",") if pair.strip()]
+    arguments, names = dict[str, Any](), [pair[0] for pair in pairs]
+    if sorted(names) not in [sorted(filter(None, known)) for known in ((required,), (required, optional))]:
+        takes = f"needs {required} and takes {optional}" if required else "takes none"
+        raise ValueError(f"{name} {takes}, got {', '.join(names) or 'none'}")
+    for key, *words in pairs:
+        kind, expected = (int, "a number of epochs") if key == required else (float, "a number from 0 to 1")
+        with contextlib.suppress(ValueError):
+            arguments[key] = kind("=".join(words))
+        if not (1 <= arguments.get(key, 0) < 2**31 if kind is int else 0 <= arguments.get(key, -1) <= 1):
+            raise ValueError(f"expected {expected} for {key}, got {'='.join(words)!r}")
+    return name, arguments
+
+
+def _schedule(text: str) -> str:
+    parse_schedule(text)
+    return text
+
+
 def _arguments(value: object) -> object:
     """Read a dict or JSON text; tuples become lists, as in a saved config."""
     try:
@@ -101,7 +142,21 @@ Patience = Annotated[CountOrZero, BeforeValidator(lambda value: _none(value) or 
 OptionalBool = Annotated[bool | None, BeforeValidator(_none)]
 Dataset = Annotated[str, BeforeValidator(_path)]
 Model = Annotated[str, BeforeValidator(_model)]
+Schedule = Annotated[str, AfterValidator(_schedule)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
+
+
+def translate(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved values of an earlier version in this one's form, as far as weights depend on them."""
+    values = dict(values)
+    if arguments := values.pop("lr_schedule_args", {}):
+        values["lr_schedule"] += ":" + ",".join(f"{name}={value}" for name, value in arguments.items())
+    if values.pop("self_loops", False):
+        values["norm"] = "gcn" if values["norm"] == "sym" else f"{values['norm']}-loops"
+    entry, heads = MODELS.get(values.get("model", "sage")), values.pop("heads", 4)
+    if heads != 4 and (entry is None or entry.has_heads):  # other models never had any
+        values["model_args"] = {**values.get("model_args", {}), "heads": heads}
+    return values
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:

@@ -99,9 +99,13 @@ def test_a_bad_value_is_refused_with_the_parameters_name_and_what_was_found(name
 
 
 def test_hidden_channels_that_the_heads_do_not_divide_are_refused_for_gat_only() -> None:
-    assert make(hidden_channels=10, heads=4).hidden_channels == 10
+    assert make(hidden_channels=10).hidden_channels == 10
     with pytest.raises(InputError, match=r"^hidden_channels: expected a multiple of heads=4"):
-        make(model="gat", hidden_channels=10, heads=4)
+        make(model="gat", hidden_channels=10)
+    assert make(model="gat", hidden_channels=10, model_args='{"heads": 5}').heads == 5
+    for bad in ({"heads": 0}, {"heads": 2.0}, {"width": 3}):
+        with pytest.raises(InputError, match=r"^model_args: .*(heads of at least 1|gat takes heads, got .'width')"):
+            make(model="gat", model_args=bad)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +133,29 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
 
 
-def test_a_parameter_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path) -> None:
-    config = make()
-    (tmp_path / "config.json").write_text(json.dumps({**config.model_dump(mode="json"), "sampler": "numba"}))
-    with pytest.warns(UserWarning, match="sampler: ignored"):
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ({"heads": 8}, {"model_args": {"heads": 8}}),
+        ({"heads": 4, "self_loops": False, "lr_schedule_args": {}}, {}),
+        ({"heads": 8, "model": "sage"}, {"model": "sage"}),
+        ({"heads": 2, "model": "m.py:Net"}, {"model": "m.py:Net", "model_args": {"heads": 2}}),
+        ({"lr_schedule": "step", "lr_schedule_args": {"step_size": 9}}, {"lr_schedule": "step:step_size=9"}),
+        ({"norm": "sym", "self_loops": True}, {"norm": "gcn"}),
+        ({"norm": "none", "self_loops": True}, {"norm": "none-loops"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_parameter_of_an_earlier_version_is_translated_or_ignored_with_a_warning(
+    tmp_path: Path, earlier: dict[str, Any], now: dict[str, Any]
+) -> None:
+    config = make(**{"model": "gat", **now})
+    others = {"sampler": "numba", "spool_dir": None, "empty_cache_every": 3}
+    saved = {**make(**{"model": "gat"}).model_dump(mode="json"), **earlier, **others}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.warns(UserWarning, match="^empty_cache_every, sampler, spool_dir: ignored"):
         assert TrainConfig.load(tmp_path / "config.json") == config
+    assert config.changes(saved) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -154,9 +154,9 @@ def window_budget(
     return budget - training.held_bytes
 
 
-def spool_dir(folder: str | None) -> Path:
-    """The folder for a spool: the config's, the local disk of a Slurm job, or that of temporary files."""
-    return Path(folder or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+def spool_dir() -> Path:
+    """The folder for a spool: the local disk of a Slurm job, or that of temporary files (TMPDIR)."""
+    return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
 
 
 def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:

@@ -26,8 +26,8 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
             if requested is not None and unallocated >= requested:
                 text += ", more than the request, but not in one piece"
         suggestions.append(text)
-    if not config.empty_cache_every:
-        suggestions.append("empty_cache_every=100 costs some time and frees only segments without any tensor")
+    if not config.release_every:
+        suggestions.append("release_every=100 costs some time and frees only segments without any tensor")
     if config.batch_size >= 2:
         parts = 4 if config.batch_size % 4 == 0 else 2
         smaller = {"batch_size": config.batch_size // parts, "accumulate": config.accumulate * parts}

@@ -40,7 +40,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     """All that a trial depends on: the model and its code, but not the batch."""
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
-    names = ("model", "model_args", "hidden_channels", "heads", "dropout", "precision", "hops")
+    names = ("model", "model_args", "hidden_channels", "dropout", "precision", "hops")
     layers = 0 if config.propagated else len(config.num_neighbors)
     return json.dumps([*(getattr(config, name) for name in names), layers, num_features, num_classes, stamp])
 

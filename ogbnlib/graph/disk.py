@@ -81,6 +81,33 @@ def _deal(words: Any, low: Any, high: Any, index: Any, begin: Any, end: Any, pla
             i += 1
 
 
+def _ranges(counts: Array, room: int) -> list[int]:
+    """Bounds of ranges of units with at most `room` rows; a unit with more rows is a range of its own."""
+    bounds, rows = [0], 0
+    for number, count in enumerate(counts.tolist()):
+        if number > bounds[-1] and rows + count > room:
+            bounds.append(number)
+            rows = 0
+        rows += count
+    return [*bounds, len(counts)]
+
+
+def _pieces(units: list[int], most: int) -> list[tuple[int, int]]:
+    """Runs of consecutive units, at most `most` in each."""
+    pieces: list[tuple[int, int]] = []
+    for number in units:
+        if pieces and pieces[-1][1] == number and number - pieces[-1][0] < most:
+            pieces[-1] = pieces[-1][0], number + 1
+        else:
+            pieces.append((number, number + 1))
+    return pieces
+
+
+def _hand_out(put: Callable[[int, int, Array], None], out: Array, first: Array, place: Array, sizes: Array) -> None:
+    for c in np.flatnonzero(sizes).tolist():
+        put(c, int(first[c]), out[place[c] : place[c] + sizes[c]].view(np.uint8))
+
+
 def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskArray:
     """Open array `name` of a store; raises `InputError` as `Store.check_open`."""
     info = store.files[name]
@@ -97,14 +124,14 @@ class Interrupted(Exception):
     """A pass ended early because its `DiskArray` was `abandoned`."""
 
 
+# Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then neither evicts
+# useful pages nor counts against a memory cgroup.
 class DiskArray:
     """Rows of one array in a file, read in order or by index, each pass ascending in the file.
 
     Once `abandoned` is set, every read raises `Interrupted`.
     """
 
-    # Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then neither evicts
-    # useful pages nor counts against a memory cgroup.
     bytes_read, progress = 0, (0, 0)  # by all passes; of the running pass, done and in total
 
     def __init__(
@@ -187,10 +214,9 @@ class DiskArray:
             # Read from the first to the last row needed: a chunk may have only one.
             begin = (self.offset + int(index[rows].min()) * self.row_bytes) // _BLOCK * _BLOCK
             end = self.offset + int(index[rows].max()) * self.row_bytes + width  # may lie in the next chunk
-            buffer = self._read(begin, end)
-            words = np.frombuffer(buffer, dtype=word, count=len(buffer) // unit)
+            words = np.frombuffer(self._read(begin, end), word)
             _pick(words, begin // unit, index, rows, stride, offset, target)
-            return len(buffer)
+            return words.nbytes
 
         chunks = np.flatnonzero(np.diff(bounds)).tolist()
         self.progress = 0, len(chunks) * chunk
@@ -216,20 +242,10 @@ class DiskArray:
         width, before, ends = self.row_bytes // word.itemsize, bounds[:-1].copy(), bounds[1:]
         buffers = [np.empty((0, width), word) for _ in range(2)]  # one is filled while the other is put
 
-        def hand_out(out: Array, first: Array, place: Array, sizes: Array) -> None:
-            for c in np.flatnonzero(sizes).tolist():
-                put(c, int(first[c]), out[place[c] : place[c] + sizes[c]].view(np.uint8))
-
-        # Ranges of units whose rows fit into half of the room; a unit with more rows is a range of its own.
-        room, stretches, rows = room_bytes // 2 // self.row_bytes, [0], 0
-        for number, count in enumerate(counts.tolist()):
-            if number > stretches[-1] and rows + count > room:
-                stretches.append(number)
-                rows = 0
-            rows += count
+        ranges = itertools.pairwise(_ranges(counts, room_bytes // 2 // self.row_bytes))
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as writer:
             putting: Future[Any] = writer.submit(int)
-            for begin, end in itertools.pairwise([*stretches, len(counts)]):
+            for begin, end in ranges:
                 firsts = [_first_at_least(index, *part, end * unit) for part in zip(before, ends, strict=True)]
                 upto = np.array(firsts, np.int64)
                 sizes = upto - before
@@ -245,15 +261,10 @@ class DiskArray:
                     _deal(words.reshape(-1, width), low, high, index, *lists, buffers[0])
                     return len(buffer)
 
-                pieces, most = list[tuple[int, int]](), max(1, self.chunk_bytes // unit // self.row_bytes)
-                for number in (np.flatnonzero(counts[begin:end]) + begin).tolist():  # units that have rows
-                    if pieces and pieces[-1][1] == number and number - pieces[-1][0] < most:
-                        pieces[-1] = pieces[-1][0], number + 1
-                    else:
-                        pieces.append((number, number + 1))
-                self._count(pool.map(read, pieces))
+                filled = (np.flatnonzero(counts[begin:end]) + begin).tolist()
+                self._count(pool.map(read, _pieces(filled, max(1, self.chunk_bytes // unit // self.row_bytes))))
                 putting.result()
-                putting = writer.submit(hand_out, buffers[0], before - bounds[:-1], place, sizes)
+                putting = writer.submit(_hand_out, put, buffers[0], before - bounds[:-1], place, sizes)
                 buffers.reverse()
                 before = upto
             putting.result()

@@ -57,7 +57,7 @@ def prepare_allocator(config: TrainConfig) -> None:
 def begin(config: TrainConfig, device: str) -> list[str]:
     """Set the memory cap and reset the peaks; returns notes on options without effect here."""
     if device != "cuda":
-        options = ("empty_cache_every", "expandable_segments", "max_cuda_memory")
+        options = ("expandable_segments", "max_cuda_memory")
         names = [name for name in options if getattr(config, name)]
         return [f"{', '.join(names)}: without effect on the CPU"] if names else []
     torch, notes = sys.modules["torch"], []
@@ -75,15 +75,6 @@ def end(config: TrainConfig) -> None:
     """Remove the memory cap."""
     if (torch := cuda_in_use()) is not None and config.max_cuda_memory is not None:
         torch.cuda.set_per_process_memory_fraction(1.0)
-
-
-def empty_cache(mark: Callable[..., None], batch: int) -> None:
-    """Return cached blocks to the GPU and mark the bytes returned and the seconds it took."""
-    if (torch := cuda_in_use()) is not None:
-        begin_s, before = time.perf_counter(), torch.cuda.memory_reserved()
-        torch.cuda.empty_cache()
-        freed, took_s = before - torch.cuda.memory_reserved(), time.perf_counter() - begin_s
-        mark("empty_cache", after=f"batch {batch}", bytes=freed, took_s=round(took_s, 6))
 
 
 def cuda_reading(largest: bool = False) -> dict[str, float] | None:

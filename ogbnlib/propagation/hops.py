@@ -33,7 +33,7 @@ from ..progress import counted
 from ..sources.catalog import check_hops, made_once
 from ..sources.convert import FeatureDtype, Progress
 from .columns import Columns, Done, pick
-from .plan import HopPlan, fixed_bytes, plan_hops, propagated_path
+from .plan import NORMS, HopPlan, fixed_bytes, plan_hops, propagated_path
 from .sweep import THREADS, Edges, in_order
 
 Norm = Literal["row", "sym", "none"]
@@ -294,7 +294,8 @@ def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
 
     `how` are memory_limit, progress, say and check of `propagate`.
     """
-    parameters: dict[str, Any] = {"hops": config.hops, "norm": config.norm, "self_loops": config.self_loops}
+    norm, self_loops = NORMS[config.norm]
+    parameters: dict[str, Any] = {"hops": config.hops, "norm": norm, "self_loops": self_loops}
     target = store.path
     if store.hops is None:
         target = propagated_path(store, config)

@@ -15,6 +15,10 @@ _BYTES_PER_S, _EDGES_PER_S = 1.2e9, 25e6
 KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs them
 THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, and a slice's result
 
+# norm of a config -> (norm and self_loops of `propagate`)
+NORMS = {"row": ("row", False), "sym": ("sym", False), "none": ("none", False)}
+NORMS |= {"gcn": ("sym", True), "row-loops": ("row", True), "none-loops": ("none", True)}
+
 
 @dataclass(frozen=True)
 class HopPlan:
@@ -82,6 +86,7 @@ def plan_hops(
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:
     """The store of a run's propagated features: next to the graph's store or in `data_dir`."""
-    loops = "-loops" if config.self_loops else ""
-    name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{config.norm}{loops}.store"
+    norm, self_loops = NORMS[config.norm]
+    loops = "-loops" if self_loops else ""
+    name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{norm}{loops}.store"
     return (store.path.parent if config.data_dir is None else home(config.data_dir)) / name

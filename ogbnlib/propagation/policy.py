@@ -8,7 +8,7 @@ from ..forecast.phases import Ledger
 from ..forecast.sizes import feature_itemsize, hop_size
 from ..graph.store import Store, is_store, open_store
 from ..sampling.store_policy import DiskLoaders
-from .plan import KERNEL_BYTES, fixed_bytes, plan_hops, propagated_path
+from .plan import KERNEL_BYTES, NORMS, fixed_bytes, plan_hops, propagated_path
 
 
 class PropagatedLoaders(DiskLoaders):
@@ -18,6 +18,7 @@ class PropagatedLoaders(DiskLoaders):
     def phases(cls, run: Ledger) -> None:
         """Propagate as many columns at a time as fit, unless a store of them exists; then train on rows."""
         config, graph = run.config, run.size
+        norm = NORMS[config.norm][0]
         if isinstance(graph, Store):
             path = propagated_path(graph, config)
             graph = (open_store(path) if graph.hops is None and is_store(path) else graph).size
@@ -25,14 +26,12 @@ class PropagatedLoaders(DiskLoaders):
         rows = graph.num_nodes if graph.hops is not None else sum(graph.num_seeds.values())
         if graph.hops is None:
             fixed = fixed_bytes(graph, config.hops, threads=3)
-            column = graph.num_nodes * (4 if config.norm == "none" else itemsize)
+            column = graph.num_nodes * (4 if norm == "none" else itemsize)
             reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
             room = column * graph.num_features
             if run.limit_bytes is not None:
                 room = max(column, min(room, run.limit_bytes - sum(run.held.values()) - fixed))
-            plan = plan_hops(
-                graph, config.hops, config.norm, left_bytes=room, itemsize=itemsize, kept=rows, reached=reached
-            )
+            plan = plan_hops(graph, config.hops, norm, left_bytes=room, itemsize=itemsize, kept=rows, reached=reached)
             buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
             run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels may be compiled already
             run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + column

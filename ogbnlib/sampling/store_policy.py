@@ -65,7 +65,7 @@ class StoreLoaders(DiskLoaders):
 
     @classmethod
     def _forecast(cls, run: Ledger) -> None:
-        config, folder = run.config, spool_dir(run.config.spool_dir)
+        config, folder = run.config, spool_dir()
         room = spool_bytes(config.spool, folder) if folder.is_dir() else 0
         cls._forecast_load(run)
         run.phase("load", {})
@@ -118,7 +118,7 @@ class StoreLoaders(DiskLoaders):
             store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
         )
         self._available, self._ranks = available_bytes(), local_ranks()
-        self._spool_dir = spool_dir(self.config.spool_dir)
+        self._spool_dir = spool_dir()
         with clear_errors(self._spool_dir):
             self._room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
         self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=self._room)

@@ -61,9 +61,8 @@ def make_model(
     offered |= dict.fromkeys(("out_channels", "num_classes"), num_classes) | {"num_layers": len(config.num_neighbors)}
     parameters = {} if kind is None else inspect.signature(kind).parameters
     arguments = {name: value for name, value in offered.items() if name in parameters} | config.model_args
-    for name in ("dropout", "heads"):
-        if name not in arguments and getattr(config, name) != TrainConfig.model_fields[name].default:
-            raise InputError(f"{name}: {config.model} takes none, got {getattr(config, name)}; leave it out")
+    if config.dropout and "dropout" not in arguments:
+        raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
     if kind is not None:
         call = f"{config.model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
         if "deg" in parameters or issubclass(kind, PNA):  # PNA takes it among its **kwargs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..memory import cuda
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..sampling.choice import batch_key
@@ -44,7 +44,7 @@ class Learner:
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         self._layers = {*model.state_dict()}, {*values}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._batches = 0  # in the current epoch or evaluation, for release_every and empty_cache_every
+        self._batches = 0  # in the current epoch or evaluation, for release_every
 
     @property
     def batches_per_step(self) -> int:
@@ -118,13 +118,13 @@ class Learner:
         self.loss_sum = loss_sum  # only now: a step may be interrupted while it waits for a batch
 
     def after_batch(self) -> None:
-        """Release memory every `release_every` and `empty_cache_every` batches."""
+        """Release memory every `release_every` batches."""
         config, self._batches = self.config, self._batches + 1
         self.log.cuda()
         if config.release_every and self._batches % config.release_every == 0:
-            self.log.mark("release", after=f"batch {self._batches}", **release_memory())
-        if config.empty_cache_every and self._batches % config.empty_cache_every == 0:
-            cuda.empty_cache(self.log.mark, self._batches)
+            begin_s = time.perf_counter()
+            freed = release_memory()
+            self.log.mark("release", after=f"batch {self._batches}", took_s=time.perf_counter() - begin_s, **freed)
 
 
 def allocator_peak(work: Callable[[], object]) -> int:

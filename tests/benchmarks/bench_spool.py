@@ -9,6 +9,7 @@ is taken per batch. Bytes are those of the kernel, /proc/PID/io.
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -44,11 +45,9 @@ def main() -> None:
         small = Path(folder, "small")
         synthesize_store(small, asked.scale, progress=False)
         ram = run(config(small, asked.ram_epochs + 1), run_dir=Path(folder, "ram"), echo=False).require_finished()
-        disk = run(
-            config(asked.store, asked.epochs, spool=asked.spool, spool_dir=folder),
-            asked.limit,
-            run_dir=Path(folder, "disk"),
-        ).require_finished()
+        os.environ["SLURM_TMPDIR"] = folder  # of the spool
+        on_disk = config(asked.store, asked.epochs, spool=asked.spool)
+        disk = run(on_disk, asked.limit, run_dir=Path(folder, "disk")).require_finished()
         report(asked, ram, disk, batches(small), batches(asked.store))
 
 

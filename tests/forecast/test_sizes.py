@@ -53,7 +53,8 @@ def test_model_state_is_four_times_the_real_parameters(
 ) -> None:
     from ogbnlib.training.models import GNN
 
-    config = TrainConfig.create(dataset="x", model=model, num_neighbors=fan_out, hidden_channels=hidden, heads=heads)
+    values = {"model": model, "num_neighbors": fan_out, "hidden_channels": hidden}
+    config = TrainConfig.create(dataset="x", **values, model_args={"heads": heads} if model == "gat" else {})
     real = GNN(config, 7, classes)
     assert parameter_count(config, 7, classes) == sum(p.numel() for p in real.parameters())
     assert model_state_bytes(config, 7, classes) == 4 * sum(value.nbytes for value in real.parameters())

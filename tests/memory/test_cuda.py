@@ -155,11 +155,11 @@ def test_expandable_segments_come_too_late_once_cuda_was_used(
 
 
 def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(tiny_config: Config, tmp_path: Path) -> None:
-    options = {"max_cuda_memory": "4 GB", "empty_cache_every": 2, "expandable_segments": True}
+    options = {"max_cuda_memory": "4 GB", "expandable_segments": True}
     result = train(tiny_config(epochs=1, **options), tmp_path / "run")
     assert result.history[0]["loss"] == train(tiny_config(epochs=1)).history[0]["loss"]
     notes = [event["text"] for event in Run(tmp_path / "run").events if "text" in event]
-    assert notes == ["empty_cache_every, expandable_segments, max_cuda_memory: without effect on the CPU"]
+    assert notes == ["expandable_segments, max_cuda_memory: without effect on the CPU"]
 
 
 def test_a_cap_is_a_share_of_the_card_and_is_taken_back(tiny_config: Config, gpu: FakeGPU) -> None:
@@ -188,13 +188,10 @@ def test_a_reading_has_the_allocators_counts_and_what_a_cap_leaves_free(gpu: Fak
     assert cuda_reading(largest=True) == {**reading, "free_bytes": GB}
 
 
-def test_the_cache_is_emptied_every_k_batches(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    monkeypatch.setattr(cuda, "empty_cache", lambda mark, batch: seen.append(batch))
-    train(tiny_config(epochs=1, empty_cache_every=3, eval_splits=(), train_eval="never"))
-    assert seen == [3, 6]  # 8 batches
-    train(tiny_config(epochs=1))
-    assert seen == [3, 6]
+def test_memory_is_released_every_k_batches(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(epochs=1, release_every=3, eval_splits=(), train_eval="never"), tmp_path / "run")
+    events = [event for event in Run(tmp_path / "run").events if event["event"] == "release" and "took_s" in event]
+    assert [event["after"] for event in events] == ["batch 3", "batch 6"]  # of 8
 
 
 # Out of memory --------------------------------------------------------------------------------------------------------
@@ -302,8 +299,8 @@ def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_
         dataset="ogbn-papers100M", num_neighbors=[15, 10, 5], batch_size=1024, hidden_channels=256, loading="store"
     )
     # Without activation_checkpointing: a layer of sage is at its widest while it is computed again.
-    assert names(OOM) == ["expandable_segments", "empty_cache_every", "batch_size", "precision", "num_neighbors"]
-    taken = {"expandable_segments": True, "empty_cache_every": 10, "precision": "bf16", "num_neighbors": [2, 2, 2]}
+    assert names(OOM) == ["expandable_segments", "release_every", "batch_size", "precision", "num_neighbors"]
+    taken = {"expandable_segments": True, "release_every": 10, "precision": "bf16", "num_neighbors": [2, 2, 2]}
     assert names(OOM, **taken) == ["batch_size", "activation_checkpointing"]
     suggestions = oom_suggestions(config, OOM)
     assert "1.00 GB was reserved but unallocated, more than the request" in suggestions[0]

@@ -52,7 +52,7 @@ def test_a_model_learns_from_features_that_are_propagated_once_and_goes_on_bit_f
 def test_batches_and_weights_are_the_same_from_the_store_itself_and_from_workers(
     tiny_config: Config, graph: Path, tmp_path: Path
 ) -> None:
-    config = make(tiny_config, graph, hops=3, norm="row", self_loops=True)
+    config = make(tiny_config, graph, hops=3, norm="row-loops")
     first = train(config)
     made = tmp_path / "graph-3-hops-row-loops.store"
     named = train(config.replace(dataset=str(made)))

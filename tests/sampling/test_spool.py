@@ -49,6 +49,14 @@ def store(tiny_store: Path) -> Store:
     return open_store(tiny_store)
 
 
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of spools, for the length of a test."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path / "scratch"))
+    return tmp_path / "scratch"
+
+
 @pytest.fixture
 def make(store: Store, tmp_path: Path) -> Iterator[Build]:
     """A loader of 8 batches over the train split; `picked` batches are kept on disk at a time, 0 for windows in memory.
@@ -233,18 +241,13 @@ def test_auto_takes_a_quarter_of_the_free_disk_never_its_last_5_gb_and_no_memory
 
 
 def test_a_run_scores_the_same_with_and_without(
-    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path
+    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, scratch: Path
 ) -> None:
     """Lookahead is small, so that windows are taken; the store itself, of 30 MB, would fit into memory."""
     room = "1 GB"
     asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
     asked |= {"epochs": 3, "train_eval": "every_epoch"}
-    folder = tmp_path / "scratch"
-    folder.mkdir()
-    results = {
-        spool: train(tiny_config(**asked, spool=spool, spool_dir=str(folder)), tmp_path / f"run-{spool}")
-        for spool in ("off", room)
-    }
+    results = {spool: train(tiny_config(**asked, spool=spool), tmp_path / f"run-{spool}") for spool in ("off", room)}
     plain, spooled = results.values()
     names = ("loss", "train", "valid", "test")
     assert [[row[name] for name in names] for row in spooled.history] == [
@@ -258,7 +261,7 @@ def test_a_run_scores_the_same_with_and_without(
         assert 0 < moved[0]["write_bytes"] <= moved[2]["write_bytes"]
     read = {split: sum("bytes_read" in window for window in windows if window["loader"] == split) for split in names}
     assert read["train"] > 0
-    assert not list(folder.iterdir())
+    assert not list(scratch.iterdir())
     assert (read["valid"], read["test"]) == (0, 0)  # with the first pass of training
     assert 1 <= sum("features_s" in window for window in windows) < 3  # of three epochs and nine evaluations
 
@@ -268,7 +271,7 @@ def test_a_rank_may_have_no_batch_of_an_evaluation_or_none_at_all(
     tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, batch_size: int
 ) -> None:
     asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": batch_size}
-    config = tiny_config(**asked, epochs=4, spool="1 GB", spool_dir=str(tmp_path), eval_batch_size=130)
+    config = tiny_config(**asked, epochs=4, spool="1 GB", eval_batch_size=130)
     loaders = make_loaders(open_for(config, say=len), config, EventLog(None), rank=1, num_ranks=2)
     with contextlib.closing(loaders):
         trained = loaders.train_loader()
@@ -291,7 +294,7 @@ def test_a_signal_in_the_middle_of_a_pass_stops_the_run_and_it_goes_on_bit_for_b
     spool: str,
 ) -> None:
     asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
-    config = tiny_config(**asked, epochs=2, spool=spool, spool_dir=str(tmp_path), accumulate=2)
+    config = tiny_config(**asked, epochs=2, spool=spool, accumulate=2)
     straight = train(config)
     read, reads = DiskArray._read, [0]
 
@@ -332,14 +335,12 @@ module.train(TrainConfig.create(json.loads(sys.argv[1])), run, resume=run.exists
 
 @pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_to_the_same_weights_and_nothing_is_left(
-    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path
+    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, scratch: Path
 ) -> None:
     kills, epochs = (20, 6) if os.environ.get("OGBNLIB_LONG") else (2, 2)
     random = np.random.default_rng(0)
     asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    config = tiny_config(**asked, epochs=epochs, checkpoint_every_s=0.5, spool="5 MB", spool_dir=str(scratch))
+    config = tiny_config(**asked, epochs=epochs, checkpoint_every_s=0.5, spool="5 MB")
     straight = train(config)
     for _ in range(kills):
         with python_child(KILLED, json.dumps(config.model_dump(mode="json")), str(tmp_path / "run")) as child:

@@ -54,7 +54,9 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_the_learning_rate_of_an_epoch_is_that_of_torchs_scheduler(
     name: str, args: dict[str, Any], theirs: Any
 ) -> None:
-    config = TrainConfig.create(dataset="x", lr=0.02, lr_schedule=name, lr_schedule_args=args)
+    config = TrainConfig.create(
+        dataset="x", lr=0.02, lr_schedule=f"{name}:" + ", ".join(f"{key}={value}" for key, value in args.items())
+    )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.02)
     scheduler = theirs(optimizer, **args)
     for epoch in range(1, 11):
@@ -69,9 +71,12 @@ def test_the_learning_rate_of_an_epoch_is_that_of_torchs_scheduler(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"lr_schedule": "cosine"}, "^lr_schedule_args: cosine needs T_max and takes eta_min, got none"),
-        ({"lr_schedule_args": {"T_max": 3}}, "^lr_schedule_args: constant takes none, got T_max"),
-        ({"lr_schedule": "step", "lr_schedule_args": {"step_size": 2.5}}, "a number of epochs for step_size, got 2.5"),
+        ({"lr_schedule": "cosine"}, "^lr_schedule: cosine needs T_max and takes eta_min, got none"),
+        ({"lr_schedule": "constant:T_max=3"}, "^lr_schedule: constant takes none, got T_max"),
+        ({"lr_schedule": "step:step_size=2.5"}, "a number of epochs for step_size, got '2.5'"),
+        ({"lr_schedule": "cosine:T_max=9,eta_min=nan"}, "a number from 0 to 1 for eta_min, got 'nan'"),
+        ({"lr_schedule": "cosin:T_max=9"}, "^lr_schedule: expected constant, cosine:T_max=40"),
+        ({"lr_schedule_args": {"T_max": 3}}, '^unknown parameter .lr_schedule_args.: write lr_schedule="cosine'),
         ({"early_stopping": 3, "eval_splits": "test"}, "^early_stopping: expected 'valid' in eval_splits"),
         ({"keep": "best", "eval_splits": ()}, "^keep: expected 'valid' in eval_splits"),
     ],
