@@ -145,7 +145,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
         ({"norm": "none", "self_loops": True}, {"norm": "none-loops"}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_parameter_of_an_earlier_version_is_translated_or_ignored_with_a_warning(
     tmp_path: Path, earlier: dict[str, Any], now: dict[str, Any]
 ) -> None:
