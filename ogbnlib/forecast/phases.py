@@ -13,13 +13,13 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import MB, InputError
-from ..graph.store import Store
+from ..graph.store import GraphSize, Store
 from ..registry import POLICIES
-from ..sources.catalog import check_store, graph_for
+from ..sources.names import check_store, graph_for
 from .budget import DISK_BYTES_PER_S, BatchShape, Windows, sweep_s
 from .draws import Batches
 from .passes import MODEL, Pass
-from .sizes import RUNTIME_BYTES, GraphSize, store_bytes, trained_edges
+from .sizes import RUNTIME_BYTES, store_bytes, trained_edges
 from .step import layers_of, model_state_bytes
 
 _SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
 from ..errors import GB, InputError, format_bytes, parse_bytes
+from ..graph.store import GraphSize
 from ..registry import MODELS, POLICIES
-from ..sources.catalog import graph_for
+from ..sources.names import graph_for
 from .phases import Forecast, margin_bytes, predict
-from .sizes import GraphSize, feature_itemsize, smaller_fan_out
+from .sizes import feature_itemsize, smaller_fan_out
 from .step import formula_of, is_measured, try_model
 
 if TYPE_CHECKING:

@@ -143,11 +143,18 @@ def oom_sizes(message: str) -> dict[str, int]:
     return sizes
 
 
-def record_oom(error: BaseException, mark: Callable[..., None]) -> None:
-    """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still allocated."""
+def record_oom(
+    error: BaseException, mark: Callable[..., None], suggest: Callable[[Mapping[str, Any]], list[str]]
+) -> None:
+    """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still allocated.
+
+    Args:
+        suggest: Returns remedies for the sizes of the event.
+    """
     message = str(error).partition(" If reserved but unallocated")[0].splitlines()
     text = message[0] if message else type(error).__name__
-    mark("cuda_oom", message=text, **{**(cuda_reading(largest=True) or {}), **oom_sizes(text)})
+    sizes = {**(cuda_reading(largest=True) or {}), **oom_sizes(text)}
+    mark("cuda_oom", message=text, suggestions=suggest(sizes), **sizes)
 
 
 def resolve_device(device: str) -> torch.device:

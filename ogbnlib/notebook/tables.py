@@ -12,11 +12,12 @@ import pandas as pd
 from ..config import TrainConfig
 from ..errors import GB, MB
 from ..forecast.phases import predict
-from ..forecast.sizes import size_of, trained_edges
+from ..forecast.sizes import trained_edges
 from ..forecast.step import saved_bytes
 from ..memory.record import Phase
 from ..runs.folder import Run, RunLike, Runs, named
 from ..sources.catalog import open_dataset
+from ..sources.names import size_of
 
 
 def compare_runs(runs: Runs) -> pd.DataFrame:

@@ -30,8 +30,9 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import counted
-from ..sources.catalog import check_hops, made_once
+from ..sources.catalog import made_once
 from ..sources.convert import FeatureDtype, Progress
+from ..sources.names import check_hops
 from .columns import Columns, Done, pick
 from .plan import NORMS, HopPlan, fixed_bytes, plan_hops, propagated_path
 from .sweep import THREADS, Edges, in_order

@@ -19,7 +19,7 @@ from ..config import TrainConfig
 from ..errors import InputError, clear_errors
 from ..files import warn_if_remote, write_json
 from ..forecast.phases import audit
-from ..forecast.sizes import GraphSize
+from ..graph.store import GraphSize
 from ..memory.record import RunPaths
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from .diagnosis import Result, explain

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes
-from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, oom_sizes
 from ..memory.record import Growth, Record
@@ -208,7 +207,7 @@ def explain(
             text.append(_cuda_sizes(oom) or str(oom.get("message")))
             if oom.get("alloc_retries"):
                 text.append(f"Before, {oom['alloc_retries']:.0f} allocations needed a second try.")
-            remedy = "; or ".join(oom_suggestions(config, oom) if config else []) or remedy
+            remedy = "; or ".join(oom.get("suggestions", [])) or remedy
         elif result.last_output:
             text.append(f"Its last words: {result.last_output}")
     if code not in (2, STOPPED, DIVERGED):

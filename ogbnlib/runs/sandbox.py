@@ -20,8 +20,9 @@ from typing import Any
 from ..config import TrainConfig, check_config
 from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
-from ..forecast.sizes import RUNTIME_BYTES, GraphSize, raw_bytes, size_of
+from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
 from ..forecast.step import try_model
+from ..graph.store import GraphSize
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
@@ -29,7 +30,7 @@ from ..memory.limits import Limit, make_limit
 from ..memory.signals import PARENT_VARIABLE, handled
 from ..progress import doing, drawn, in_notebook
 from ..registry import MODELS
-from ..sources.catalog import locate_for
+from ..sources.names import locate_for, size_of
 from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
 from .exit_codes import resumption
 from .folder import Run

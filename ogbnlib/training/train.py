@@ -24,6 +24,7 @@ from .. import marks
 from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, no_exit
 from ..files import home
+from ..forecast.oom_suggestions import oom_suggestions
 from ..graph.store import Store
 from ..memory import cuda
 from ..memory.cuda import resolve_device
@@ -217,7 +218,7 @@ def train_prepared(
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
     except torch.OutOfMemoryError as error:
-        cuda.record_oom(error, log.mark)
+        cuda.record_oom(error, log.mark, lambda oom: oom_suggestions(config, oom))
         raise
     finally:
         shown.close()

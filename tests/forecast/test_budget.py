@@ -9,7 +9,7 @@ from ogbnlib.errors import GB, MB
 from ogbnlib.forecast.budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, queue_depth, window_budget
 from ogbnlib.forecast.draws import Batches
 from ogbnlib.forecast.passes import Pass
-from ogbnlib.forecast.sizes import KNOWN
+from ogbnlib.sources.official import KNOWN
 
 PAIR = Windows(10, True, 450 * MB, GB, 5)
 ALONE = Windows(50, False, GB, GB, 1)

@@ -13,8 +13,10 @@ import pytest
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.phases import Forecast, kind_of, predict
 from ogbnlib.forecast.planner import plan
-from ogbnlib.forecast.sizes import KNOWN, RUNTIME_BYTES, GraphSize
+from ogbnlib.forecast.sizes import RUNTIME_BYTES
+from ogbnlib.graph.store import GraphSize
 from ogbnlib.runs.folder import Run
+from ogbnlib.sources.official import KNOWN
 
 MB, GB = 2**20, 10**9
 NODES, EDGES = 111_059_956, 1_615_685_872

@@ -16,9 +16,9 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.planner import ALLOCATIONS, FITS, TIGHT, WILL_NOT_FIT, ladder, margin_bytes, plan, verdict
-from ogbnlib.forecast.sizes import KNOWN
 from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.sandbox import run
+from ogbnlib.sources.official import KNOWN
 from ogbnlib.sources.synth import synthesize
 
 MB, GB = 2**20, 2**30

@@ -14,11 +14,13 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast import draws
 from ogbnlib.forecast.draws import draw_batches
-from ogbnlib.forecast.sizes import KNOWN, expected_batch, size_of, stock_csc_bytes, store_bytes
+from ogbnlib.forecast.sizes import expected_batch, stock_csc_bytes, store_bytes
 from ogbnlib.forecast.step import model_state_bytes, parameter_count
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.catalog import open_dataset
 from ogbnlib.sources.convert import convert
+from ogbnlib.sources.names import size_of
+from ogbnlib.sources.official import KNOWN
 
 Config = Callable[..., TrainConfig]
 PAPERS = KNOWN["ogbn-papers100M"]

@@ -14,11 +14,11 @@ import ogbnlib
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
-from ogbnlib.forecast.sizes import size_of
 from ogbnlib.notebook.plots import plot_runs, plot_timeline
 from ogbnlib.notebook.tables import compare_runs, forecast_table, sampled_nodes
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.catalog import prepare_dataset
+from ogbnlib.sources.names import size_of
 
 
 def finished(folder: Path, dataset: Path, exit_code: int = 0, **config: object) -> Run:

@@ -16,11 +16,11 @@ from conftest import MB, write_run
 from run_history import RESUME, write_history
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.sizes import size_of
 from ogbnlib.runs.attempt import Attempt
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.runs.timeline import held_memory
+from ogbnlib.sources.names import size_of
 
 Config = Callable[..., TrainConfig]
 

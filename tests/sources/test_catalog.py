@@ -18,8 +18,9 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.sources.catalog import locate, open_dataset, prepare_dataset, size_of
+from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
+from ogbnlib.sources.names import locate, size_of
 from ogbnlib.sources.official import KNOWN
 from ogbnlib.sources.ogb import write_raw
 
@@ -136,7 +137,7 @@ def test_a_folder_that_is_called_like_an_official_data_set_is_itself(
 
 def test_planning_imports_no_kernels() -> None:
     code = (
-        "import sys, ogbnlib.forecast.sizes, ogbnlib.sources.catalog; assert not {'numba', 'torch'} & set(sys.modules)"
+        "import sys, ogbnlib.forecast.planner, ogbnlib.sources.names; assert not {'numba', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 

@@ -14,7 +14,7 @@ from conftest import left_in
 
 from ogbnlib import InputError, convert, open_dataset, write_raw
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources.catalog import locate
+from ogbnlib.sources.names import locate
 from ogbnlib.sources.tables import open_tables
 
 Arrays = dict[str, Any]

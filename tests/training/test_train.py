@@ -97,7 +97,7 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
         yield from source.x_chunks()
 
     with monkeypatch.context() as patch:
-        patch.setattr("ogbnlib.sources.catalog.open_raw", lambda _: dataclasses.replace(source, x_chunks=chunks))
+        patch.setattr("ogbnlib.sources.names.open_raw", lambda _: dataclasses.replace(source, x_chunks=chunks))
         with pytest.raises(
             Stopped, match="stopped by SIGUSR1 while the data set was converted; go on with resume=True"
         ):
