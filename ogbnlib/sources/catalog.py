@@ -45,8 +45,8 @@ def open_dataset(
         say: called with the data, the place and the size of a new store.
         memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
     """
-    options = {"data_dir": data_dir, "undirected": undirected, "feature_dtype": feature_dtype, "download": download}
-    pending = resolve(dataset, **options)
+    options: dict[str, Any] = {"data_dir": data_dir, "undirected": undirected, "feature_dtype": feature_dtype}
+    pending = resolve(dataset, download=download, **options)
     if isinstance(pending, Store):
         return pending
     with made_once(pending.target, check):
