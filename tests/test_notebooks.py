@@ -1,6 +1,7 @@
 """Every notebook runs through papermill at smoke scale, as a user would run it, and is committed as it was executed."""
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -95,8 +96,15 @@ def test_a_notebook_is_short_and_leaves_its_logic_to_the_package(path: Path) -> 
     nbformat.validate(book)
     top = book.cells[0].source
     assert top.startswith("# ")
-    assert "\nTakes about " in top
-    assert "Writes " in top
+    for part in ("\nTakes about ", "Writes ", "**You will learn**", "**Predict before you run:**", "(README.md)"):
+        assert part in top
+    prose = [cell.source for cell in book.cells if cell.cell_type == "markdown"]
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", "\n".join(prose))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    assert any("verdicts.table(" in cell.source for cell in book.cells)
+    drawn = [any("image/png" in o.get("data", {}) for o in cell.get("outputs", [])) for cell in book.cells]
+    kinds = ["figure" if is_drawn else cell.cell_type for cell, is_drawn in zip(book.cells, drawn, strict=True)]
+    assert ("figure", "code") not in [*itertools.pairwise(kinds)], "a figure needs a sentence under it"
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     (parameters,) = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
     for line in parameters.source.splitlines():
