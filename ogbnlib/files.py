@@ -12,6 +12,7 @@ import socket
 import time
 import uuid
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -213,10 +214,25 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
         lock.release()
 
 
-def next_run_dir(runs_dir: StrPath, name: str) -> Path:
-    """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell overwrites no run."""
+# Set when a requeued job executes a notebook again: slurm/notebook.sbatch.
+AGAIN_VARIABLE = "OGBNLIB_AGAIN"
+_calls: Counter[Path] = Counter()  # of `next_run_dir`, by the first name
+
+
+def next_run_dir(runs_dir: StrPath, name: str, *, new: bool = False) -> Path:
+    """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell overwrites no run.
+
+    When a requeued job executes a notebook again, the n-th call returns the n-th name, which the n-th call got before.
+
+    Args:
+        new: Return a folder that does not exist, then too.
+    """
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(path for path in (home(runs_dir) / name for name in names) if not path.exists())
+    paths = (home(runs_dir) / name for name in names)
+    if AGAIN_VARIABLE in os.environ and not new:
+        _calls[home(runs_dir) / name] += 1
+        return next(itertools.islice(paths, _calls[home(runs_dir) / name] - 1, None))
+    return next(path for path in paths if not path.exists())
 
 
 DROP_BYTES = 32 * 2**20  # most written pages of a file that wait for the disk

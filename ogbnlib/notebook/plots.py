@@ -252,7 +252,8 @@ def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None =
     colours = [KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS["anon"][1] for size in sizes]
     unit, name, text = _unit(max([*sizes, limit_bytes or 0]))
     bars = ax.barh(list(peaks), [size / unit for size in sizes], color=colours)
-    ax.bar_label(bars, [text(size / unit) for size in sizes], padding=3, fontsize=9)
+    labels = [text(size / unit) if size else "not measured" for size in sizes]  # of a run that was not started
+    ax.bar_label(bars, labels, padding=3, fontsize=9)
     ax.invert_yaxis()
     if limit_bytes:
         ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--")

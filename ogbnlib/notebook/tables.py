@@ -27,7 +27,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
         rows[name] = {
             "ended": run.state,
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
-            "peak GB": round(run.held_peak_bytes / GB, 3),
+            "peak GB": round(run.held_peak_bytes / GB, 3) or float("nan"),  # of one that was not started
             "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
         }
         if len(metrics := run.metrics):

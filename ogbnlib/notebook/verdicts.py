@@ -103,7 +103,7 @@ def _peaks(before: Run, after: Run, holds: bool) -> Finding:
 
 def finished(runs: Mapping[str, Run]) -> Finding:
     """Check that at least one of the runs finished."""
-    ends = {name: "finished" if run.exit_code == 0 else f"exit code {run.exit_code}" for name, run in runs.items()}
+    ends = {name: f"exit code {run.exit_code}" if run.exit_code else run.state for name, run in runs.items()}
     return Finding(", ".join(f"{name} {end}" for name, end in ends.items()), "finished" in ends.values())
 
 

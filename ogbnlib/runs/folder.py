@@ -258,7 +258,9 @@ class Run(_RunFiles):
         """Peak RSS in any sample, summed over the run's processes: the RES of top and htop."""
         if peak := self.result.get("sampled_peaks_bytes", {}).get("rss_bytes"):
             return int(peak)
-        return int(self.samples[[f"rss_{part}_bytes" for part in tables.PARTS]].sum(axis=1).max())
+        return int(
+            self.samples[[f"rss_{part}_bytes" for part in tables.PARTS]].sum(axis=1).max() if len(self.samples) else 0
+        )
 
     @property
     def is_finished(self) -> bool:

@@ -20,6 +20,8 @@ from typing import Any
 from ..config import TrainConfig, check_config
 from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
+from ..forecast.phases import predict
+from ..forecast.planner import WILL_NOT_FIT, Advice, verdict
 from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
 from ..forecast.step import try_model
 from ..graph.store import GraphSize
@@ -27,13 +29,16 @@ from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
-from ..memory.signals import PARENT_VARIABLE, handled
+from ..memory.reading import read_memory
+from ..memory.recorder import RUNS_VARIABLE
+from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, handled
 from ..progress import doing, drawn, in_notebook
 from ..registry import MODELS
 from ..sources.names import locate_for, size_of
 from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
-from .exit_codes import resumption
-from .folder import Run
+from .diagnosis import Diagnosis
+from .exit_codes import STOPPED, resumption
+from .folder import Run, RunEnded
 from .supervise import MALLOC, supervise
 
 
@@ -61,9 +66,15 @@ def watch(
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(f"argv: expected a command that can be run (`python` before a script), got {argv}")
-    limit, refused = make_limit(limit_bytes, limit_by)
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
-    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name or Path(script).stem)
+    name = name or Path(script).stem
+    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    if run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
+        earlier = Run(folder)
+        if earlier.record.start.get("command") == argv and _has_ended(earlier, limit_bytes):
+            return earlier
+        folder = next_run_dir(runs_dir, name, new=True)
+    limit, refused = make_limit(limit_bytes, limit_by)
     with contextlib.closing(limit), open_run_dir(None, folder, resume=False) as (before, _):
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
         stdin = subprocess.DEVNULL if os.isatty(0) or in_notebook() else None
@@ -88,6 +99,7 @@ def run(
     """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
 
     Bad input is refused before the child is started; an interruption ends the child and writes `result.json` first.
+    In a notebook, a run that would need more than the job or the machine has is not started; its forecast is printed.
 
     Args:
         config: What to train; None to resume a run with its own config: `run(run_dir="runs/a", resume=True)`.
@@ -116,6 +128,11 @@ def run(
     before_bytes = Run(folder).memory_limit_bytes if resume and memory_limit is None else None
     asked = before_bytes if memory_limit is None else memory_limit
     limit_bytes, notes = _attainable(asked, say=echo, as_before=bool(before_bytes))
+    if run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
+        resume = _is_of(earlier := Run(folder), config)
+        if resume and _has_ended(earlier, limit_bytes):
+            return earlier
+        folder = folder if resume else next_run_dir(runs_dir, name, new=True)
     size = check_inputs(config)
     tried: dict[str, str] = {}
     if config.model not in MODELS:
@@ -129,6 +146,9 @@ def run(
             if before.is_finished and before.config == config:
                 return before
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
+        if reason := _too_large_to_start(config, size, limit_bytes):
+            attempt.recorder.stop()
+            return attempt.end(None, with_forecast=True, memory_limit_bytes=limit_bytes, diagnosis=reason)
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
         argv += ["--resume"] if resume else []
         argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
@@ -184,6 +204,43 @@ def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = 
     return requested, notes
 
 
+def _is_of(run: Run, config: TrainConfig) -> bool:
+    with contextlib.suppress(InputError):  # of another version, or of a watched command
+        return run.config == config
+    return False
+
+
+def _has_ended(run: Run, limit_bytes: int | None) -> bool:
+    """Whether a run of a notebook's earlier execution has ended under this limit, other than by a stop signal."""
+    return run.exit_code not in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS)) and (
+        run.memory_limit_bytes == limit_bytes
+    )
+
+
+def _too_large_to_start(config: TrainConfig, size: GraphSize, limit_bytes: int | None) -> Diagnosis | None:
+    """Explain why a notebook's run is not started: it would be killed for the memory of the job, and the kernel too.
+
+    A run with a limit of its own below that memory is started: its kill ends nothing else.
+    """
+    available, source = effective_limit()
+    room_bytes = available - (read_memory(os.getpid()).held_bytes or 0)
+    if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
+        return None
+    forecast = predict(config, size, memory_limit_bytes=room_bytes)
+    if verdict(forecast, room_bytes) != WILL_NOT_FIT:
+        return None
+    advice = Advice(forecast, room_bytes)
+    remedy = (
+        f"give it a memory_limit below {format_bytes(room_bytes)} to see it killed, or ask for more: {advice.sbatch}"
+    )
+    text = (
+        f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase '{forecast.peak.name}', and "
+    )
+    text += f"{source} leaves {format_bytes(room_bytes)} beside this notebook. Next: {remedy}."
+    print(f"{text}\n\n{advice}\n", flush=True)
+    return Diagnosis(text, "not started", None, None, remedy=remedy)
+
+
 def _carry_out(
     attempt: Attempt,
     argv: list[str],
@@ -214,6 +271,10 @@ def _carry_out(
         resume = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
         then = resume if attempt.config else done.diagnosis.remedy
         raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
+    if outcome.forwarded in STOP_SIGNALS and RUNS_VARIABLE in os.environ and in_notebook():
+        # The next cell must not begin: papermill's engine ends with this code, and the job goes back to the queue.
+        sender = signal.Signals(outcome.forwarded).name
+        raise RunEnded(f"{STOPPED}: {sender} stopped the notebook in the run {done.run_dir}. {done.diagnosis}")
     return done
 
 
@@ -225,12 +286,15 @@ def scaled_limit(
 ) -> int:
     """The limit, in bytes, that means for a data set what `allocation` means for `full`, a larger one.
 
-    "auto" scales `allocation` by the sizes of edge list and features, and adds what Python and torch take. Any other
-    `memory_limit` is returned in bytes.
+    "auto" scales `allocation` by the sizes of edge list and features, and adds what Python and torch take. For a data
+    set with as many edges as `full`, or more, it is `allocation` itself. Any other `memory_limit` is returned in bytes.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
-    share = parse_bytes(allocation, "allocation") * raw_bytes(size_of(dataset)) // raw_bytes(size_of(full))
+    size, full_size = size_of(dataset), size_of(full)
+    if size.num_edges >= full_size.num_edges:
+        return parse_bytes(allocation, "allocation")
+    share = parse_bytes(allocation, "allocation") * raw_bytes(size) // raw_bytes(full_size)
     return share + RUNTIME_BYTES + 20 * MB  # machines differ by so much
 
 

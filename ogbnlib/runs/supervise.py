@@ -48,6 +48,7 @@ class Outcome:
     peak_bytes: int | None
     interrupted: bool = False
     unwritable: str | None = None  # why the command had to stop: its samples or output could not be written
+    forwarded: int = 0  # the last signal that was passed on, 0 without one
 
 
 class _Unwritable:
@@ -149,7 +150,7 @@ def supervise(
     if evidence["killed_by"]:
         evidence |= {"ended_with": status} if status >= 0 else {}
         code = 137  # also where the killer chose a worker, or the parent ended first
-    return Outcome(code, tail, recorder.record, evidence, peak, interrupted, unwritable.message)
+    return Outcome(code, tail, recorder.record, evidence, peak, interrupted, unwritable.message, forward.last)
 
 
 def _stop_if_asked(pid: int, interrupts: list[int], until_s: list[float], live: Live) -> None:

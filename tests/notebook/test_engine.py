@@ -27,6 +27,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from ogbnlib.memory.limits import Limit
 from ogbnlib.notebook.engine import Engine, ParameterError, begin_notebook, check_parameters
+from ogbnlib.runs.folder import Run
 
 ROOT = Path(__file__).parents[2]
 PARAMETERS = """
@@ -44,6 +45,9 @@ array: 'np.ndarray' = None
 other = 3 * 4
 """
 KILL = "import os\nos.kill(os.getpid(), 9)"
+# The child of the kernel signals it, as papermill does before a job's time limit.
+STOPPED_BY_USR1 = """from ogbnlib import watch
+watch(['-c', 'import os, time; os.kill(os.getppid(), 10); time.sleep(20)'], name='a')"""
 
 
 def write_book(folder: Path, *cells: str, parameters: str | None = PARAMETERS) -> Path:
@@ -248,7 +252,7 @@ def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute:
     ("code", "exit_code", "cause"),
     [
         ("import os; os._exit(0)", 1, "status 0 before the notebook's end"),
-        ("from ogbnlib import watch; watch(['-c', 'exit(75)'], name='a').require_finished()", 75, "An Exception was"),
+        (STOPPED_BY_USR1, 75, "An Exception was"),
     ],
 )
 def test_a_notebook_that_ended_otherwise_gives_the_status_of_kernel_or_run(
@@ -304,3 +308,38 @@ def test_a_signal_ends_the_notebook_and_completes_no_later_cell(tmp_path: Path, 
         process.communicate()
     assert statuses(tmp_path) == ["failed", "pending"]
     assert "ended by SIGTERM" in banners(tmp_path)
+
+
+TRAINED = """
+import os, threading
+from pathlib import Path
+from ogbnlib import TrainConfig, run, watch
+first = watch(["-c", "pass"], name="first")
+config = TrainConfig.create(dataset="DATA", batch_size=16, epochs=30, device="cpu")
+def stop():
+    while "train epoch" not in (events.read_text() if events.exists() else ""):
+        threading.Event().wait(0.05)
+    os.kill(os.getpid(), 10)
+events = Path("runs/second/events.jsonl")
+if "OGBNLIB_AGAIN" not in os.environ:
+    threading.Thread(target=stop).start()
+second = run(config, name="second")
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_that_is_executed_again_reads_what_has_ended_and_continues_what_was_stopped(
+    execute: Callable[..., Any], tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = TRAINED.replace("DATA", str(tiny_dir))
+    with pytest.raises(click.ClickException) as caught:
+        execute(cell, "print('after')", cwd=tmp_path)
+    assert caught.value.exit_code == 75
+    assert statuses(tmp_path) == ["failed", "pending"]
+    monkeypatch.setenv("OGBNLIB_AGAIN", "1")
+    execute(cell, "print('after')", cwd=tmp_path)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "second"]
+    second = Run.open(tmp_path / "runs" / "second")
+    assert second.is_finished
+    assert [event["event"] for event in second.events].count("start") == 2
+    assert [event["event"] for event in Run.open(tmp_path / "runs" / "first").events].count("start") == 1

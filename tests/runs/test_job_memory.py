@@ -1,0 +1,95 @@
+"""Promises of runs in a notebook's job: none takes more than the job has, and a requeued job repeats none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MB, write_run
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.files import AGAIN_VARIABLE, next_run_dir
+from ogbnlib.memory.cgroup import effective_limit
+from ogbnlib.memory.reading import read_memory
+from ogbnlib.notebook import compare_runs, forecast_table, loader_costs, plot_peaks, plot_runs, released, verdicts
+from ogbnlib.runs import sandbox
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import run, watch
+
+
+class Started(Exception):
+    """A child would have been started."""
+
+
+@pytest.fixture
+def config(synth_dir: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """A config whose run ends in `Started` instead of a child."""
+
+    def start(*_: Any, **__: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(sandbox, "_carry_out", start)
+    return TrainConfig.create(dataset=str(synth_dir), loading="lazy", epochs=1, device="cpu")
+
+
+def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where: dict[str, Any] = {"runs_dir": tmp_path, "echo": False}
+    with pytest.raises(Started):
+        run(config, name="fits", **where)
+    room_mb = -(-(read_memory(os.getpid()).held_bytes or 0) // MB) + 100  # less than torch alone takes
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", str(room_mb))
+    assert effective_limit()[0] == room_mb * MB
+    with pytest.raises(Started):
+        run(config, name="script", **where)
+    monkeypatch.setattr(sandbox, "in_notebook", lambda: True)
+    with pytest.raises(Started):
+        run(config, "50 MB", name="own-limit", **where)  # its kill ends nothing else
+    done = run(config, name="large", **where)
+    assert (done.state, done.exit_code, Run.open(done.run_dir).state) == ("not started", None, "not started")
+    text = capsys.readouterr().out
+    assert "Not started: by forecast it takes" in text
+    assert "Slurm --mem (SLURM_MEM_PER_NODE) leaves" in text
+    assert "<- peak" in text
+    table = compare_runs({"large": done})
+    assert table.loc["large", "ended"] == "not started"
+    assert table["peak GB"].isna().all()
+    assert verdicts.finished({"large": done}).measured == "large not started"
+    assert verdicts.lower_peak(done, done).holds is None
+    assert loader_costs(done).empty
+    assert released(done).empty
+    assert forecast_table({"large": done})["measured MB"].isna().all()
+    assert done.rss_peak_bytes == 0
+    assert plot_peaks({"large": done, "other": 2**20}).texts[0].get_text() == "not measured"
+    assert "not started" in plot_runs({"large": done}).axes[0].get_title()
+
+
+def test_a_notebook_executed_again_gets_the_same_folders_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = [watch(["-c", "pass"], name="a", runs_dir=tmp_path, echo=False).run_dir]
+    first.append(watch(["-c", "exit(1)"], name="a", runs_dir=tmp_path, echo=False).run_dir)
+    assert [path.name for path in first] == ["a", "a-2"]
+    monkeypatch.setenv(AGAIN_VARIABLE, "1")
+    again = [watch(["-c", code], name="a", runs_dir=tmp_path, echo=False) for code in ("pass", "exit(1)", "exit(2)")]
+    assert [(done.run_dir.name, done.exit_code) for done in again] == [("a", 0), ("a-2", 1), ("a-3", 2)]
+    assert [len([e for e in done.events if e["event"] == "start"]) for done in again] == [1, 1, 1]
+    assert next_run_dir(tmp_path, "a").name == "a-4"
+
+
+def test_a_notebook_executed_again_reads_an_ended_run_and_continues_a_stopped_one(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(AGAIN_VARIABLE, "1")
+    values = config.model_dump()
+    killed = write_run(tmp_path / "killed", exit_code=137, killed_by="kernel", config=values)
+    assert run(config, name="killed", runs_dir=tmp_path).run_dir == killed
+    write_run(tmp_path / "other", exit_code=0, config={**values, "seed": 7})
+    write_run(tmp_path / "stopped", exit_code=75, config=values)
+    for name in ("other", "stopped"):
+        with pytest.raises(Started):
+            run(config, name=name, runs_dir=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "other", "other-2", "stopped"]

@@ -1,0 +1,142 @@
+"""Promises of slurm/full: each notebook's runs at full size, planned from sizes, are killed or fit as its file says."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import nbformat
+import pytest
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import GB, InputError, format_bytes, parse_bytes
+from ogbnlib.forecast.phases import predict
+from ogbnlib.forecast.planner import FITS, WILL_NOT_FIT, Advice, verdict
+from ogbnlib.forecast.sizes import KNOWN, GraphSize
+from ogbnlib.notebook.engine import check_parameters
+from ogbnlib.runs import sandbox
+from ogbnlib.values import read_parameters
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "slurm" / "full").glob("*.yaml"))
+PAPERS = dataclasses.replace(KNOWN["ogbn-papers100M"], stored="store", feature_itemsize=2)
+SIZES = {
+    "data/papers100M-directed": PAPERS,
+    "data/papers100M": dataclasses.replace(PAPERS, num_edges=2 * PAPERS.num_edges, undirected=True),
+    "ogbn-papers100M": KNOWN["ogbn-papers100M"],
+}
+NOTEBOOK_BYTES = GB  # of the kernel itself, more than any notebook was seen to have
+# The names of the runs that a notebook means to be killed, and of those that are not started under its --mem.
+KILLED = {
+    "01_baseline_oom": {"01-limited eager"},
+    "02_memory_budget": {"02-lazy-limited lazy"},
+    "03_lazy_loaders": {"03-limited-eager eager", "03-limited-lazy lazy"},
+    "06_out_of_core": {"06-limit eager", "06-limit lazy", "06-limit shared"},
+    "11_numbers_on_paper": {"11-limited eager"},
+}
+NOT_STARTED = {
+    "01_baseline_oom": {"01-unlimited eager"},
+    "02_memory_budget": {"02-eager eager", "02-lazy lazy"},
+    "10_knobs_and_mistakes": {"10-knob lazy"},
+}
+
+
+def size_of(dataset: str) -> GraphSize:
+    return SIZES[str(dataset)]
+
+
+class Planner:
+    """Stands in for what a notebook imports: its runs are planned, not run."""
+
+    def __init__(self, job_bytes: int) -> None:
+        self.room_bytes = job_bytes - NOTEBOOK_BYTES
+        self.killed, self.not_started, self.wrong, self.run_s = set[str](), set[str](), list[str](), 0.0
+
+    def run(self, config: TrainConfig, memory_limit: Any = None, *, name: str = "", **_: Any) -> MagicMock:
+        limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+        own_bytes = min(limit_bytes or self.room_bytes, self.room_bytes)
+        size = (
+            size_of(config.dataset) if str(config.dataset) in SIZES else dataclasses.replace(PAPERS, hops=config.hops)
+        )
+        forecast = predict(config, size, memory_limit_bytes=own_bytes)
+        answer, label = verdict(forecast, own_bytes), f"{name} {config.loading}"
+        if answer == WILL_NOT_FIT:
+            (self.killed if limit_bytes is not None and limit_bytes <= self.room_bytes else self.not_started).add(label)
+        elif verdict(forecast, self.room_bytes) != FITS:
+            self.wrong.append(f"{label}: {format_bytes(forecast.peak_bytes)} of {format_bytes(self.room_bytes)}")
+        else:
+            self.run_s += forecast.run_s
+        done = MagicMock(config=config, exit_code=137 if answer == WILL_NOT_FIT else 0)
+        done.held_peak_bytes, done.rss_peak_bytes = forecast.peak_bytes, forecast.peak_bytes + 30 * GB
+        done.require_finished.return_value = done
+        return done
+
+    @staticmethod
+    def plan(config: TrainConfig, memory_limit: Any = None) -> Advice:
+        limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
+        return Advice(predict(config, size_of(config.dataset), memory_limit_bytes=limit_bytes), limit_bytes)
+
+
+def imports(planner: Planner) -> Callable[..., Any]:
+    """Return an `__import__` for the notebooks' cells: the package with `planner` in it, and mocks of slow packages."""
+    package = MagicMock(TrainConfig=TrainConfig, format_bytes=format_bytes, InputError=InputError)
+    package.run, package.plan, package.scaled_limit = planner.run, planner.plan, sandbox.scaled_limit
+    package.prepare_dataset = lambda dataset, *_, **__: dataset
+    package.next_run_dir = Path
+
+    def load(name: str, *how: Any) -> Any:
+        if name.split(".")[0] in ("ogbnlib", "matplotlib", "torch"):
+            return package if name == "ogbnlib" else MagicMock()
+        return builtins.__import__(name, *how)
+
+    return load
+
+
+def comment(path: Path, pattern: str) -> str:
+    (found,) = re.findall(pattern, path.read_text())
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_notebook_at_full_size_is_killed_where_it_means_to_be_and_fits_its_job(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "size_of", size_of)
+    code = [
+        cell for cell in nbformat.read(ROOT / "notebooks" / f"{path.stem}.ipynb", 4).cells if cell.cell_type == "code"
+    ]
+    (parameters,) = [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    values = read_parameters(path)
+    check_parameters(values, parameters)
+    assert values["dataset"] in SIZES
+    planner = Planner(int(comment(path, r"--mem=(\d+)G ")) * GB)
+    names: dict[str, Any] = {"display": MagicMock(), "print": MagicMock()}
+    names["__builtins__"] = {**vars(builtins), "__import__": imports(planner)}
+    for cell in code:
+        try:
+            exec(cell.source, names)
+        except Exception:
+            # A table or a plot of a mock. What starts a run must work, and later cells may need no name of this one.
+            if any(isinstance(node, ast.Name) and node.id == "run" for node in ast.walk(ast.parse(cell.source))):
+                raise
+        if cell.source is parameters:
+            names |= values
+    assert planner.wrong == []
+    assert planner.killed == KILLED.get(path.stem, set())
+    assert planner.not_started == NOT_STARTED.get(path.stem, set())
+    hours, minutes = comment(path, r"--time=(\d+):(\d+):00")
+    assert planner.run_s / 3600 < int(hours) + int(minutes) / 60
+
+
+def test_every_file_is_in_the_guides_table_with_its_memory_and_time() -> None:
+    page = (ROOT / "notebooks" / "guide" / "slurm.md").read_text()
+    assert len(FILES) == 9
+    for path in FILES:
+        mem, time = comment(path, r"--mem=(\d+G) "), ":".join(comment(path, r"--time=(\d+):(\d+):00"))
+        assert re.search(rf"^\| {path.stem} \| {mem} \| {time} \|", page, re.MULTILINE), path.stem
