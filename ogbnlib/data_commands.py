@@ -11,7 +11,7 @@ import typer
 from .errors import InputError, format_bytes
 from .values import parse_assignments, read_parameters
 
-HELP = "Train graph neural networks on ogbn-papers100M within the memory you have. Each command has its own --help."
+HELP = "Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help."
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Assignments = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import os
+import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -74,7 +77,42 @@ def test_no_room_has_a_circle_of_imports_or_more_than_eight_files() -> None:
 def test_environment_and_pyproject_name_the_same_requirements() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "environment.yml").read_text().partition("- pip:\n")[2].splitlines()
-    assert [line.strip().removeprefix("- ") for line in lines if line.strip()] == project["dependencies"]
+    assert [line.strip().removeprefix("- ") for line in lines if line.strip()] == [
+        "-c constraints.txt",
+        *project["dependencies"],
+    ]
+
+
+def test_the_pinned_releases_are_within_the_ranges_and_those_of_these_tests() -> None:
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {item.name: item.specifier for item in map(Requirement, project["dependencies"])}
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    for pin in map(Requirement, pins):
+        installed = version(pin.name)
+        assert installed in pin.specifier
+        assert installed in wanted[pin.name]
+    for page in ("README.md", "README.zh-CN.md", ".ci/run"):
+        commands = re.findall(r"^.*pip install -q.*$", (ROOT / page).read_text(), re.MULTILINE)
+        assert commands
+        assert all("-c constraints.txt" in command for command in commands)
+
+
+@pytest.mark.slow
+def test_a_wheel_runs_outside_the_repository(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("ogbnlib-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    where = [sys.executable, "-c", "import ogbnlib; print(ogbnlib.__file__)"]
+    found = subprocess.run(where, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+    assert Path(found.strip()).is_relative_to(tmp_path)
+    for command in ("synth data --scale 0.0005", "train --run-dir run --set dataset=data --set epochs=1"):
+        script = [sys.executable, str(tmp_path / "site" / "bin" / "ogbnlib"), *command.split()]
+        subprocess.run(script, cwd=tmp_path, env=env, check=True)
+    assert (tmp_path / "run" / "result.json").is_file()
 
 
 def test_environment_has_a_python_that_the_package_accepts() -> None:
@@ -106,6 +144,11 @@ def test_help_comes_without_torch() -> None:
         "try: command.main()\nexcept SystemExit: pass"
     )
     assert not loads_torch(code)
+
+
+def test_import_loads_neither_jupyterlab_nor_papermill() -> None:
+    code = "import sys, ogbnlib, ogbnlib.__main__; print({'jupyterlab', 'papermill', 'IPython'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_the_public_names_are_found_where_they_are_said_to_be() -> None:
