@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import typer
+import write_reference
 from web import Remote
 
 from ogbnlib.__main__ import app
@@ -99,6 +100,12 @@ def test_the_pages_are_short_and_their_links_lead_somewhere() -> None:
         assert len(page.read_text().splitlines()) <= 160
         links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
         assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", write_reference.PAGES)
+def test_the_reference_is_that_of_the_docstrings(name: str) -> None:
+    written = (ROOT / "notebooks" / "guide" / f"{name}.md").read_text()
+    assert written == write_reference.PAGES[name](), "run python tests/write_reference.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

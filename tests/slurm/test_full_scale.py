@@ -18,9 +18,10 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError, format_bytes, parse_bytes
 from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.planner import FITS, WILL_NOT_FIT, Advice, verdict
-from ogbnlib.forecast.sizes import KNOWN, GraphSize
+from ogbnlib.graph.store import GraphSize
 from ogbnlib.notebook.engine import check_parameters
 from ogbnlib.runs import sandbox
+from ogbnlib.sources.official import KNOWN
 from ogbnlib.values import read_parameters
 
 ROOT = Path(__file__).parents[2]
