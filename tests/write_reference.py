@@ -66,7 +66,7 @@ def signature(value: Any) -> str:
     names = []
     for item in inspect.signature(value).parameters.values():
         mark = {item.VAR_POSITIONAL: "*", item.VAR_KEYWORD: "**"}.get(item.kind, "")
-        default = "" if item.default is item.empty else f"={item.default!r}"
+        default = "" if item.default is item.empty else f"={'...' if callable(item.default) else repr(item.default)}"
         if item.kind is item.KEYWORD_ONLY and "*" not in names and not any(name.startswith("*") for name in names):
             names.append("*")
         names.append(f"{mark}{item.name}{default}")
