@@ -109,6 +109,35 @@ _FOREIGN = {
     "2": Meaning("error", "ended with 2, which most commands use for wrong arguments", _READ),
     "138": Meaning("SIGUSR1", "ended by SIGUSR1, which it does not catch", "catch SIGUSR1, or do not send it"),
 }
+# State of a Slurm job -> cause, sentence and remedy; the exit code explains any other state.
+PENDING = Meaning(
+    "pending", "is {state}: {Reason}", "it starts by itself: submit no second one; squeue --start says when"
+)
+RUNNING = Meaning("running", "is {state} after {Elapsed} of {Timelimit}", "watch it with squeue -j {job}")
+STATES = {
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), PENDING),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"), RUNNING),
+    "OUT_OF_MEMORY": Meaning(
+        "out of memory",
+        "had a process killed for passing its memory of {ReqMem}",
+        "ask for more --mem, or: {less}; then {resume}",
+    ),
+    "TIMEOUT": Meaning("time limit", "reached its time limit of {Timelimit}", "{resume}, or ask for more --time"),
+    "DEADLINE": Meaning("time limit", "reached its --deadline after {Elapsed}", "{resume}"),
+    "PREEMPTED": Meaning("preempted", "was preempted by another job", "{resume}; with --requeue Slurm restarts it"),
+    "CANCELLED": Meaning("cancelled", "was cancelled after {Elapsed} (scancel)", "{resume}"),
+    "NODE_FAIL": Meaning("node failure", "lost its node {NodeList}", "{resume}; --exclude={NodeList} avoids that node"),
+    "BOOT_FAIL": Meaning("node failure", "got a node that did not boot, {NodeList}", "{resume}"),
+}
+# Line of a job's log -> state. "hit memory limit at least once" proves nothing: the page cache does so without a kill.
+LOG_LINES = {
+    r"error: .*oom[-_]kill event|^srun: error: .*: Out Of Memory": "OUT_OF_MEMORY",
+    r"error: \*\*\* .*DUE TO TIME LIMIT": "TIMEOUT",
+    r"error: \*\*\* .*DUE TO PREEMPTION": "PREEMPTED",
+    r"error: \*\*\* .*DUE TO NODE FAILURE": "NODE_FAIL",
+    r"error: \*\*\* .*DUE TO JOB REQUEUE|^ogbnlib: .*; back in the queue": "REQUEUED",
+    r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",  # srun cancels steps, which proves nothing
+}
 
 
 def exit_code_of(error: BaseException) -> int:
