@@ -117,6 +117,13 @@ CASES: list[tuple[list[str], str]] = [
     (["diagnose", "--job", "x"], "x"),
     (["train", "--run-dir", "new", "--set", "dataset=store", "--ranks", "0"], "num_ranks: "),
     (["train", "--run-dir", "new", "--set", "dataset=store", "--limit-by", "magic", "--memory-limit", "1 GB"], "magic"),
+    (["train", "--run-dir", "new", "--set", "dataset=nowhere"], "nowhere"),
+    (["train", "--run-dir", "new", "--set", "dataset=d6"], "d6"),
+    (["train", "--run-dir", "new", "--set", "dataset=store", "--memory-limit", "8"], "memory_limit: "),
+    (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),
+    (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
+    (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
+    (["plan", "--set", "batchsize=3"], "did you mean 'batch_size'"),
     (["plan", "--set", "epochs"], "--set: "),
     (["nothing"], "nothing"),
 ]

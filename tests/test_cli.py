@@ -59,34 +59,6 @@ def test_train_resumes_with_the_values_of_the_run(
     assert TrainConfig.load(folder / "config.json").batch_size == 16
 
 
-MISTAKES = [
-    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "batchsize=3"], "did you mean 'batch_size'"),
-    (["train", "--run-dir", "run", "--set", "dataset=none", "--set", "epochs"], "--set: expected KEY=VALUE"),
-    (["train", "--run-dir", "run", "--set", "dataset=none", "--memory-limit", "8"], "memory_limit: "),
-    (["train", "--run-dir", "run", "--set", "dataset=none", "--resume"], "none: "),
-    (["train", "--run-dir", "run", "--resume"], "run: expected a run to resume"),
-    (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),
-    (["diagnose", "nowhere"], "nowhere: expected the folder of a run"),
-    (["synth", "data", "--scale", "2"], "scale: "),
-    (["plan", "--set", "dataset=ogbn-paper"], "unknown official data set 'ogbn-paper'"),
-    (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
-    (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=lambda part: " ".join(part)[-40:])
-def test_a_mistake_is_one_sentence_on_stderr_and_nothing_is_written(
-    tmp_path: Path, arguments: list[str], words: str
-) -> None:
-    done = cli(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stdout == ""
-    assert not list(tmp_path.iterdir())
-
-
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB)
     before = tree(tmp_path)

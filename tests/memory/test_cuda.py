@@ -16,7 +16,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory import cuda
-from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading, oom_sizes
+from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading
 from ogbnlib.runs.diagnosis import explain_cuda_message
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
@@ -195,28 +195,6 @@ def test_memory_is_released_every_k_batches(tiny_config: Config, tmp_path: Path)
 
 
 # Out of memory --------------------------------------------------------------------------------------------------------
-
-
-def test_the_sizes_in_torchs_message_are_read() -> None:
-    assert oom_sizes(MESSAGE) == {
-        "requested_bytes": int(1.5 * GB),
-        "total_bytes": int(79.15 * GB),
-        "free_bytes": int(0.25 * GB),  # what the cap leaves, not the card
-        "allowed_bytes": 4 * GB,
-        "allocated_bytes": 2 * GB,
-        "unallocated_bytes": int(1.75 * GB),
-        "reserved_bytes": int(3.75 * GB),
-    }
-    assert oom_sizes("CUDA out of memory. Tried to allocate 512 bytes.") == {"requested_bytes": 512}
-    assert oom_sizes("CUDA error: out of memory") == {}
-    assert oom_sizes(OLD.format(requested="20.00 MiB", allocated=3, free=12, reserved=4)) == {
-        "requested_bytes": 20 * MB,
-        "total_bytes": 16 * GB,
-        "free_bytes": 12 * GB,
-        "allocated_bytes": 3 * GB,
-        "reserved_bytes": 4 * GB,
-        "unallocated_bytes": GB,
-    }
 
 
 # As torch 1.x has it.

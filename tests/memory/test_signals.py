@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from conftest import is_alive, wait_until
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
-from ogbnlib.runs.exit_codes import EXIT_CODES, STOPPED
+from ogbnlib.runs.exit_codes import STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.training.models import Call
 from ogbnlib.training.step import Learner
@@ -212,26 +211,3 @@ def test_the_command_line_ends_with_75_and_goes_on_with_resume(tiny_dir: Path, t
     again = subprocess.run([*command, "--resume", "--set", f"epochs={done + 1}"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert Run(run).metrics["epoch"].tolist() == list(range(1, done + 2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.15, 1.2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_in_the_first_seconds_ends_with_a_code_that_has_a_meaning(
-    tiny_config: Config, tmp_path: Path, number: signal.Signals, after_s: float
-) -> None:
-    sets = [f"dataset={tiny_config().dataset}", "epochs=100000", "device=cpu"]
-    command = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(tmp_path / "run")]
-    command += [word for pair in sets for word in ("--set", pair)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        time.sleep(after_s)
-        process.send_signal(number)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-    assert code in ({130} if number == signal.SIGINT else {STOPPED, 128 + number})
-    assert str(code) in EXIT_CODES
-    if number != signal.SIGINT or after_s > 0.5:  # until then Python's own beginning tells where it was interrupted
-        assert "Traceback" not in said

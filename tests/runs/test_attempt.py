@@ -42,7 +42,7 @@ def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path:
 
 @pytest.mark.slow
 def test_a_run_with_a_past_of_a_week_ends_as_soon_as_one_without(tiny_config: Config, tmp_path: Path) -> None:
-    # A tenth of the samples of a week: `tests/benchmarks/bench_result.py` takes all 12 million.
+    # A tenth of the samples of a week.
     first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
     assert first.exit_code == 0
     write_history(tmp_path / "run", hours=168, phases=50_000, samples=1_200_000)

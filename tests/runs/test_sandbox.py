@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import MB, tree
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError
 from ogbnlib.forecast.sizes import RUNTIME_BYTES
 from ogbnlib.memory.limits import KINDS, make_limit
-from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.exit_codes import STOPPED
@@ -53,7 +48,6 @@ def prepare(config: TrainConfig, folder: Path, *, resume: bool) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("OGBNLIB_KILLS", "1"))
 
 
 # Under a limit -------------------------------------------------------------------------------------------------------
@@ -157,17 +151,6 @@ def test_resuming_with_other_values_is_refused_and_names_them(
     assert tree(folder) == before
 
 
-@pytest.mark.slow
-def test_thirty_epochs_hold_no_more_after_release_than_the_first(tiny_config: Config, tmp_path: Path) -> None:
-    result = run(tiny_config(epochs=30, dropout=0.5, loading="lazy"), run_dir=tmp_path / "run", echo=False)
-    assert result.exit_code == 0
-    phases = Run(result.run_dir).phases
-    held = [phase.info["end_held_bytes"] for phase in phases if phase.name == "release"]
-    assert len(held) >= 30
-    # The evaluation loaders of one epoch take 100 kB: kept, they would be 3 MB by now.
-    assert max(held) <= held[1] + MB
-
-
 def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_config: Config, tmp_path: Path) -> None:
     first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
     before = tree(tmp_path)
@@ -202,36 +185,6 @@ def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
 
 # Bad input -----------------------------------------------------------------------------------------------------------
 
-BAD_RUNS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"dataset": "{tmp}/none"}, {}, "{tmp}/none"),
-    ({"dataset": "{tmp}/damaged"}, {}, "{tmp}/damaged/raw/data.npz"),
-    ({"dataset": "ogbn-papers10M"}, {}, "did you mean 'ogbn-papers100M'"),
-    ({}, {"memory_limit": "lots"}, "memory_limit: "),
-    ({}, {"memory_limit": "2 GB", "limit_by": "docker"}, "limit_by: "),
-    ({}, {"run_dir": "{tmp}/file"}, "{tmp}/file"),
-    ({}, {"run_dir": "{tmp}/occupied", "resume": True}, "{tmp}/occupied"),
-]
-
-
-@pytest.mark.parametrize(("changes", "arguments", "named"), BAD_RUNS, ids=lambda part: str(part)[:40])
-def test_bad_input_is_named_and_nothing_is_written(
-    tiny_config: Config, tmp_path: Path, changes: dict[str, Any], arguments: dict[str, Any], named: str
-) -> None:
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "damaged" / "raw").mkdir(parents=True)
-    (tmp_path / "damaged" / "raw" / "data.npz").write_bytes(b"PK\x03\x04 torn")
-    (tmp_path / "occupied").mkdir()
-    (tmp_path / "occupied" / "mine.txt").write_text("mine")
-    before = sorted(tmp_path.rglob("*")), tree(tmp_path)
-
-    def here(values: dict[str, Any]) -> dict[str, Any]:
-        return {k: v.replace("{tmp}", str(tmp_path)) if isinstance(v, str) else v for k, v in values.items()}
-
-    with pytest.raises(InputError, match=re.escape(named.replace("{tmp}", str(tmp_path)))):
-        run(tiny_config(**here(changes)), **{"run_dir": tmp_path / "run", "echo": False, **here(arguments)})
-    assert (sorted(tmp_path.rglob("*")), tree(tmp_path)) == before
-
 
 def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(synth_dir: Path, tmp_path: Path) -> None:
     """Edges of 16 bytes and features of 4: whatever a notebook's `scale`, and at full size the whole, no more."""
@@ -257,12 +210,6 @@ def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, 
     assert result.result["last_output"].startswith("error: ")
     assert "Traceback" not in (result.run_dir / "output.log").read_text()
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == b"torn"
-
-
-# What is left behind --------------------------------------------------------------------------------------------------
-
-
-# Output --------------------------------------------------------------------------------------------------------------
 
 
 # A folder that can't be written ---------------------------------------------------------------------------------------
@@ -303,84 +250,6 @@ def test_a_trainer_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
 
 
 # Interruption --------------------------------------------------------------------------------------------------------
-
-
-class _Killer(threading.Thread):
-    """Signals the child of `run` some seconds after it has begun a phase of this name."""
-
-    def __init__(self, folder: Path, attempt: int, phase: str, delay_s: float, number: int):
-        super().__init__(daemon=True)
-        self.folder, self.attempt, self.phase, self.delay_s, self.number = folder, attempt, phase, delay_s, number
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        while not self._began():
-            if self.over.wait(0.005):
-                return
-        if not self.over.wait(self.delay_s):
-            for pid in process_tree(os.getpid())[1:]:
-                if b"ogbnlib.training.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, self.number)
-
-    def _began(self) -> bool:
-        path = self.folder / "events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        starts = [i for i, line in enumerate(lines) if '"event": "start"' in line]
-        return len(starts) >= self.attempt and any(f'"phase": "{self.phase}"' in line for line in lines[starts[-1] :])
-
-
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
-    return model
-
-
-def _results(folder: Path) -> list[str]:
-    """metrics.csv as text, without the two columns of times."""
-    return [line.rsplit(",", 2)[0] for line in (folder / "metrics.csv").read_text().splitlines()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name)
-def test_a_run_ended_at_any_moment_stays_readable_and_goes_on_as_if_it_never_was(
-    tiny_config: Config, tiny_store: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    """OGBNLIB_KILLS sets the number of signals; each attempt costs the child's imports, 5 s and more."""
-    config = tiny_config(
-        epochs=40, dropout=0.5, num_neighbors="5 5", eval_every=8, train_eval="every_epoch", checkpoint_every_s=0.02
-    )
-    in_windows = config.replace(dataset=str(tiny_store), loading="store", lookahead=5000)
-    whole = run(config, run_dir=tmp_path / "whole", echo=False)
-    assert whole.exit_code == 0
-    phases = Run(whole.run_dir).phases
-    first = {phase.name: phase.start_s for phase in reversed(phases)}
-    end_s = max(phase.end_s or 0.0 for phase in phases)
-    ended = 137 if number == signal.SIGKILL else 75
-    moments, kills, folders, attempt = random.Random(int(number)), 0, 0, 0
-    while kills < KILLS or attempt:
-        folder = tmp_path / f"ended-{folders}"
-        attempt += 1
-        # One signal in four anywhere in the run, the others in its epochs, evaluations and checkpoints. An attempt
-        # that goes on has less left, and the last one is left in peace.
-        phase = moments.choice([phases[0].name, *["train epoch"] * 3])
-        killer = _Killer(folder, attempt, phase, moments.uniform(0, 0.7 * (end_s - first[phase])), number)
-        if kills < KILLS:
-            killer.start()
-        now = config if attempt % 2 else in_windows
-        result = run(now, run_dir=folder, resume=attempt > 1, echo=False)
-        killer.over.set()
-        assert result.exit_code in (0, ended), result.diagnosis
-        assert len(result.timeline) > 0
-        finished = result.metrics["epoch"].tolist() if len(result.metrics) else []
-        assert finished == list(range(1, len(finished) + 1))
-        if result.exit_code:
-            kills += 1
-            causes = {137: "SIGKILL, cause unknown", 75: "stopped at a checkpoint"}
-            assert result.diagnosis.cause == causes[ended]
-            continue
-        assert all(torch.equal(value, _weights(whole.run_dir)[name]) for name, value in _weights(folder).items())
-        assert _results(folder) == _results(whole.run_dir)
-        folders, attempt = folders + 1, 0
-    assert kills >= KILLS
 
 
 def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import functools
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,48 +175,6 @@ def test_an_error_of_the_source_is_raised_where_its_items_are_used(error: BaseEx
     assert not new_threads(before)
 
 
-@pytest.mark.parametrize(("queue_bytes", "ahead"), [(1, 1), (2 * 4000, 2), (100 * 4000, 4)])
-def test_items_are_produced_ahead_within_a_number_and_a_budget_of_bytes(
-    monkeypatch: pytest.MonkeyPatch, queue_bytes: int, ahead: int
-) -> None:
-    monkeypatch.setattr("ogbnlib.forecast.budget.QUEUE_BYTES", queue_bytes)
-    produced = 0
-
-    def source() -> Iterator[Any]:
-        nonlocal produced
-        for _ in range(20):
-            produced += 1
-            yield Data(x=torch.zeros(1000))
-
-    items = prefetch(source())
-    assert produced == 0
-    for taken in range(1, 21):
-        next(items)
-        reached = min(20, taken + ahead + 1)  # in the queue, and one in the thread's hand
-        wait_until(lambda reached=reached: produced >= reached, f"{reached} items")
-        time.sleep(0.01)
-        assert produced == reached
-    assert list(items) == []
-
-
-def test_leaving_the_items_ends_the_thread_and_the_source_and_hides_its_late_error() -> None:
-    before, ended = set(threading.enumerate()), threading.Event()
-
-    def source() -> Iterator[int]:
-        try:
-            yield 0
-            raise ValueError("nobody listens any more")
-        finally:
-            ended.set()
-
-    items = prefetch(source())
-    assert next(items) == 0
-    assert [thread.name for thread in new_threads(before)] == ["prefetch_0"]
-    del items
-    assert not new_threads(before)
-    assert ended.wait(10)
-
-
 # Planning ------------------------------------------------------------------------------------------------------------
 
 
@@ -383,9 +340,6 @@ def test_another_direction_than_the_stores_is_refused_before_anything_is_written
         with pytest.raises(InputError, match="undirected: "):
             refuse()
     assert not list(tmp_path.iterdir())
-
-
-# Real graphs ---------------------------------------------------------------------------------------------------------
 
 
 # Memory --------------------------------------------------------------------------------------------------------------

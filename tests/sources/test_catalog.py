@@ -145,15 +145,6 @@ def test_planning_imports_no_kernels() -> None:
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_direction_that_contradicts_a_store_is_refused(raw: Path, opened: Any) -> None:
-    for has in (False, True):
-        store = opened(raw, undirected=has)
-        with pytest.raises(InputError, match=f"undirected: {store.path} was made with undirected={has}, asked for was"):
-            locate(str(store.path), undirected=not has)
-        locate(str(store.path), undirected=has)
-        locate(str(store.path))
-
-
 def test_a_source_that_changed_since_is_refused(raw: Path, opened: Any) -> None:
     store = opened(raw)
     os.utime(raw / "raw" / "data.npz")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-import random
 import shutil
-import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +17,6 @@ from conftest import csc_of, left_in, raw_arrays
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ogbnlib import files
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz, sort
 from ogbnlib.graph.sort import EdgeSort, Pairs
@@ -179,59 +173,6 @@ def test_offsets_beyond_two_to_the_31_edges_stay_whole(tmp_path: Path) -> None:
 # Refusals ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"feature_dtype": "float64"}, "feature_dtype: expected float16 or float32"),
-        ({"memory_limit": "100 MB"}, "memory_limit: expected at least [0-9.]+ [MG]B .* got 100 MB"),
-        ({"memory_limit": "8"}, "ambiguous"),
-    ],
-)
-def test_a_bad_parameter_is_named_and_nothing_is_written(
-    raw: Path, tmp_path: Path, arguments: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(InputError, match=match):
-        convert(raw, tmp_path / "s", **{"progress": False, **arguments})
-    assert nothing_left(tmp_path)
-
-
-def test_whichever_call_to_the_disk_fails_nothing_of_it_or_all_is_there(
-    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, fail_at, number = 0, 0, errno.ENOSPC
-
-    def faulty(call: Callable[..., Any]) -> Callable[..., Any]:
-        def maybe(*arguments: Any, **more: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == fail_at:
-                raise OSError(number, os.strerror(number))
-            return call(*arguments, **more)
-
-        return maybe
-
-    for name in ("fsync", "fdatasync", "replace", "open", "mkdir", "pwrite", "preadv", "posix_fadvise"):
-        monkeypatch.setattr(os, name, faulty(getattr(os, name)))
-    for kind in (files.Stream, files._Output):
-        monkeypatch.setattr(kind, "write", faulty(kind.write))
-    target = tmp_path / "s"
-    while calls >= fail_at:
-        fail_at, calls = fail_at + 1, 0
-        said = ""
-        try:
-            convert(raw, target, progress=False)
-        except InputError as error:
-            said = str(error)
-        assert not said or (str(tmp_path) in said and os.strerror(number).lower() in said)
-        made, calls = calls, fail_at  # from here on none fails
-        if target.exists():
-            assert verify_store(target) == []
-            shutil.rmtree(target)
-        assert nothing_left(tmp_path)
-        calls = made
-    assert fail_at > 40
-
-
 @pytest.mark.parametrize(("file", "how"), [("raw/data.npz", "replaced"), ("split/time/valid.csv.gz", "written to")])
 def test_a_file_that_is_replaced_meanwhile_ends_it(raw: Path, tmp_path: Path, file: str, how: str) -> None:
     folder = Path(shutil.copytree(raw, tmp_path / "raw"))
@@ -274,47 +215,6 @@ def test_features_that_cannot_be_held_are_counted(
 
 
 # Kills and limits ----------------------------------------------------------------------------------------------------
-
-CHILD = """
-import sys
-from ogbnlib.sources.convert import convert
-print("ready", flush=True)
-convert(sys.argv[1], sys.argv[2], undirected=True, progress=False)
-"""
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_no_store_or_a_whole_one(synth_dir: Path, tmp_path: Path) -> None:
-    target, reference = tmp_path / "s", convert(synth_dir, tmp_path / "r", undirected=True, progress=False)
-    seconds = None
-    moments = random.Random(0)
-    for _ in range(1 + int(os.environ.get("OGBNLIB_KILLS", "3"))):  # the first is timed
-        process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(synth_dir), str(target)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        if seconds is None:
-            begin = time.monotonic()
-            assert process.wait() == 0
-            seconds = time.monotonic() - begin
-        else:
-            time.sleep(moments.random() * seconds * 1.1)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        process.stdout.close()
-        if target.exists():
-            assert verify_store(target) == []
-            assert open_store(target).files == reference.files
-            target.rename(tmp_path / "done")
-            for file in sorted((tmp_path / "done").iterdir()):
-                file.unlink()
-            (tmp_path / "done").rmdir()
-        else:
-            with pytest.raises(InputError):
-                open_store(target)
-    assert convert(synth_dir, target, undirected=True, progress=False).files == reference.files
-    assert left_in(tmp_path) == ["r", "s"]
 
 
 @pytest.mark.slow

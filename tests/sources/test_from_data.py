@@ -82,13 +82,6 @@ def test_what_can_not_be_a_store_is_refused_in_a_sentence(data: Any, sentence: s
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("num_classes", ["four", 0], ids=str)
-def test_a_number_of_classes_that_is_none_is_refused_in_a_sentence(num_classes: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="num_classes: expected a whole number from 1 to"):
-        Store.from_data(data_of(), tmp_path / "store", num_classes=num_classes, progress=False)
-    assert left_in(tmp_path) == []
-
-
 def test_what_a_store_does_not_keep_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = data_of(edge_attr=torch.ones(200, 2), edge_weight=torch.ones(200))
     Store.from_data(data, tmp_path / "store", progress=False)

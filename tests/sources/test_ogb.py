@@ -86,17 +86,6 @@ def read_edges(dataset: Any, chunk_edges: int = 7) -> np.ndarray:
     return np.hstack([np.zeros((2, 0), np.int64), *(np.stack(pair) for pair in dataset.edge_chunks(chunk_edges))])
 
 
-def test_what_is_written_is_read_back(folder: Path, graph: dict[str, Any]) -> None:
-    dataset = open_raw(folder)
-    np.testing.assert_array_equal(read_x(dataset), graph["x"])
-    np.testing.assert_array_equal(read_edges(dataset), graph["edge_index"])
-    np.testing.assert_array_equal(read_y(dataset), graph["y"])
-    for name, ids in graph["splits"].items():
-        np.testing.assert_array_equal(dataset.read_splits()[name], ids)
-    assert (dataset.num_nodes, dataset.num_edges) == (N, E)
-    assert (dataset.num_features, dataset.num_classes) == (F, C)
-
-
 # ------------------------------------------------------------------------------------------------ both ways, and OGB
 
 
@@ -252,12 +241,6 @@ def test_official_papers100m_is_streamed(tmp_path: Path, folder: Path) -> None:
     (folder / "meta.json").unlink()
     streamed = open_official(locate_official("ogbn-papers100M", tmp_path))
     assert streamed.num_classes == 172
-
-
-def test_an_official_name_that_cannot_be_read_is_an_error_and_no_prompt(tmp_path: Path) -> None:
-    for name, match in (("ogbn-arxvi", "did you mean 'ogbn-arxiv'"), ("ogbn-mag", "ogbn-mag")):
-        with pytest.raises(InputError, match=match):
-            locate_official(name, tmp_path)
 
 
 @pytest.fixture

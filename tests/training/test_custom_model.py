@@ -20,8 +20,7 @@ from torch_geometric.nn import SAGEConv
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
-from ogbnlib.forecast.planner import plan
-from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.graph.store import open_store
 from ogbnlib.inference import predict
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
@@ -317,13 +316,6 @@ def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, here: Pat
     assert left_in(here) == before
 
 
-def test_a_model_that_exits_does_not_end_a_training_in_this_process(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(model_that_ends("sys.exit(0)", 4))
-    with pytest.raises(InputError, match=r"model\.py, line 29: expected code that goes on, found sys.exit\(0\)"):
-        train(own(), "run")
-    assert Run("run").exit_code == 2
-
-
 @pytest.mark.slow
 def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_ending(own: Config, here: Path) -> None:
     starts = """
@@ -435,14 +427,3 @@ def test_it_is_refused_before_anything_is_written(own: Config, here: Path) -> No
         with pytest.raises(InputError, match=r"^my_model.py:Net: expected scores .*\[16, 5\]"):
             begin()
     assert left_in(here) == before
-
-
-@pytest.mark.slow
-def test_the_plan_says_what_it_does_not_know() -> None:
-    size = GraphSize("x", 1000, 9000, 8, 4, {"train": 100, "valid": 10, "test": 10})
-    own = TrainConfig.create(dataset="x", model="my_model.py:Net")
-    unknown, known = plan(own, "4 GB", size=size), plan(own.replace(model="sage"), "4 GB", size=size)
-    assert unknown.forecast.gpu["activations"] > known.forecast.gpu["activations"]
-    assert "uncertain: my_model.py:Net was not measured (my_model.py: " in str(unknown)
-    assert "its weights and activations are taken for those of a sage" in str(unknown)
-    assert "taken for those" not in str(known)
