@@ -200,28 +200,41 @@ class DiskArray:
         if not len(index):
             return
         width = out.dtype.itemsize * math.prod(out.shape[1:])
-        if (low := int(index.min())) < 0:
-            raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {low}")
-        self._check_end(self.offset + int(index.max()) * self.row_bytes + width)
         unit = math.gcd(self.offset, self.row_bytes, width, 8)
         word = np.dtype(f"u{unit}")
         target, stride, offset = out.reshape(len(out), -1).view(word), self.row_bytes // unit, self.offset // unit
+
+        def pick(buffer: memoryview, begin: int, which: Array) -> None:
+            _pick(np.frombuffer(buffer, word), begin // unit, index, which, stride, offset, target)
+
+        self.visit(index, -(-width // self.row_bytes), pick)
+
+    def visit(self, index: Array, counts: Array | int, take: Callable[[memoryview, int, Array], None]) -> None:
+        """Read `counts[i]` rows from row `index[i]` on, for all i in any order, in one ascending pass over the file.
+
+        `take` is called in threads with a piece of the file, the place of its first byte, and which i lie in the piece.
+        """
+        if not len(index):
+            return
+        if (low := int(index.min())) < 0:
+            raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {low}")
+        self._check_end(self.offset + int((index + counts).max()) * self.row_bytes)
         chunk = self.chunk_bytes
         order, bounds = _group(index, self.row_bytes, self.offset, chunk, -(-self.num_bytes // chunk))
 
-        def pick(c: int) -> int:
-            rows = order[bounds[c] : bounds[c + 1]]
+        def read(c: int) -> int:
+            which = order[bounds[c] : bounds[c + 1]]
             # Read from the first to the last row needed: a chunk may have only one.
-            begin = (self.offset + int(index[rows].min()) * self.row_bytes) // _BLOCK * _BLOCK
-            end = self.offset + int(index[rows].max()) * self.row_bytes + width  # may lie in the next chunk
-            words = np.frombuffer(self._read(begin, end), word)
-            _pick(words, begin // unit, index, rows, stride, offset, target)
-            return words.nbytes
+            begin = (self.offset + int(index[which].min()) * self.row_bytes) // _BLOCK * _BLOCK
+            last = index[which] + (counts if isinstance(counts, int) else counts[which])
+            buffer = self._read(begin, self.offset + int(last.max()) * self.row_bytes)  # may end in the next chunk
+            take(buffer, begin, which)
+            return len(buffer)
 
         chunks = np.flatnonzero(np.diff(bounds)).tolist()
         self.progress = 0, len(chunks) * chunk
         with ThreadPoolExecutor(_THREADS) as pool:
-            self._count(pool.map(pick, chunks))
+            self._count(pool.map(read, chunks))
         self.progress = 0, 0
 
     def deal(self, index: Array, bounds: Array, room_bytes: int, put: Callable[[int, int, Array], None]) -> None:

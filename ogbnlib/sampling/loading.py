@@ -62,6 +62,7 @@ def loader(
     num_workers: int = 0,
     persistent_workers: bool = False,
     drop_last: bool = False,
+    sampling: str = "neighbor",
 ) -> StoreLoader:
     """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed and epoch.
 
@@ -81,10 +82,12 @@ def loader(
         shuffle: by default for "train" alone.
         seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat an experiment.
         num_workers: processes that sample, if the store fits; windows have no use for them.
+        sampling: "labor" for smaller batches, as in `TrainConfig`.
     """
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
     values: dict[str, Any] = {"num_neighbors": num_neighbors, "batch_size": batch_size, "seed": seed}
+    values["sampling"] = sampling
     values |= {"num_workers": num_workers, "persistent_workers": persistent_workers}
     config = TrainConfig.create({"dataset": store.path, "loading": "store", **values})
     limit = None if memory_limit is None else parse_bytes(memory_limit)

@@ -91,7 +91,8 @@ class Loaders:
         from .sampler import CSCSampler
 
         fan_out, seed = self.config.fan_out(training), self.config.seed + STREAM[split]
-        return CSCSampler(colptr, row, fan_out, seed=seed, fixed=not training, where=self._where)
+        how: dict[str, Any] = {"fixed": not training, "where": self._where, "sampling": self.config.sampling}
+        return CSCSampler(colptr, row, fan_out, seed=seed, **how)
 
     def labels(self, split: str) -> Tensor:
         """The labels of a split's nodes, int16 or int64 [num_ids] in RAM."""

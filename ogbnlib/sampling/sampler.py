@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..files import check_same
 from ..graph.bits import GAMMA, kernel
 from ..graph.npz import Array
-from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
+from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, choose_all_shared, count_chosen
 
 # From global to local ids --------------------------------------------------------------------------------------------
 
@@ -97,7 +97,9 @@ def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_node
 
 
 @kernel
-def _sample(colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fixed: Any, expected: Any) -> Any:
+def _sample(
+    colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fixed: Any, labor: Any, expected: Any
+) -> Any:
     """One batch: `(status, the id or column at fault, node, row, col, nodes per hop, edges per hop)`."""
     num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
     hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
@@ -126,9 +128,13 @@ def _sample(colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fix
             start[i - begin], degree[i - begin] = left, right - left
         total = count_chosen(degree, num_neighbors[hop])
         sampled, into = np.empty(total, np.int64), np.empty(total, np.int64)
-        choose_all(key, 0 if fixed else hop, nodes[begin:end], start, degree, num_neighbors[hop], begin, sampled, into)
-        for e in range(len(sampled)):
-            sampled[e] = row[sampled[e]]
+        k, drawn_at = num_neighbors[hop], 0 if fixed else hop
+        if labor:
+            choose_all_shared(key, drawn_at, row, start, degree, k, begin, sampled, into)
+        else:
+            choose_all(key, drawn_at, nodes[begin:end], start, degree, k, begin, sampled, into)
+            for e in range(len(sampled)):
+                sampled[e] = row[sampled[e]]
         nodes = _extended(nodes, count, min(count + total, num_nodes))
         status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
         if status == _BAD_ID:
@@ -142,6 +148,41 @@ def _sample(colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fix
 
 
 # The sampler ---------------------------------------------------------------------------------------------------------
+
+
+def _read_only(name: str, part: Any, *dtypes: str) -> Array:
+    """Return a view of an array or tensor that has the form which the kernels take."""
+    array = np.asarray(part)
+    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or array.dtype not in dtypes:
+        shape = f"{array.dtype} {list(array.shape)}"
+        raise InputError(f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got {shape}")
+    view = array.view()
+    view.flags.writeable = False  # one kind of view, so that numba compiles one variant per dtype of `row`
+    return view
+
+
+def _reference(array: Any) -> Any:
+    """For pickling, replace the map of a whole file by the file's path, stamp and layout."""
+    base = getattr(array, "base", None)  # of a slice it is another array
+    if not (isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.filename and array.mode != "c"):
+        return array
+    stamp = getattr(array, "stamp", None)
+    if stamp is not None:  # checked here too, because the error of a process that is starting is lost
+        check_same(array.filename, stamp)
+    how = {"dtype": array.dtype.str, "mode": "r", "offset": array.offset, "shape": array.shape}
+    return str(array.filename), stamp, how
+
+
+def _dereferenced(part: Any) -> Any:
+    """Return the array that `_reference` replaced."""
+    if not isinstance(part, tuple):
+        return part
+    file, stamp, how = part
+    array: Any = np.memmap(file, **how)
+    if stamp is not None:
+        check_same(file, stamp)
+        array.stamp = stamp
+    return array
 
 
 class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
@@ -160,6 +201,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
         fixed: each node has the same neighbors in all batches and at all hops, for evaluations.
+        sampling: "neighbor", or "labor": the nodes of a hop choose the same neighbors where they can, so that a batch
+            has fewer nodes; see `choice.choose_shared`.
         where: The store that the graph is in, for messages.
     """
 
@@ -172,27 +215,21 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: int = 0,
         fixed: bool = False,
         where: str = "",
+        sampling: str = "neighbor",
     ) -> None:
         fanouts = list(num_neighbors)
         if not fanouts or not all(isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts):
             raise InputError(f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}")
         self.num_neighbors = [int(k) for k in fanouts]
-        self.seed, self.fixed, self._where = int(seed), fixed, where
+        self.seed, self.fixed, self._where, self.labor = int(seed), fixed, where, sampling == "labor"
         self.graph: tuple[Any, Any] = (colptr, row)
         self._expected = 0  # nodes of the last batch, to size the next one's table; affects speed only
         self._prepare(torch.zeros(1, dtype=torch.int64))
 
     def _prepare(self, epoch: Tensor) -> None:
         """Set what both a new and an unpickled sampler need."""
-        views = []
-        for name, part, dtypes in zip(("colptr", "row"), self.graph, (("int64",), ("int32", "int64")), strict=True):
-            array = np.asarray(part)
-            if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or array.dtype not in dtypes:
-                shape = f"{array.dtype} {list(array.shape)}"
-                raise InputError(f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got {shape}")
-            views.append(array.view())
-            views[-1].flags.writeable = False  # one kind of view, so that numba compiles one variant per dtype of `row`
-        self._colptr, self._row = views
+        self._colptr = _read_only("colptr", self.graph[0], "int64")
+        self._row = _read_only("row", self.graph[1], "int32", "int64")
         edges = len(self._row)
         if not len(self._colptr) or self._colptr[0] != 0 or self._colptr[-1] != edges:
             raise self._damaged(f"colptr: expected offsets from 0 to the {edges} entries of row, found others")
@@ -207,32 +244,13 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._epoch = epoch.numpy()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("num_neighbors", "seed", "fixed", "_where", "_shared_epoch", "_expected")
-        graph: list[Any] = []
-        for array in self.graph:
-            base = getattr(array, "base", None)  # of a slice it is another array
-            if isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.filename and array.mode != "c":
-                stamp = getattr(array, "stamp", None)
-                if stamp is not None:  # checked here too, because the error of a process that is starting is lost
-                    check_same(array.filename, stamp)
-                how = {"dtype": array.dtype.str, "mode": "r", "offset": array.offset, "shape": array.shape}
-                graph.append((str(array.filename), stamp, how))
-            else:
-                graph.append(array)
-        return {name: getattr(self, name) for name in names} | {"graph": graph}
+        names = ("num_neighbors", "seed", "fixed", "labor", "_where", "_shared_epoch", "_expected")
+        return {name: getattr(self, name) for name in names} | {"graph": [_reference(part) for part in self.graph]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        graph: list[Any] = []
-        for part in state["graph"]:
-            graph.append(part)
-            if isinstance(part, tuple):
-                file, stamp, how = part
-                graph[-1] = np.memmap(file, **how)
-                if stamp is not None:
-                    check_same(file, stamp)
-                    graph[-1].stamp = stamp
-        self.graph = graph[0], graph[1]
+        colptr, row = state["graph"]
+        self.graph = _dereferenced(colptr), _dereferenced(row)
         self._prepare(self._shared_epoch)
 
     def _damaged(self, problem: str) -> InputError:
@@ -294,7 +312,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def _draw(self, seeds: Array, key: np.uint64) -> tuple[Array, ...]:
         graph, num_nodes = (self._colptr, self._row), len(self._colptr) - 1
-        status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self.fixed, self._expected)
+        status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self.fixed, self.labor, self._expected)
         if status == _DUPLICATE:
             raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
         if status == _BAD_ID:

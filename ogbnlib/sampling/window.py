@@ -20,7 +20,7 @@ from ..graph.bits import NodeSet, kernel
 from ..graph.disk import _BLOCK, DiskArray
 from ..graph.npz import Array
 from ..graph.sort import restore_input_order
-from .choice import choose_all, count_chosen
+from .choice import choose_all, choose_shared, count_chosen, hop_state
 from .sampler import CSCSampler, absorb
 
 
@@ -48,6 +48,45 @@ def _chosen(keys: Any, hops: Any, fanouts: Any, ids: Any, start: Any, degree: An
         out, target = places[e:end], targets[e:end]
         choose_all(keys[b], hops[b], ids[i:j], start[i:j], degree[i:j], fanouts[b], begin[b], out, target)
     return places, targets, bounds
+
+
+@kernel
+def _choose_from(values: Any, first: Any, which: Any, states: Any, starts: Any, counts: Any, at: Any, out: Any) -> None:
+    """Choose the neighbors of the columns `which`, which lie in `values` from row `first` on; see `choose_shared`."""
+    bits = np.empty(np.max(at[which + 1] - at[which]), np.uint64)
+    for i in which:
+        k, begin = at[i + 1] - at[i], starts[i] - first
+        choose_shared(states[i], values[begin : begin + counts[i]], k, bits, out[at[i] :])
+
+
+@kernel
+def _shared_places(keys: Any, hops: Any, fanouts: Any, degree: Any, parts: Any, begin: Any) -> Any:
+    """As `_chosen` for LABOR: `(state and bounds of each column's edges, targets, bounds of each batch's edges)`."""
+    states, at = np.empty(len(degree), np.uint64), np.zeros(len(degree) + 1, np.int64)
+    bounds = np.zeros(len(parts), np.int64)
+    for b in range(len(keys)):
+        for i in range(parts[b], parts[b + 1]):
+            states[i] = hop_state(keys[b], hops[b])
+            at[i + 1] = at[i] + (degree[i] if fanouts[b] < 0 else min(fanouts[b], degree[i]))
+        bounds[b + 1] = at[parts[b + 1]]
+    targets = np.empty(at[-1], np.int32)
+    for b in range(len(keys)):
+        for i in range(parts[b], parts[b + 1]):
+            targets[at[i] : at[i + 1]] = begin[b] + i - parts[b]
+    return states, at, targets, bounds
+
+
+def _shared_neighbors(row: DiskArray, start: Array, degree: Array, *batches: Array) -> tuple[Array, Array, Array]:
+    """For LABOR, as all of a column is read to choose: `(neighbors, targets, bounds of each batch's edges)`."""
+    states, at, targets, bounds = _shared_places(*batches[:3], degree, *batches[3:])
+    neighbors, columns = np.empty(at[-1], f"i{row.row_bytes}"), np.flatnonzero(degree)
+
+    def take(buffer: memoryview, begin: int, which: Array) -> None:
+        values, first = np.frombuffer(buffer, neighbors.dtype), (begin - row.offset) // row.row_bytes
+        _choose_from(values, first, columns[which], states, start, degree, at, neighbors)
+
+    row.visit(start[columns], degree[columns], take)
+    return neighbors, targets, bounds
 
 
 @kernel
@@ -105,7 +144,7 @@ class Sampled(NamedTuple):
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> Sampled:
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
 
-    The windows' samplers are over the same store and have equally many hops.
+    The windows' samplers are over the same store, have equally many hops and sample in the same way.
     """
     num_nodes, seeds = colptr.num_rows - 1, [ids for window in windows for ids in window.ids]
     ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])
@@ -128,12 +167,16 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         hops = np.array([0 if sampler.fixed else hop for sampler, *_ in batches])
         fanouts = np.array([sampler.num_neighbors[hop] for sampler, *_ in batches])
         before = np.diff(bounds)
-        wanted, targets, parts = _chosen(keys, hops, fanouts, frontier, start, degree, parts, before - hop_nodes[-1])
+        begin = before - hop_nodes[-1]
+        if windows[0].sampler.labor:
+            neighbors, targets, parts = _shared_neighbors(row, start, degree, keys, hops, fanouts, parts, begin)
+        else:
+            wanted, targets, parts = _chosen(keys, hops, fanouts, frontier, start, degree, parts, begin)
+            neighbors = np.empty(len(wanted), f"i{row.row_bytes}")
+            row.fetch(wanted, neighbors)
+            del wanted
         del frontier, start, degree
-        neighbors = np.empty((len(wanted), 1), f"i{row.row_bytes}")
-        row.fetch(wanted, neighbors)
-        del wanted
-        bad, nodes, bounds, sources = _grown(nodes, bounds, neighbors[:, 0], parts, num_nodes)
+        bad, nodes, bounds, sources = _grown(nodes, bounds, neighbors, parts, num_nodes)
         if bad >= 0:
             raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
         hop_nodes.append(np.diff(bounds) - before)

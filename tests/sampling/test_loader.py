@@ -314,19 +314,22 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
         assert {window["loader"] for window in windows} == ({"train", "valid", "test"} if windows else set())
 
 
-@pytest.mark.parametrize("lookahead", ["1 MB"])
+@pytest.mark.parametrize("sampling", ["neighbor", "labor"])
 def test_a_run_begun_in_memory_goes_on_from_the_store_bit_for_bit(
-    config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path, lookahead: str
+    config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path, sampling: str
 ) -> None:
     store = str(stores().path)
-    same = {"dropout": 0.5, "train_eval": "never"}
+    same = {"dropout": 0.5, "train_eval": "never", "sampling": sampling}
     straight = train(config(epochs=4, **same))
     train(config(epochs=2, dataset=store, **same), tmp_path / "run")
-    changes = {"epochs": 4, "dataset": store, "loading": "store", "lookahead": lookahead}
+    changes = {"epochs": 4, "dataset": store, "loading": "store", "lookahead": "1 MB"}
     resumed = train(config(**changes, **same), tmp_path / "run", resume=True)
     assert scores(resumed) == scores(straight)
     expected = straight.model.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
+    if sampling == "labor":
+        with pytest.raises(InputError, match="sampling was 'labor', now 'neighbor'"):
+            train(config(**{**changes, **same, "sampling": "neighbor"}), tmp_path / "run", resume=True)
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

@@ -48,11 +48,14 @@ def contents(loader: NodeLoader) -> list[tuple[list[int], list[list[int]], list[
     ]
 
 
-@pytest.mark.parametrize(("undirected", "split"), [(False, "train"), (True, "valid")])
-def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, split: str) -> None:
+@pytest.mark.parametrize(
+    ("undirected", "split", "sampling"),
+    [(False, "train", "neighbor"), (True, "valid", "neighbor"), (True, "train", "labor")],
+)
+def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, split: str, sampling: str) -> None:
     seen = []
     for policy in POLICIES:
-        loaders = make(loading=policy, undirected=undirected)
+        loaders = make(loading=policy, undirected=undirected, sampling=sampling)
         loader = loaders.train_loader() if split == "train" else loaders.eval_loader(split)
         set_epoch(loader, 3)
         seen.append(contents(loader))
