@@ -50,8 +50,8 @@ class _Parameters(BaseModel):
     """Allow the download of an official data set; without it a missing one is an error."""
     undirected: v.OptionalBool = None
     """Add reverse edges. If omitted, an existing store's own setting is used, and a new store is directed."""
-    feature_dtype: Literal["float32", "float16"] = "float32"
-    """Features in RAM, or in the store that loading=store creates; an existing store has its own."""
+    feature_dtype: Literal["float32", "float16", "int8"] = "float32"
+    """Features in RAM, or in the store that loading=store creates; an existing store has its own. int8: in a store."""
 
     # loading
     loading: Annotated[Loading, FREE] = "shared"
@@ -287,6 +287,8 @@ def _conflict(config: TrainConfig) -> str:
         return "dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string"
     if fan_outs is not None and len(fan_outs) not in (1, layers):
         return f"eval_num_neighbors: expected one fan-out or {layers}, as in num_neighbors, got {list(fan_outs)}"
+    if config.feature_dtype == "int8" and not config.on_disk:
+        return f"feature_dtype: int8 is for a store on disk: expected loading=store, got loading={config.loading}"
     if config.persistent_workers and config.num_workers == 0:
         return "persistent_workers: needs num_workers of at least 1, got num_workers=0"
     entry, is_propagated = MODELS.get(config.model), config.propagated

@@ -110,7 +110,9 @@ def convert(
     relabel: Annotated[bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")] = False,
     data_dir: DataDir = Path("dataset"),
     undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
-    feature_dtype: Annotated[str | None, typer.Option(help="float16 halves it; default: the data's own.")] = None,
+    feature_dtype: Annotated[
+        str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")
+    ] = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')] = None,
     as_json: Json = False,
 ) -> None:

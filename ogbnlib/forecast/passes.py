@@ -59,6 +59,11 @@ class Pass:
         return sizes.feature_itemsize(self.config, self.size)
 
     @property
+    def batch_itemsize(self) -> int:
+        """Bytes of a feature in a batch: int8 is decoded to float32 when a batch is put together."""
+        return 4 if self.itemsize == 1 else self.itemsize
+
+    @property
     def num_batches(self) -> int:
         if self.own_batches is not None:
             return self.own_batches
@@ -69,7 +74,7 @@ class Pass:
         size, largest = self.size, self.batches.largest
         widened = 4 * largest.num_nodes * size.num_features if self.itemsize == 2 else 0
         activations = activation_bytes(self.config, largest, size.num_features, size.num_classes, self.training)
-        return budget.batch_bytes(largest, size.num_features, self.itemsize), widened, activations
+        return budget.batch_bytes(largest, size.num_features, self.batch_itemsize), widened, activations
 
     def on_gpu(self) -> dict[str, int]:
         """A step in GPU memory, allocated by torch, at its peak; the batch is copied whole and widened there."""
@@ -90,7 +95,7 @@ class Pass:
         ready = min(sizes.PREFETCH_FACTOR * config.num_workers, max(0, self.num_batches - 1))
         sampling = min(config.num_workers, self.num_batches) * sizes.sampling_bytes(self.batch)
         idle = idle_loaders * config.num_workers if config.persistent_workers else 0
-        mean_bytes = budget.batch_bytes(self.batch, self.size.num_features, self.itemsize)
+        mean_bytes = budget.batch_bytes(self.batch, self.size.num_features, self.batch_itemsize)
         return {WORKERS[0]: ready * mean_bytes, WORKERS[1]: (config.num_workers + idle) * sizes.WORKER_BYTES + sampling}
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
@@ -100,7 +105,8 @@ class Pass:
 
     def prefetched(self) -> dict[str, int]:
         """Batches of a store that a thread prepares (`sampling.loader.prefetch`) and a step, without windows."""
-        ready = budget.queued_bytes(self.batch, self.size.num_features, self.itemsize, max(0, self.num_batches - 1))
+        left = max(0, self.num_batches - 1)
+        ready = budget.queued_bytes(self.batch, self.size.num_features, self.batch_itemsize, left)
         return {READY: ready, **self.step()}
 
     def windows(self, available: int | None, room_bytes: int = 0, *, always: bool = False) -> Windows:

@@ -55,8 +55,8 @@ def _convert_hint(forecast: Forecast) -> str:
     if not config.on_disk or size.stored == "store":
         return ""
     undirected = " --undirected" if config.undirected or size.undirected else ""
-    half = " --feature-dtype float16" if config.feature_dtype == "float16" else ""
-    return f" (after `python -m ogbnlib convert{undirected}{half}`)"
+    dtype = f" --feature-dtype {config.feature_dtype}" if config.feature_dtype != "float32" else ""
+    return f" (after `python -m ogbnlib convert{undirected}{dtype}`)"
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None
             if verdict(best, limit_bytes) == FITS and (max_epoch_s is None or best.epoch_s <= max_epoch_s):
                 row |= {
                     "loading": config.loading,
-                    "features": f"float{8 * feature_itemsize(config, best.size)}",
+                    "features": {1: "int8", 2: "float16", 4: "float32"}[feature_itemsize(config, best.size)],
                     "batch_size": config.batch_size,
                     "num_neighbors": _text(config.num_neighbors),
                     "hidden": config.hidden_channels,

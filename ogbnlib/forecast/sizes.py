@@ -104,9 +104,9 @@ def sampling_bytes(batch: BatchShape) -> int:
 
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
     """Bytes of a feature: those of a store that stays on disk, else of `feature_dtype`."""
-    if config.on_disk and size.stored == "store":
-        return size.feature_itemsize
-    return 2 if config.feature_dtype == "float16" else 4
+    on_disk = config.on_disk and size.stored == "store"
+    itemsize = size.feature_itemsize if on_disk else np.dtype(config.feature_dtype).itemsize
+    return max(2, itemsize) if config.propagated else itemsize  # int8 features are propagated as float16
 
 
 def label_itemsize(num_classes: int) -> int:

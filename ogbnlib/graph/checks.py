@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -109,18 +109,50 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
         yield out
 
 
+class Int8Columns(NamedTuple):
+    """Features in one byte: code q of column f has the value `q * scale[f] + offset[f]`; both are float32 [F]."""
+
+    scale: Array
+    offset: Array
+
+    @classmethod
+    def covering(cls, chunks: Iterable[Array], num_features: int) -> Int8Columns:
+        """Spread the codes -127 to 127 evenly from each column's smallest value to its largest; values are finite."""
+        low, high = np.full(num_features, np.inf), np.full(num_features, -np.inf)
+        for values in chunks:
+            np.minimum(low, values.min(axis=0, initial=np.inf), out=low)
+            np.maximum(high, values.max(axis=0, initial=-np.inf), out=high)
+        scale = np.where(high > low, (high - low) / 254, 1.0)  # a constant column is its offset
+        return cls(scale.astype(np.float32), ((low + high) / 2).astype(np.float32))
+
+    def encode(self, values: Array) -> Array:
+        """Return the nearest codes, int8, of float values [n, F]."""
+        return np.clip(np.rint((values - self.offset) / self.scale), -127, 127).astype(np.int8)
+
+    def decode(self, codes: Array, columns: slice = slice(None)) -> Array:
+        """Return the values, float32, of some columns of int8 codes [n, F]."""
+        codes, scale, offset = codes[:, columns], self.scale[columns], self.offset[columns]
+        out = np.empty(codes.shape, np.float32)
+        for begin in range(0, len(codes), 512):  # rows that stay in a core's cache for the second step
+            part = out[begin : begin + 512]
+            np.multiply(codes[begin : begin + 512], scale, out=part)
+            part += offset
+        return out
+
+
 # The files of a store -------------------------------------------------------------------------------------------------
 
 # | file | dtype | shape | content |
 # | colptr | int64 | [N + 1] | the in-edges of node v are row[colptr[v]:colptr[v + 1]] |
 # | row | int32 (int64 from 2**31 nodes on) | [E] | sources |
-# | x | float16 or float32 | [N, F] | features, C order |
+# | x | float16, float32, or int8 (`Int8Columns`) | [N, F] | features, C order |
 # | y | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none |
 # | train, valid, test | int64 | [n] | node ids of the splits, in their original order |
 # | node_id, of propagated features of some nodes | as row | [N] | ids in the graph, ascending |
 # | label_name, if labels were text | UTF-8 bytes | [C] | class names |
 # | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node names in the original data set |
-FORMAT, VERSION, META = "ogbnlib-store", 1, "store.json"
+FORMAT, META = "ogbnlib-store", "store.json"
+PLAIN, CODED = 1, 2  # versions: without and with int8 features, which a reader of version 1 would take for values
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
 
@@ -156,8 +188,9 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = json.loads(text)
     except ValueError as error:
         raise InputError(f"{file}: expected JSON, found damage ({error}); convert again") from None
-    if not isinstance(meta, dict) or (meta.get("format"), meta.get("version")) != (FORMAT, VERSION):
-        raise InputError(f"{file}: expected {FORMAT}, version {VERSION}; use a newer ogbnlib or convert again")
+    versions = (FORMAT, PLAIN), (FORMAT, CODED)
+    if not isinstance(meta, dict) or (meta.get("format"), meta.get("version")) not in versions:
+        raise InputError(f"{file}: expected {FORMAT}, version {CODED} or less; use a newer ogbnlib or convert again")
     if meta.get("crc32") != meta_crc32(meta) or text != (json.dumps(meta, indent=2) + "\n").encode():
         raise InputError(f"{file}: checksum mismatch: the file was damaged or edited; convert again")
     return meta

@@ -23,7 +23,7 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, clear_errors
 from ..files import Stamp, StrPath, home, replaced, stamp
 from . import npz
-from .checks import HEADER_BYTES, META, SPLITS, FileInfo, check_file, finite, read_meta
+from .checks import HEADER_BYTES, META, SPLITS, FileInfo, Int8Columns, check_file, finite, read_meta
 from .npz import Array
 
 
@@ -66,7 +66,7 @@ class Store(GraphSize):
 
     `colptr`, `row`, `x`, `y`, `node_id`, `node_name` and `label_name` are read-only memory maps, made at first use; the
     last three are None if the store has none. `splits` are int64 ids in RAM. A file that was replaced or written to
-    since `open_store` is refused.
+    since `open_store` is refused. If `x` is int8, `decode` returns the values of its rows, and `read` decodes.
     """
 
     path: Path
@@ -74,6 +74,7 @@ class Store(GraphSize):
     files: Mapping[str, FileInfo] = field(repr=False, compare=False)
     crc32: int = field(repr=False, compare=False)  # of store.json
     stamps: Mapping[str, Stamp] = field(repr=False, compare=False)
+    int8: Int8Columns | None = field(default=None, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_meta()  # here, as an error in a process that is just starting gets lost
@@ -111,6 +112,10 @@ class Store(GraphSize):
     @property
     def feature_dtype(self) -> np.dtype[Any]:
         return np.dtype(self.files["x"].dtype)
+
+    def decode(self, rows: Array, columns: slice = slice(None)) -> Array:
+        """Return columns of rows of `x` [n, F] as floats: int8 as float32, others unchanged."""
+        return rows[:, columns] if self.int8 is None else self.int8.decode(rows, columns)
 
     @property
     def nbytes(self) -> int:
@@ -189,8 +194,9 @@ class Store(GraphSize):
         """Read array `name` into RAM, features optionally in another dtype; the peak is the result and a chunk."""
         # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M) are left to `verify`.
         info, begin = self.files[name], 0
-        out = np.empty(info.shape, dtype or info.dtype)
-        chunks = (values for _, values in self.chunks(name, checked=name != "x"))
+        decode = self.decode if name == "x" else lambda values: values
+        out = np.empty(info.shape, dtype or (np.float32 if name == "x" and self.int8 else info.dtype))
+        chunks = (decode(values) for _, values in self.chunks(name, checked=name != "x"))
         for values in finite(chunks, out.dtype, str(self.file_path(name))) if out.dtype.kind == "f" else chunks:
             out[begin : begin + len(values)] = values
             begin += len(values)
@@ -224,6 +230,7 @@ def open_store(path: StrPath) -> Store:
         stamps={name: check_file(path / f"{name}.npy", info) for name, info in files.items()},
         stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
         num_seeds={split: files[split].shape[0] for split in SPLITS}, hops=meta.get("hops"),
+        int8=Int8Columns(*(np.array(part, np.float32) for part in meta["int8"])) if "int8" in meta else None,
         **{name: meta[name] for name in names},
     )  # fmt: skip
 

@@ -30,16 +30,17 @@ class Columns:
     """Rows of `members`, None for all nodes, in files that lie side by side; to be closed."""
 
     def __init__(
-        self, files: Sequence[DiskArray], dtype: np.dtype[Any], num_nodes: int, members: NodeSet | None = None
-    ) -> None:
-        self.files, self.dtype, self.num_nodes, self.members = files, dtype, num_nodes, members
+        self, files: Sequence[DiskArray], dtype: np.dtype[Any], num_nodes: int, members: NodeSet | None = None,
+        decode: Callable[[Array, slice], Array] = lambda rows, columns: rows[:, columns],
+    ) -> None:  # fmt: skip
+        self.files, self.dtype, self.num_nodes, self.members, self._decode = files, dtype, num_nodes, members, decode
         self._begins = [0, *itertools.accumulate(file.row_bytes // dtype.itemsize for file in files)]
         self.num_rows, self.width = files[0].num_rows, self._begins[-1]
-        self.step = max(1, CHUNK_BYTES // 2 // (self.width * dtype.itemsize))  # nodes at a time
+        self.step = max(1, CHUNK_BYTES // 2 // (self.width * max(2, dtype.itemsize)))  # nodes at a time
 
     @classmethod
     def features(cls, store: Store) -> Columns:
-        return cls([disk_array(store, "x")], store.feature_dtype, store.num_nodes)
+        return cls([disk_array(store, "x")], store.feature_dtype, store.num_nodes, decode=store.decode)
 
     @classmethod
     def open(cls, folder: Path, name: str, num_nodes: int, members: NodeSet | None) -> Columns:
@@ -71,7 +72,7 @@ class Columns:
         for file, (start, until) in zip(self.files, itertools.pairwise(self._begins), strict=True):
             if low < until and high > start:
                 values = file.rows(begin, stop, self.dtype).reshape(stop - begin, until - start)
-                parts.append(values[:, max(low - start, 0) : high - start])
+                parts.append(self._decode(values, slice(max(low - start, 0), high - start)))
         rows = np.concatenate(parts, 1, dtype=np.float32)
         return rows if targets is None else rows[targets.contains(pick(self.members, first, np.arange(first, end)))]
 

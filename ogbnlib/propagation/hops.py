@@ -80,12 +80,12 @@ class Propagation:
 
     def _scales(self, done: Done) -> Array:
         # The bits of magnitudes, as whole numbers, have the same order. Comparing them is ten times faster.
-        dtype = self.store.feature_dtype
+        dtype = np.dtype(np.float32) if self.store.int8 else self.store.feature_dtype
         bits = np.dtype(f"u{dtype.itemsize}")
         unsigned, infinite = bits.type(np.iinfo(bits).max // 2), np.array(np.inf, dtype).view(bits)
         largest = np.zeros(self.store.num_features, bits)
         for first, values in self.store.chunks("x", checked=True):
-            magnitudes = values.view(bits) & unsigned
+            magnitudes = self.store.decode(values).view(bits) & unsigned
             np.maximum(largest, magnitudes.max(axis=0, initial=0), out=largest)
             if (largest >= infinite).any():
                 row = first + int((magnitudes >= infinite).any(axis=1).argmax())
@@ -234,8 +234,8 @@ def propagate(
         self_loops: count each node among its own neighbors, once, as `gcn_norm` with `add_self_loops`. Otherwise the
             graph's own self-loops count.
         nodes: keep the rows of nodes in splits ("labelled"), or "all".
-        feature_dtype: of the result, by default the store's. Sums are float32. With float16, values between hops are
-            rounded to it too, except for norm "none".
+        feature_dtype: of the result, by default the store's, float16 for int8. Sums are float32. With float16, values
+            between hops are rounded to it too, except for norm "none".
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of what its limit or the machine has left.
         progress: True shows a bar; a function is called with a line every 30 s instead.
         check: called between pieces; an exception ends the propagation.
@@ -244,7 +244,8 @@ def propagate(
     check_hops(store, hops, norm, nodes)
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
-    target, dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or store.feature_dtype)
+    own = store.feature_dtype if store.int8 is None else np.float16  # which holds the values of int8 to 11 bits
+    target, dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or own)
     check_new(target)
     members = None
     if nodes == "labelled":

@@ -102,7 +102,8 @@ def fill_page_cache(store: Store) -> None:
 class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     """A `NodeLoader` whose features and graph stay on disk.
 
-    Batches have what any policy's have, `x` in the store's dtype; `y` holds the labels of the seeds only.
+    Batches have what any policy's have, `x` in the store's dtype, int8 decoded to float32; `y` holds the labels of the
+    seeds only.
 
     Args:
         input_nodes: int64 seeds, in RAM.
@@ -178,7 +179,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]
-        if self.next_epoch is not None:
+        if self.store.int8 is not None:
+            batch.x = torch.from_numpy(self.store.decode(batch.x.numpy()))
+        elif self.next_epoch is not None:
             batch.x = batch.x.float()
         return batch
 

@@ -173,7 +173,11 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
         array = self.store.x if attr.attr_name == "x" else self.store.y
         index = attr.index
         index = index.numpy() if isinstance(index, Tensor) else slice(None) if index is None else index
-        return torch.from_numpy(np.asarray(array[index]).astype(np.float32 if attr.attr_name == "x" else np.int64))
+        values = np.asarray(array[index])
+        if attr.attr_name == "y":
+            return torch.from_numpy(values.astype(np.int64))
+        rows = self.store.decode(values.reshape(-1, self.store.num_features)).reshape(values.shape)
+        return torch.from_numpy(rows.astype(np.float32))
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         return self.store.files[attr.attr_name].shape

@@ -40,7 +40,7 @@ def open_dataset(
         data_dir: the folder of official data sets, by default "dataset", and of stores made from other data, by default
             the folder of the data.
         undirected: with reverse edges. If omitted, a store's own setting is used, and other data are converted without.
-        feature_dtype: of a new store, "float16" or "float32"; by default the data's own, float32 for float64.
+        feature_dtype: of a new store, "float16", "float32" or "int8"; by default the data's own, float32 for float64.
         download: fetch a missing official data set.
         say: called with the data, the place and the size of a new store.
         memory_limit, progress, check: those of `convert`; `check` is called while waiting too.

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes
 from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
 from ..graph.bits import NodeSet
-from ..graph.checks import finite, index_dtype, label_dtype, split_problems
+from ..graph.checks import Int8Columns, finite, index_dtype, label_dtype, split_problems
 from ..graph.npz import Array
 from ..graph.sort import EdgeSort
 from ..graph.store import Store, open_store
@@ -32,7 +32,7 @@ from .data import Source, as_numpy, from_arrays, is_tables, mask_ids
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 
-FeatureDtype = Literal["float16", "float32"]
+FeatureDtype = Literal["float16", "float32", "int8"]
 Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
 _DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
 _KERNEL_BYTES = 96 * 2**20  # compiling the kernels
@@ -83,10 +83,21 @@ def _write(
                 out.write(chunk)
                 count(chunk.nbytes)
 
+    def counted_chunks(chunks: Iterable[Array]) -> Iterator[Array]:
+        for chunk in chunks:
+            yield chunk
+            count(chunk.size)
+
     def write_features() -> None:
         try:
+            kind, where = np.float32 if dtype == np.int8 else dtype, f"{source.name}, node_feat"
+            encode: Callable[[Array], Array] = np.asarray
+            if dtype == np.int8:  # the columns' ranges take a pass of their own
+                with contextlib.closing(_ahead(source.x_chunks())) as ahead:
+                    writer.int8 = Int8Columns.covering(finite(counted_chunks(ahead), kind, where), source.num_features)
+                encode = writer.int8.encode
             with contextlib.closing(_ahead(source.x_chunks())) as ahead:
-                per_node("x", dtype, finite(ahead, dtype, f"{source.name}, node_feat"), (source.num_features,))
+                per_node("x", dtype, map(encode, finite(ahead, kind, where)), (source.num_features,))
         except BaseException:
             stop.set()
             raise
@@ -204,8 +215,9 @@ def convert(
             "dataset", or any `Source`.
         path: new or empty.
         undirected: add reverse edges; columns are then sorted and without repeats.
-        feature_dtype: float16 halves disk and traffic; values beyond its range are refused. By default the data set's
-            own, float32 for float64.
+        feature_dtype: float16 halves disk and traffic; values beyond its range are refused. int8 halves them again: 255
+            steps from a column's smallest value to its largest, which take another pass over the features. By default
+            the data set's own, float32 for float64.
         memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beyond its present memory, or the limit
             of the process if that is less. A memory cgroup of that size is enough, written pages included; 1 GB is
             enough for ogbn-papers100M.
@@ -213,15 +225,16 @@ def convert(
         check: called between chunks; its exception ends the conversion, and nothing is left behind.
     """
     source = source if isinstance(source, Source) else open_source(source)
-    if feature_dtype not in (None, "float16", "float32"):
-        raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
+    if feature_dtype not in (None, *get_args(FeatureDtype)):
+        raise InputError(f"feature_dtype: expected {', '.join(get_args(FeatureDtype))}, got {feature_dtype!r}")
     workspace = _workspace(source, memory_limit)
     target, x_dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or source.feature_dtype)
     check_new(target)
     final, temporary = disk_bytes(source, undirected, x_dtype)
     needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
     check_space(target, final + temporary, f"{format_bytes(final + temporary)} of free disk space ({needed})")
-    total = source.num_nodes * (source.num_features * x_dtype.itemsize + 2) + 16 * source.num_edges + temporary
+    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # int8: one more pass
+    total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     origin = source.origin
 
     with new_folder(target) as folder, counted("convert", total, progress) as advance:

@@ -145,9 +145,9 @@ def size_of(dataset: str, **options: Any) -> GraphSize:
 
 
 def options_of(config: TrainConfig) -> dict[str, Any]:
-    rounded = config.on_disk and config.feature_dtype == "float16"  # in RAM it is rounded on reading
-    names = ("data_dir", "undirected", "download")
-    return {name: getattr(config, name) for name in names} | {"feature_dtype": "float16" if rounded else None}
+    rounded = config.on_disk and config.feature_dtype != "float32"  # in RAM it is rounded on reading
+    values = {name: getattr(config, name) for name in ("data_dir", "undirected", "download")}
+    return values | {"feature_dtype": config.feature_dtype if rounded else None}
 
 
 def locate_for(config: TrainConfig) -> GraphSize:

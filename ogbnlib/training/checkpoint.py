@@ -62,7 +62,8 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     A CRC-32 of 1,000 feature rows as the model sees them is added: policies may round the same features while reading.
     """
     files, half = store.files, not config.on_disk and config.feature_dtype == "float16"
-    rows = store.x[:: max(1, store.num_nodes // _SAMPLE)].astype(np.float16 if half else store.feature_dtype)
+    rows = store.decode(store.x[:: max(1, store.num_nodes // _SAMPLE)])
+    rows = rows.astype(np.float16 if half else rows.dtype)
     return {
         "path": str(store.path),
         "sizes": [store.num_nodes, store.num_edges, store.num_features, store.num_classes],

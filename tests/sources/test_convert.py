@@ -200,6 +200,7 @@ def test_a_file_that_is_replaced_meanwhile_ends_it(raw: Path, tmp_path: Path, fi
     ("value", "dtype", "match"),
     [
         (np.nan, "float16", "NaN or Inf, the first in row 7"),
+        (np.inf, "int8", "NaN or Inf, the first in row 7"),
         (70_000, "float16", "beyond 65504.* in row 7; use feature_dtype='float32'"),
     ],
 )

@@ -1,0 +1,87 @@
+"""Features of one byte: everything that reads a store sees the decoded values, which are near the data's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import raw_arrays
+
+from ogbnlib import InputError, TrainConfig, predict
+from ogbnlib.graph.store import Store, open_store
+from ogbnlib.graph.writer import verify_store
+from ogbnlib.propagation.hops import propagate
+from ogbnlib.sources.convert import convert
+from ogbnlib.training.train import train
+
+Config = Callable[..., TrainConfig]
+
+
+@pytest.fixture(scope="module")
+def coded(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return convert(tiny_dir, tmp_path_factory.mktemp("int8") / "coded", feature_dtype="int8", progress=False)
+
+
+@pytest.fixture(scope="module")
+def decoded(coded: Store, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store of float32 that has the values of `coded`."""
+    data = coded.to_data()
+    return Store.from_data(data, tmp_path_factory.mktemp("int8") / "decoded", num_classes=4, progress=False)
+
+
+def test_values_are_within_half_a_step_and_the_store_verifies(coded: Store, tiny_dir: Path) -> None:
+    x = raw_arrays(tiny_dir)["x"]
+    assert (coded.x.dtype, coded.feature_itemsize, coded.files["x"].bytes) == (np.int8, 1, 4096 + x.size)
+    steps = (x.max(0) - x.min(0)) / 254
+    assert (np.abs(coded.read("x") - x) <= 0.501 * steps).all()
+    assert coded.read("x", "float16").dtype == np.float16
+    assert verify_store(coded.path) == []
+    assert open_store(coded.path).int8 is not None
+
+
+@pytest.mark.parametrize("constant", [0.0, -3.5])
+def test_a_column_of_one_value_stays_it(coded: Store, tmp_path: Path, constant: float) -> None:
+    data = coded.to_data()
+    data.x[:, 2] = constant
+    made = Store.from_data(data, tmp_path / "store", num_classes=4, feature_dtype="int8", progress=False)
+    assert (made.read("x")[:, 2] == constant).all()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"loading": "shared"}, {"loading": "store"}, {"loading": "store", "lookahead": "1 kB"}], ids=str
+)
+def test_training_and_predictions_are_those_of_the_decoded_values(
+    coded: Store, decoded: Store, tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    runs, classes = [], []
+    for store in (coded, decoded):
+        folder = tmp_path / store.path.name
+        runs.append(train(tiny_config(dataset=str(store.path), **changes), folder))
+        for sampled in (False, True):
+            out = predict(folder, folder / f"{sampled}.npy", sampled=sampled, progress=False, say=lambda text: None)
+            classes.append(np.load(out).tolist())
+    expected = runs[1].model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in runs[0].model.state_dict().items())
+    assert classes[:2] == classes[2:]
+
+
+def test_pygs_feature_store_and_a_propagation_see_the_decoded_values(
+    coded: Store, decoded: Store, tmp_path: Path
+) -> None:
+    ids = torch.tensor([5, 0, 299])
+    one, other = (store.feature_store().get_tensor(None, "x", index=ids) for store in (coded, decoded))
+    assert torch.equal(one, other)
+    assert propagate(coded, tmp_path / "a", progress=False).x.dtype == np.float16
+    for norm in ("row", "sym"):
+        how: dict[str, Any] = {"norm": norm, "feature_dtype": "float32", "progress": False}
+        hops = [propagate(store, tmp_path / f"{norm}-{store.path.name}", **how).x for store in (coded, decoded)]
+        np.testing.assert_array_equal(*hops)
+
+
+def test_it_is_for_stores_on_disk(tiny_config: Config) -> None:
+    with pytest.raises(InputError, match="feature_dtype: int8 is for a store on disk"):
+        tiny_config(feature_dtype="int8", loading="shared")
