@@ -125,6 +125,10 @@ class Int8Columns(NamedTuple):
         scale = np.where(high > low, (high - low) / 254, 1.0)  # a constant column is its offset
         return cls(scale.astype(np.float32), ((low + high) / 2).astype(np.float32))
 
+    def entries(self) -> dict[str, Any]:
+        """Return the entries of store.json."""
+        return {"version": INT8_VERSION, "int8": [part.tolist() for part in self]}
+
     def encode(self, values: Array) -> Array:
         """Return the nearest codes, int8, of float values [n, F]."""
         return np.clip(np.rint((values - self.offset) / self.scale), -127, 127).astype(np.int8)
@@ -152,7 +156,7 @@ class Int8Columns(NamedTuple):
 # | label_name, if labels were text | UTF-8 bytes | [C] | class names |
 # | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node names in the original data set |
 FORMAT, META = "ogbnlib-store", "store.json"
-PLAIN, CODED = 1, 2  # versions: without and with int8 features, which a reader of version 1 would take for values
+VERSION, INT8_VERSION = 1, 2  # a reader of version 1 would take the codes of int8 features for values
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
 
@@ -188,9 +192,10 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = json.loads(text)
     except ValueError as error:
         raise InputError(f"{file}: expected JSON, found damage ({error}); convert again") from None
-    versions = (FORMAT, PLAIN), (FORMAT, CODED)
-    if not isinstance(meta, dict) or (meta.get("format"), meta.get("version")) not in versions:
-        raise InputError(f"{file}: expected {FORMAT}, version {CODED} or less; use a newer ogbnlib or convert again")
+    known = isinstance(meta, dict) and meta.get("format") == FORMAT and meta.get("version") in (VERSION, INT8_VERSION)
+    if not known:
+        problem = f"expected {FORMAT}, version {VERSION} or {INT8_VERSION}"
+        raise InputError(f"{file}: {problem}; use a newer ogbnlib or convert again")
     if meta.get("crc32") != meta_crc32(meta) or text != (json.dumps(meta, indent=2) + "\n").encode():
         raise InputError(f"{file}: checksum mismatch: the file was damaged or edited; convert again")
     return meta

@@ -15,19 +15,7 @@ from numpy.typing import DTypeLike
 from ..errors import InputError
 from ..files import Stream, StrPath, write_json
 from ..progress import counted
-from .checks import (
-    CODED,
-    FORMAT,
-    HEADER_BYTES,
-    META,
-    PLAIN,
-    SPLITS,
-    FileInfo,
-    Int8Columns,
-    meta_crc32,
-    npy_header,
-    split_problems,
-)
+from .checks import FORMAT, HEADER_BYTES, META, SPLITS, VERSION, FileInfo, meta_crc32, npy_header, split_problems
 from .npz import Array
 from .store import Store, open_store
 
@@ -55,7 +43,7 @@ class StoreWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, FileInfo] = {}
-        self.int8: Int8Columns | None = None  # of int8 features
+        self.entries: dict[str, Any] = {}  # of store.json, in addition
 
     @contextlib.contextmanager
     def create(self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> Iterator[ArrayWriter]:
@@ -79,11 +67,11 @@ class StoreWriter:
         """Write store.json; call it after all arrays are written."""
         num_nodes, num_features = self._files["x"].shape
         meta: dict[str, Any] = {
-            **{"format": FORMAT, "version": PLAIN, "name": name, "num_nodes": num_nodes},
+            **{"format": FORMAT, "version": VERSION, "name": name, "num_nodes": num_nodes},
             **{"num_edges": self._files["row"].shape[0], "num_features": num_features, "num_classes": num_classes},
             **{"undirected": undirected, "origin": dict(origin)},
             **({} if hops is None else {"hops": hops}),
-            **({} if self.int8 is None else {"version": CODED, "int8": [part.tolist() for part in self.int8]}),
+            **self.entries,
             "files": {name: {**vars(info), "shape": list(info.shape)} for name, info in sorted(self._files.items())},
         }
         write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})

@@ -76,9 +76,11 @@ def _shared_places(keys: Any, hops: Any, fanouts: Any, degree: Any, parts: Any, 
     return states, at, targets, bounds
 
 
-def _shared_neighbors(row: DiskArray, start: Array, degree: Array, *batches: Array) -> tuple[Array, Array, Array]:
-    """For LABOR, as all of a column is read to choose: `(neighbors, targets, bounds of each batch's edges)`."""
-    states, at, targets, bounds = _shared_places(*batches[:3], degree, *batches[3:])
+def _shared_neighbors(
+    row: DiskArray, keys: Array, hops: Array, fanouts: Array, start: Array, degree: Array, parts: Array, begin: Array
+) -> tuple[Array, Array, Array]:
+    """For LABOR, which reads all of a column to choose: `(neighbors, targets, bounds of each batch's edges)`."""
+    states, at, targets, bounds = _shared_places(keys, hops, fanouts, degree, parts, begin)
     neighbors, columns = np.empty(at[-1], f"i{row.row_bytes}"), np.flatnonzero(degree)
 
     def take(buffer: memoryview, begin: int, which: Array) -> None:
@@ -169,7 +171,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         before = np.diff(bounds)
         begin = before - hop_nodes[-1]
         if windows[0].sampler.labor:
-            neighbors, targets, parts = _shared_neighbors(row, start, degree, keys, hops, fanouts, parts, begin)
+            neighbors, targets, parts = _shared_neighbors(row, keys, hops, fanouts, start, degree, parts, begin)
         else:
             wanted, targets, parts = _chosen(keys, hops, fanouts, frontier, start, degree, parts, begin)
             neighbors = np.empty(len(wanted), f"i{row.row_bytes}")

@@ -94,8 +94,8 @@ def _write(
             encode: Callable[[Array], Array] = np.asarray
             if dtype == np.int8:  # the columns' ranges take a pass of their own
                 with contextlib.closing(_ahead(source.x_chunks())) as ahead:
-                    writer.int8 = Int8Columns.covering(finite(counted_chunks(ahead), kind, where), source.num_features)
-                encode = writer.int8.encode
+                    columns = Int8Columns.covering(finite(counted_chunks(ahead), kind, where), source.num_features)
+                writer.entries, encode = columns.entries(), columns.encode
             with contextlib.closing(_ahead(source.x_chunks())) as ahead:
                 per_node("x", dtype, map(encode, finite(ahead, kind, where)), (source.num_features,))
         except BaseException:
