@@ -51,9 +51,7 @@ def test_a_column_of_one_value_stays_it(coded: Store, tmp_path: Path, constant: 
     assert (made.read("x")[:, 2] == constant).all()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"loading": "shared"}, {"loading": "store"}, {"loading": "store", "lookahead": "1 kB"}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"loading": "shared"}, {"loading": "store", "lookahead": "1 kB"}], ids=str)
 def test_training_and_predictions_are_those_of_the_decoded_values(
     coded: Store, decoded: Store, tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
