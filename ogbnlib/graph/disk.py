@@ -27,8 +27,9 @@ _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NV
 
 
 @kernel
-def _group(index: Any, stride: Any, offset: Any, chunk_bytes: Any, num_chunks: Any) -> Any:
+def _group(index: Any, stride: Any, offset: Any, chunk_bytes: Any, num_bytes: Any) -> Any:
     """Counting sort of rows by the chunk of the file in which they begin: `(order, bounds)`."""
+    num_chunks = -(-num_bytes // chunk_bytes)
     bounds = np.zeros(num_chunks + 2, np.int64)
     for i in range(len(index)):
         bounds[(offset + index[i] * stride) // chunk_bytes + 2] += 1
@@ -120,6 +121,27 @@ def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskA
     return array
 
 
+def _buffer(local: threading.local, length: int) -> memoryview:
+    """Return this thread's buffer, page-aligned, as O_DIRECT needs it."""
+    buffer = getattr(local, "buffer", None)
+    if buffer is None or len(buffer) < length:
+        buffer = local.buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return memoryview(buffer)[:length]
+
+
+def _read_all(descriptor: int, view: memoryview, begin: int, size: int) -> bool:
+    """Read at least `size` bytes from byte `begin` on; return whether the file has them."""
+    done = 0
+    while done < size:
+        reached = done + os.preadv(descriptor, [view[done:]], begin + done)
+        if reached < size:
+            reached -= reached % _BLOCK  # O_DIRECT continues at whole blocks only
+            if reached == done:
+                return False
+        done = reached
+    return True
+
+
 class Interrupted(Exception):
     """A pass ended early because its `DiskArray` was `abandoned`."""
 
@@ -177,17 +199,9 @@ class DiskArray:
         if self.abandoned.is_set():
             raise Interrupted
         length = -(-(end - begin) // _BLOCK) * _BLOCK
-        buffer = getattr(self._local, "buffer", None)
-        if buffer is None or len(buffer) < length:  # page-aligned, as O_DIRECT needs it
-            buffer = self._local.buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        view, done = memoryview(buffer)[:length], 0
-        while done < end - begin:
-            reached = done + os.preadv(self.descriptor, [view[done:]], begin + done)
-            if reached < end - begin:
-                reached -= reached % _BLOCK  # O_DIRECT continues at whole blocks only
-                if reached == done:
-                    raise self.damaged(f"expected {end} bytes, found the file's end")
-            done = reached
+        view = _buffer(self._local, length)
+        if not _read_all(self.descriptor, view, begin, end - begin):
+            raise self.damaged(f"expected {end} bytes, found the file's end")
         if not self.direct:
             os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)
         return view
@@ -214,13 +228,10 @@ class DiskArray:
 
         `take` is called in threads with a piece of the file, the place of its first byte, and which i lie in the piece.
         """
-        if not len(index):
-            return
-        if (low := int(index.min())) < 0:
+        if (low := int(index.min(initial=0))) < 0:
             raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {low}")
-        self._check_end(self.offset + int((index + counts).max()) * self.row_bytes)
-        chunk = self.chunk_bytes
-        order, bounds = _group(index, self.row_bytes, self.offset, chunk, -(-self.num_bytes // chunk))
+        self._check_end(self.offset + int((index + counts).max(initial=0)) * self.row_bytes)
+        order, bounds = _group(index, self.row_bytes, self.offset, self.chunk_bytes, self.num_bytes)
 
         def read(c: int) -> int:
             which = order[bounds[c] : bounds[c + 1]]
@@ -232,7 +243,7 @@ class DiskArray:
             return len(buffer)
 
         chunks = np.flatnonzero(np.diff(bounds)).tolist()
-        self.progress = 0, len(chunks) * chunk
+        self.progress = 0, len(chunks) * self.chunk_bytes
         with ThreadPoolExecutor(_THREADS) as pool:
             self._count(pool.map(read, chunks))
         self.progress = 0, 0
@@ -246,8 +257,7 @@ class DiskArray:
             put: called in a thread with a list's number, how many of its rows came before, and its next rows, uint8
                 [k, row_bytes].
         """
-        if len(index):
-            self._check_end(self.offset + (int(index.max()) + 1) * self.row_bytes)
+        self._check_end(self.offset + (int(index.max(initial=-1)) + 1) * self.row_bytes)
         word = np.dtype(f"u{math.gcd(self.offset, self.row_bytes, 8)}")
         unit = max(1, 2**20 // self.row_bytes)  # rows
         counts = _per_unit(index, unit, -(-self.num_rows // unit))
