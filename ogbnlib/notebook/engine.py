@@ -56,6 +56,9 @@ def begin_notebook() -> None:
             check_parameters({name: value for name, (_, value) in _assignments(injected).items()}, defaults)
             break
     print(machine())
+    if "JPY_SESSION_NAME" in os.environ:  # JupyterLab, whose user waits and may close the tab
+        print("the imports below take 10 to 20 s the first time; a run continues when this tab is closed, and then")
+        print('Run.open("runs/NAME").follow() in a new cell shows it')
     if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")
     elif Path("notebooks", "00_quickstart.ipynb").is_file():

@@ -177,9 +177,13 @@ def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machin
     text = capsys.readouterr().out
     assert re.search(r"torch 2\.\d+.*, Python 3\.\d+\.\d+\n.*, \d+ cores, .* GB of memory, ", text)
     assert f"working in {tmp_path}: relative paths" in text
+    assert "follow()" not in text
+    monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")  # JupyterLab
     begin_notebook()  # the cell again, or papermill in the checkout
     assert Path.cwd() == tmp_path
-    assert "working in" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "working in" not in text
+    assert 'Run.open("runs/NAME").follow()' in text
 
 
 def test_a_killed_kernel_is_shown_as_killed_and_papermill_exits_with_137(
