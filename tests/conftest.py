@@ -1,7 +1,5 @@
 """What several test files share: small data sets, run folders written by hand, children to measure and kill."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import gzip

@@ -6,8 +6,6 @@
 All work in one empty folder that is deleted in the end, where generated data serve all of them and runs only their own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """How OGB's own classes are told to open a folder in its binary layout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

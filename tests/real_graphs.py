@@ -1,7 +1,5 @@
 """The real graphs of ../shared/data, which are not part of this repository, in OGB's layout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Nothing of a Slurm that this machine may already run is read or touched. Jobs re
 cgroup, which is why root is needed. There is no accounting (no slurmdbd): `sacct` says so, as on many small clusters.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Promises for bad input, all commands alike: exit code 2 (1 from `verify`), one sentence with the name of what is
 wrong, no traceback, and nothing written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Promises of the command line: exit codes are the run's, mistakes are one sentence, `--json` is JSON alone."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Promises of `config`: clear words for every mistake, and files that appear whole or not at all."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

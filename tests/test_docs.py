@@ -1,7 +1,5 @@
 """Promises of the pages beside README: every command is there and does what the page says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Promises of `files` and `errors`: whole or not at all, one process at a time, and what the disk refuses is said."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Predictions of a run: layer by layer they are those of a forward pass over the whole graph in RAM."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Promises of the package as a whole: one list of requirements, imports only downwards, torch only where it is used."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import os

@@ -1,16 +1,12 @@
 """Promises of `progress`: a sign of life from the first moment on, one line for a person, few lines for a log."""
 
-from __future__ import annotations
-
 import contextlib
 import io
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from IPython.display import HTML
 
 from ogbnlib import progress
 from ogbnlib.config import TrainConfig
@@ -100,32 +96,7 @@ def test_what_is_no_count_is_none(tmp_path: Path, damage: bytes) -> None:
     assert read_count(tmp_path / "none") is None
 
 
-# In a notebook --------------------------------------------------------------------------------------------------------
-
-
 def test_a_picture_that_grows_is_refused_outside_of_a_notebook(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^live: expected a notebook to draw in, found none"):
         run(TrainConfig.create(dataset="somewhere"), run_dir=tmp_path / "run", live=True)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_picture_is_drawn_anew_and_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-
-    class Handle:
-        def update(self, shown: HTML) -> None:
-            seen.append(shown.data)
-
-    def display(shown: HTML, display_id: bool) -> Handle:
-        seen.append(shown.data)
-        return Handle()
-
-    monkeypatch.setattr("IPython.display.display", display)
-    monkeypatch.setattr(progress, "_DRAWN_EVERY_S", 0.01)
-    numbers = itertools.count()
-    with progress.drawn(lambda: f"card {next(numbers)}"):
-        time.sleep(0.1)
-        before = len(seen)
-    assert before > 2
-    assert len(seen) > before
-    assert seen == [f"card {i}" for i in range(len(seen))]

@@ -1,7 +1,5 @@
 """A web server of a test's own, in place of OGB's."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 
@@ -31,7 +29,7 @@ class Remote:
         self.url = f"http://127.0.0.1:{self._server.server_port}/arxiv.zip"
         self._thread = threading.Thread(target=self._server.serve_forever)
 
-    def __enter__(self) -> Remote:
+    def __enter__(self) -> "Remote":
         self._thread.start()
         return self
 

@@ -3,8 +3,6 @@
 A line of JSON on standard input is one piece; one on standard output says how it ended.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

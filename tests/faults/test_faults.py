@@ -4,8 +4,6 @@ A server is started with a library preloaded that counts what is done to files b
 calls fail or kill. Five moments of each piece of work are tried; OGBNLIB_FAULTS=300 tries the first 300, one by one.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import mmap
@@ -94,9 +92,6 @@ def moments(calls: int) -> list[int]:
     if wanted:
         return list(range(1, min(calls, wanted) + 1))
     return sorted({1 + round(i * (calls - 1) / 4) for i in range(5)})
-
-
-# The sweeps -----------------------------------------------------------------------------------------------------------
 
 
 def told(ended: Ended, how: int, nth: int = COUNT) -> None:
@@ -199,14 +194,3 @@ def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
             assert str(run_dir) in ended.output, f"byte {position}: {ended.output}"
             assert {key: (run_dir / key).read_bytes() for key in kept} == kept, f"byte {position}"
         shutil.rmtree(run_dir)
-
-
-def test_a_flipped_byte_in_a_store_is_named(faults: Faults, tiny_store: Path, tmp_path: Path) -> None:
-    for file in sorted(tiny_store.iterdir()):
-        for position in positions(file.stat().st_size):
-            store = tmp_path / "store"
-            shutil.copytree(tiny_store, store)
-            flipped(store / file.name, position)
-            ended = faults.command(tmp_path, "verify", str(store))
-            assert (ended.code, file.name in ended.output) == (1, True), f"{file.name}, byte {position}: {ended.output}"
-            shutil.rmtree(store)

@@ -1,7 +1,5 @@
 """Promises of `audit`: predicted stands beside measured in every result, for the attempt that it is about."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -32,9 +30,6 @@ def test_forecast_and_timeline_meet_under_one_name() -> None:
     names = ["train epoch 12", "eval valid", "final valid", "build valid loader (final)", "build shared CSC", ""]
     kinds = ["train", "eval valid", "eval valid", "build valid loader", "build shared CSC", ""]
     assert [kind_of(name) for name in names] == kinds
-
-
-# Hand-written runs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -68,8 +63,6 @@ def test_what_was_held_between_phases_counts_towards_the_peak(resumed: Path, tin
 def test_a_data_set_that_is_gone_is_said_to_be(resumed: Path) -> None:
     assert "nowhere" in audited(resumed, "nowhere")["skipped"]
 
-
-# Real runs ------------------------------------------------------------------------------------------------------------
 
 RUNS: dict[str, dict[str, Any]] = {
     "lazy": {"loading": "lazy", "feature_dtype": "float16", "num_neighbors": [15, 10], "batch_size": 512},

@@ -1,24 +1,15 @@
 """Promises of `budget`: what a loader may take is one rule, for the loaders and for the forecast."""
 
-from __future__ import annotations
-
 import time
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
-from ogbnlib.forecast.budget import QUEUE_BATCHES, QUEUE_BYTES, BatchShape, Windows, queue_depth, window_budget
+from ogbnlib.forecast.budget import BatchShape, Windows, window_budget
 from ogbnlib.forecast.draws import Batches
 from ogbnlib.forecast.passes import Pass
 from ogbnlib.sources.official import KNOWN
 
 PAIR = Windows(10, True, 450 * MB, GB, 5)
-ALONE = Windows(50, False, GB, GB, 1)
-CACHE = Windows(None, True, 0, GB)
-
-
-def test_an_evaluation_gets_what_two_windows_leave() -> None:
-    assert window_budget("auto", GB, PAIR) == GB - 2 * PAIR.window_bytes
-    assert window_budget(GB, None, PAIR) == GB - 2 * PAIR.window_bytes
 
 
 def test_a_lookahead_of_a_size_is_shared_by_the_ranks_and_off_is_off() -> None:
@@ -26,12 +17,6 @@ def test_a_lookahead_of_a_size_is_shared_by_the_ranks_and_off_is_off() -> None:
     assert window_budget("auto", 5 * GB, sharers=4) == 5 * GB  # what is left is each rank's own already
     assert window_budget("off", GB, PAIR) is None
     assert window_budget("auto", None, PAIR) is None
-
-
-def test_a_queue_holds_fewer_items_the_larger_they_are_and_always_one() -> None:
-    assert [queue_depth(size) for size in (0, 1, QUEUE_BYTES // 3, QUEUE_BYTES, 2 * QUEUE_BYTES)] == [
-        QUEUE_BATCHES, QUEUE_BATCHES, 3, 1, 1,
-    ]  # fmt: skip
 
 
 def test_windows_on_disk_are_chosen_at_once_for_any_number_of_epochs() -> None:

@@ -3,8 +3,6 @@
 A sample of `bench_planner.py --random 60`: configurations whose forecasts were furthest off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

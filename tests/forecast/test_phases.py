@@ -1,7 +1,5 @@
 """Promises of `forecast`: the phases are those of a run and hold what it holds then, for any config and size."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,8 +29,6 @@ def config(**values: Any) -> TrainConfig:
 def forecast(size: GraphSize = PAPERS, limit: int | None = None, **values: Any) -> Forecast:
     return predict(config(**values), size, memory_limit_bytes=limit)
 
-
-# papers100M ----------------------------------------------------------------------------------------------------------
 
 FEATURES, COO, CSC = 128 * 4 * NODES, 16 * EDGES, 8 * (NODES + 1) + 16 * EDGES
 SORT = 32 * EDGES - CSC
@@ -76,21 +72,6 @@ def test_a_spool_moves_a_fraction_of_what_windows_in_memory_do() -> None:
     text = str(plan(config(loading="store", feature_dtype="float16", epochs=20, spool="30 GB"), "4 GB"))
     assert "from a spool of 2" in text
     assert "an epoch of training moves 1" in text
-
-
-def test_a_reel_of_large_batches_serves_several_parts_and_takes_no_more_disk_than_there_is() -> None:
-    values = {"limit": 8 * GB, "loading": "store", "feature_dtype": "float16", "epochs": 20, "batch_size": 1024}
-    values |= {"num_neighbors": (15, 10, 5), "hidden_channels": 256, "eval_splits": (), "train_eval": "never"}
-    for room in (28, 120):
-        windows = forecast(spool=f"{room} GB", **values).windows
-        assert windows is not None
-        assert windows.spooling is not None
-        assert windows.spooling.disk_bytes <= room * 2**30
-        assert windows.spooling.reel_batches >= windows.spooling.picked_batches * (3 if room == 28 else 1)
-        assert windows.moved_bytes < (650 if room == 28 else 400) * 2**30  # 2.3 TB in windows in memory
-
-
-# Phases as a run has them ---------------------------------------------------------------------------------------------
 
 
 def resident(run_dir: Path, epochs: int) -> dict[str, set[str]]:
@@ -143,8 +124,6 @@ def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_i
     own |= {f"build {split} loader" for split in ("train", "valid", "test")} if policy == "shared" else set()
     assert {kind_of(phase.name) for phase in plan.phases} == {kind_of(phase) for phase in begun} - own
 
-
-# Any config and any size ----------------------------------------------------------------------------------------------
 
 EMPTY = replace(PAPERS, num_seeds={"train": 10, "valid": 0, "test": 0})
 VALUES: list[dict[str, Any]] = [

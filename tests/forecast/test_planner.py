@@ -1,7 +1,5 @@
 """Promises of `planner`: verdicts keep their margin, what it suggests fits and runs, and it needs sizes alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -61,8 +59,6 @@ def test_an_epoch_takes_what_was_measured_at_full_size() -> None:
     )
 
 
-# What would fit -------------------------------------------------------------------------------------------------------
-
 KNOBS = ("loading", "feature_dtype", "num_workers", "batch_size", "num_neighbors")
 LARGE = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
 CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
@@ -120,9 +116,6 @@ def test_what_has_to_be_converted_first_says_so() -> None:
     assert "convert" not in str(both[0]) + str(both[1])
 
 
-# What people read -----------------------------------------------------------------------------------------------------
-
-
 def test_the_table_names_phases_parts_peak_verdict_and_the_memory_to_ask_for() -> None:
     advice = plan(config(loading="eager"), "64 GB")
     text = str(advice)
@@ -145,9 +138,6 @@ def test_the_memory_to_ask_for_holds_the_peak_and_its_margin_and_fits_the_limit(
         advice = plan(config(loading="store", **LARGE), limit)
         assert advice.verdict == FITS
         assert int(advice.to_dict()["sbatch"].split("=")[1][:-1]) <= int(limit.split()[0])
-
-
-# Recommendation and ladder --------------------------------------------------------------------------------------------
 
 
 def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +170,6 @@ def test_planning_imports_no_torch_and_for_a_known_name_no_compiler_either(loadi
     argv = [sys.executable, "-c", code, loading, str(tiny_store)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]", "False"]
-
-
-# Under a real limit ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,9 +1,7 @@
 """Promises of `sizes`, `step` and `draws`: each part has the size of the tensors that it names."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +13,12 @@ from ogbnlib.errors import InputError
 from ogbnlib.forecast import draws
 from ogbnlib.forecast.draws import draw_batches
 from ogbnlib.forecast.sizes import expected_batch, stock_csc_bytes, store_bytes
-from ogbnlib.forecast.step import model_state_bytes, parameter_count
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.catalog import open_dataset
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.names import size_of
 from ogbnlib.sources.official import KNOWN
 
-Config = Callable[..., TrainConfig]
 PAPERS = KNOWN["ogbn-papers100M"]
 
 
@@ -46,20 +42,6 @@ def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_store: Path) -> Non
     stock = NeighborLoader(Data(edge_index=edge_index, num_nodes=300), [3], input_nodes=torch.arange(9)).node_sampler
     kept = sum(tensor.nbytes for tensor in (stock.colptr, stock.row, stock.perm))
     assert kept == stock_csc_bytes(size_of(str(tiny_store)), 3000)
-
-
-@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
-@pytest.mark.parametrize(("fan_out", "hidden", "heads", "classes"), [([3], 8, 2, 5), ([3, 2, 2], 12, 3, 12)])
-def test_model_state_is_four_times_the_real_parameters(
-    model: str, fan_out: list[int], hidden: int, heads: int, classes: int
-) -> None:
-    from ogbnlib.training.models import GNN
-
-    values = {"model": model, "num_neighbors": fan_out, "hidden_channels": hidden}
-    config = TrainConfig.create(dataset="x", **values, model_args={"heads": heads} if model == "gat" else {})
-    real = GNN(config, 7, classes)
-    assert parameter_count(config, 7, classes) == sum(p.numel() for p in real.parameters())
-    assert model_state_bytes(config, 7, classes) == 4 * sum(value.nbytes for value in real.parameters())
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["directed", "undirected"])

@@ -1,7 +1,5 @@
 """Features of one byte: everything that reads a store sees the decoded values, which are near the data's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A store that is replaced or written to while it is in use is refused, never read on."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from collections.abc import Callable

@@ -1,10 +1,7 @@
 """A store: plain files, opened in milliseconds; every damage is found and named."""
 
-from __future__ import annotations
-
 import json
 import os
-import pickle
 import re
 import shutil
 import warnings
@@ -66,9 +63,6 @@ def change_meta(path: Path, meta: dict[str, Any]) -> None:
     (path / META).write_text(json.dumps({**meta, "crc32": meta_crc32(meta)}, indent=2) + "\n")
 
 
-# Reading -------------------------------------------------------------------------------------------------------------
-
-
 def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
     for name in FILES:
         array = np.load(made.path / f"{name}.npy", mmap_mode="r")
@@ -80,16 +74,6 @@ def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
     with open(made.file_path("x"), "rb") as file:  # data begin on a page
         row = os.pread(file.fileno(), 2 * made.num_features, HEADER_BYTES + 7 * 2 * made.num_features)
     np.testing.assert_array_equal(np.frombuffer(row, np.float16), made.x[7])
-
-
-def test_it_is_pickled_by_path_and_opened_anew(made: Store) -> None:
-    _ = made.x, made.row
-    sent = pickle.dumps(made)
-    assert len(sent) < 1000
-    again = pickle.loads(sent)
-    assert again == made
-    assert "x" not in vars(again)
-    np.testing.assert_array_equal(again.x, made.x)
 
 
 @pytest.mark.parametrize("chunk_bytes", [16, 8 * 2**20])
@@ -124,9 +108,6 @@ def test_features_that_the_wanted_type_cannot_hold_are_refused(plain: Store, tmp
     with pytest.raises(InputError, match=r"x\.npy: .* beyond 65504.* row 7"):
         open_store(path).read("x", "float16")
     assert open_store(path).read("x")[7, 1] == 1e6
-
-
-# Damage --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk_bytes", [16, 8 * 2**20])
@@ -224,18 +205,3 @@ def test_another_format_or_version_is_refused(copy: Path, change: dict[str, Any]
     change_meta(copy, {**json.loads((copy / META).read_text()), **change})
     with pytest.raises(InputError, match="expected ogbnlib-store, version 1 or 2"):
         open_store(copy)
-
-
-@pytest.mark.parametrize("name", ["colptr", "row", "y", "train"])
-def test_what_is_read_into_ram_is_what_was_written(copy: Path, name: str) -> None:
-    flip(copy / f"{name}.npy", HEADER_BYTES + 5)
-    reads = [lambda: open_store(copy).read(name)]
-    reads += {"train": [lambda: open_store(copy).splits], "y": []}.get(name, [open_store(copy).read_edge_index])
-    for read in reads:
-        with pytest.raises(InputError, match=rf"{name}\.npy: expected the checksum"):
-            read()
-
-
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="found none"):
-        open_store(tmp_path / "nothing")

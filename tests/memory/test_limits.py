@@ -1,7 +1,5 @@
 """Promises of `limits`: what passes the limit really dies, the whole tree with it, and nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -139,9 +137,6 @@ def test_death_by_a_signal_is_not_blamed_on_the_limit(tmp_path: Path, signal: in
     assert (outcome.exit_code, outcome.evidence["killed_by"]) == (code, None)
 
 
-# systemd-run, played by a script -------------------------------------------------------------------------------------
-
-
 def fake_systemd(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
     (folder / "bin").mkdir()
     script = folder / "bin" / "systemd-run"
@@ -182,9 +177,6 @@ def test_a_named_kind_that_is_impossible_is_refused_with_the_reason(
     monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": None)
     with pytest.raises(InputError, match=words):
         make_limit(300 * MB, kind)
-
-
-# cgroup v2, played by files ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -249,8 +241,6 @@ def test_a_job_uses_a_parent_but_never_escapes_an_ancestor_that_has_a_limit(cgro
     assert f"{cgroup_v2}:" not in str(caught.value)
     assert tree(cgroup_v2) == before
 
-
-# Cgroups around the run's own ----------------------------------------------------------------------------------------
 
 INSIDE = """
 import json, os, subprocess, sys

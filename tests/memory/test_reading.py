@@ -1,7 +1,5 @@
 """Promises of `memory`: every kind of byte under its own name, and limits named with their source."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

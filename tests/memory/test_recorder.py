@@ -1,7 +1,5 @@
 """Promises of `recorder` and `record`: a week is as small as a minute, and no peak, boundary or last sample is lost."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -12,7 +10,7 @@ from conftest import MB
 
 from ogbnlib.memory import reading
 from ogbnlib.memory.reading import Reading
-from ogbnlib.memory.record import Record, parse_events
+from ogbnlib.memory.record import Record
 from ogbnlib.memory.recorder import NUM_BINS, EventLog, Recorder
 from ogbnlib.runs.folder import Run
 
@@ -96,55 +94,8 @@ def test_the_last_sample_is_on_disk_at_any_moment_and_the_largest_beside_it(
     assert Run(tmp_path).samples["cgroup_anon_bytes"].iloc[before:].tolist() == [900, 7]
 
 
-def test_a_kill_within_a_stretch_leaves_whole_lines_and_the_next_attempt_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Simulated(tmp_path, monkeypatch)
-    run.recorder.add(1.7e9, sample(10))
-    run.recorder.add(1.7e9 + 5000, sample(500))
-    run.recorder.add(1.7e9 + 5001, sample(20))
-    path = tmp_path / "timeline.csv"
-    path.write_bytes(path.read_bytes()[:-3])  # in the middle of writing the last one
-    again = Recorder(tmp_path)
-    again.add(1.7e9 + 5002, sample(30))
-    again.stop()
-    table = Run(tmp_path).samples
-    assert (table["cgroup_anon_bytes"].tolist(), table.attrs["torn_lines"]) == ([10, 500, 30], 1)
-
-
-# The record -----------------------------------------------------------------------------------------------------------
-
-
 def mark(record: Record, event: str, time_s: float = 0.0, **info: Any) -> None:
     record.event({"time_s": time_s, "event": event, **info})
-
-
-def test_a_record_says_where_an_attempt_stands_and_what_it_held_as_the_phase_began() -> None:
-    record = Record()
-    assert (record.phase, record.held_bytes, record.parts) == (None, None, {})
-    mark(record, "begin", phase="eval valid")
-    record.sample(1.0, sample(10 * MB))
-    mark(record, "begin", phase="build valid loader")
-    record.sample(2.0, sample(90 * MB))
-    assert record.phase is not None
-    assert (record.phase.label, record.phase.depth) == ("build valid loader", 1)
-    mark(record, "end", phase="build valid loader")
-    assert record.phase.label == "eval valid"
-    mark(record, "end", phase="eval valid")
-    mark(record, "begin", phase="train epoch", epoch=3)
-    mark(record, "end", phase="train epoch")
-    assert record.phase.label == "train epoch 3"  # the last one that it finished
-    assert record.phases == {"eval valid": 10 * MB, "build valid loader": 90 * MB}
-
-
-def test_an_attempt_takes_nothing_over_from_the_one_before() -> None:
-    record = Record()
-    mark(record, "part", name="features", bytes=5)
-    mark(record, "cuda_oom", message="full")
-    record.sample(1.0, sample(MB))
-    mark(record, "start", time_s=50.0)
-    assert (record.events.pop("start")["time_s"], vars(record).pop("attempt")) == (50.0, 1)
-    assert vars(record) == {name: value for name, value in vars(Record(50.0)).items() if name != "attempt"}
 
 
 @pytest.mark.parametrize(
@@ -166,9 +117,6 @@ def test_held_memory_counts_each_page_once(
     assert Reading(**given).held_bytes == (None if held is None else held[0] + held[1])
 
 
-# Events ---------------------------------------------------------------------------------------------------------------
-
-
 def test_what_another_process_marks_is_followed_once_and_whole_lines_only(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"time_s": 1, "event": "of an earlier attempt"}\n')
     log, other = EventLog(tmp_path), EventLog(tmp_path)
@@ -182,18 +130,3 @@ def test_what_another_process_marks_is_followed_once_and_whole_lines_only(tmp_pa
     with open(path, "a") as file:
         file.write(line[10:] + "torn" + "x" * 3 * MB + "\n" + line)
     assert [event["event"] for event in log.follow()] == ["note", "note"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"event": "begin", "phase": "load"}',
-        '{"time_s": 1.0, "event": ["begin"]}',
-        '{"time_s": 1.0, "event": "end", "phase": null}',
-        '{"time_s": 1.0, "event": "part", "name": "x", "bytes": "many"}',
-        "[1, 2]",
-    ],
-)
-def test_a_damaged_event_is_left_out(line: str) -> None:
-    sound = '{"time_s": 1.0, "event": "begin", "phase": "load"}'
-    assert [event["event"] for event in parse_events(f"{line}\n{sound}\n".encode())] == ["begin"]

@@ -1,7 +1,5 @@
 """Promises of `signals`: SIGUSR1 and SIGTERM end a run at a batch boundary with a checkpoint, and nowhere else."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -59,9 +57,6 @@ def position(folder: Path) -> tuple[int, int]:
 
 def scores(result: TrainResult) -> list[dict[str, float | None]]:
     return [{name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in result.history]
-
-
-# At a boundary -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -138,9 +133,6 @@ def test_workers_outlive_a_signal_to_their_group_until_the_trainer_stops(
     wait_until(lambda: not any(is_alive(pid) for pid in seen[1:]), "the workers' end")
 
 
-# Checkpoints within an epoch -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("every_s", "expected"), [(0.0, 2), (1e-9, BATCHES + 2), (600.0, 2)])
 def test_within_an_epoch_a_checkpoint_is_written_whenever_one_is_due(
     tiny_config: Config, tmp_path: Path, every_s: float, expected: int
@@ -169,9 +161,6 @@ def test_what_is_lost_to_an_error_within_an_epoch_is_at_most_what_came_after_its
     assert position(tmp_path / "run") == (0, 5 * 16)
     assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
     assert steps[6] == 5 * 16
-
-
-# Between processes ---------------------------------------------------------------------------------------------------
 
 
 def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:

@@ -1,7 +1,5 @@
 """Promises of `workers`: a worker that dies ends the run in seconds with a sentence, and none outlives its trainer."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -30,9 +28,6 @@ Config = Callable[..., TrainConfig]
 def children_of(pid: int) -> list[int]:
     """The processes that `pid` has started itself."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-# In this process -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("policy", "number"), [("store", signal.SIGKILL), ("shared", signal.SIGBUS)])
@@ -86,9 +81,6 @@ def test_what_a_worker_raises_is_told_in_its_own_words_and_ends_the_others(
     with pytest.raises(expected, match=said):
         train(tiny_config(num_workers=2))
     assert set(children_of(os.getpid())) <= before
-
-
-# In a child ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

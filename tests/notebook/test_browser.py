@@ -1,7 +1,5 @@
 """JupyterLab as a person sees it, in Debian's chromium: signs of life, stop, and a run from elsewhere."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

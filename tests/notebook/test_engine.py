@@ -1,7 +1,5 @@
 """Promises of `papermill --engine ogbnlib`: parameters are refused before anything runs, and an ending is shown."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,9 +1,6 @@
 """Promises of `%%memory` and `%%memory_limit`: a cell's memory is shown, a cell may be killed, the kernel never."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import nbclient
@@ -13,7 +10,6 @@ import pytest
 from nbformat import NotebookNode, v4
 from papermill.exceptions import PapermillExecutionError
 
-Execute = Callable[..., list[NotebookNode]]
 LOAD = "%load_ext ogbnlib"
 ALIVE = re.compile(r"memory_limit: (?!Finished).*\n")  # signs of life
 FILL = "x = []\nwhile True:\n    x.append(bytearray(10**7))"

@@ -1,7 +1,5 @@
 """Promises of `plots`: limit, kill and phases are at their places, and runs side by side share one scale."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from ogbnlib.errors import GB, InputError
+from ogbnlib.errors import GB
 from ogbnlib.notebook.plots import (
-    plot_accuracy,
     plot_cuda,
     plot_forecast,
     plot_peaks,
     plot_runs,
     plot_timeline,
 )
-from ogbnlib.notebook.tables import best_epochs, compare_cuda, compare_runs
 from ogbnlib.runs.folder import Run
-
-METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n"
 
 
 @pytest.fixture(autouse=True)
@@ -128,15 +122,6 @@ def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tm
     assert [path.vertices[0, 0] for path in marks.get_paths()] == pytest.approx([50, float("nan")], nan_ok=True)  # type: ignore[index]
 
 
-def test_a_run_that_was_killed_before_its_first_evaluation_has_a_place_beside_others(finished: Path) -> None:
-    (finished / "metrics.csv").unlink(missing_ok=True)
-    (finished / "result.json").unlink()
-    runs = {"killed": Run(finished)}
-    assert plot_accuracy(runs).axes
-    assert best_epochs(runs)["valid"].isna().all()
-    assert compare_runs(runs)["run s"].notna().all()
-
-
 def on_a_gpu(folder: Path, exit_code: int = 0, **more: int) -> Path:
     reading = {"event": "cuda", "allocated_bytes": 2 * GB, "reserved_bytes": 3 * GB, **more}
     events = [
@@ -165,15 +150,3 @@ def test_a_failed_allocation_is_a_cross_and_retries_are_ticks(tmp_path: Path) ->
     assert len(lines(ax, marker="X")) == 1
     assert [list(line.get_xdata()) for line in lines(ax, marker="^")] == [[3.0]]
     assert ax.get_title() == "a: out of GPU memory, exit code 76"
-
-
-def test_runs_on_a_gpu_are_compared_by_their_peaks_and_epochs(tmp_path: Path, finished: Path) -> None:
-    folder = on_a_gpu(tmp_path / "a", peak_allocated_bytes=4 * GB, alloc_retries=3)
-    (folder / "metrics.csv").write_text(METRICS + "1,2,,,,5.0,1\n2,1,,,,7.0,1\n")
-    table = compare_cuda({"gpu": Run(folder), "cpu": Run(finished)})
-    row = table.loc["gpu"]
-    assert (row["allocated GB"], row["reserved GB"], row["unallocated GB"]) == (4, 3, 2)
-    assert (row["retries"], row["epoch s"], row["ended"]) == (3, 6, "finished")
-    assert table.loc["cpu"].isna()["allocated GB"]
-    with pytest.raises(InputError, match="expected a run on a GPU"):
-        plot_cuda(finished)

@@ -1,7 +1,5 @@
 """Promises of `tables`: a run's forecast stands beside its measurement, and runs of a folder become a table."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises of `verdicts`: computed from measurements, above noise, and never from the peak of a killed run."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

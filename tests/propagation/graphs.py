@@ -1,7 +1,5 @@
 """Small random graphs as stores, and A^k X in float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

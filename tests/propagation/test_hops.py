@@ -1,7 +1,5 @@
 """Propagated features are A^k X, whatever the columns held at a time, the pieces read, and the kills in between."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """loading="propagated": models of propagated features in the trainer, resumed, limited, refused and foretold."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

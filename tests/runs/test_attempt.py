@@ -1,25 +1,17 @@
 """Promises of `attempt` and `folder`: each file is read once, and the end of a run is as quick after weeks as after a
 minute."""
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pytest
-from conftest import MB, write_run
-from run_history import RESUME, write_history
+from conftest import MB
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.runs.attempt import Attempt
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.timeline import held_memory
 from ogbnlib.sources.names import size_of
 
 Config = Callable[..., TrainConfig]
@@ -35,28 +27,6 @@ def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path:
     assert {name: found.record.phases[name] for name in found.record.phases} == done.record.phases
     assert (found.record.parts, found.record.largest_parts) == (done.record.parts, done.record.largest_parts)
     assert repr(found) == f"Run('{tmp_path}/run', finished)"
-
-
-# Long runs ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_run_with_a_past_of_a_week_ends_as_soon_as_one_without(tiny_config: Config, tmp_path: Path) -> None:
-    # A tenth of the samples of a week.
-    first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
-    assert first.exit_code == 0
-    write_history(tmp_path / "run", hours=168, phases=50_000, samples=1_200_000)
-    done = subprocess.run([sys.executable, "-c", RESUME, str(tmp_path / "run"), "2"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    print(told)
-    assert (told["exit_code"], told["forecast"]) == (0, True)
-    assert told["took_s"] < 3
-    assert told["peak_mb"] < 200
-    assert Run(tmp_path / "run").metrics["epoch"].tolist() == [1, 2]
-
-
-# What a result is made of ---------------------------------------------------------------------------------------------
 
 
 def end(folder: Path, config: TrainConfig, *events: dict[str, Any], code: int = 0, **more: Any) -> Run:
@@ -97,19 +67,3 @@ def test_an_outer_limits_kill_is_told_with_that_limit(tiny_config: Config, tmp_p
     assert "not for its own limit of 4.00 GB (cgroup v1)" in text
     assert "under a limit of 4.00 GB" not in text
     assert "its own limit" not in end(tmp_path, tiny_config(), code=137, **more).diagnosis.text
-
-
-def test_the_held_memory_of_a_timeline_counts_each_page_once(tmp_path: Path) -> None:
-    one = {"num_processes": 1, "rss_anon_bytes": 7 * MB, "rss_shmem_bytes": MB, "rss_file_bytes": 2 * MB}
-    pss = {"pss_anon_bytes": 5 * MB, "pss_shmem_bytes": 0, "pss_file_bytes": MB}
-    rows = [{**one, **pss}, {**one, **pss, "num_processes": 3}, {**one, "num_processes": 3}]
-
-    def held(name: str, samples: list[dict[str, float]]) -> list[float]:
-        rows = [{"time_s": 100.0 + i, **values} for i, values in enumerate(samples)]
-        table = held_memory(Run(write_run(tmp_path / name, samples=rows)).timeline)
-        return [value / MB for value in table["anon"] + table["shmem"]]
-
-    assert held("processes", rows) == [8, 5]
-    assert held("no PSS", [one, {**one, "num_processes": 3}]) == [8, 8]
-    cgroup = {"cgroup_anon_bytes": 4 * MB, "cgroup_shmem_bytes": 0, "cgroup_file_bytes": 9 * MB}
-    assert held("cgroup", [one, {**one, **cgroup}]) == [4]

@@ -1,27 +1,16 @@
 """Promises of `diagnosis`: every ending is explained, and out of memory is claimed on evidence only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB, tree, write_run
+from conftest import MB, write_run
 
 from ogbnlib.errors import InputError
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.attempt import locked
-from ogbnlib.runs.diagnosis import Result, ended
-from ogbnlib.runs.exit_codes import exit_code_of, meaning_of
+from ogbnlib.runs.exit_codes import exit_code_of
 from ogbnlib.runs.folder import diagnose
-
-
-@pytest.mark.parametrize(
-    ("code", "word"),
-    [(135, "/dev/shm"), (141, "SIGPIPE"), ("0:125", "OUT_OF_MEMORY"), (152, "signal 24"), (7, "no fixed meaning")],
-)
-def test_the_meaning_names_what_happened(code: int | str, word: str) -> None:
-    assert word in meaning_of(code).text
 
 
 def test_a_kill_under_a_limit_that_saw_none_says_so(tmp_path: Path) -> None:
@@ -142,32 +131,8 @@ def test_a_folder_without_a_timeline_is_still_diagnosed(tmp_path: Path) -> None:
     assert diagnose(tmp_path).exit_code == 1
 
 
-def test_what_is_no_run_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "note.txt").write_text("mine")
-    for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(InputError, match=f"{path}: expected the folder of a run"):
-            diagnose(path)
-    assert tree(tmp_path) == {"note.txt": b"mine"}
-
-
-@pytest.mark.parametrize(
-    ("result", "words"),
-    [
-        ({}, "no result"),
-        ({"exit_code": 0}, "finished"),
-        ({"exit_code": 137, "killed_by": "kernel"}, "out of memory, exit code 137"),
-        ({"exit_code": 139}, "error, exit code 139"),
-    ],
-)
-def test_a_few_words_say_how_a_run_ended(result: dict[str, Any], words: str) -> None:
-    assert ended(Result(**result) if result else None) == words
-
-
 def test_an_exception_and_its_exit_code_are_one_thing() -> None:
     import torch
 
     errors = [InputError("x"), Stopped("x"), KeyboardInterrupt(), torch.OutOfMemoryError("x"), MemoryError()]
     assert [exit_code_of(error) for error in errors] == [2, 75, 130, 76, 1]
-
-
-ENDED = ["ended", "what happened", "in phase", "memory in use", "next step"]

@@ -1,23 +1,18 @@
 """Promises of `run_dir`: one process at a time trains in a folder, and the kernel tells when it has ended."""
 
-from __future__ import annotations
-
 import contextlib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import python_child, tree, wait_until, write_run
+from conftest import python_child, tree, write_run
 
 from ogbnlib import list_runs
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.record import METRIC_COLUMNS, Growth
-from ogbnlib.runs.attempt import locked
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
@@ -65,39 +60,6 @@ def test_resuming_in_a_folder_of_something_else_changes_nothing(tiny_config: Con
         train(tiny_config(), tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
-
-@pytest.mark.slow
-def test_a_child_holds_the_folder_for_as_long_as_it_lives_without_its_parent(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    tiny_config(epochs=100_000).save(tmp_path / "wanted.json")
-    code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
-        "folder = Path(sys.argv[1])\nprint('ready', flush=True)\n"
-        "run(TrainConfig.load(folder / 'wanted.json'), run_dir=folder / 'run', limit_by='watchdog', echo=False)\n"
-    )
-    folder = tmp_path / "run"
-    with python_child(code, str(tmp_path)) as parent:
-        wait_until(lambda: (folder / "checkpoint.pt").exists(), "the first checkpoint")
-        child = process_tree(parent.pid)[1]
-        os.kill(child, 19)  # SIGSTOP: it can't react to its parent's end
-        parent.kill()
-        parent.wait()
-        with pytest.raises(InputError, match="expected no other process to train in it"), locked(folder):
-            pass
-        os.kill(child, 18)
-
-    def free() -> bool:
-        try:
-            with locked(folder):
-                return True
-        except InputError:
-            return False
-
-    wait_until(free, "the child to end with a checkpoint")
-
-
-# Damage ---------------------------------------------------------------------------------------------------------------
 
 METRICS = ",".join(METRIC_COLUMNS) + "\n1,1.5,,0.5,0.4,1.0,0.1\n2,1.2,,0.6,0.5,1.0,0.1\n"
 
@@ -206,14 +168,3 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
         assert words in shown
     (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()
-
-
-def test_one_who_stops_following_a_run_is_told_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(_: float) -> None:
-        raise KeyboardInterrupt
-
-    folder = write_run(tmp_path / "run", exit_code=None)
-    monkeypatch.setattr("ogbnlib.runs.folder.time.sleep", stop)
-    with locked(folder), pytest.raises(KeyboardInterrupt) as caught:
-        Run(folder).follow()
-    assert caught.value._render_traceback_() == [f"KeyboardInterrupt: {folder}: no longer followed; the run goes on"]  # type: ignore[attr-defined]

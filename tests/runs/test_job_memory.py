@@ -1,7 +1,5 @@
 """Promises of runs in a notebook's job: none takes more than the job has, and a requeued job repeats none."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Promises of a run that is at work: it says where it stands from its first second on, here and from elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

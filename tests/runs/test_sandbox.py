@@ -1,7 +1,5 @@
 """Promises of `sandbox`: `run` comes back with what happened, and nothing that was computed is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -48,9 +46,6 @@ def prepare(config: TrainConfig, folder: Path, *, resume: bool) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-
-
-# Under a limit -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -139,18 +134,6 @@ def test_a_run_folder_is_never_overwritten(unlimited: dict[str, Run], large: Cal
     assert tree(folder) == before
 
 
-def test_resuming_with_other_values_is_refused_and_names_them(
-    unlimited: dict[str, Run], large: Callable[[str], TrainConfig]
-) -> None:
-    folder = unlimited["shared"].run_dir
-    before = tree(folder)
-    with pytest.raises(InputError, match="can't resume with other values") as caught:
-        run(large("shared").replace(dropout=0.5, seed=3), run_dir=folder, resume=True, echo=False)
-    assert "dropout was 0.0, now 0.5" in str(caught.value)
-    assert "seed was 0, now 3" in str(caught.value)
-    assert tree(folder) == before
-
-
 def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_config: Config, tmp_path: Path) -> None:
     first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
     before = tree(tmp_path)
@@ -183,9 +166,6 @@ def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
     assert capsys.readouterr().out == f"{200 * MB}\n"
 
 
-# Bad input -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(synth_dir: Path, tmp_path: Path) -> None:
     """Edges of 16 bytes and features of 4: whatever a notebook's `scale`, and at full size the whole, no more."""
     assert scaled_limit("auto", "ogbn-papers100M", "128 GB") == 128 * 2**30
@@ -210,9 +190,6 @@ def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, 
     assert result.result["last_output"].startswith("error: ")
     assert "Traceback" not in (result.run_dir / "output.log").read_text()
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == b"torn"
-
-
-# A folder that can't be written ---------------------------------------------------------------------------------------
 
 
 def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
@@ -247,9 +224,6 @@ def test_a_trainer_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
     outcome = supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False, holds_back=True)
     assert outcome.exit_code in (137, 143)
     assert str(outcome.unwritable).startswith(f"{tmp_path / 'output.log'}: Is a directory; ")
-
-
-# Interruption --------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(tmp_path: Path) -> None:

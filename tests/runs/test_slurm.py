@@ -1,12 +1,8 @@
 """Promises of `jobs`: each way a Slurm job ends is told apart, with whatever is left to read. The tables are recordings
 of Slurm 22.05 with slurmdbd; PREEMPTED and NODE_FAIL, which one machine can't produce, follow sacct's manual page."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -252,17 +248,6 @@ def test_every_remedy_goes_on_with_the_run_in_another_job_and_not_on_the_login_n
     assert "ogbnlib train" not in found.text
 
 
-def test_the_runs_own_evidence_and_remedy_are_part_of_the_answer(says: Says) -> None:
-    write_run(Path("runs/train-2"), exit_code=137, killed_by="kernel", oom_kills=1)
-    says(sacct=table(*OOM))
-    found = diagnose_job("2")
-    assert found.run_dir is not None
-    assert Path(found.run_dir) == Path("runs/train-2").resolve()
-    assert "in phase 'build valid loader'" in found.text
-    assert "loading=shared" in found.remedy
-    assert found.text.count("loading=shared") == 1
-
-
 def test_a_run_killed_by_its_own_limit_is_out_of_memory_though_slurm_knows_only_a_failure(says: Says) -> None:
     write_run(Path("runs/train-2"), exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB)
     says(scontrol=shown(JobState="FAILED", ExitCode="137:0"))
@@ -336,21 +321,3 @@ def test_a_job_of_which_nothing_is_left_is_refused_with_the_reasons(says: Says) 
     says()
     with pytest.raises(InputError, match=f"nothing is left of job 2: sacct: {DISABLED}; scontrol: {UNKNOWN}"):
         diagnose_job("2")
-
-
-@pytest.mark.parametrize("job_id", ["", "../2"])
-def test_what_is_no_job_id_is_refused(job_id: str) -> None:
-    with pytest.raises(InputError, match="--job: expected a Slurm job id"):
-        diagnose_job(job_id)
-
-
-def test_the_command_takes_a_run_or_a_job_and_not_both(says: Says) -> None:
-    says(sacct=table(*OOM))
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "ogbnlib", "diagnose", *arguments]
-        return subprocess.run(argv, capture_output=True, text=True)
-
-    assert json.loads(call("--job", "2", "--json").stdout)["cause"] == "out of memory"
-    done = call("runs/a", "--job", "2")
-    assert (done.returncode, "expected one of RUN_DIR, --job" in done.stderr) == (2, True)

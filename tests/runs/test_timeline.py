@@ -1,12 +1,7 @@
 """Promises of `timeline`: what a kill tears is one line at most, and the rest is read with its phase."""
 
-from __future__ import annotations
-
 import itertools
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -83,30 +78,6 @@ def test_phases_nest_and_carry_their_info(tmp_path: Path) -> None:
     assert inner.info["policy"] == "lazy"
     assert train.label == "train epoch 2"
     assert all(p.end_s is not None and p.end_s >= p.start_s for p in (outer, inner, train))
-
-
-def test_files_of_a_process_killed_while_writing_are_readable(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from ogbnlib.memory.recorder import EventLog, Recorder\n"
-        "log, recorder = EventLog(sys.argv[1]), Recorder(sys.argv[1])\n"
-        "log.mark('start'); n = 0\n"
-        "while True:\n"
-        "    n += 1\n"
-        "    with log.phase('train epoch', epoch=n):\n"
-        "        recorder.sample(os.getpid())\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-    try:
-        while not (tmp_path / "timeline.csv").exists() or (tmp_path / "timeline.csv").stat().st_size < 5000:
-            time.sleep(0.01)
-            assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
-    table = Run(tmp_path).timeline
-    assert len(table) >= 10
-    assert table.attrs["torn_lines"] <= 1
-    assert table["phase"].str.startswith("train epoch").all()
 
 
 def test_the_end_of_a_phase_carries_its_exact_peak_however_short_the_spike_was(tmp_path: Path) -> None:

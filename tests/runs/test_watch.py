@@ -1,7 +1,5 @@
 """Promises of `watch`, `phase` and `mark`: any command recorded and limited, moments named, no cost otherwise."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -57,9 +55,6 @@ def cli(tmp_path: Path) -> Cli:
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, **how)
 
     return call
-
-
-# The command line -----------------------------------------------------------------------------------------------------
 
 
 def test_watch_passes_arguments_output_input_and_exit_code_on(cli: Cli, tmp_path: Path) -> None:
@@ -140,9 +135,6 @@ def test_a_command_goes_on_where_it_can_not_be_recorded(tmp_path: Path, monkeypa
     assert "No space left on device; the command is no longer recorded" in done.diagnosis.text
 
 
-# At work --------------------------------------------------------------------------------------------------------------
-
-
 def test_status_and_diagnose_say_where_a_run_is_that_goes_on(cli: Cli, script: Callable[[str], str]) -> None:
     code = "import ogbnlib\nwith ogbnlib.phase('epoch', epoch=3):\n    x = bytearray(50 * 2**20)\n    input()"
     arguments = ["watch", "--memory-limit", "300 MB", "--run-dir", "run", "--", sys.executable, script(code)]
@@ -182,9 +174,6 @@ def test_a_run_whose_watcher_was_killed_is_not_said_to_be_at_work(tmp_path: Path
     wait_until(lambda: not any(is_alive(pid) for pid in left), "its end, as it holds the run's lock too")
     assert Run.open(tmp_path / "run").state == "no result"
     assert "the watching process was itself killed" in Run.open(tmp_path / "run").diagnosis.text
-
-
-# Odd commands ---------------------------------------------------------------------------------------------------------
 
 
 ODD = {  # how a command ends, and what is said of it
@@ -260,9 +249,6 @@ def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(
         assert not is_alive(child)
 
 
-# Output that nobody takes ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("where", [">/dev/full 2>/dev/full", "2>&1 | head -1", ">&- 2>&-"])
 def test_a_full_or_closed_output_ends_no_command(tmp_path: Path, where: str) -> None:
     command = "for i in 1 2 3; do echo $i; sleep 0.2; done; exit 3"
@@ -297,9 +283,6 @@ def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(
     assert (read.returncode, read.stderr) == (0, b"")
 
 
-# Memory of several processes ------------------------------------------------------------------------------------------
-
-
 def test_a_killed_child_is_named_though_its_parent_ends_without_an_error(tmp_path: Path) -> None:
     code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'x = bytes(300 * 2**20); x + x'])"
     done = watch(["sh", "-c", f'{sys.executable} -c "{code}"; exit 0'], "150 MB", runs_dir=tmp_path, echo=False)
@@ -315,9 +298,6 @@ def test_a_kill_that_an_exit_code_hides_is_said(tmp_path: Path, own: bool, code:
     text = "A process of it was killed by the kernel's out-of-memory killer" if own else "killer struck 1 times"
     assert text in found.text
     assert (found.cause, "ended with exit code 0" in found.text) == ("out of memory" if own else "finished", own)
-
-
-# phase and mark -------------------------------------------------------------------------------------------------------
 
 
 def test_marks_cost_nothing_and_import_nothing_where_nobody_watches() -> None:
@@ -407,9 +387,6 @@ def test_a_script_does_not_end_of_what_can_not_be_written_about_it(
     with marks.attached(tmp_path), pytest.raises(ZeroDivisionError), ogbnlib.phase("fails"):
         raise ZeroDivisionError
     assert Run(tmp_path).events[-1]["failed"] == "ZeroDivisionError"
-
-
-# Growth ---------------------------------------------------------------------------------------------------------------
 
 
 def growth(*megabytes: float) -> Growth:

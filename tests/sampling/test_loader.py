@@ -1,7 +1,5 @@
 """Promises of `StoreLoader` and the policy `store`: the same batches and losses, within the memory that is given."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os
@@ -29,7 +27,7 @@ from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.choice import EpochSampler
-from ogbnlib.sampling.loader import StoreLoader, prefetch
+from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
@@ -39,9 +37,6 @@ from ogbnlib.training.train import TrainResult, train
 N, FEATURES, CLASSES, BATCH, NUM_NEIGHBORS = 1500, 301, 4, 16, [3, 2]
 COLUMNS = ("epoch", "loss", "train", "valid", "test")
 Make = Callable[..., StoreLoader]
-
-
-# A graph of 2 MB whose rows of float16 have an odd number of features ------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -158,26 +153,6 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# Producing ahead -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [InputError("no"), SystemExit(3)], ids=repr)
-def test_an_error_of_the_source_is_raised_where_its_items_are_used(error: BaseException) -> None:
-    def source() -> Iterator[int]:
-        yield 1
-        raise error
-
-    before, items = set(threading.enumerate()), prefetch(source())
-    assert next(items) == 1
-    with pytest.raises(type(error)) as raised:
-        next(items)
-    assert raised.value is error
-    assert not new_threads(before)
-
-
-# Planning ------------------------------------------------------------------------------------------------------------
-
-
 def fit(store: Store, available: int | None, training: bool = True) -> Windows:
     sampler = CSCSampler(store.colptr, store.row, NUM_NEIGHBORS)
     seeds = torch.from_numpy(store.splits["train"])
@@ -207,9 +182,6 @@ def test_windows_fit_their_budget_and_are_planned_only_if_the_store_does_not(
         last[windows.overlapped] = windows.window_batches
     assert "page cache" in str(fit(store, 2**30))
     assert f"windows of {fit(store, 2**20).window_batches} batches" in str(fit(store, 2**20))
-
-
-# The batches of a loader ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("window_batches", [None, 1, 4, 100])
@@ -278,9 +250,6 @@ def test_an_error_in_a_window_is_raised_to_the_user_of_the_batches(raw: Path, ma
         list(loader)
 
 
-# Training ------------------------------------------------------------------------------------------------------------
-
-
 def scores(result: TrainResult) -> list[dict[str, Any]]:
     return [{name: row[name] for name in COLUMNS} for row in result.history]
 
@@ -314,27 +283,6 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
         assert {window["loader"] for window in windows} == ({"train", "valid", "test"} if windows else set())
 
 
-@pytest.mark.parametrize("sampling", ["neighbor", "labor"])
-def test_a_run_begun_in_memory_goes_on_from_the_store_bit_for_bit(
-    config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path, sampling: str
-) -> None:
-    store = str(stores().path)
-    same = {"dropout": 0.5, "train_eval": "never", "sampling": sampling}
-    straight = train(config(epochs=4, **same))
-    train(config(epochs=2, dataset=store, **same), tmp_path / "run")
-    changes = {"epochs": 4, "dataset": store, "loading": "store", "lookahead": "1 MB"}
-    resumed = train(config(**changes, **same), tmp_path / "run", resume=True)
-    assert scores(resumed) == scores(straight)
-    expected = straight.model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
-    if sampling == "labor":
-        with pytest.raises(InputError, match="sampling was 'labor', now 'neighbor'"):
-            train(config(**{**changes, **same, "sampling": "neighbor"}), tmp_path / "run", resume=True)
-
-
-# Refusals ------------------------------------------------------------------------------------------------------------
-
-
 def test_another_direction_than_the_stores_is_refused_before_anything_is_written(
     config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path
 ) -> None:
@@ -343,9 +291,6 @@ def test_another_direction_than_the_stores_is_refused_before_anything_is_written
         with pytest.raises(InputError, match="undirected: "):
             refuse()
     assert not list(tmp_path.iterdir())
-
-
-# Memory --------------------------------------------------------------------------------------------------------------
 
 
 def write_large(path: Path, num_nodes: int, num_features: int) -> Store:

@@ -1,7 +1,5 @@
 """The promises of ogbnlib.sampling.loading: a loop of one's own gets the trainer's batches, PyG's loaders run on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -159,9 +157,6 @@ def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
     model = Lit()
     lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(model, pygs)
     assert sorted(i for _, batch in model.orders for i in batch) == list(range(len(ids)))
-
-
-# PyG's own loaders over feature_store and graph_store -----------------------------------------------------------------
 
 
 def edges_of(batch: Data) -> set[tuple[int, int]]:

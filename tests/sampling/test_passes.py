@@ -1,7 +1,5 @@
 """Passes over a loader: each draws new neighbors and negatives, and the same ones for the same seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader, LinkNeighborLoader, NeighborLoader, NodeLoader
 
-from ogbnlib import InputError, open_store
+from ogbnlib import open_store
 from ogbnlib.graph.store import Store
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
@@ -59,9 +57,6 @@ def all_differ(draws: Draws) -> bool:
     return all(len({str(one) for one in same}) == len(same) for same in zip(*draws, strict=True))
 
 
-# PyG's loaders over a store -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("make", [nodes, neighbors, links, neighbor_links])
 def test_pygs_loaders_draw_anew_in_each_pass_and_torchs_seed_repeats_them(
     store: Store, make: Callable[..., Any]
@@ -85,8 +80,6 @@ def test_workers_draw_anew_too(store: Store) -> None:
     assert draws[0] == draws[1]
     assert all_differ(draws[0])
 
-
-# The store's own loader -----------------------------------------------------------------------------------------------
 
 WORKERS = {"num_workers": 2, "persistent_workers": True}
 HOW = pytest.mark.parametrize(
@@ -123,15 +116,3 @@ def test_the_last_batch_is_dropped_everywhere(store: Store, options: dict[str, A
     whole, loader = own(store), own(store, drop_last=True, **options)
     assert (len(whole), len(loader)) == (8, 7)
     assert passes(loader, 2) == [one[:7] for one in passes(whole, 2)]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"persistent_workers": True}, "persistent_workers: needs num_workers"),
-        ({"drop_last": True, "batch_size": 121}, "drop_last: expected at least a batch of 121 nodes, got 120"),
-    ],
-)
-def test_what_the_stores_own_loader_does_not_take(store: Store, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InputError, match=sentence):
-        store.loader("train", **options)

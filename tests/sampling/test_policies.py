@@ -1,7 +1,5 @@
 """Promises of `loaders`: every policy hands out the same batches; only where the graph lives differs."""
 
-from __future__ import annotations
-
 import multiprocessing
 import shutil
 import weakref
@@ -61,25 +59,6 @@ def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, s
         seen.append(contents(loader))
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) > 2
-
-
-@pytest.mark.parametrize("workers", [{"num_workers": 2, "persistent_workers": True}], ids=str)
-def test_workers_change_no_batch(make: Make, workers: dict[str, object]) -> None:
-    plain, forked = make().train_loader(), make(**workers).train_loader()
-    for epoch in (1, 2):
-        set_epoch(plain, epoch)
-        set_epoch(forked, epoch)
-        assert contents(forked) == contents(plain)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_seed_comes_once_and_evaluation_in_order(make: Make, policy: str) -> None:
-    loaders = make(loading=policy, eval_batch_size=9)
-    seeds = [int(i) for batch in loaders.train_loader() for i in batch.n_id[: batch.batch_size]]
-    assert sorted(seeds) == loaders.splits["train"].tolist()
-    batches = list(loaders.eval_batches("valid"))
-    assert [int(i) for batch in batches for i in batch.n_id[: batch.batch_size]] == loaders.splits["valid"].tolist()
-    assert [batch.batch_size for batch in batches] == [9, 9, 9, 9, 4]
 
 
 def test_shared_loaders_hold_no_coo_and_share_one_csc(make: Make, tmp_path: Path) -> None:
@@ -162,9 +141,6 @@ def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, 
         pass
     worker.join(2)
     assert worker.exitcode == 0  # DataLoader sends SIGTERM to a worker that did not hear of its end for 5 s
-
-
-# A damaged store -----------------------------------------------------------------------------------------------------
 
 
 def overwritten(store: Path, name: str, value: int, at: int | slice = slice(None)) -> None:

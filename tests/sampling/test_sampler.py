@@ -1,7 +1,5 @@
 """What `CSCSampler` and `EpochSampler` promise, against brute force on small random multigraphs."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -70,9 +68,6 @@ def problems(draw: Any) -> tuple[int, list[tuple[int, int]], list[int], list[int
     return num_nodes, edges, seeds, fanouts, draw(st.integers(0, 2**63 - 1))
 
 
-# The shape of a batch ------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=100, deadline=None)
 @given(problems(), st.sampled_from(["neighbor", "labor"]))
 def test_a_batch_has_the_structure_that_pyg_defines(problem: Any, sampling: str) -> None:
@@ -127,9 +122,6 @@ def test_a_batch_far_larger_than_the_last_one_is_sampled_right() -> None:
     assert out.node[out.row].tolist() == [s for v in expanded for s in row[colptr[v] : colptr[v + 1]].tolist()]
 
 
-# Randomness ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("degree", "k"), [(5, 2), (60, 33), (500, 40)])
 def test_every_position_is_equally_likely(degree: int, k: int) -> None:
     draws = 4000
@@ -157,24 +149,6 @@ def test_labor_gives_nodes_the_same_neighbors_and_each_neighbor_the_same_chance(
     assert P_VALUE < chi2.sf(statistic, degree - 1) < 1 - P_VALUE
 
 
-def test_the_batch_is_what_the_public_kernels_say() -> None:
-    colptr, row = random_graph()
-    sampler = CSCSampler(colptr, row, [4, 40, 3], seed=11)
-    sampler.set_epoch(5)
-    out = sampler.sample_from_nodes(seeds_of(9, 4, 7, position=600))
-    key, edge, expanded = batch_key(11, 5, 600), 0, 0
-    for hop, k in enumerate([4, 40, 3]):
-        end = sum(out.num_sampled_nodes[: hop + 1])
-        for col in range(expanded, end):
-            v = int(out.node[col])
-            positions = chosen(int(colptr[v + 1] - colptr[v]), k, key, hop, v)
-            sources = row[colptr[v] + np.array(positions, np.int64)].tolist()
-            assert out.node[out.row[edge : edge + len(positions)]].tolist() == sources
-            edge += len(positions)
-        expanded = end
-    assert edge == len(out.row)
-
-
 def test_a_fixed_sampler_gives_a_node_the_same_neighbors_in_every_batch_and_at_every_hop() -> None:
     graph = random_graph()
     sampler, found = CSCSampler(*graph, [3, 3, 3], fixed=True), dict[int, list[int]]()
@@ -186,9 +160,6 @@ def test_a_fixed_sampler_gives_a_node_the_same_neighbors_in_every_batch_and_at_e
     assert len(found) > 20
     other = CSCSampler(*graph, [3, 3, 3], seed=1, fixed=True).sample_from_nodes(seeds_of(1, 2))
     assert flat(other) != flat(sampler.sample_from_nodes(seeds_of(1, 2)))
-
-
-# Where the graph lies ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
@@ -221,9 +192,6 @@ def test_pickling_refers_to_a_mapped_file_and_carries_a_slice_of_one_by_value(tm
     expected = flat(CSCSampler(colptr, row, [3, 2]).sample_from_nodes(seeds_of(1, 2)))
     assert flat(pickle.loads(small).sample_from_nodes(seeds_of(1, 2))) == expected
     assert flat(pickle.loads(large).sample_from_nodes(seeds_of(1, 2))) == expected
-
-
-# Refusals ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -263,9 +231,6 @@ def test_a_damaged_column_is_refused_when_sampling_meets_it(colptr: list[int], r
     sampler = CSCSampler(np.array(colptr), np.array(row), [-1, -1])
     with pytest.raises(InputError, match=r"column of node [01]; the graph is damaged"):
         sampler.sample_from_nodes(seeds_of(0, 1))
-
-
-# EpochSampler --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)

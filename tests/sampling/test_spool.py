@@ -1,15 +1,11 @@
 """Promises of `spool`: an evaluation is read from the store once, its batches stay what they were, no file stays."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno
 import gc
 import json
 import os
-import signal
-import tempfile
 import threading
 import time
 from collections import namedtuple
@@ -30,7 +26,6 @@ from ogbnlib.forecast.budget import Spooling, Windows, spool_bytes
 from ogbnlib.graph.disk import DiskArray, Interrupted
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader
@@ -281,39 +276,6 @@ def test_a_rank_may_have_no_batch_of_an_evaluation_or_none_at_all(
         for split in ("valid", "test"):
             seeds[split] = sum(batch.batch_size for batch in loaders.eval_batches(split))
     assert seeds == {"train": 9 * 64 if batch_size == 64 else 0, "valid": 0, "test": 214 - 130}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("spool", "after"), [("off", 0), ("5 MB", 30)])
-def test_a_signal_in_the_middle_of_a_pass_stops_the_run_and_it_goes_on_bit_for_bit(
-    tiny_config: Callable[..., TrainConfig],
-    synth_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    after: int,
-    spool: str,
-) -> None:
-    asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
-    config = tiny_config(**asked, epochs=2, spool=spool, accumulate=2)
-    straight = train(config)
-    read, reads = DiskArray._read, [0]
-
-    def endless(self: DiskArray, begin: int, end: int) -> memoryview:
-        reads[0] += self.path.parent != Path(tempfile.gettempdir())  # where kernels are compiled
-        if reads[0] > after:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            self.abandoned.wait(10)
-        return read(self, begin, end)
-
-    monkeypatch.setattr(DiskArray, "_read", endless)
-    begun = time.monotonic()
-    with pytest.raises(Stopped, match="stopped by SIGUSR1 in epoch 1"):
-        train(config, tmp_path / "run")
-    assert time.monotonic() - begun < 20
-    monkeypatch.undo()
-    resumed = train(config, tmp_path / "run", resume=True)
-    assert [row["loss"] for row in resumed.history] == [row["loss"] for row in straight.history]
-    assert_same_weights(resumed, straight)
 
 
 KILLED = """

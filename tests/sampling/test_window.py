@@ -1,7 +1,5 @@
 """Promises of `lookahead`: reading rows in passes is indexing, and a window's batches are those drawn one by one."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import math
@@ -18,9 +16,9 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.errors import InputError
-from ogbnlib.graph.disk import CHUNK_BYTES, DiskArray, Interrupted
+from ogbnlib.graph.disk import CHUNK_BYTES, DiskArray
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.window import Seeds, Window, compile_kernels, sample_windows
+from ogbnlib.sampling.window import Seeds, Window, sample_windows
 
 BLOCK = 4096
 
@@ -67,9 +65,6 @@ def open_files() -> int:
 @pytest.fixture(params=[BLOCK, CHUNK_BYTES], ids="chunks of {}".format)
 def chunk_bytes(request: pytest.FixtureRequest) -> int:
     return int(request.param)
-
-
-# Fetching rows -------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -143,9 +138,6 @@ def test_without_o_direct_the_same_rows_come_through_the_page_cache(
     assert open_files() == before
 
 
-# Sampling a window ---------------------------------------------------------------------------------------------------
-
-
 def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     edges = sorted(edges, key=lambda edge: edge[1])
     degree = np.bincount(np.array([target for _, target in edges], np.int64), minlength=num_nodes)
@@ -207,8 +199,6 @@ def test_a_windows_batches_are_those_that_are_drawn_one_by_one(tmp_path: Path, p
         assert batch == (out.node.tolist(), edges, out.num_sampled_nodes, out.num_sampled_edges)
 
 
-# Damage --------------------------------------------------------------------------------------------------------------
-
 SOUND_COLPTR, SOUND_ROW = np.array([0, 2, 3, 5]), np.array([1, 2, 0, 0, 1], np.int32)
 
 
@@ -233,18 +223,6 @@ def test_ids_that_are_damaged_are_refused_by_file(tmp_path: Path, value: int) ->
             sample_damaged(tmp_path, SOUND_COLPTR, row, [[0], [1, 2]])
 
 
-def test_seeds_out_of_range_or_twice_in_a_batch_are_refused(tmp_path: Path) -> None:
-    sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0, 1], [0, 2]])
-    for seeds in ([0, 3], [-1]):
-        with pytest.raises(InputError, match=r"input_nodes: expected seeds from 0 to 2, found (3|-1)"):
-            sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0], seeds])
-    with pytest.raises(InputError, match=r"input_nodes: expected each seed once per batch"):
-        sample_damaged(tmp_path, SOUND_COLPTR, SOUND_ROW, [[0], [1, 2, 1]])
-
-
-# Dealing rows out to many lists --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("room_bytes", [1, 10**9])
 @pytest.mark.parametrize(
     ("num_rows", "width", "dtype", "offset"),
@@ -267,24 +245,3 @@ def test_dealing_gives_each_list_its_rows_in_order(
         assert disk.bytes_read < 1.2 * rows.nbytes + 8 * BLOCK  # once
     for ids, parts in zip(wanted, given, strict=True):
         assert b"".join(part.tobytes() for part in parts) == rows[ids].tobytes()
-
-
-def test_a_pass_that_is_abandoned_ends_at_its_next_read(tmp_path: Path) -> None:
-    rows = random_rows(1000, 64, "float32")
-    with on_disk(tmp_path, rows, chunk_bytes=BLOCK) as (disk,):
-        disk.abandoned.set()
-        with pytest.raises(Interrupted):
-            fetched(disk, np.arange(1000), rows)
-        with pytest.raises(Interrupted):
-            disk.deal(np.arange(1000), np.array([0, 1000]), 10**6, lambda *_: None)
-        assert disk.bytes_read == 0
-        disk.abandoned.clear()
-        assert_fetches(disk, rows, np.arange(1000))
-
-
-def test_compiling_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = open_files()
-    compile_kernels([2])
-    assert open_files() == before
-    assert not list(tmp_path.iterdir())

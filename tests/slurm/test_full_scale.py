@@ -1,7 +1,5 @@
 """Promises of slurm/full: each notebook's runs at full size, planned from sizes, are killed or fit as its file says."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import dataclasses

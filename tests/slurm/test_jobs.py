@@ -4,8 +4,6 @@ Where only the script itself is in question, OGBNLIB_ACTIVATE names a file that 
 in place of the real one; that is what the variable is for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -213,16 +211,6 @@ def test_a_script_passes_shellcheck(path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_a_job_script_names_no_cluster_and_leaves_resources_to_sbatch(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
-    assert not [option for option in options if option.startswith(("--partition", "--account", "--qos", "--chdir"))]
-    assert {"--open-mode=append", "--requeue"} <= set(options)
-    assert "set -euo pipefail" in lines
-    assert not [line for line in lines if "--mem" in line and not line.startswith("#")]
-
-
 def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_left_alone(
     slurm: Cluster, site: Path, tiny_dir: Path
 ) -> None:
@@ -325,21 +313,6 @@ def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
     assert diagnose(job_id)["cause"] == "finished"
 
 
-def test_a_notebook_whose_kernel_is_killed_for_memory_is_out_of_memory(
-    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
-) -> None:
-    cells = [nbformat.v4.new_code_cell("x = [bytearray(50 * 2**20) for _ in range(40)]")]
-    meta = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=meta), site / "eater.ipynb")
-    job_id = slurm.sbatch(
-        "--mem=500", "--cpus-per-task=1", "--time=5", "slurm/notebook.sbatch", "eater.ipynb", cwd=site
-    )
-    (job,) = slurm.wait(job_id)
-    assert (job["JobState"], job["ExitCode"]) == ("OUT_OF_MEMORY", "0:125"), output(site, job_id)
-    assert "exit code 137" in output(site, job_id)
-    assert diagnose(job_id)["cause"] == "out of memory"
-
-
 def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
     # A cell without a training run is not stopped by USR1; it goes on until the time limit.
     code = "from pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
@@ -354,24 +327,6 @@ def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path,
     slurm.call("scancel", "--batch", "--signal=USR1", job_id)
     (job,) = slurm.wait(job_id)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
-
-
-@pytest.mark.parametrize(("nodes", "processes"), [(2, 1)])
-def test_several_processes_train_one_run(
-    slurm: Cluster, site: Path, tiny_dir: Path, nodes: int, processes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(slurm.env, "OGBNLIB_PROCESSES_PER_NODE", str(processes))
-    job_id = slurm.sbatch(
-        "--mem=2500", "--cpus-per-task=2", "--time=5", f"--nodes={nodes}", "slurm/train_ddp.sbatch",
-        f"dataset={tiny_dir}", *QUICK, cwd=site,
-    )  # fmt: skip
-    (job,) = slurm.wait(job_id)
-    said = output(site, job_id)
-    assert job["JobState"] == "COMPLETED", said
-    assert said.count("Epoch 001 | Loss: ") == 1
-    run = site / "runs" / f"train_ddp-{job_id}"
-    assert json.loads((run / "result.json").read_text())["exit_code"] == 0
-    assert [event["ranks"] for event in Run(run).events if "ranks" in event] == [nodes * processes]
 
 
 def test_several_processes_stop_at_a_checkpoint_and_resume(

@@ -1,7 +1,5 @@
 """Promises of `catalog`: one place says what a name means; what is no store becomes one once, and is found again."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -53,9 +51,6 @@ def said() -> list[str]:
 def opened(said: list[str]) -> Callable[..., Any]:
     """`open_dataset` that notes what it says."""
     return lambda dataset, **how: open_dataset(str(dataset), say=said.append, progress=False, **how)
-
-
-# What a name means ----------------------------------------------------------------------------------------------------
 
 
 def test_a_raw_folder_is_converted_once_and_found_again(raw: Path, opened: Any, said: list[str]) -> None:
@@ -142,9 +137,6 @@ def test_planning_imports_no_kernels() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_source_that_changed_since_is_refused(raw: Path, opened: Any) -> None:
     store = opened(raw)
     os.utime(raw / "raw" / "data.npz")
@@ -182,9 +174,6 @@ def test_a_store_made_in_another_way_in_its_place_is_refused(raw: Path) -> None:
     make_store(raw, raw.with_name("mine.store"), progress=False, undirected=True)
     with pytest.raises(InputError, match=r"mine\.store: expected a store with undirected=False, float32 features"):
         locate(str(raw))
-
-
-# Interruption, and others at the same time ----------------------------------------------------------------------------
 
 
 OPEN = """
@@ -232,9 +221,6 @@ def test_who_waits_for_another_conversion_can_be_stopped(raw: Path) -> None:
     with python_child(code, str(raw.with_name(".mine.store.once"))), pytest.raises(Stopped, match="enough"):
         open_dataset(str(raw), say=len, progress=False, check=stop)
     assert left_in(raw.parent) == ["mine"]
-
-
-# Notebooks ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_generated_data_set_is_made_once_for_all(

@@ -1,7 +1,5 @@
 """The promises of ogbnlib.sources.convert: the same arrays as in RAM, within any limit, whole or not at all."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -96,9 +94,6 @@ def nothing_left(folder: Path) -> bool:
     return [name for name in left_in(folder) if name != "in"] == []
 
 
-# The same arrays -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("undirected", "feature_dtype"), [(False, "float32"), (True, "float16")])
 def test_a_store_equals_what_the_raw_data_set_reads(
     raw: Path, tmp_path: Path, undirected: bool, feature_dtype: Any
@@ -143,9 +138,6 @@ def test_any_order_endianness_and_width_gives_the_same_store(raw: Path, tmp_path
     assert_same(convert(raw, tmp_path / "s", feature_dtype="float16", progress=False), raw)
 
 
-# Beyond 2**31 --------------------------------------------------------------------------------------------------------
-
-
 def test_ids_beyond_two_to_the_31_go_through_the_pairs_unharmed(tmp_path: Path) -> None:
     high = 3_000_000_000
     pairs = Pairs(tmp_path / "pairs", high, 30, np.int64)
@@ -168,9 +160,6 @@ def test_offsets_beyond_two_to_the_31_edges_stay_whole(tmp_path: Path) -> None:
     edges.read([(np.array([0, 1, 0]), np.array([0, 1, 1]))])
     edges.write(Out(), colptr)  # type: ignore[arg-type]
     assert colptr.last.tolist() == [3_000_000_001, 3_000_000_003]
-
-
-# Refusals ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("file", "how"), [("raw/data.npz", "replaced"), ("split/time/valid.csv.gz", "written to")])
@@ -213,9 +202,6 @@ def test_features_that_cannot_be_held_are_counted(
     with pytest.raises(InputError, match=f"node_feat: .*{match}"):
         convert(raw, tmp_path / "s", feature_dtype=dtype, progress=False)
     assert nothing_left(tmp_path)
-
-
-# Kills and limits ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

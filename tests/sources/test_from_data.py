@@ -1,7 +1,5 @@
 """What a PyG user has as a `Data` becomes a store that says the same, or is refused in a sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +92,6 @@ def test_more_than_memory_holds_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("ogbnlib.sampling.loading.available_bytes", lambda: 2**12)
     with pytest.raises(InputError, match=r"5 kB for all of it in RAM.*use store.loader"):
         store.to_data()
-
-
-# Splits ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

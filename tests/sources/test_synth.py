@@ -1,7 +1,5 @@
 """The promises of synth: a papers100M in miniature that is deterministic, bounded and worth learning on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +93,6 @@ def test_hops_and_reverse_edges_each_help(tmp_path: Path) -> None:
     assert share < features < one < two
     assert one < one_both < two_both < 0.9
     assert two < two_both
-
-
-# Straight to a store -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("undirected", "feature_dtype"), [(False, "float32"), (True, "float16")])

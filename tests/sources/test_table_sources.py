@@ -1,7 +1,5 @@
 """A user's own files give the store of the same arrays, or one sentence that names the file and the row."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

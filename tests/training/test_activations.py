@@ -4,8 +4,6 @@ Two counts of the same step on the CPU: hooks on saved tensors see what the forw
 the profiler's record of the CPU allocator is the counterpart of `torch.cuda.max_memory_allocated`.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import itertools
@@ -31,7 +29,6 @@ from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.models import GNN
 from ogbnlib.training.step import allocator_peak
 
-Config = Callable[..., TrainConfig]
 Ratios = tuple[int, int, float, float]  # saved and peak bytes, and the share of each that is forecast
 WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 128, "hidden_channels": 64, "device": "cpu", "progress": "none"}
 

@@ -1,7 +1,5 @@
 """A user's own model is trained like the built-in ones, and an unusable one is refused in one sentence."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

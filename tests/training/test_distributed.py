@@ -1,7 +1,5 @@
 """Promises of `ranks` and `launch`: W processes make the steps of one that accumulates W batches, and end together."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Promises about a run's epochs: their learning rates, when they end, and which model is kept."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Promises of `models`: bipartite layers leave out only what nobody reads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Promises of a resumption: damage is not believed, another run is refused before anything is written."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Promises of `train`: a run is a function of its config, whatever the policy, the workers and the interruptions."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os
