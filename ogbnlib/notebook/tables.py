@@ -162,7 +162,7 @@ def sampled_nodes(config: TrainConfig, settings: Mapping[str, Mapping[str, Any]]
     for name, setting in settings.items():
         changed = config.replace(**setting)
         size, num_neighbors = changed.batch_size, changed.num_neighbors
-        sampler = CSCSampler(store.colptr, store.row, num_neighbors, seed=config.seed)
+        sampler = CSCSampler(store.colptr, store.row, num_neighbors, seed=config.seed, sampling=changed.sampling)
         parts = torch.split(seeds, size)[: max(1, min(10, len(seeds) // size))]  # full batches
         counted = [len(sampler.sample_from_nodes(NodeSamplerInput(None, part)).node) for part in parts]
         rows[name] = {

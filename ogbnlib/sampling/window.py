@@ -59,28 +59,15 @@ def _choose_from(values: Any, first: Any, which: Any, states: Any, starts: Any, 
         choose_shared(states[i], values[begin : begin + counts[i]], k, bits, out[at[i] :])
 
 
-@kernel
-def _shared_places(keys: Any, hops: Any, fanouts: Any, degree: Any, parts: Any, begin: Any) -> Any:
-    """As `_chosen` for LABOR: `(state and bounds of each column's edges, targets, bounds of each batch's edges)`."""
-    states, at = np.empty(len(degree), np.uint64), np.zeros(len(degree) + 1, np.int64)
-    bounds = np.zeros(len(parts), np.int64)
-    for b in range(len(keys)):
-        for i in range(parts[b], parts[b + 1]):
-            states[i] = hop_state(keys[b], hops[b])
-            at[i + 1] = at[i] + (degree[i] if fanouts[b] < 0 else min(fanouts[b], degree[i]))
-        bounds[b + 1] = at[parts[b + 1]]
-    targets = np.empty(at[-1], np.int32)
-    for b in range(len(keys)):
-        for i in range(parts[b], parts[b + 1]):
-            targets[at[i] : at[i + 1]] = begin[b] + i - parts[b]
-    return states, at, targets, bounds
-
-
 def _shared_neighbors(
     row: DiskArray, keys: Array, hops: Array, fanouts: Array, start: Array, degree: Array, parts: Array, begin: Array
 ) -> tuple[Array, Array, Array]:
     """For LABOR, which reads all of a column to choose: `(neighbors, targets, bounds of each batch's edges)`."""
-    states, at, targets, bounds = _shared_places(keys, hops, fanouts, degree, parts, begin)
+    sizes = np.diff(parts)  # columns of each batch
+    states = np.repeat(np.array([hop_state(*pair) for pair in zip(keys, hops, strict=True)], np.uint64), sizes)
+    most = np.repeat(np.where(fanouts < 0, np.iinfo(np.int64).max, fanouts), sizes)
+    at = np.append(0, np.cumsum(np.minimum(most, degree)))  # of each column's edges
+    targets = np.repeat(np.arange(len(degree)) + np.repeat(begin - parts[:-1], sizes), np.diff(at)).astype(np.int32)
     neighbors, columns = np.empty(at[-1], f"i{row.row_bytes}"), np.flatnonzero(degree)
 
     def take(buffer: memoryview, begin: int, which: Array) -> None:
@@ -88,7 +75,7 @@ def _shared_neighbors(
         _choose_from(values, first, columns[which], states, start, degree, at, neighbors)
 
     row.visit(start[columns], degree[columns], take)
-    return neighbors, targets, bounds
+    return neighbors, targets, at[parts]
 
 
 @kernel
