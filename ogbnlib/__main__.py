@@ -45,6 +45,8 @@ def plan(
 
         return show(known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json)
     from .forecast import planner
+    from .forecast.phases import probe
+    from .sources.names import graph_for
 
     assignments, memory_limit = read_options(config, set_, memory_limit)
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **assignments}
@@ -54,10 +56,11 @@ def plan(
             raise InputError("--memory-limit: expected without --ladder, which shows all of them")
         table = planner.ladder(**values)
         return show({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
-    advice = planner.plan(planned, memory_limit)
+    size = graph_for(planned)
+    advice = planner.plan(planned, memory_limit, size=size, machine=(here := probe(size)))
     run_s, evaluations = advice.forecast.run_s, sum(map(planned.num_evaluations, ("train", "valid", "test")))
-    whole = f"{planned.epochs} epochs, {evaluations} evaluations and loading: about {run_s / 3600:.2f} h on 2 cores"
-    show({**advice.to_dict(), "run_s": round(run_s, 1)}, f"{advice}\n{whole}, without a GPU", as_json)
+    whole = f"{planned.epochs} epochs, {evaluations} evaluations and loading: about {run_s / 3600:.2f} h here"
+    show({**advice.to_dict(), "run_s": round(run_s, 1)}, f"{advice}\n{whole} ({here}; no GPU)", as_json)
     raise typer.Exit(1 if advice.verdict == planner.WILL_NOT_FIT else 0)
 
 

@@ -114,10 +114,8 @@ class _Parameters(BaseModel):
     """Seed of weights, order, neighbors and dropout; on a CPU it determines the run."""
     device: Annotated[Literal["auto", "cpu", "cuda"], FREE] = "auto"
     """auto: a GPU where there is one."""
-    num_threads: Annotated[
-        v.OptionalCount, Resume("; torch sums in another order, and weights may differ slightly")
-    ] = 1
-    """Threads of torch; None leaves torch's own choice."""
+    num_threads: Annotated[v.Threads, Resume("; torch sums in another order, and weights may differ slightly")] = 1
+    """Threads of torch; auto: one for small steps, all of the job's cores for large ones; None: torch's own choice."""
 
     # evaluation
     train_eval: Annotated[Literal["every_epoch", "final", "never"], FREE] = "final"

@@ -17,6 +17,7 @@ from .errors import format_bytes
 from .files import abandoned, home
 from .memory.cgroup import effective_limit
 from .memory.limits import make_limit
+from .memory.reading import huge_pages
 
 _SHOWN = ("torch", "torch_geometric", "ogb", "numba", "pandas")
 
@@ -76,6 +77,9 @@ def examine(root: Path) -> list[Check]:
     trial.close()
     more = f" ({'; '.join(refusals)})" if trial.name == "watchdog" else ""
     checks.append(Check("limit by", True, trial.name + more))
+    pages = {"always": "on", "madvise": "on where asked for, as run() does"}.get(huge_pages())
+    pages = pages or "off, large steps take a third longer; an administrator can switch them to madvise"
+    checks.append(Check("huge pages", True, pages))
 
     # DataLoader workers pass batches through /dev/shm; Docker's default of 64 MB ends in SIGBUS.
     shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0

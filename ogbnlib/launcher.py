@@ -1,4 +1,4 @@
-"""The environment variables of a launcher such as torchrun."""
+"""The environment of a launcher such as torchrun or Slurm."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ class Launch(NamedTuple):
     num_ranks: int
     local_rank: int
     num_local_ranks: int
+
+
+def job_cores() -> int:
+    """Cores that this job may use on this node: its CPU affinity, and in a Slurm job at most what it asked for."""
+    cores, asked = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return min(cores, int(asked)) if asked.isdecimal() and int(asked) else cores
 
 
 def launch() -> Launch | None:

@@ -34,6 +34,7 @@ class Layer(NamedTuple):
     hops: int  # of propagated features
     half: bool  # under autocast
     dropout: bool
+    fused: bool  # by `propagation.sage`: on the CPU, without autocast
     edge_list: bool  # in place of a sparse matrix, as `forward(x, edge_index)` gets it
 
 
@@ -76,7 +77,15 @@ def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: in
 
 
 def _sage(layer: Layer) -> LayerMemory:
-    """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
+    """Keeps the mean of the neighbors [T, in], the sparse matrix and the output.
+
+    The fused layer keeps the mean beside the targets' own features, [T, 2 in], and the output; a layer but the first
+    takes the gradients of both and of its input. The two matrices are copied side by side, as is their gradient.
+    """
+    if layer.fused:
+        scratch = 16 * layer.inputs * layer.outputs
+        scratch += 0 if layer.first else 4 * layer.inputs * (2 * layer.targets + layer.sources)
+        return _sum(layer, 8 * layer.targets * (layer.inputs + 1), scratch)
     item, copy = (2, 2) if layer.half else (4, 0)
     matrix = 4 * layer.edges + 8 * layer.targets
     products = (4 if layer.first else item) * layer.targets * layer.inputs + matrix

@@ -122,6 +122,7 @@ Float = Annotated[float, BeforeValidator(_number)]
 Count = Annotated[Int, Field(gt=0)]
 CountOrZero = Annotated[Int, Field(ge=0)]
 OptionalCount = Annotated[Count | None, BeforeValidator(_none)]
+Threads = Annotated[Literal["auto"] | Count | None, BeforeValidator(_none)]
 OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)]
 OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]
 SizeOrWord = Annotated[  # a saved config has whole numbers

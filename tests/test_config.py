@@ -35,6 +35,7 @@ def make(**values: Any) -> TrainConfig:
         ("lr", "1e-3", 1e-3),
         ("seed", " 7 ", 7),
         ("num_threads", "none", None),
+        ("num_threads", "auto", "auto"),
         ("eval_batch_size", "null", None),
         ("lookahead", "4 GB", 2**32),
         ("lookahead", 5, 5),

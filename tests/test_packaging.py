@@ -33,7 +33,7 @@ MODULES = sorted(
 )
 TORCH = {
     *("sampling.choice", "sampling.sampler", "sampling.window", "sampling.spool", "graph.disk", "sampling.loader"),
-    *("sampling.loading", "propagation.loader"),
+    *("sampling.loading", "propagation.loader", "propagation.sage"),
     *(name for name in MODULES if name.startswith("training.")),
 }
 WITHOUT_TORCH = sorted(set(MODULES) - TORCH - {"inference", "__main__", "__init__", "training.child"})

@@ -55,9 +55,9 @@ def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: 
     return one * min(queue_depth(one) + 1, num_left)
 
 
-def sweep_s(files: Mapping[str, int], num_hops: int) -> float:
+def sweep_s(files: Mapping[str, int], num_hops: int, bytes_per_s: float = DISK_BYTES_PER_S) -> float:
     """Seconds of a window's pass over a store: its features once, its graph once a hop."""
-    return (files["x"] + num_hops * (files["colptr"] + files["row"])) / DISK_BYTES_PER_S
+    return (files["x"] + num_hops * (files["colptr"] + files["row"])) / bytes_per_s
 
 
 @dataclass(frozen=True)

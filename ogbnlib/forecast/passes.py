@@ -69,16 +69,17 @@ class Pass:
             return self.own_batches
         return -(-self.size.num_seeds[self.split] // max(1, self.batch.hop_nodes[0]))
 
-    def _largest(self) -> tuple[int, int, int]:
+    def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
         """Bytes of the largest batch, of its float16 features in float32, and of its activations."""
         size, largest = self.size, self.batches.largest
         widened = 4 * largest.num_nodes * size.num_features if self.itemsize == 2 else 0
-        activations = activation_bytes(self.config, largest, size.num_features, size.num_classes, self.training)
+        widths = size.num_features, size.num_classes
+        activations = activation_bytes(self.config, largest, *widths, self.training, on_gpu)
         return budget.batch_bytes(largest, size.num_features, self.batch_itemsize), widened, activations
 
     def on_gpu(self) -> dict[str, int]:
         """A step in GPU memory, allocated by torch, at its peak; the batch is copied whole and widened there."""
-        batch, widened, activations = self._largest()
+        batch, widened, activations = self._largest(on_gpu=True)
         state = model_state_bytes(self.config, self.size.num_features, self.size.num_classes)
         return {"batch": batch + widened, MODEL: state, "activations": activations}
 

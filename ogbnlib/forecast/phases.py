@@ -6,21 +6,30 @@ set to a store is not among the phases: it keeps to any limit by itself.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
 import re
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..config import TrainConfig
 from ..errors import MB, InputError
 from ..graph.store import GraphSize, Store
+from ..launcher import job_cores
 from ..registry import POLICIES
 from ..sources.names import check_store, graph_for
 from .budget import DISK_BYTES_PER_S, BatchShape, Windows, sweep_s
 from .draws import Batches
 from .passes import MODEL, Pass
 from .sizes import RUNTIME_BYTES, store_bytes, trained_edges
-from .step import layers_of, model_state_bytes
+from .step import choose_threads, model_state_bytes, step_flops
 
 _SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
 
@@ -89,10 +98,88 @@ class Ledger:
         return [("eval", between), ("final", config.splits_to_evaluate(config.epochs) if config.epochs else [])]
 
 
+# The speed of a machine ----------------------------------------------------------------------------------------------
+
+_READ_BYTES, _THREADS, _PROBE_S = 8 * 2**20, 3, 0.1  # reads as `graph.disk` makes them
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decides the time of a run without a GPU."""
+
+    cores: int
+    flops_per_s: float  # of one core, in a float32 product
+    disk_bytes_per_s: float
+    has_bf16: bool  # whether the processor multiplies bfloat16 itself
+
+    def products_per_s(self, precision: str, threads: int) -> float:
+        """Operations per second in the products of a training step."""
+        # The second core adds 0.74 of the first: 1.29 and 2.03 batches/s, 1.97 and 2.96 in bfloat16. In bfloat16 a
+        # product runs at twice the speed with AVX512_BF16, and without it, on AVX2, at half.
+        factor = 1.0 if precision == "fp32" else 2.0 if self.has_bf16 else 0.5
+        return self.flops_per_s * factor * min(threads, self.cores) ** 0.8
+
+    def __str__(self) -> str:
+        speed = f"{self.flops_per_s / 1e9:.0f} GFLOP/s a core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
+        return f"{self.cores} core{'s' * (self.cores > 1)}, {speed}"
+
+
+# The two cores and the disk on which the guide's figures were measured.
+REFERENCE = Machine(2, 75e9, DISK_BYTES_PER_S, True)
+
+
+def _product() -> float:
+    """Operations per second of one core in a product of the width of hidden layers."""
+    a, b = np.ones((2048, 256), np.float32), np.ones((256, 256), np.float32)
+    out, done = a @ b, 0
+    begin = time.process_time()  # of all threads that numpy uses
+    while (taken := time.process_time() - begin) < _PROBE_S:
+        np.matmul(a, b, out=out)
+        done += 1
+    return 2 * 2048 * 256 * 256 * done / taken
+
+
+def _read(path: Path) -> float:
+    """Bytes per second of large reads past the page cache, from places all over a file; 0.0 for a small one."""
+    pieces = path.stat().st_size // _READ_BYTES
+    if pieces < 64:
+        return 0.0
+    descriptor, begin = os.open(path, os.O_RDONLY | os.O_DIRECT), time.perf_counter()
+
+    def part(thread: int) -> int:
+        buffer, done = mmap.mmap(-1, _READ_BYTES), 0
+        while time.perf_counter() - begin < _PROBE_S:
+            place = (thread + done * _THREADS) * 37 % pieces
+            done += os.preadv(descriptor, [buffer], place * _READ_BYTES) // _READ_BYTES
+        return done
+
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            done = sum(pool.map(part, range(_THREADS)))
+        return done * _READ_BYTES / (time.perf_counter() - begin)
+    finally:
+        os.close(descriptor)
+
+
+def probe(size: GraphSize) -> Machine:
+    """Measure this machine; the disk by a store's features, else the reference machine's is taken."""
+    flags, disk = set[str](), 0.0
+    with contextlib.suppress(OSError):
+        flags = {*Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()}
+    with contextlib.suppress(OSError):
+        disk = _read(size.file_path("x")) if isinstance(size, Store) else 0.0
+    known = Machine(job_cores(), _product(), DISK_BYTES_PER_S, bool(flags & {"avx512_bf16", "amx_bf16"}))
+    return replace(known, disk_bytes_per_s=disk or DISK_BYTES_PER_S)
+
+
+# A forecast -----------------------------------------------------------------------------------------------------------
+
+
 class Forecast(Ledger):
     """The result of `predict`."""
 
     batches: Batches  # of training
+    machine: Machine = REFERENCE  # for times
     gpu: Mapping[str, int]  # the training step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
 
     @property
@@ -116,33 +203,30 @@ class Forecast(Ledger):
 
     @property
     def epoch_s(self) -> float:
-        """Seconds of a training epoch on the reference machine: 2 cores and a disk of 1.2 GB/s."""
-        config, size, batch = self.config, self.size, self.batch
-        # 4 * T * in * H for a layer's two matrices, as much again twice for the backward pass but for the first input.
-        hops, work = len(config.num_neighbors), 0.0
-        for i, layer in enumerate(layers_of(config, batch, size.num_features, size.num_classes)):
-            targets = sum(batch.hop_nodes[: max(1, hops - i)])
-            work += 4 * targets * layer.inputs * layer.outputs * (2 if layer.first else 3)
+        """Seconds of a training epoch on `machine`."""
+        config, size, batch, machine = self.config, self.size, self.batch, self.machine
+        sizes = batch, size.num_features, size.num_classes
+        work, threads = step_flops(config, *sizes), choose_threads(config, *sizes, machine.cores)
         batches = Pass(config, size, "train", self.batches).num_batches
-        # 0.7 ms a batch, 0.3 us a node for sampling and gathering, 44 GFLOP/s in float32 and 73 in half width; measured
-        # at [3, 2] x 128 x 16 and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
-        rate = (44e9 if config.precision == "fp32" else 73e9) * (config.num_threads or 2) ** 0.8
+        # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16 and [15, 10, 5] x 1024
+        # x 64 and x 256, on one thread and on two.
+        rate = machine.products_per_s(config.precision, threads)
         train_s = batches * (0.7e-3 + 0.3e-6 * batch.num_nodes + work / rate)
         if self.windows is None or not self.in_windows:
             return train_s
-        read_s = self.windows.moved_bytes / DISK_BYTES_PER_S
+        read_s = self.windows.moved_bytes / machine.disk_bytes_per_s
         # While windows are read, half of a core's training goes on.
         return max(train_s, read_s + train_s / 2) if self.windows.overlapped else train_s + read_s
 
     @property
     def run_s(self) -> float:
-        """Seconds of the whole run, on the machine of `epoch_s`: loading or propagating, epochs and evaluations."""
-        config, size = self.config, self.size
+        """Seconds of the whole run on `machine`: loading or propagating, epochs and evaluations."""
+        config, size, disk = self.config, self.size, self.machine.disk_bytes_per_s
         files, seconds = store_bytes(config, size), 0.0
         if config.propagated:
             seconds = 60 * self.propagation.minutes if self.propagation else 0.0
         elif not self.in_windows:
-            seconds = sum(files.values()) / DISK_BYTES_PER_S
+            seconds = sum(files.values()) / disk
         seconds += config.epochs * self.epoch_s
         for split, seeds in size.num_seeds.items():
             count = config.num_evaluations(split)
@@ -151,7 +235,7 @@ class Forecast(Ledger):
             seconds += count * self.epoch_s * seeds / max(1, size.num_seeds["train"])
             if self.windows is not None and self.in_windows:
                 passes = min(1, count) if self.windows.spooling is not None else count
-                seconds += passes * sweep_s(files, len(config.num_neighbors))
+                seconds += passes * sweep_s(files, len(config.num_neighbors), disk)
         return seconds + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
 
 
@@ -160,6 +244,7 @@ def predict(
     size: GraphSize | None = None,
     *,
     memory_limit_bytes: int | None = None,
+    machine: Machine = REFERENCE,
 ) -> Forecast:
     """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
 
@@ -169,6 +254,7 @@ def predict(
     size = size or graph_for(config)
     check_store(size, config)
     run = Forecast(config, size, memory_limit_bytes)
+    run.machine = machine
     POLICIES[config.loading].load().phases(run)
     train = run.one_pass("train", training=True)
     run.batches, run.gpu, run.least_bytes = train.batches, train.on_gpu(), run.least_bytes or run.peak_bytes

@@ -14,7 +14,7 @@ from ..errors import GB, InputError, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..registry import MODELS, POLICIES
 from ..sources.names import graph_for
-from .phases import Forecast, margin_bytes, predict
+from .phases import REFERENCE, Forecast, Machine, margin_bytes, predict
 from .sizes import feature_itemsize, smaller_fan_out
 from .step import formula_of, is_measured, try_model
 
@@ -115,9 +115,14 @@ class Advice:
         if forecast.windows is not None and forecast.in_windows:
             moved, minutes = format_bytes(forecast.windows.moved_bytes), forecast.epoch_s / 60
             lines.append(f"the store is read in {forecast.windows}")
-            lines.append(f"an epoch of training moves {moved} from and to disk, and takes {minutes:.1f} min on 2 cores")
+            lines.append(f"an epoch of training moves {moved} from and to disk, and takes {minutes:.1f} min")
         if forecast.propagation is not None:
             lines.append(f"the graph is propagated over once, in {forecast.propagation}")
+        if forecast.machine.has_bf16 and forecast.machine is not REFERENCE and config.precision == "fp32":
+            half = predict(config.replace(precision="bf16"), size, memory_limit_bytes=limit, machine=forecast.machine)
+            if half.epoch_s < 0.8 * forecast.epoch_s:
+                times = f"an epoch in {half.epoch_s / 60:.1f} instead of {forecast.epoch_s / 60:.1f} min"
+                lines.append(f"precision=bf16: {times} on a CPU, as this one multiplies bfloat16 itself")
         step = format_bytes(sum(forecast.gpu.values()))
         lines.append(f"a training step on a GPU: {step} allocated, beside the CUDA context")
         if self.model_problem:
@@ -208,12 +213,14 @@ def plan(
     memory_limit: str | int | None = None,
     *,
     size: GraphSize | None = None,
+    machine: Machine = REFERENCE,
 ) -> Advice:
-    """Forecast a run's memory, and what would fit if it does not fit under a limit.
+    """Forecast a run's memory and time, and what would fit if it does not fit under a limit.
 
     Args:
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: Of the data set, when it is known; else a known OGB name or a folder's headers.
+        machine: For times; `machine.probe` measures the one that this is called on.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size, problem = size or graph_for(config), ""
@@ -222,7 +229,7 @@ def plan(
             try_model(config, size)
         except InputError as error:  # the model may be on another machine, which is to train it
             problem = str(error)
-    forecast, others = predict(config, size, memory_limit_bytes=limit_bytes), []
+    forecast, others = predict(config, size, memory_limit_bytes=limit_bytes, machine=machine), []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
         others = _alternatives(config, size, limit_bytes)
     return Advice(forecast, limit_bytes, tuple(others), problem)

@@ -101,10 +101,17 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": trial})}
 
 
+# From which on a second thread gains: on two cores a step of [3, 2] x 128 x 16 (0.02 GFLOP) ran at 893 batches/s with
+# one thread and at 332 with two, as the second one waits in a loop and takes the core of the thread that samples; one
+# of [15, 10, 5] x 1024 x 256 (27 GFLOP) ran at 1.29 and 2.03.
+LARGE_FLOPS = 5e8
+
 # From sizes alone -----------------------------------------------------------------------------------------------------
 
 
-def layers_of(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> list[Layer]:
+def layers_of(
+    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, on_gpu: bool = False
+) -> list[Layer]:
     """The layers of a step, first to last.
 
     Layer i of L reads the nodes within L - i hops of a seed and writes those within L - i - 1; the user's own model
@@ -118,10 +125,25 @@ def layers_of(config: TrainConfig, batch: BatchShape, num_features: int, num_cla
         reach = 1 if propagated else depth + 1 if own else depth - i
         sizes = sum(batch.hop_nodes[: reach + 1]), sum(batch.hop_nodes[:reach]), sum(batch.hop_edges[:reach])
         first, last, half = i == 0, i == len(widths) - 1, config.precision != "fp32"
-        layers.append(
-            Layer(*sizes, inputs, outputs, first, last, config.heads, config.hops, half, config.dropout > 0, own)
-        )
+        fused, dropout = not (half or own or on_gpu), config.dropout > 0
+        numbers = *sizes, inputs, outputs, first, last, config.heads, config.hops
+        layers.append(Layer(*numbers, half, dropout, fused, own))
     return layers
+
+
+def step_flops(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> int:
+    """Floating-point operations of the products in one training step."""
+    # 4 * T * in * H for a layer's two matrices, as much again twice for the backward pass but for the first input.
+    layers = layers_of(config, batch, num_features, num_classes)
+    return sum(4 * layer.targets * layer.inputs * layer.outputs * (2 if layer.first else 3) for layer in layers)
+
+
+def choose_threads(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, cores: int) -> int:
+    """Threads of torch: those of the config, where "auto" means one for small steps and `cores` for large ones."""
+    if config.num_threads != "auto":
+        return config.num_threads or cores
+    is_large = step_flops(config, batch, num_features, num_classes) >= LARGE_FLOPS
+    return cores if is_large else 1
 
 
 def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -137,10 +159,12 @@ def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) 
     return 16 * parameter_count(config, num_features, num_classes)
 
 
-def layer_memory(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> list[LayerMemory]:
+def layer_memory(
+    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, on_gpu: bool = False
+) -> list[LayerMemory]:
     """Bounds for the layers of a step, first to last, see the formulas in `registry`."""
     memory = MODELS[formula_of(config)].memory
-    return [memory(layer) for layer in layers_of(config, batch, num_features, num_classes)]
+    return [memory(layer) for layer in layers_of(config, batch, num_features, num_classes, on_gpu)]
 
 
 # Measured with hooks on saved tensors in all models, precisions and shapes of the tests, this was met within 1 % or up
@@ -158,14 +182,19 @@ def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_c
 # The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % higher and 25 % lower, in steps of more than
 # a few MB; with checkpointing, autocast and dropout together sage took 8 % more.
 def activation_bytes(
-    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool = True
+    config: TrainConfig,
+    batch: BatchShape,
+    num_features: int,
+    num_classes: int,
+    training: bool = True,
+    on_gpu: bool = False,
 ) -> int:
     """The peak of one step's computation, without the batch's own x and the gradients of weights."""
     # A layer's peak comes on top of the bytes that earlier layers keep. Under activation checkpointing these keep their
     # outputs alone, but a layer is computed again while the gradient of its output is in memory. An evaluation holds a
     # layer and its input.
     peak = before = 0
-    for layer in layer_memory(config, batch, num_features, num_classes):
+    for layer in layer_memory(config, batch, num_features, num_classes, on_gpu):
         again = layer.checkpointed if training and config.activation_checkpointing else 0
         peak = max(peak, before + again + layer.peak)
         before = before + (again or layer.kept) if training else layer.checkpointed

@@ -63,6 +63,13 @@ class Reading:
         return None if parts is None else parts[0] + parts[1]
 
 
+def huge_pages() -> str:
+    """The kernel's setting for huge pages: "always", "madvise" (to those who ask), "never"; "" if it has none."""
+    with contextlib.suppress(OSError):  # such as "always [madvise] never"
+        return Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().partition("[")[2].partition("]")[0]
+    return ""
+
+
 @functools.cache
 def _gives_pss() -> bool:
     return read_pss([os.getpid()])[1] is not None  # Linux since 5.2

@@ -39,7 +39,7 @@ from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
 from .diagnosis import Diagnosis
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunEnded
-from .supervise import MALLOC, supervise
+from .supervise import supervise, trainer_environment
 
 
 @clear_errors()
@@ -154,7 +154,7 @@ def run(
         argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
         progress = "none" if config.progress == "none" else "relayed"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": tmp}
-        env |= {name: value for name, value in MALLOC.items() if name not in os.environ}
+        env |= trainer_environment(os.environ)
         env[CONFIG_VARIABLE] = config.model_dump_json()
         env |= allocator_environment(config, os.environ) | tried
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
@@ -175,12 +175,13 @@ def _compile_kernels(how: str) -> None:
     """Compile the sampling kernels in another process, unless numba has cached them beside their modules."""
     # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no forecast counts.
     package = Path(__file__).parents[1]
-    for source in (package / "graph" / "disk.py", *(package / "sampling" / f"{n}.py" for n in ("sampler", "window"))):
+    for name in ("graph/disk.py", "sampling/sampler.py", "sampling/window.py", "propagation/sage.py"):
+        source = package / name
         folder = source.parent / "__pycache__"
         cached = [file.stat().st_mtime for file in folder.glob(f"{source.stem}.*.nbi")]
         # Where the package's folder can't be written numba caches elsewhere, so there each process asks once (5 s).
         if not os.access(folder, os.W_OK) or max(cached, default=0.0) < source.stat().st_mtime:
-            code = "from ogbnlib.sampling.window import compile_kernels; compile_kernels([1])"
+            code = "import ogbnlib.training.train as train; train.compile_all([1])"
             with doing("loading the sampling kernels", how):
                 # If it fails, the trainer meets the same error and reports it.
                 subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

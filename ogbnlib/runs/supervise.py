@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..memory.limits import Limit, kill_tree
+from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
@@ -33,8 +34,16 @@ from .folder import standing
 # arenas for all threads, not eight per core, let a run finish with 40 MB less. Blocks from 4 MiB on come from mmap and
 # go back at once, where the default threshold grows to 32 MiB: 75 MB less at the peak of [15, 10, 5] x 1024.
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
+# torch asks the kernel for huge pages (2 MB) for tensors of 2 MB and more.
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end
+
+
+def trainer_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings of malloc and torch's allocator for a trainer, but for those that `environ` has already."""
+    values = {**MALLOC, HUGE_PAGES: "1"} if huge_pages() in ("always", "madvise") else MALLOC
+    return {name: value for name, value in values.items() if name not in environ}
 
 
 @dataclass

@@ -27,6 +27,7 @@ from torch_geometric.utils import spmm
 
 from ..config import TrainConfig
 from ..graph.store import Store
+from ..propagation.sage import FusedSAGE
 
 _PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -137,12 +138,17 @@ class GNN(nn.Module):
             others = (source != target).float()
             scale = torch.ones(len(x), device=x.device).index_add_(0, target, others).rsqrt()
             del others
+        # The fused layer is for the CPU in float32; under autocast and on a GPU PyG's layer computes a sparse product.
+        fused = self.model == "sage" and x.device.type == "cpu" and self.dtype == torch.float32
+        bounds = index2ptr(edge_index[1], sum(num_sampled_nodes[:-1])) if fused else None
         with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
             for layer in range(len(self.convs)):
                 hops = len(self.convs) - layer
                 num_targets, edges = sum(num_sampled_nodes[:hops]), edge_index[:, : sum(num_sampled_edges[:hops])]
-                if self.model == "gat":
-                    adjacency: tuple[Tensor, ...] = (edges,)
+                if bounds is not None:
+                    adjacency: tuple[Tensor, ...] = bounds[: num_targets + 1], edge_index[0]
+                elif self.model == "gat":
+                    adjacency = (edges,)
                 elif self.model == "sage":
                     adjacency = (_csr(edges, num_targets, len(x)),)
                 else:
@@ -156,10 +162,15 @@ class GNN(nn.Module):
         return x.float()
 
     def _layer(self, layer: int, x: Tensor, num_targets: int, *adjacency: Tensor) -> Tensor:
-        out: Tensor = self.convs[layer]((x, x[:num_targets]), *adjacency)
-        if layer < len(self.convs) - 1:
-            out = F.dropout(F.relu(out), p=self.dropout, training=self.training)
-        return out
+        conv: Any = self.convs[layer]
+        hidden = layer < len(self.convs) - 1
+        if self.model == "sage" and len(adjacency) == 2:
+            weights = conv.lin_l.weight, conv.lin_l.bias, conv.lin_r.weight
+            out: Tensor = FusedSAGE.apply(x, *adjacency, *weights, hidden, layer > 0)  # type: ignore[no-untyped-call]
+        else:
+            out = conv((x, x[:num_targets]), *adjacency)
+            out = F.relu(out) if hidden else out
+        return F.dropout(out, p=self.dropout, training=self.training) if hidden else out
 
 
 class HopModel(nn.Module):

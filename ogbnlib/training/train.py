@@ -25,20 +25,25 @@ from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, no_exit
 from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
+from ..forecast.passes import Pass
+from ..forecast.step import LARGE_FLOPS, choose_threads, step_flops
 from ..graph.store import Store
+from ..launcher import job_cores
 from ..memory import cuda
 from ..memory.cuda import resolve_device
-from ..memory.reading import own_memory
+from ..memory.reading import huge_pages, own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
 from ..memory.workers import workers_ended
 from ..propagation.hops import propagated
+from ..propagation.sage import compile_layer
 from ..registry import MODELS
 from ..runs.attempt import Attempt, open_run_dir
 from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
-from ..sampling.loader import available_bytes
+from ..runs.supervise import HUGE_PAGES
+from ..sampling.loader import available_bytes, local_ranks
 from ..sampling.policies import make_loaders
 from ..sampling.window import compile_kernels
 from ..sources.catalog import open_for
@@ -67,11 +72,17 @@ def kept_random_state() -> Iterator[None]:
         yield
 
 
+def compile_all(num_neighbors: list[int]) -> None:
+    """Compile the kernels of sampling and of the layers, or load them from disk."""
+    compile_kernels(num_neighbors)
+    compile_layer()
+
+
 def warm_up() -> None:
     """Import, compile and allocate the fixed part of any run, to measure its memory without data."""
     config = TrainConfig.create(dataset="none", num_neighbors=[3, 2], batch_size=128, device="cpu")
     with marks.phase("compile kernels, once on this machine"):
-        compile_kernels(list(config.num_neighbors))
+        compile_all(list(config.num_neighbors))
     score = evaluator()
     edges = torch.stack([torch.arange(1152), torch.arange(512).repeat_interleave(3)[:1152]])
     hops = {"num_sampled_nodes": [128, 384, 768], "num_sampled_edges": [384, 768]}
@@ -156,7 +167,7 @@ def train_prepared(
 ) -> TrainResult:
     """Train in a folder that the caller has prepared and locked; `how` as for `Progress`, the rest as for `train`."""
     threads = torch.get_num_threads()
-    if config.num_threads is not None:
+    if config.num_threads != "auto" and config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     log, shown = EventLog(run_dir if ranks.first else None), contextlib.ExitStack()
     try:
@@ -175,8 +186,15 @@ def train_prepared(
             config = config.replace(eval_splits=[split for split in config.eval_splits if split not in empty])
         if not config.propagated:
             with log.phase("compile kernels"):
-                compile_kernels(list(config.num_neighbors))
+                compile_all(list(config.num_neighbors))
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks)
+        step = Pass.over(config, store.size, "train", training=True).batch, loaders.num_features, loaders.num_classes
+        if config.num_threads == "auto":
+            torch.set_num_threads(choose_threads(config, *step, max(1, job_cores() // local_ranks())))
+            log.mark("note", num_threads=torch.get_num_threads())
+        if HUGE_PAGES not in os.environ and huge_pages() == "madvise" and step_flops(config, *step) >= LARGE_FLOPS:
+            text = "faster with huge pages (2 MB): start Python with {}=1 in the environment, or train with run()"
+            progress.note(f"large steps are {text.format(HUGE_PAGES)}")
 
         def waiting(reading: tuple[str, int, int] | None) -> bool:
             if reading is not None:

@@ -16,7 +16,7 @@ from ogbnlib.forecast.planner import margin_bytes
 from ogbnlib.forecast.sizes import RUNTIME_BYTES
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.supervise import MALLOC
+from ogbnlib.runs.supervise import trainer_environment
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.synth import synthesize
 
@@ -101,7 +101,7 @@ def test_the_predicted_peak_is_within_the_margin_of_the_measured_one(runs: dict[
 def test_python_and_torch_alone_take_what_the_constant_says() -> None:
     code = "import ogbnlib.training.train as train; from ogbnlib.memory.reading import own_memory\n"
     code += "train.warm_up(); print(own_memory()[0])"
-    argv, env = [sys.executable, "-c", code], {**os.environ, **MALLOC}
+    argv, env = [sys.executable, "-c", code], {**os.environ, **trainer_environment({})}
     measured = [int(subprocess.run(argv, env=env, capture_output=True, check=True).stdout) for _ in range(2)]
     assert abs(min(measured) - RUNTIME_BYTES) < 60 * MB  # the first may compile the kernels
 

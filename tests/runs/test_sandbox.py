@@ -22,7 +22,7 @@ from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.exit_codes import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded
 from ogbnlib.runs.sandbox import run, scaled_limit, watch
-from ogbnlib.runs.supervise import supervise
+from ogbnlib.runs.supervise import supervise, trainer_environment
 from ogbnlib.sources.synth import synthesize, synthesize_store
 
 Config = Callable[..., TrainConfig]
@@ -256,3 +256,12 @@ def test_the_first_run_of_a_fresh_installation_holds_no_more_than_the_second(
         subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(tmp_path / "fresh")}, cwd=tmp_path, check=True)
         peaks.append(Run.open(tmp_path / name).require_finished().held_peak_bytes)
     assert peaks[0] <= peaks[1] + 30 * MB
+
+
+@pytest.mark.parametrize(("kernel", "asked"), [("always", True), ("madvise", True), ("never", False), ("", False)])
+def test_a_trainer_asks_for_huge_pages_where_the_kernel_gives_them(
+    kernel: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ogbnlib.runs.supervise.huge_pages", lambda: kernel)
+    assert (trainer_environment({}).get("THP_MEM_ALLOC_ENABLE") == "1") == asked
+    assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})  # the user's own value

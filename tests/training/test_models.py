@@ -7,12 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.index import index2ptr
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.cuda import check_precision
+from ogbnlib.propagation import sage
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training.models import GNN
 
@@ -59,6 +61,37 @@ def test_seeds_get_what_computing_every_layer_on_every_node_gives(name: str, fan
     assert (edges[0] == edges[1]).any()  # PyG replaces a self-loop that is there by the one it adds
     expected = untrimmed(gnn, x, edges)[: nodes_per_hop[0]]
     torch.testing.assert_close(gnn(x, edges, nodes_per_hop, edges_per_hop), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_fused_layer_has_pygs_outputs_and_gradients(dtype: torch.dtype) -> None:
+    gnn = model("sage", 3).to(dtype)
+    x, edges, *hops = batch([4, 3, 2], seeds=20)
+    h, stock = x.to(dtype), [SAGEConv(conv.in_channels, conv.out_channels).to(dtype) for conv in gnn.convs]
+    for layer, (plain, conv) in enumerate(zip(stock, gnn.convs, strict=True)):
+        plain.load_state_dict(conv.state_dict())
+        h = F.relu(plain(h, edges)) if layer < 2 else plain(h, edges)[:20]
+    scores = gnn(x.to(dtype), edges, *hops)
+    torch.testing.assert_close(scores, h.float(), rtol=1e-6, atol=1e-6)
+    for out in (scores, h):
+        F.cross_entropy(out, torch.arange(20) % 5).backward()
+    for conv, plain in zip(gnn.convs, stock, strict=True):
+        for one, other in zip(conv.parameters(), plain.parameters(), strict=True):
+            assert one.grad is not None
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-6)
+
+
+def test_the_fused_sums_are_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, edges, nodes, _ = batch([4, 3], seeds=20)
+    crow, results = index2ptr(edges[1], sum(nodes[:2])), []
+    for size in (2**20, 1):
+        monkeypatch.setattr(sage, "_PART_BYTES", size)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+        both, into = torch.empty(len(crow) - 1, 12), torch.empty_like(x)
+        sage._in_parts(sage._gather, len(both), both, crow, edges[0], x)
+        sage._in_parts(sage._spread, 6, into, crow, edges[0], both.clone(), x, True)
+        results.append((both, into))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
