@@ -89,7 +89,7 @@ def imports(planner: Planner) -> Callable[..., Any]:
     package.next_run_dir = Path
 
     def load(name: str, *how: Any) -> Any:
-        if name.split(".")[0] in ("ogbnlib", "matplotlib", "torch"):
+        if name.split(".")[0] in ("ogbnlib", "matplotlib", "torch", "torch_geometric"):
             return package if name == "ogbnlib" else MagicMock()
         return builtins.__import__(name, *how)
 
