@@ -22,7 +22,7 @@ from .config import TrainConfig
 from .data_commands import app, read_options, say, show
 from .errors import InputError, clear_errors
 from .files import home
-from .progress import steady_output
+from .output import steady_output
 
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
 

@@ -7,7 +7,6 @@ import difflib
 import errno
 import os
 import re
-import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -126,8 +125,3 @@ def unknown_name(name: str, known: Iterable[str], what: str) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {what} {name!r}: {hint}known: {', '.join(known)}"
-
-
-def is_interactive() -> bool:
-    """Whether the output goes to a terminal or to JupyterLab (papermill sets no session name)."""
-    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ

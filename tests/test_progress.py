@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ogbnlib import progress
+from ogbnlib import output
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError
-from ogbnlib.progress import Count, Live, counted, details, read_count
+from ogbnlib.output import Live
+from ogbnlib.progress import Count, counted, details, read_count
 from ogbnlib.runs.sandbox import run
 
 
@@ -39,7 +40,7 @@ def terminal() -> Iterator[Terminal]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_BAR_EVERY_S", 0.01)
+    monkeypatch.setattr(output, "_BAR_EVERY_S", 0.01)
 
 
 def test_a_line_has_the_count_the_speed_the_loss_the_time_left_and_the_memory() -> None:

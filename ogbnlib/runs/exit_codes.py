@@ -14,7 +14,7 @@ from ..errors import GB, MB, Diverged, InputError, RankHung
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.signals import Stopped
 from ..memory.workers import WorkerDied
-from ..progress import in_notebook
+from ..output import in_notebook
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77

@@ -20,7 +20,8 @@ from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, shortened
 from ..files import home, whereabouts
 from ..memory.record import METRIC_COLUMNS, SAMPLE_COLUMNS, Event, Growth, Phase, Record, RunPaths, parse_events
-from ..progress import Count, Live, details, read_count, seconds
+from ..output import Live
+from ..progress import Count, details, read_count, seconds
 from . import timeline as tables
 from .diagnosis import Diagnosis, Result, ended, explain
 

@@ -32,7 +32,8 @@ from ..memory.limits import Limit, make_limit
 from ..memory.reading import read_memory
 from ..memory.recorder import RUNS_VARIABLE
 from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, handled
-from ..progress import doing, drawn, in_notebook
+from ..output import drawn, in_notebook
+from ..progress import doing
 from ..registry import MODELS
 from ..sources.names import locate_for, size_of
 from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir

@@ -26,7 +26,7 @@ from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
-from ..progress import Live
+from ..output import Live
 from .exit_codes import STOPPED
 from .folder import standing
 

@@ -146,7 +146,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from ..progress import steady_output
+    from ..output import steady_output
 
     options = sys.argv[1:]
     with steady_output():

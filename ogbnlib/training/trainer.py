@@ -22,7 +22,8 @@ from ..memory.reading import own_memory
 from ..memory.record import RunPaths
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
-from ..progress import Count, Live, details
+from ..output import Live
+from ..progress import Count, details
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Checkpointer, Row, State
 from .step import Learner

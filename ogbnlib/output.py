@@ -1,0 +1,160 @@
+"""Standard output: its reader, a full or closed file, which never ends the work, and a line that updates itself."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+LINE_EVERY_S = 30.0
+_BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
+
+
+def is_interactive() -> bool:
+    """Whether the output goes to a terminal or to JupyterLab (papermill sets no session name)."""
+    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
+
+
+class _SafeFile(io.FileIO):
+    """File that drops all output from its first failed write on."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return len(data) if self.error else super().write(data)
+        except OSError as error:
+            self.error = error
+            return len(data)
+
+
+def _safe_stream(stream: Any) -> Any:
+    if stream is None:  # closed before Python started
+        return open(os.devnull, "w")
+    if type(stream) is not io.TextIOWrapper:  # a notebook's or a test's
+        return stream
+    with contextlib.suppress(OSError):
+        stream.flush()
+    buffer = io.BufferedWriter(_SafeFile(stream.fileno(), "w", closefd=False))
+    # File names need not be valid text: a message with one must be printable all the same.
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=True)
+
+
+@contextlib.contextmanager
+def steady_output() -> Iterator[Callable[[], OSError | None]]:
+    """Drop output that can't be written; yields a function that returns standard output's first error, or None."""
+    before = sys.stdout, sys.stderr
+    streams = stdout, _ = sys.stdout, sys.stderr = _safe_stream(sys.stdout), _safe_stream(sys.stderr)
+    try:
+        yield lambda: getattr(getattr(getattr(stdout, "buffer", None), "raw", None), "error", None)
+    finally:
+        for stream in streams:
+            with contextlib.suppress(ValueError):  # closed inside
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+@contextlib.contextmanager
+def _repeated(function: Callable[[], object], every_s: float) -> Iterator[None]:
+    ended = threading.Event()
+
+    def loop() -> None:
+        while not ended.wait(every_s):
+            function()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def drawn(html: Callable[[], str]) -> Iterator[None]:
+    """Show HTML in the running cell, updated every 2 s and at the end."""
+    from IPython.display import HTML, display
+
+    handle = display(HTML(html()), display_id=True)
+    try:
+        with _repeated(lambda: handle.update(HTML(html())), _DRAWN_EVERY_S):
+            yield
+    finally:
+        handle.update(HTML(html()))
+
+
+class Live:
+    """Progress line, shown while the context is open.
+
+    Args:
+        text: Returns the name of the present step and its details.
+        how: "bar": one line, cleared in the end. "lines", for logs: a line for each kind of step that takes a second,
+            and one every 30 s. "none": nothing. "auto": "bar" if a person watches.
+        apart: Lines go to standard error, as another command writes to standard output.
+    """
+
+    def __init__(self, text: Callable[[], tuple[str, str]], how: str = "auto", *, apart: bool = False):
+        self.how = how if how != "auto" else "bar" if is_interactive() else "lines"
+        self._text, self._apart, self._lock, self._stack = text, apart, threading.Lock(), contextlib.ExitStack()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at_line_start, self._last_s, self._kinds = True, 0.0, set[str]()
+
+    def __enter__(self) -> Live:
+        from tqdm import tqdm
+
+        self._stack.enter_context(steady_output())
+        # A bar must not get into the file to which standard output goes; a notebook shows stderr as a mistake.
+        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
+        self._stream = sys.stderr if to_stderr else sys.stdout
+        self._draw = tqdm.status_printer(self._stream)
+        if self.how != "none":
+            self._show()
+            self._stack.callback(self._clear)
+            self._stack.enter_context(_repeated(self._show, _BAR_EVERY_S if self.how == "bar" else 1.0))
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+
+    def write(self, output: bytes | str) -> None:
+        """Write other output in place of the line, which is shown again below it."""
+        data = output.encode() if isinstance(output, str) else output
+        with self._lock:
+            self._clear()
+            if hasattr(sys.stdout, "buffer"):
+                sys.stdout.flush()
+                sys.stdout.buffer.write(data)
+            else:  # a notebook's
+                sys.stdout.write(self._decoder.decode(data))
+            sys.stdout.flush()
+            self._at_line_start, self._last_s = data.endswith(b"\n"), time.monotonic()
+
+    def _show(self) -> None:
+        step, more = self._text()
+        line, kind = f"{step}: {more}" if more else step, re.sub(r"\d+", "", step)
+        with self._lock:
+            if self.how == "bar" and self._at_line_start:
+                self._draw(line[: shutil.get_terminal_size().columns - 1] if self._stream.isatty() else line)
+            elif self.how == "lines" and (kind not in self._kinds or time.monotonic() - self._last_s >= LINE_EVERY_S):
+                self._kinds.add(kind)
+                self._last_s = time.monotonic()
+                print(line, file=self._stream, flush=True)
+
+    def _clear(self) -> None:
+        if self.how == "bar" and self._at_line_start:
+            self._draw("")
+            print(end="\r", file=self._stream, flush=True)
