@@ -104,6 +104,18 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix not in (".lock", ".once"))
 
 
+def weights(folder: Path, name: str = "checkpoint.pt") -> dict[str, Any]:
+    """Tensors of a run's model."""
+    import torch
+
+    model: dict[str, Any] = torch.load(folder / name, weights_only=True)["model"]
+    return model
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
 @pytest.fixture(scope="session")
 def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 labelled."""

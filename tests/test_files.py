@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,26 +39,6 @@ def test_a_write_that_fails_at_its_end_leaves_the_old_file(tmp_path: Path, monke
         write_json(tmp_path / "a.json", 2)
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "1\n"
-
-
-def test_torch_on_a_full_disk_says_so(tmp_path: Path) -> None:
-    # Past the limit of a file's size write(2) fails as on a full disk, with EFBIG for ENOSPC.
-    code = (
-        "import resource, signal, sys, torch; from ogbnlib.files import write_atomically\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
-        "write_atomically(sys.argv[1], lambda file: torch.save({'a': torch.zeros(2**16)}, file))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.pt")], capture_output=True, text=True)
-    assert "InputError: " in done.stderr.splitlines()[-1]
-    assert "a.pt: file too large; raise the limit" in done.stderr.splitlines()[-1]
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_fails_at_its_end_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.os, "fsync", refuse(errno.EDQUOT))
-    with pytest.raises(InputError, match=r"new: disk quota exceeded"), new_folder(tmp_path / "new") as folder:
-        (folder / "a").write_text("x")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> None:

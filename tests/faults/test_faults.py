@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import left_in, tree
+from conftest import left_in, tree, weights
 
 HERE = Path(__file__).parent
 KILL, TORN, FULL, BROKEN = 0, -1, errno.ENOSPC, -errno.EIO  # what the shim does at the nth call
@@ -132,11 +132,6 @@ def test_data_that_are_made_appear_whole_or_not_at_all(
             again = make(COUNT, FULL)
             assert again.code == 0, again.output
             assert tree(folder / "whole") == expected, f"call {nth}"
-
-
-def weights(run_dir: Path) -> dict[str, Any]:
-    model: dict[str, Any] = torch.load(run_dir / "checkpoint.pt", weights_only=True)["model"]
-    return model
 
 
 @pytest.mark.parametrize("how", [KILL, FULL], ids=["kill", "full disk"])

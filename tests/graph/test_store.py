@@ -15,7 +15,7 @@ from conftest import csc_of, raw_arrays
 
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz, store
-from ogbnlib.graph.checks import HEADER_BYTES, META, SPLITS, finite, meta_crc32
+from ogbnlib.graph.checks import HEADER_BYTES, META, SPLITS, meta_crc32
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.convert import convert
@@ -90,16 +90,6 @@ def test_it_reads_into_ram_what_the_raw_data_set_has(
         assert not isinstance(mine, np.memmap)
     by_column = raw["edge_index"][:, np.argsort(raw["edge_index"][1], kind="stable")]
     np.testing.assert_array_equal(plain.read_edge_index(), by_column)
-
-
-@pytest.mark.parametrize(("given", "dtype"), [("float16", "float32"), ("float32", "float16")])
-@pytest.mark.parametrize("bad", [-np.inf, np.nan])
-def test_what_is_not_finite_is_found_by_its_row(given: str, dtype: str, bad: float) -> None:
-    sound, values = np.ones((3, 2), given), np.ones((3, 2), given)
-    values[1, 0] = bad
-    assert [chunk.dtype for chunk in finite([sound], dtype, "x")] == [dtype]
-    with pytest.raises(InputError, match=r"x: .* NaN or Inf, the first in row 4"):
-        list(finite([sound, values], dtype, "x"))
 
 
 def test_features_that_the_wanted_type_cannot_hold_are_refused(plain: Store, tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """Promises on a GPU's memory that need no GPU: torch.cuda is replaced where its answers matter."""
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import MB, tree
+from conftest import MB
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
-from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory import cuda
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading
 from ogbnlib.runs.diagnosis import explain_cuda_message
@@ -135,20 +132,6 @@ def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
 
 
-def test_expandable_segments_come_too_late_once_cuda_was_used(
-    tiny_config: Config, tmp_path: Path, gpu: FakeGPU, clean: pytest.MonkeyPatch
-) -> None:
-    config = tiny_config(expandable_segments=True, device="auto")
-    with pytest.raises(InputError, match=r"^expandable_segments: expected a process that has not used CUDA yet"):
-        train(config, tmp_path / "run")
-    assert tree(tmp_path) == {}
-    clean.setattr(torch.cuda, "is_initialized", lambda: False)
-    cuda.prepare_allocator(config)
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    clean.setattr(torch.cuda, "is_initialized", lambda: True)
-    cuda.prepare_allocator(config)  # it was in time
-
-
 def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(tiny_config: Config, tmp_path: Path) -> None:
     options = {"max_cuda_memory": "4 GB", "expandable_segments": True}
     result = train(tiny_config(epochs=1, **options), tmp_path / "run")
@@ -248,28 +231,3 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
         assert words in found.text.replace("Exit code 76", "exit code 76")
     assert found.remedy.startswith("expandable_segments=True")
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
-
-
-OOM = {"requested_bytes": GB, "allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "free_bytes": 0}
-
-
-def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_enough() -> None:
-    def names(oom: dict[str, int], **changes: Any) -> list[str]:
-        return [re.split(r"[= ]", text)[0] for text in oom_suggestions(config.replace(**changes), oom)]
-
-    config = TrainConfig.create(
-        dataset="ogbn-papers100M", num_neighbors=[15, 10, 5], batch_size=1024, hidden_channels=256, loading="store"
-    )
-    # Without activation_checkpointing: a layer of sage is at its widest while it is computed again.
-    assert names(OOM) == ["expandable_segments", "release_every", "batch_size", "precision", "num_neighbors"]
-    taken = {"expandable_segments": True, "release_every": 10, "precision": "bf16", "num_neighbors": [2, 2, 2]}
-    assert names(OOM, **taken) == ["batch_size", "activation_checkpointing"]
-    suggestions = oom_suggestions(config, OOM)
-    assert "1.00 GB was reserved but unallocated, more than the request" in suggestions[0]
-    assert suggestions[2].startswith("batch_size=256 accumulate=4 ")
-    assert "enough" not in "".join(suggestions)  # the request was free, but in pieces
-    little = {**OOM, "requested_bytes": 2 * GB, "free_bytes": GB - 20 * MB}
-    assert oom_suggestions(config, little)[2].endswith("which would have been enough")
-    assert oom_suggestions(config, {**OOM, "requested_bytes": 50 * GB})[2].endswith("not enough by itself")
-    without_sizes = oom_suggestions(TrainConfig.create(dataset="/nowhere", batch_size=1024), {})
-    assert "expandable_segments=True costs nothing" in without_sizes

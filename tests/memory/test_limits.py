@@ -131,12 +131,6 @@ def test_a_limit_that_is_no_longer_watched_ends_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "went-on").exists()
 
 
-@pytest.mark.parametrize(("signal", "code"), [(15, 143), (9, 137)])
-def test_death_by_a_signal_is_not_blamed_on_the_limit(tmp_path: Path, signal: int, code: int) -> None:
-    outcome = start(f"import os; os.kill(os.getpid(), {signal})", tmp_path, make_limit(200 * MB)[0])
-    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (code, None)
-
-
 def fake_systemd(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
     (folder / "bin").mkdir()
     script = folder / "bin" / "systemd-run"

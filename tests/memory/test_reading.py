@@ -1,6 +1,5 @@
 """Promises of `memory`: every kind of byte under its own name, and limits named with their source."""
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from conftest import MB, python_child
 
 from ogbnlib.memory import reading as memory
 from ogbnlib.memory.cgroup import Cgroup, effective_limit
-from ogbnlib.memory.reading import Reading, memory_now, read_memory, read_pss
+from ogbnlib.memory.reading import memory_now, read_memory, read_pss
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = (
@@ -35,15 +34,6 @@ def test_a_childs_anonymous_memory_is_seen_as_anonymous() -> None:
     assert 195 * MB <= grown["anon"] < 205 * MB
     assert abs(grown["file"]) < 5 * MB
     assert full.rss_shmem_bytes == 0
-
-
-def test_a_mapped_file_is_seen_as_file_memory_and_not_as_anonymous(tmp_path: Path) -> None:
-    path = tmp_path / "mapped"
-    path.write_bytes(os.urandom(MB) * 100)
-    with python_child(READY) as idle, python_child(MAPPED, str(path)) as child:
-        empty, full = read_memory(idle.pid), read_memory(child.pid)
-    assert (full.rss_file_bytes or 0) - (empty.rss_file_bytes or 0) >= 95 * MB
-    assert (full.rss_anon_bytes or 0) - (empty.rss_anon_bytes or 0) < 5 * MB
 
 
 @needs_pss
@@ -133,12 +123,6 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, n
         "ogbnlib.memory.cgroup.find_cgroup", lambda: (cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path)
     )
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
-
-
-def test_what_is_still_counted_of_a_tree_that_was_killed_is_not_held() -> None:
-    alive = Reading(num_processes=1, rss_anon_bytes=10, cgroup_anon_bytes=9, cgroup_shmem_bytes=0)
-    assert alive.held_bytes == 9
-    assert dataclasses.replace(alive, rss_anon_bytes=None, cgroup_anon_bytes=3).held_bytes is None
 
 
 def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import is_alive, wait_until
+from conftest import is_alive, wait_until, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.reading import process_tree
@@ -43,11 +43,6 @@ def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     monkeypatch.setattr(Call, "__call__", counted)
     return at
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
-    return model
 
 
 def position(folder: Path) -> tuple[int, int]:
@@ -140,27 +135,6 @@ def test_within_an_epoch_a_checkpoint_is_written_whenever_one_is_due(
     train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=every_s), tmp_path / "run")
     begun = [event for event in Run(tmp_path / "run").events if event["event"] == "begin"]
     assert sum(event["phase"] == "checkpoint" for event in begun) == expected  # one before, one after the evaluation
-
-
-def test_what_is_lost_to_an_error_within_an_epoch_is_at_most_what_came_after_its_last_checkpoint(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    straight = train(tiny_config(dropout=0.5))
-    step, steps = Learner.step, []
-
-    def failing(self: Learner, batches: Any, epoch: int, begin: int, end: int) -> None:
-        steps.append(begin)
-        if len(steps) == 6:
-            raise OSError("the cable was pulled")
-        step(self, batches, epoch, begin, end)
-
-    monkeypatch.setattr(Learner, "step", failing)
-    config = tiny_config(dropout=0.5, checkpoint_every_s=1e-9)
-    with pytest.raises(OSError, match="cable"):
-        train(config, tmp_path / "run")
-    assert position(tmp_path / "run") == (0, 5 * 16)
-    assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
-    assert steps[6] == 5 * 16
 
 
 def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:

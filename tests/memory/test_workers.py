@@ -17,7 +17,6 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.workers import WorkerDied
-from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training.step import Learner
 from ogbnlib.training.train import train
@@ -108,19 +107,6 @@ def running(config: TrainConfig, folder: Path, *more: str, wrapped: tuple[str, .
 def endless(tiny_config: Config) -> TrainConfig:
     """Two workers that live as long as their trainer."""
     return tiny_config(epochs=10**6, num_workers=2, persistent_workers=True, eval_splits=[], train_eval="never")
-
-
-def test_a_run_ends_in_seconds_when_a_worker_is_killed(endless: TrainConfig, tmp_path: Path) -> None:
-    with running(endless, tmp_path / "run") as (process, trainers):
-        tree = process_tree(process.pid)
-        worker = children_of(trainers[-1])[0]
-        os.kill(worker, signal.SIGKILL)
-        said, _ = process.communicate(timeout=30)
-    assert process.returncode == 137
-    assert f"error: a DataLoader worker (process {worker}) was ended by SIGKILL; go on with num_workers=0" in said
-    assert "Traceback" not in said
-    assert not any(is_alive(pid) for pid in tree)
-    assert f"process {worker}" in Run(tmp_path / "run").diagnosis.text
 
 
 @pytest.mark.parametrize("whom", ["the one that watches", pytest.param("the trainer", marks=pytest.mark.slow)])

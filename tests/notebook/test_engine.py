@@ -217,31 +217,6 @@ def test_an_out_of_memory_kill_is_named_by_the_counter_of_its_cgroup(
     assert 80 < float(text.partition("**peak**: ")[2].split()[0]) <= 700
 
 
-def test_the_banner_names_the_phase_of_the_run_that_was_going_on(execute: Callable[..., Any], tmp_path: Path) -> None:
-    cell = f"""
-from pathlib import Path
-from ogbnlib.runs.attempt import Attempt
-from ogbnlib.runs.folder import Run
-from ogbnlib.memory.recorder import EventLog
-for name in ("finished", "going-on"):
-    folder = Path({str(tmp_path)!r}) / name
-    folder.mkdir()
-    attempt = Attempt(Run(folder))
-    log = EventLog(folder)
-    with log.phase("build valid loader"):
-        if name == "going-on":
-            import os; os.kill(os.getpid(), 9)
-    (folder / "timeline.csv").touch()
-    attempt.recorder.stop()
-    attempt.end(0)
-"""
-    with pytest.raises(click.ClickException):
-        execute(cell)
-    text = banners(tmp_path)
-    assert f"in it the run {tmp_path / 'going-on'}." in text
-    assert "in phase 'build valid loader'" in text
-
-
 def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute: Callable[..., Any]) -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; x = bytearray(300 * 2**20); "
     book = execute("1", child + "time.sleep(2.5)'])", "x = bytearray(100 * 2**20)")
@@ -264,17 +239,6 @@ def test_a_notebook_that_ended_otherwise_gives_the_status_of_kernel_or_run(
         execute(code, "print('after')", cwd=tmp_path)
     assert caught.value.exit_code == exit_code
     assert cause in banners(tmp_path)
-    assert statuses(tmp_path) == ["failed", "pending"]
-
-
-@pytest.mark.parametrize(
-    ("cell", "error"), [("1 / 0", "ZeroDivisionError"), ("import time; time.sleep(60)", "CellTimeoutError")]
-)
-def test_an_exception_and_a_cell_that_takes_too_long_end_as_papermill_has_it(
-    execute: Callable[..., Any], tmp_path: Path, cell: str, error: str
-) -> None:
-    with pytest.raises(PapermillExecutionError, match=error):
-        execute(cell, "print('after')", execution_timeout=3)
     assert statuses(tmp_path) == ["failed", "pending"]
 
 

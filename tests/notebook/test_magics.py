@@ -8,7 +8,6 @@ import nbformat
 import papermill
 import pytest
 from nbformat import NotebookNode, v4
-from papermill.exceptions import PapermillExecutionError
 
 LOAD = "%load_ext ogbnlib"
 ALIVE = re.compile(r"memory_limit: (?!Finished).*\n")  # signs of life
@@ -162,21 +161,3 @@ def test_a_cell_does_what_a_plain_one_does(magic: str) -> None:
         assert expected in ALIVE.sub("", text), cell
         assert "memory" in done["stdout"]
         assert "image/png" in done
-
-
-def test_a_failing_cell_shows_its_own_traceback_and_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    cells = execute(*(f"%%memory\n{cell}" for cell in ("def g():\n    1 / 0\n\ng()", "raise KeyboardInterrupt")))
-    for cell, line in zip(cells, ("----> 3     1 / 0\n", "----> 2 raise KeyboardInterrupt\n"), strict=True):
-        assert line in cell["error"]
-        assert "magics.py" not in cell["error"]
-        assert cell["stdout"].startswith("memory: ")
-        assert "image/png" in cell
-    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ogbnlib-cell")]
-
-
-@pytest.mark.parametrize("magic", ["%%memory", "%%memory_limit 1GB"])
-def test_a_cell_that_fails_fails_under_papermill_too(tmp_path: Path, magic: str) -> None:
-    nbformat.write(make_book(LOAD, f"{magic}\nraise ValueError('mine')", "1"), tmp_path / "in.ipynb")
-    with pytest.raises(PapermillExecutionError, match="mine"):
-        papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)

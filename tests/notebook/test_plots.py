@@ -140,13 +140,3 @@ def test_the_layers_of_gpu_memory_are_stacked_over_time(tmp_path: Path) -> None:
     (line,) = [line for line in ax.lines if line.get_label() == "of it the largest free block"]
     assert list(line.get_ydata()) == [2.5, 1.5]
     assert not lines(ax, marker="X")
-
-
-def test_a_failed_allocation_is_a_cross_and_retries_are_ticks(tmp_path: Path) -> None:
-    folder = on_a_gpu(tmp_path / "a", exit_code=76, free_bytes=0, alloc_retries=0)
-    events = (folder / "events.jsonl").read_text()
-    (folder / "events.jsonl").write_text("1".join(events.rsplit("0", 1)))  # one retry in the last reading
-    ax = plot_cuda(folder)
-    assert len(lines(ax, marker="X")) == 1
-    assert [list(line.get_xdata()) for line in lines(ax, marker="^")] == [[3.0]]
-    assert ax.get_title() == "a: out of GPU memory, exit code 76"

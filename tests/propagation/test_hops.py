@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import MB, left_in, python_child, wait_until
 from graphs import make_store, matrix, powers, random_edges
 from hypothesis import HealthCheck, given, settings
@@ -210,26 +209,6 @@ def test_it_keeps_to_a_hard_limit(tmp_path: Path, kernel_limit: Callable[[int], 
     assert done.returncode == 0, done.stderr
     assert ": 1 pass over" not in done.stderr
     assert open_store(tmp_path / "made").num_nodes == n
-
-
-def test_it_is_what_pygs_sgconv_and_sign_make(tmp_path: Path) -> None:
-    from torch_geometric.data import Data
-    from torch_geometric.nn import SGConv
-    from torch_geometric.transforms import SIGN
-
-    random = np.random.default_rng(0)
-    edges, x = np.unique(random.integers(200, size=(2, 900)), axis=1), random.normal(size=(200, 5)).astype("f4")
-    edges = np.ascontiguousarray(edges[:, edges[0] != edges[1]])
-    store = make_store(tmp_path / "store", edges, x)
-    data = Data(x=torch.from_numpy(x), edge_index=torch.from_numpy(edges))
-    how: dict[str, Any] = {"hops": 3, "nodes": "all", "progress": False}
-    sign = SIGN(3)(data.clone())
-    stacked = torch.cat([data.x, sign.x1, sign.x2, sign.x3], 1).numpy()
-    np.testing.assert_allclose(propagate(store, tmp_path / "plain", **how).x, stacked, rtol=1e-4, atol=1e-5)
-    conv = SGConv(5, 5, K=3, bias=False)
-    conv.lin.weight.data = torch.eye(5)
-    looped = propagate(store, tmp_path / "looped", self_loops=True, **how).x[:, -5:]
-    np.testing.assert_allclose(looped, conv(data.x, data.edge_index).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_command_says_its_plan_and_what_it_made(

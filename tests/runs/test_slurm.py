@@ -52,42 +52,12 @@ OOM = (
 ENDINGS = {
     "finished": (["2|2|COMPLETED|0:0|0:0|1000M||00:00:02|01:00:00|n0|None|WORK"], "finished", []),
     "out of memory": (OOM, "out of memory", ["memory of 300M", "more --mem"]),
-    "out of memory in a step of srun": (
-        [
-            "2|2|FAILED|3:0|0:125|300M||00:00:00|01:00:00|n0|None|WORK",
-            "2.batch|2.batch|FAILED|3:0|||1080K|00:00:00||n0||",
-            "2.0|2.0|OUT_OF_MEMORY|0:125|||816K|00:00:00||n0||",
-        ],
-        "out of memory",
-        ["memory of 300M"],
-    ),
     "an exit code": (
         ["2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK"],
         "error",
         ["output.log", "(exit code 1)"],
     ),
-    "SIGPIPE": (
-        [
-            "2|2|FAILED|13:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
-            "2.batch|2.batch|FAILED|13:0|||2712K|00:00:00||n1||",
-        ],
-        "error",
-        ["SIGPIPE", "exit code 141"],
-    ),
     "a signal": (["2|2|FAILED|0:11|0:0|1000M||00:00:00|01:00:00|n1|None|WORK"], "error", ["SIGSEGV", "139"]),
-    "never started": (
-        [
-            "2|2|FAILED|0:53|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
-            "2.batch|2.batch|CANCELLED|0:53||||00:00:00||n1||",
-        ],
-        "never started",
-        ["output file", "--output"],
-    ),
-    "held": (
-        ["2|2|PENDING|0:0|0:0|10000M||00:00:00|Partition_Limit|None assigned|JobHeldUser|WORK"],
-        "pending",
-        ["JobHeldUser", "squeue --start"],
-    ),
     "running": (
         ["2|2|RUNNING|0:0|0:0|1000M||00:01:27|01:00:00|n1|None|WORK", "2.batch|2.batch|RUNNING|0:0||||00:01:27||n1||"],
         "running",

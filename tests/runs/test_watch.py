@@ -451,11 +451,3 @@ def test_a_leak_is_seen_without_marks_and_neither_a_warm_up_nor_noise_is_one() -
             assert verdict(shape, seconds) == "levels off"
     assert verdict(lambda u: 300 + 400 * u, 4) == ""
     assert over_time(lambda u: 300 + 400 * u, 60) is None  # a trainer: it marks its epochs
-
-
-def test_a_script_without_marks_is_told_that_it_leaks_and_what_to_look_for(tmp_path: Path) -> None:
-    code = "import time\nkept = []\nwhile True:\n    kept.append(bytearray(2 * 2**20))\n    time.sleep(0.1)"
-    done = watch(["-c", code], "150 MB", runs_dir=tmp_path, echo=False)
-    assert " per minute, from " in done.diagnosis.text
-    assert "find what each epoch keeps" in done.diagnosis.remedy
-    assert Run.open(done.run_dir).growth == done.growth

@@ -18,9 +18,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.files import new_folder
-from ogbnlib.forecast.budget import BatchShape, Windows
-from ogbnlib.forecast.draws import Batches
-from ogbnlib.forecast.passes import Pass
+from ogbnlib.forecast.budget import Windows
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
@@ -151,37 +149,6 @@ def new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
 
 def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def fit(store: Store, available: int | None, training: bool = True) -> Windows:
-    sampler = CSCSampler(store.colptr, store.row, NUM_NEIGHBORS)
-    seeds = torch.from_numpy(store.splits["train"])
-    probe = sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=seeds[:BATCH]))
-    batches = Batches.of(BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges)))
-    config = TrainConfig.create(dataset=str(store.path), loading="store", epochs=1)
-    one = Pass(config, store.size, "train", batches, training, -(-len(seeds) // BATCH), 1, (0, 0))
-    return one.windows(available)
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_windows_fit_their_budget_and_are_planned_only_if_the_store_does_not(
-    stores: Callable[..., Store], training: bool
-) -> None:
-    store = stores()
-    size, last = sum(store.files[name].bytes for name in ("colptr", "row", "x")), {True: 0, False: 0}
-    for enough in (size, 10 * size, None):
-        assert fit(store, enough, training=training).window_batches is None
-    for little in (0, 1, 1000):
-        assert fit(store, little, training=training).window_batches == 1
-    for budget in range(size // 10, 9 * size // 10, size // 10):
-        windows = fit(store, budget, training=training)
-        assert windows.window_batches is not None
-        assert windows.available_bytes == budget
-        assert windows.window_bytes * (2 if windows.overlapped else 1) <= budget
-        assert windows.window_batches >= last[windows.overlapped]  # a larger budget never makes them smaller
-        last[windows.overlapped] = windows.window_batches
-    assert "page cache" in str(fit(store, 2**30))
-    assert f"windows of {fit(store, 2**20).window_batches} batches" in str(fit(store, 2**20))
 
 
 @pytest.mark.parametrize("window_batches", [None, 1, 4, 100])

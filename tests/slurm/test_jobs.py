@@ -332,17 +332,11 @@ def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path,
 def test_several_processes_stop_at_a_checkpoint_and_resume(
     slurm: Cluster, site: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(slurm.env, "OGBNLIB_PROCESSES_PER_NODE", "2")
+    monkeypatch.setitem(slurm.env, "OGBNLIB_PROCESSES_PER_NODE", "1")
     job_id = slurm.sbatch(
-        "--mem=2500",
-        "--cpus-per-task=2",
-        "--time=5",
-        "slurm/train_ddp.sbatch",
-        f"dataset={tiny_dir}",
-        *LONG[:-1],
-        "epochs=25",
-        cwd=site,
-    )
+        "--mem=2500", "--cpus-per-task=2", "--time=5", "--nodes=2", "slurm/train_ddp.sbatch", f"dataset={tiny_dir}",
+        *LONG[:-1], "epochs=25", cwd=site,
+    )  # fmt: skip
     run = site / "runs" / f"train_ddp-{job_id}"
     wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
     slurm.call("scancel", "--batch", "--signal=USR1", job_id)

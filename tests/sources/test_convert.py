@@ -94,17 +94,6 @@ def nothing_left(folder: Path) -> bool:
     return [name for name in left_in(folder) if name != "in"] == []
 
 
-@pytest.mark.parametrize(("undirected", "feature_dtype"), [(False, "float32"), (True, "float16")])
-def test_a_store_equals_what_the_raw_data_set_reads(
-    raw: Path, tmp_path: Path, undirected: bool, feature_dtype: Any
-) -> None:
-    made = convert(raw, tmp_path / "s", undirected=undirected, feature_dtype=feature_dtype, progress=False)
-    assert (made.x.dtype, made.undirected) == (feature_dtype, undirected)
-    assert made.name == "raw"
-    assert made.origin["raw"] == str(raw)
-    assert_same(made, raw, undirected)
-
-
 @pytest.mark.usefixtures("tiny_budget")
 @pytest.mark.parametrize("undirected", [False, True])
 def test_many_ranges_and_tiny_chunks_change_nothing(raw: Path, tmp_path: Path, undirected: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import left_in
+from conftest import left_in, same, weights
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
@@ -64,15 +64,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
-
-
-def weights(folder: Path, name: str = "checkpoint.pt") -> dict[str, Tensor]:
-    model: dict[str, Tensor] = torch.load(folder / name, weights_only=True)["model"]
-    return model
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def notes(folder: Path) -> str:

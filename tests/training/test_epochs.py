@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import same
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from ogbnlib.config import TrainConfig
@@ -16,10 +17,6 @@ from ogbnlib.training.train import train
 from ogbnlib.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def loaded(path: Path) -> dict[str, Any]:

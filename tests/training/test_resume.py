@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import raw_arrays, tree
+from conftest import raw_arrays, same, tree, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
@@ -22,15 +22,6 @@ from ogbnlib.training.step import Learner
 from ogbnlib.training.train import TrainResult, train
 
 Config = Callable[..., TrainConfig]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
-    return model
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def notes(folder: Path) -> list[str]:

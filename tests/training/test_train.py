@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import left_in, raw_arrays
+from conftest import left_in, raw_arrays, same, weights
 
 from ogbnlib import files
 from ogbnlib.config import TrainConfig
@@ -35,15 +35,6 @@ def column(result: TrainResult, name: str) -> list[float | None]:
 
 def scores(result: TrainResult) -> list[dict[str, float | None]]:
     return [{name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in result.history]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    model: dict[str, torch.Tensor] = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
-    return model
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture(scope="module")
