@@ -19,6 +19,12 @@ def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     return subprocess.run([sys.executable, "-m", "ogbnlib", *arguments], capture_output=True, text=True, cwd=cwd)
 
 
+def test_help_begins_with_what_the_commands_are_for() -> None:
+    usage, first, *_ = [line.strip() for line in cli("--help").stdout.splitlines() if line.strip()]
+    assert usage.startswith("Usage: ")
+    assert first == "Convert data, plan memory, train, and explain kills."
+
+
 TINY = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "device=cpu"]
 
 

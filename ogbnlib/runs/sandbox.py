@@ -229,9 +229,11 @@ def _too_large_to_start(config: TrainConfig, size: GraphSize, limit_bytes: int |
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
         return None
     forecast = predict(config, size, memory_limit_bytes=room_bytes)
+    if verdict(forecast, room_bytes) == WILL_NOT_FIT:
+        forecast = predict(config, memory_limit_bytes=room_bytes)  # slower and better: by batches drawn from the store
     if verdict(forecast, room_bytes) != WILL_NOT_FIT:
         return None
-    advice = Advice(forecast, room_bytes)
+    advice = Advice(forecast, None)
     remedy = (
         f"give it a memory_limit below {format_bytes(room_bytes)} to see it killed, or ask for more: {advice.sbatch}"
     )
