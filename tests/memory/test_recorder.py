@@ -78,22 +78,6 @@ def test_a_weeks_samples_stay_small_and_keep_every_phases_peak_and_both_sides_of
     assert vars(done.record)["phases"] == record.phases  # and so a reader of the files finds them
 
 
-def test_the_last_sample_is_on_disk_at_any_moment_and_the_largest_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Simulated(tmp_path, monkeypatch)
-    run.phase("train epoch", 1.0, 10**9)
-    before = len(Run(tmp_path).samples)
-    for i, held in enumerate((5, 900, 30, 7)):
-        run.recorder.add(run.now_s + 5000 + i / 10, sample(held))
-        table = Run(tmp_path).samples
-        assert table.attrs["torn_lines"] == 0
-        assert table["cgroup_anon_bytes"].iloc[-1] == held
-        assert table["cgroup_anon_bytes"].iloc[before:].max() == (900 if i else 5)
-    run.recorder.stop()
-    assert Run(tmp_path).samples["cgroup_anon_bytes"].iloc[before:].tolist() == [900, 7]
-
-
 def mark(record: Record, event: str, time_s: float = 0.0, **info: Any) -> None:
     record.event({"time_s": time_s, "event": event, **info})
 

@@ -17,7 +17,6 @@ from matplotlib.lines import Line2D
 
 from ogbnlib.errors import GB
 from ogbnlib.notebook.plots import (
-    plot_cuda,
     plot_forecast,
     plot_peaks,
     plot_runs,
@@ -120,23 +119,3 @@ def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tm
     assert 1 + 2 + 3 in [bar.get_width() for bar in ax.patches]  # type: ignore[attr-defined]  # beyond the 7 largest
     (marks,) = ax.collections
     assert [path.vertices[0, 0] for path in marks.get_paths()] == pytest.approx([50, float("nan")], nan_ok=True)  # type: ignore[index]
-
-
-def on_a_gpu(folder: Path, exit_code: int = 0, **more: int) -> Path:
-    reading = {"event": "cuda", "allocated_bytes": 2 * GB, "reserved_bytes": 3 * GB, **more}
-    events = [
-        {"time_s": 100.0, "event": "start"},
-        {"time_s": 101.0, "event": "begin", "phase": "train epoch", "epoch": 1},
-        {"time_s": 101.5, **reading},
-        {"time_s": 103.0, **reading, "allocated_bytes": GB},
-    ]
-    return write_run(folder, exit_code=exit_code, events=events)
-
-
-def test_the_layers_of_gpu_memory_are_stacked_over_time(tmp_path: Path) -> None:
-    ax = plot_cuda(on_a_gpu(tmp_path / "a", free_bytes=5 * GB, largest_free_bytes=GB // 2))
-    tops = [layer.get_paths()[0].vertices[:, 1].max() for layer in ax.collections[:3]]  # type: ignore[index]
-    assert tops == [2, 3, 8]
-    (line,) = [line for line in ax.lines if line.get_label() == "of it the largest free block"]
-    assert list(line.get_ydata()) == [2.5, 1.5]
-    assert not lines(ax, marker="X")

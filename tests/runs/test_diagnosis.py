@@ -1,14 +1,12 @@
 """Promises of `diagnosis`: every ending is explained, and out of memory is claimed on evidence only."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import MB, write_run
 
 from ogbnlib.errors import InputError
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.runs.attempt import locked
 from ogbnlib.runs.exit_codes import exit_code_of
 from ogbnlib.runs.folder import diagnose
 
@@ -68,16 +66,6 @@ def test_how_to_go_on_is_said_with_a_path_that_holds_everywhere(
     assert remedy.startswith(f'go on with run(run_dir="{tmp_path}/runs/a", memory_limit="1.5 GB", resume=True)')
 
 
-@pytest.mark.parametrize(("command", "words"), [(None, "starting for"), (["python"], "in no named phase;")])
-def test_a_run_before_its_first_phase_is_starting(tmp_path: Path, command: list[str] | None, words: str) -> None:
-    start = {"time_s": 100.0, "event": "start", **({"command": command} if command else {})}
-    run = write_run(tmp_path, exit_code=None, events=[start])
-    with locked(run):
-        found = diagnose(run)
-    assert found.text.startswith(f"At work, {words.removesuffix(' for')}")
-    assert found.phase == (None if command else "starting")
-
-
 def test_a_phase_that_failed_is_where_it_ended(tmp_path: Path) -> None:
     events = [
         {"time_s": 100.0, "event": "start"},
@@ -87,25 +75,6 @@ def test_a_phase_that_failed_is_where_it_ended(tmp_path: Path) -> None:
     found = diagnose(write_run(tmp_path, exit_code=1, events=events, last_output="RuntimeError: boom"))
     assert (found.cause, found.phase) == ("error", "train epoch 4")
     assert "RuntimeError: boom" in found.text
-
-
-@pytest.mark.parametrize(
-    ("evidence", "said"),
-    [
-        ({"peak_bytes": 300 * MB, "peak_source": "samples"}, "; it held 300 MB at most."),
-        (
-            {"peak_bytes": 500 * MB, "peak_source": "kernel counter"},
-            "; it held 300 MB at most, 500 MB with page cache.",
-        ),
-    ],
-    ids=["samples", "cgroup"],
-)
-def test_a_finished_run_says_so_with_its_peak(tmp_path: Path, evidence: dict[str, Any], said: str) -> None:
-    peaks = {"anon_shmem_bytes": 300 * MB}
-    found = diagnose(write_run(tmp_path, exit_code=0, sampled_peaks_bytes=peaks, **evidence))
-    assert (found.cause, found.exit_code) == ("finished", 0)
-    assert found.text.startswith("Finished without an error in ")
-    assert found.text.endswith(said)
 
 
 def test_without_a_result_it_says_that_none_was_written(tmp_path: Path) -> None:

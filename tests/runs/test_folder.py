@@ -1,6 +1,5 @@
 """Promises of `run_dir`: one process at a time trains in a folder, and the kernel tells when it has ended."""
 
-import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -94,17 +93,6 @@ def test_a_damaged_file_of_a_run_is_named_or_read_and_never_a_traceback(
         return
     with pytest.raises(InputError, match=re.escape(f"{folder / name}: ")):
         everything(folder)
-
-
-@pytest.mark.parametrize("name", ["result.json", "events.jsonl"])
-def test_a_folder_in_the_place_of_a_file_is_one_sentence_and_a_row_of_the_table(tmp_path: Path, name: str) -> None:
-    folder = write_run(tmp_path / "run")
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).mkdir()
-    for call in (everything, lambda folder: Run(folder).is_finished, lambda folder: Run(folder)._repr_html_()):
-        with contextlib.suppress(InputError):
-            call(folder)
-    assert len(list_runs(tmp_path)) == 1
 
 
 KINDS: list[dict[str, Any]] = [

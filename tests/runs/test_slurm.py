@@ -226,15 +226,6 @@ def test_a_run_killed_by_its_own_limit_is_out_of_memory_though_slurm_knows_only_
     assert "under a limit of 256 MB" in found.text
 
 
-def test_the_last_run_of_a_notebook_is_the_one_that_is_read(says: Says) -> None:
-    write_run(Path("runs/00_quickstart-2/runs/first"), exit_code=0)
-    last = write_run(Path("runs/00_quickstart-2/runs/last"), exit_code=1)
-    for path in last.iterdir():
-        os.utime(path, (2e9, 2e9))
-    says(scontrol=shown(JobState="FAILED", ExitCode="1:0"))
-    assert str(diagnose_job("2").run_dir).endswith("runs/00_quickstart-2/runs/last")
-
-
 def test_an_array_is_told_task_by_task(says: Says) -> None:
     says(
         sacct=table(

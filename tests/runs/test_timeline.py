@@ -65,21 +65,6 @@ def test_torn_metrics_are_left_out_and_counted(tmp_path: Path) -> None:
     assert table.attrs["torn_lines"] == 1
 
 
-def test_phases_nest_and_carry_their_info(tmp_path: Path) -> None:
-    log = EventLog(tmp_path)
-    with log.phase("eval valid"), log.phase("build valid loader", policy="lazy"):
-        pass
-    with log.phase("train epoch", epoch=2):
-        pass
-    outer, inner, train = Run(tmp_path).phases
-    assert [(p.name, p.depth) for p in (outer, inner, train)] == [
-        ("eval valid", 0), ("build valid loader", 1), ("train epoch", 0)
-    ]  # fmt: skip
-    assert inner.info["policy"] == "lazy"
-    assert train.label == "train epoch 2"
-    assert all(p.end_s is not None and p.end_s >= p.start_s for p in (outer, inner, train))
-
-
 def test_the_end_of_a_phase_carries_its_exact_peak_however_short_the_spike_was(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
     with log.phase("outer"):

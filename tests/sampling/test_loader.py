@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MB, wait_until
+from conftest import MB
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
@@ -166,26 +166,6 @@ def test_any_window_gives_the_batches_of_plain_indexing(
         full, rest = divmod(15, window_batches)
         assert [window["batches"] for window in loader.seen] == ([window_batches] * full + [rest] * (rest > 0)) * 2
         assert [window["epoch"] for window in loader.seen] == [1] * (full + (rest > 0)) + [2] * (full + (rest > 0))
-
-
-@pytest.mark.parametrize(
-    ("last_epoch", "epochs", "prepared"),
-    [
-        (2, [1, 2], [1] * 4 + [2] * 4),  # the first window of epoch 2 during the last of epoch 1
-        (9, [1, 5], [1] * 4 + [2] + [5] * 4 + [6]),  # another epoch than the next
-        (None, [1, 2], [1] * 4 + [2] * 4),
-    ],
-)
-def test_the_next_epochs_first_window_is_prepared_ahead(
-    make: Make, stores: Callable[..., Store], last_epoch: int | None, epochs: list[int], prepared: list[int]
-) -> None:
-    loader = make(4)
-    loader.last_epoch = last_epoch
-    for epoch in epochs:
-        assert_same(epoch_of(loader, epoch), expected_batches(stores(), epoch))
-    wait_until(lambda: len(loader.seen) == len(prepared), "the last window")
-    loader.close()
-    assert [window["epoch"] for window in loader.seen] == prepared
 
 
 @pytest.mark.parametrize(("window_batches", "taken"), [(None, 1), (4, 1), (4, 5)])

@@ -2,14 +2,13 @@
 
 import multiprocessing
 import shutil
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.loader import NodeLoader
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
@@ -73,37 +72,6 @@ def test_shared_loaders_hold_no_coo_and_share_one_csc(make: Make, tmp_path: Path
         assert loader.data.x.data_ptr() == loaders.data.x.data_ptr()
     assert loaders.row.dtype == np.int32  # type: ignore[attr-defined]
     assert not [name for name in Run(tmp_path).parts if "COO" in name or "loader" in name]
-
-
-def test_eager_builds_all_stock_loaders_before_the_first_batch(make: Make, tmp_path: Path) -> None:
-    loaders = make(loading="eager")
-    assert isinstance(loaders.train_loader(), NeighborLoader)
-    csc = {f"{split} loader's CSC" for split in ("train", "valid", "test")}
-    assert csc <= set(Run(tmp_path).parts)
-    assert loaders.eval_loader("valid") is loaders.eval_loader("valid")
-    list(loaders.eval_batches("valid"))
-    assert csc <= set(Run(tmp_path).parts)
-
-
-def test_lazy_deletes_the_evaluation_loader_and_its_csc(make: Make, tmp_path: Path) -> None:
-    loaders = make(loading="lazy")
-    made: list[weakref.ref[object]] = []
-    ordinary = loaders.eval_loader
-
-    def watched(split: str) -> NodeLoader:
-        loader = ordinary(split)
-        made.extend([weakref.ref(loader), weakref.ref(loader.node_sampler)])
-        return loader
-
-    loaders.eval_loader = watched  # type: ignore[method-assign]
-    batches = loaders.eval_batches("valid")
-    next(batches)
-    assert made[0]() is not None
-    assert "valid loader's CSC" in Run(tmp_path).parts
-    for _ in batches:
-        pass
-    assert [reference() for reference in made] == [None, None]
-    assert "valid loader's CSC" not in Run(tmp_path).parts
 
 
 def test_evaluating_the_train_split_does_not_disturb_the_next_epoch(make: Make) -> None:

@@ -111,17 +111,6 @@ def test_a_batch_has_the_structure_that_pyg_defines(problem: Any, sampling: str)
     assert known == len(node)
 
 
-def test_a_batch_far_larger_than_the_last_one_is_sampled_right() -> None:
-    colptr, row = random_graph(5000, 60_000)
-    sampler = CSCSampler(colptr, row, [-1, -1])
-    sampler.sample_from_nodes(seeds_of(0))  # leaves a table far too small as its guess
-    out = sampler.sample_from_nodes(seeds_of(*range(400)))
-    fresh = CSCSampler(colptr, row, [-1, -1]).sample_from_nodes(seeds_of(*range(400)))
-    assert flat(out) == flat(fresh)
-    expanded = out.node[: sum(out.num_sampled_nodes[:2])].tolist()
-    assert out.node[out.row].tolist() == [s for v in expanded for s in row[colptr[v] : colptr[v + 1]].tolist()]
-
-
 @pytest.mark.parametrize(("degree", "k"), [(5, 2), (60, 33), (500, 40)])
 def test_every_position_is_equally_likely(degree: int, k: int) -> None:
     draws = 4000

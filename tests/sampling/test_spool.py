@@ -116,17 +116,6 @@ def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int
     assert ["spool_s" in window for window in spooled.seen].count(True) == 9
 
 
-@pytest.mark.parametrize("structure", [1, 6])
-def test_one_pass_over_the_graph_serves_several_over_the_features(make: Build, structure: int) -> None:
-    spooled = make(4, sampled=100, structure=structure)
-    for epoch in (1, 2, 3):
-        batches_of(spooled, epoch)
-    sampled = [one["batches"] for one in spooled.seen if "sample_s" in one]
-    assert sum(sampled) == 24  # each of three epochs once
-    assert len(sampled) == {1: 9, 6: 1}[structure]  # windows of 3, 3 and 2 batches
-    assert sum("features_s" in one for one in spooled.seen) >= len(sampled)
-
-
 @pytest.mark.parametrize(("start", "taken"), [(16, 0), (48, 4)])
 def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(make: Build, start: int, taken: int) -> None:
     spooled, plain = make(8), make(0)

@@ -15,7 +15,6 @@ from conftest import csc_of, left_in, official_csv, raw_arrays, tree
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import GraphSize, open_store
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.memory.signals import Stopped
 from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.names import locate, size_of
@@ -170,12 +169,6 @@ def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(
     assert len(said) == 1
 
 
-def test_a_store_made_in_another_way_in_its_place_is_refused(raw: Path) -> None:
-    make_store(raw, raw.with_name("mine.store"), progress=False, undirected=True)
-    with pytest.raises(InputError, match=r"mine\.store: expected a store with undirected=False, float32 features"):
-        locate(str(raw))
-
-
 OPEN = """
 import sys
 from ogbnlib.sources.catalog import open_dataset
@@ -202,25 +195,6 @@ def test_two_processes_at_once_convert_once(raw: Path, tmp_path: Path) -> None:
     assert sum("converting it, once" in output for output in outputs) == 1
     assert all(f"STORE {tmp_path / 'mine.store'}" in output for output in outputs)
     assert verify_store(tmp_path / "mine.store") == []
-
-
-def test_who_waits_for_another_conversion_can_be_stopped(raw: Path) -> None:
-    from conftest import python_child
-
-    code = (
-        "import sys; from pathlib import Path; from ogbnlib.files import locked\n"
-        "with locked(Path(sys.argv[1]), 'x'):\n    print('ready', flush=True); sys.stdin.readline()"
-    )
-    waited: list[int] = []
-
-    def stop() -> None:
-        waited.append(1)
-        if len(waited) == 2:
-            raise Stopped("enough")
-
-    with python_child(code, str(raw.with_name(".mine.store.once"))), pytest.raises(Stopped, match="enough"):
-        open_dataset(str(raw), say=len, progress=False, check=stop)
-    assert left_in(raw.parent) == ["mine"]
 
 
 def test_a_generated_data_set_is_made_once_for_all(

@@ -42,21 +42,6 @@ def test_exactly_the_nodes_of_the_splits_have_labels(dataset: Source) -> None:
     np.testing.assert_array_equal(np.flatnonzero(raw_arrays(dataset.path)["y"] >= 0), labelled)
 
 
-def test_every_paper_cites_older_ones_and_splits_follow_each_other(dataset: Source) -> None:
-    random = np.random.default_rng(0)
-    random.integers(2**63, size=9, dtype=np.uint64)
-    num_nodes, _, inverse, shift = citations.time_order(dataset.num_nodes, random).tolist()
-
-    def time(nodes: np.ndarray) -> np.ndarray:
-        return (nodes - shift) % num_nodes * inverse % num_nodes
-
-    src, dst = raw_arrays(dataset.path)["edge_index"]
-    assert (time(dst) // citations.BLOCK < time(src) // citations.BLOCK).all()
-    train, valid, test = (time(ids) for ids in dataset.read_splits().values())
-    assert train.max() < valid.min()
-    assert valid.max() < test.min()
-
-
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(dataset: Source, tmp_path: Path) -> None:
     again = synthesize(tmp_path / "again", TINY, progress=False)
     other = synthesize(tmp_path / "other", TINY, seed=1, progress=False)

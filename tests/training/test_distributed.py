@@ -17,7 +17,6 @@ import torch
 from conftest import is_alive, wait_until
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
@@ -214,22 +213,3 @@ def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(tiny_dir: Pa
     assert done.stdout.count("Finished without an error") == 1
     assert json.loads((folder / "result.json").read_text())["exit_code"] == 0
     assert Run(folder).metrics["epoch"].tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        *({"RANK": "2"}, {"WORLD_SIZE": "abc"}, {"LOCAL_RANK": None}, {"LOCAL_WORLD_SIZE": "0"}),
-    ],
-    ids=str,
-)
-def test_a_launchers_variable_that_is_missing_or_wrong_is_named(
-    variables: dict[str, str | None], tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sound = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    ((name, value),) = variables.items()
-    for key, text in {**sound, **variables}.items():
-        monkeypatch.delenv(key, raising=False) if text is None else monkeypatch.setenv(key, text)
-    found = repr(value or "")
-    with pytest.raises(InputError, match=rf"^{name}: expected .* got {found}; start the ranks with torchrun"):
-        train(tiny_config())

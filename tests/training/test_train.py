@@ -1,7 +1,6 @@
 """Promises of `train`: a run is a function of its config, whatever the policy, the workers and the interruptions."""
 
 import dataclasses
-import errno
 import os
 import shutil
 import signal
@@ -15,7 +14,6 @@ import pytest
 import torch
 from conftest import left_in, raw_arrays, same, weights
 
-from ogbnlib import files
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import open_store
@@ -40,24 +38,6 @@ def scores(result: TrainResult) -> list[dict[str, float | None]]:
 @pytest.fixture(scope="module")
 def plain(tiny_config: Config) -> TrainResult:
     return train(tiny_config())
-
-
-@pytest.mark.parametrize("file", ["checkpoint.pt", "config.json"])
-def test_a_full_disk_ends_it_with_one_sentence_and_code_2(
-    tiny_config: Config, tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replace = os.replace
-
-    def full(source: Path, target: Path) -> None:
-        if Path(target).name == file:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        replace(source, target)
-
-    monkeypatch.setattr(files.os, "replace", full)
-    with pytest.raises(InputError, match=rf"run/{file}: no space left on device; the disk is full: free space on it"):
-        train(tiny_config(), tmp_path / "run")
-    assert file == "config.json" or Run.open(tmp_path / "run").exit_code == 2
-    assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(".part")]
 
 
 @pytest.mark.parametrize("undirected", [False, True])
