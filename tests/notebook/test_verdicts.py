@@ -68,6 +68,8 @@ def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
     assert verdict(verdicts.finished({"b": dead})) == FAILS
     assert verdict(verdicts.killed({"a": alive, "b": dead})) == FAILS
     assert verdicts.killed({"b": dead}) == Finding("b exit code 137", True)
+    assert verdicts.killed_in(alive, "load").holds is None
+    assert verdicts.killed_in(dead, "train").holds is False
     wide, narrow = (plan(TrainConfig.create(dataset="ogbn-papers100M"), limit) for limit in ("512 GB", "8 GB"))
     assert verdict(verdicts.fits({"wide": wide, "narrow": narrow})) == HOLDS
     assert verdict(verdicts.fits({"narrow": narrow})) == FAILS
