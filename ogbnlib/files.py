@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import itertools
 import json
@@ -16,8 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from .errors import InputError, clear_errors, format_bytes
 
@@ -145,9 +144,11 @@ def abandoned(folder: Path) -> list[Path]:
     parts, locks = [], {".part": ".lock", ".blocks": ".hops.lock"}
     for part in sorted(path for path in folder.glob(".*.*") if path.suffix in locks and path.is_dir()):
         lock = part.with_suffix(locks[part.suffix])
-        free = FileLock(lock, timeout=0) if lock.exists() else contextlib.nullcontext()
-        with contextlib.suppress(Timeout, PermissionError), free:  # at work; another user's
-            parts.append(part)
+        with contextlib.suppress(PermissionError):  # another user's
+            descriptor = hold(lock) if lock.exists() else -1
+            parts += [] if descriptor is None else [part]
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
     return parts
 
 
@@ -183,6 +184,28 @@ def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
         raise InputError(f"{path}: expected {what}, found {format_bytes(free)}")
 
 
+def hold(path: StrPath) -> int | None:
+    """Lock a file by flock(2), write this process into it, and return its descriptor; None if another process has it.
+
+    A killed process loses the lock. A child that inherits the descriptor has it too, until the last of them ends.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:  # else its last holder has removed it just now
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold a lock file against other processes; the kernel releases that of a killed process.
@@ -191,27 +214,20 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
         what: Start of the other process's error message.
         wait: Called twice a second while another process holds the lock; without it that is an `InputError`.
     """
-    path, lock = Path(path), FileLock(path, thread_local=False)
+    path = Path(path)
     with clear_errors(path):
-        while True:
-            try:
-                lock.acquire(blocking=False)
-                break
-            except Timeout:
-                if wait is None:
-                    holder = path.read_text().strip() if path.exists() else ""
-                    raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it") from None
-                wait()
-                time.sleep(0.5)
+        while (descriptor := hold(path)) is None:
+            if wait is None:
+                holder = path.read_text().strip() if path.exists() else ""
+                raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it")
+            wait()
+            time.sleep(0.5)
     try:
-        with clear_errors(path):
-            path.write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
         yield
     finally:
-        # Unlink before the release: a process that then gets the old file's lock sees that it has no name, and opens
-        # a new one (filelock 3.24 checks st_nlink).
-        path.unlink(missing_ok=True)
-        lock.release()
+        path.unlink(missing_ok=True)  # before the release, see `hold`
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forks, too
+        os.close(descriptor)
 
 
 # Set when a requeued job executes a notebook again: slurm/notebook.sbatch.

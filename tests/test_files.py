@@ -43,7 +43,7 @@ def test_a_write_that_fails_at_its_end_leaves_the_old_file(tmp_path: Path, monke
 
 def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    said = f"a: it is made by pid {os.getpid()} on "
+    said = f"a: it is made by process {os.getpid()} on "
     with locked(lock, "a: it is made"), pytest.raises(InputError, match=said), locked(lock, "a: it is made"):
         pass
     assert not list(tmp_path.iterdir())
@@ -56,7 +56,10 @@ def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> No
         "    (folder / 'half').write_text('x'); print('ready', flush=True); sys.stdin.readline()"
     )
     with python_child(code, str(tmp_path / "new")) as process:
-        with pytest.raises(InputError, match=f"it is being written by pid {process.pid}"), new_folder(tmp_path / "new"):
+        with (
+            pytest.raises(InputError, match=f"it is being written by process {process.pid}"),
+            new_folder(tmp_path / "new"),
+        ):
             pass
         assert abandoned(tmp_path) == []
         process.kill()

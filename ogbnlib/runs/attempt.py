@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import socket
 import sys
 import time
 import warnings
@@ -17,14 +15,14 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors
-from ..files import warn_if_remote, write_json
+from ..files import hold, warn_if_remote, write_json
 from ..forecast.phases import audit
 from ..graph.store import GraphSize
 from ..memory.record import RunPaths
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from .diagnosis import Result, explain
 from .exit_codes import UNFINISHED
-from .folder import Run, is_locked
+from .folder import Run
 
 TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
 # The config of a run to resume, for the child: config.json is still the old one.
@@ -81,26 +79,23 @@ def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path)
 @contextlib.contextmanager
 def locked(run_dir: Path) -> Iterator[int]:
     """Keep other processes from training in `run_dir` inside the block; yields the descriptor that holds the lock."""
-    # A child that inherits the descriptor holds the lock too, until the last of them ends (flock(2)); `filelock`
-    # unlocks it for all heirs when the first of them releases it.
-    descriptor = os.open(RunPaths(run_dir).lock, os.O_RDWR | os.O_CREAT, 0o666)
+    path = RunPaths(run_dir).lock
     try:
-        try:
-            if is_locked(run_dir):
-                time.sleep(0.1)  # `is_locked` of another process may hold it for a moment
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-            raise InputError(
-                f"{run_dir}: expected no other process to train in it, found {holder or 'one'}; "
-                "wait for its end, or name another run_dir"
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-                raise
-            warnings.warn(f"{run_dir}: its file system has no locks, so a second run is not refused", stacklevel=2)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        if (descriptor := hold(path)) is None:
+            time.sleep(0.1)  # `is_locked` of another process may hold it for a moment
+            descriptor = hold(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
+        warnings.warn(f"{run_dir}: its file system has no locks, so a second run is not refused", stacklevel=2)
+        descriptor = os.open(path, os.O_RDWR)
+    if descriptor is None:
+        holder = path.read_text(errors="replace").strip()
+        raise InputError(
+            f"{run_dir}: expected no other process to train in it, found {holder or 'one'}; "
+            "wait for its end, or name another run_dir"
+        )
+    try:
         yield descriptor
     finally:
         os.close(descriptor)
