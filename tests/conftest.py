@@ -118,12 +118,10 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="session")
 def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 labelled."""
-    from ogbnlib.sources.synth import synthesize
+    """A store, papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 labelled."""
+    from ogbnlib.sources.synth import synthesize_store
 
-    path = tmp_path_factory.mktemp("data") / "synth"
-    synthesize(path, scale=0.001, progress=False)
-    return path
+    return synthesize_store(tmp_path_factory.mktemp("data") / "synth", scale=0.001, progress=False).path
 
 
 @pytest.fixture(scope="session")

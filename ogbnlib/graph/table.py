@@ -1,7 +1,7 @@
 """Columns of a user's own files, and node ids in them. Import it on use: it imports pyarrow and pandas.
 
-pyarrow reads in pieces and keeps the order of the rows. DuckDB joined the same ids in three times the memory, and had
-to sort.
+pyarrow reads in pieces and keeps the order of the rows. 50 M edges between 5 M nodes named by text take 457 MB. DuckDB,
+with a limit of 400 MB, joined the same ids in 1.3 GB, and in another order.
 """
 
 from __future__ import annotations
@@ -100,9 +100,6 @@ class Table:
                 yield pieces
                 begin += len(batch[0])
 
-    def column(self, name: str) -> Iterator[Piece]:
-        return (piece for (piece,) in self.batches([name]))
-
     def _arrays(self, columns: list[int], rows: int) -> Iterator[list[Any]]:
         if self._array is not None:
             for begin in range(0, self._array.shape[1], rows):
@@ -130,7 +127,7 @@ class Table:
             return int(self._array.shape[1])
         if self.file.suffix == ".parquet":
             return int(self._parquet().metadata.num_rows)
-        return sum(len(piece.values) for piece in self.column(self.names[0]))  # a csv file is read for it
+        return sum(len(piece.values) for (piece,) in self.batches(self.names[:1]))  # a csv file is read for it
 
     def one_of(self, names: Sequence[str], alone: bool = False) -> str | None:
         """Return the column with one of these names, in any case; if `alone`, an only column that can't be a value."""
@@ -214,7 +211,7 @@ class Nodes:
         if names is None:
             return
         table, column = names
-        for piece in table.column(column):  # "007" and "7" are two names: whole numbers are as int64 writes them
+        for (piece,) in table.batches([column]):  # "007" and "7" are two names: whole numbers are as int64 writes them
             with contextlib.suppress(pa.ArrowInvalid):
                 values = piece.values
                 if not pa.types.is_string(values.type) or values.cast("int64").cast("string").equals(values):
@@ -223,7 +220,7 @@ class Nodes:
             break
         self._expected = "the name of a node"
         keys = [np.empty(0, np.int64 if self.kind == "int64" else np.uint64)]
-        for piece in table.column(column):
+        for (piece,) in table.batches([column]):
             keys.append(self._keys(piece))
             if self.kind == "string":
                 self._width = max(self._width, pc.max(pc.binary_length(piece.values.cast("string"))).as_py() or 1)
@@ -256,7 +253,7 @@ class Nodes:
         if self.names is None:
             return None
         table, column = self.names
-        pieces = (piece.cast(self.kind, self._expected) for piece in table.column(column))
+        pieces = (piece.cast(self.kind, self._expected) for (piece,) in table.batches([column]))
         if self.kind == "int64":
             return np.dtype("<i8"), map(numbers, pieces)
         dtype = np.dtype(f"S{self._width}")

@@ -126,7 +126,7 @@ def read_labels(
 ) -> tuple[Array, Array | None]:
     """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8 bytes [C]."""
     classes, words = set[str](), set[str]()
-    for piece in table.column(column):
+    for (piece,) in table.batches([column]):
         if piece.values.type != "string":
             break
         known = without_missing(piece.values)
@@ -165,21 +165,21 @@ def read_split(file: Path, nodes: Nodes, known: Sequence[str]) -> Array:
         raise table.refusal(f"one column {known[0]} or mask, {expected}", "--id-column gives it another name")
     if nodes.num_nodes == table.num_rows > 2:
         mask = []
-        for piece in table.column(column):
+        for (piece,) in table.batches([column]):
             flags = pc.index_in(pc.utf8_lower(piece.cast("string", expected)), value_set=pa.array(_FLAGS))
             if flags.null_count:
                 break
             mask.append(numbers(flags) >= len(_FLAGS) // 2)
         else:
             return np.flatnonzero(np.concatenate(mask))
-    return np.concatenate([np.empty(0, np.int64), *map(nodes, table.column(column))])
+    return np.concatenate([np.empty(0, np.int64), *(nodes(piece) for (piece,) in table.batches([column]))])
 
 
 def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Array]:
     """Return int64 ids of the splits, from a file that names the split of each node, empty for none."""
     table = Table(file)
     own, column = value_columns(table, known, SPLIT, "rename them; --id-column names that of the nodes")
-    parts: dict[str, list[Array]] = {split: [np.empty(0, np.int64)] for split in SPLITS}
+    parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
     for ids, piece in _by_node(table, own, column, nodes):
         words = without_missing(piece.cast("string", "the name of a split"))
         places = pc.index_in(pc.utf8_lower(words), value_set=pa.array([*_SPLIT_OF]))
@@ -227,15 +227,13 @@ def open_tables(
         label, ids = label_columns[-1], label_table.one_of(known)
         own = label_columns[0] if len(label_columns) == 2 else None if ids == label else ids
         label_table.leave_out([own, label])
-    names = None
+    names = (features.table, features.own) if features is not None and features.own is not None else None
     if "nodes" in paths:
         table = Table(paths["nodes"])
         if (column := table.one_of(known, alone=True)) is None:
             raise table.refusal(f"a column {known[0]}", "name it with --id-column")
         table.leave_out([column])
         names = (table, column)
-    elif features is not None and features.own is not None:
-        names = (features.table, features.own)
     if relabel and names is None:
         raise InputError(f"--relabel: {folder}: expected a file nodes, or a column {NODE[0]} of features, found none")
     if features is None and names is None and own is not None:
@@ -249,16 +247,16 @@ def open_tables(
     elif not edges.header and len(edges.names) == 2:
         ends = edges.names
     else:
-        for pair in (("source", "target"), ("src", "dst")):
+        for pair in (("src", "dst"), ("source", "target")):
             columns = [column for end in pair if (column := edges.one_of([end])) is not None]
-            ends = columns if ends is None and len(columns) == 2 else ends
+            ends = columns if len(columns) == 2 else ends
     if ends is None:
         hint = "name them: --edge-columns SOURCE,TARGET (1,2 where they have no names); csv files need commas"
         raise edges.refusal("columns source and target, or two without names, of node ids", hint)
     edges.leave_out(ends)
     labels, class_names = read_labels(label_table, own, label, nodes, num_classes or MAX_CLASSES)
     if num_classes is None:
-        kind = next((str(piece.values.type) for piece in label_table.column(label)), "")
+        kind = next((str(piece.values.type) for (piece,) in label_table.batches([label])), "")
         dtype = np.dtype(kind if kind.startswith(("int", "uint")) else float)
         num_classes = count_classes([labels], dtype, str(paths["labels"]))
     if "splits" in paths:

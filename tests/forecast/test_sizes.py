@@ -14,10 +14,10 @@ from ogbnlib.forecast import draws
 from ogbnlib.forecast.draws import draw_batches
 from ogbnlib.forecast.sizes import expected_batch, stock_csc_bytes, store_bytes
 from ogbnlib.graph.store import Store, open_store
-from ogbnlib.sources.catalog import open_dataset
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.names import size_of
 from ogbnlib.sources.official import KNOWN
+from ogbnlib.sources.synth import synthesize_store
 
 PAPERS = KNOWN["ogbn-papers100M"]
 
@@ -45,8 +45,9 @@ def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_store: Path) -> Non
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["directed", "undirected"])
-def drawn_store(request: pytest.FixtureRequest, synth_dir: Path) -> Store:
-    return open_dataset(str(synth_dir), undirected=request.param, say=len)
+def drawn_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    path = tmp_path_factory.mktemp("data") / "drawn"
+    return synthesize_store(path, scale=0.001, undirected=request.param, progress=False)
 
 
 def sampled(store: Store, split: str, batch_size: int, fan_out: Sequence[int]) -> tuple[float, float]:

@@ -35,7 +35,7 @@ def in_blocks_of(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
     monkeypatch.setattr(module.Propagation, "plan", planned)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**16), num_nodes=st.integers(5, 200), density=st.floats(0, 12), columns=st.integers(1, 11),
     norm=st.sampled_from(["row", "sym", "none"]), self_loops=st.booleans(), hops=st.integers(1, 4),
@@ -103,6 +103,7 @@ propagate(open_store(sys.argv[1]), sys.argv[2], hops=4, progress=False)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(40000, 32)).astype("f2")

@@ -23,7 +23,7 @@ from ogbnlib.runs.exit_codes import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded
 from ogbnlib.runs.sandbox import run, scaled_limit, watch
 from ogbnlib.runs.supervise import supervise, trainer_environment
-from ogbnlib.sources.synth import synthesize, synthesize_store
+from ogbnlib.sources.synth import synthesize_store
 
 Config = Callable[..., TrainConfig]
 
@@ -39,8 +39,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainConfig]:
     """One epoch on 444,000 nodes and 6.5 M edges, where the policies differ by hundreds of MB."""
-    path = tmp_path_factory.mktemp("data") / "large"
-    synthesize(path, scale=0.004, progress=False)
+    path = synthesize_store(tmp_path_factory.mktemp("data") / "large", scale=0.004, progress=False).path
 
     def config(policy: str) -> TrainConfig:
         values = {"dataset": str(path), "loading": policy, "epochs": 1, "device": "cpu", "train_eval": "never"}
