@@ -34,7 +34,9 @@ from .folder import standing
 # arenas for all threads, not eight per core, let a run finish with 40 MB less. Blocks from 4 MiB on come from mmap and
 # go back at once, where the default threshold grows to 32 MiB: 75 MB less at the peak of [15, 10, 5] x 1024.
 MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20)}
-# torch asks the kernel for huge pages (2 MB) for tensors of 2 MB and more.
+# torch then asks for huge pages (2 MB) for its large tensors, which the kernel else maps 4 KB at a time: a step of
+# [15, 10, 5] x 1024 x 256 takes 0.58 instead of 0.85 CPU seconds, with the same losses and the same peak, 1026 and 1028
+# MB. With them the threshold of 4 MiB costs 4 % of a step and saves 33 MB, against 32 MiB 6 % and 78 MB.
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end

@@ -4,15 +4,27 @@ Run it by hand from the repository root: `python tests/benchmarks/bench_training
 Stock PyG is its `NeighborLoader` with float32 features in RAM and the forward of its documentation, in which every
 layer computes every sampled node; it needs torch-sparse or pyg-lib. Both sides train GraphSAGE with Adam. Stock PyG
 runs with one torch thread and with torch's default, and the better of the two is compared.
+
+`--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256 with GraphBolt of
+dgl 2.1.0 instead, as its users run it and with the huge pages that we ask for, each side in processes of its own. Its
+environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1 torchdata==0.7.1 'numpy<2'
+'pandas<3' pydantic pyyaml` (for a CPU alone, torch 2.2.1 from the index of CPU wheels that pytorch.org names).
 """
 
 import argparse
+import collections
 import itertools
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import torch_geometric.typing as installed
@@ -22,6 +34,7 @@ from torch_geometric.nn import SAGEConv
 
 from ogbnlib import TrainConfig
 from ogbnlib.graph.store import Store, is_store, open_store
+from ogbnlib.runs.supervise import HUGE_PAGES, MALLOC
 from ogbnlib.sources.synth import synthesize_store
 from ogbnlib.training.train import train
 
@@ -97,16 +110,62 @@ def our_rate(store: Store, setting: dict, seconds: float, loading: str, threads:
     return batches * len(warm) / sum(row["time_s"] or 0.0 for row in warm)
 
 
+OURS = """
+import json, resource, sys
+from ogbnlib import TrainConfig
+from ogbnlib.training.train import train
+values = json.loads(sys.argv[1])
+rows = train(TrainConfig.create(**values), sys.argv[2]).history[1:]
+print(json.dumps({"time_s": sum(row["time_s"] for row in rows) / len(rows)}))
+"""
+
+
+def compare_graphbolt(store: Store, python: Path, precision: str, seconds: float, rounds: int) -> None:
+    """Print batches per second of both sides, in turn, with huge pages and without, and the ratios of the medians."""
+    setting = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
+    batches, rates = -(-len(store.splits["train"]) // 1024), collections.defaultdict(list)
+    with tempfile.TemporaryDirectory() as tmp:
+        arrays = {"colptr": store.colptr, "row": store.row, "x": store.read("x", "float32"), "y": store.read("y")}
+        for name, array in {**arrays, "train": store.splits["train"]}.items():
+            np.save(f"{tmp}/{name}.npy", array)
+        del arrays
+        for number, pages, threads in itertools.product(range(rounds), "10", (1, 2)):
+            plain = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}
+            env = {**plain, "OMP_NUM_THREADS": str(threads), **({HUGE_PAGES: "1"} if pages == "1" else {})}
+            argv = [python, Path(__file__).with_name("peer_graphbolt.py"), tmp, "15,10,5", 1024, 256, precision]
+            done = subprocess.run([*map(str, argv), str(threads), str(seconds)], env=env, stdout=-1, check=True)
+            rates["GraphBolt", pages, threads].append(json.loads(done.stdout.splitlines()[-1])["rate"])
+            common = {"dataset": str(store.path), "loading": "store", "progress": "none", "device": "cpu"}
+            values = {**common, **setting, "num_threads": threads, "precision": precision, "epochs": 4}
+            argv = [sys.executable, "-c", OURS, json.dumps({**values, "train_eval": "never", "eval_splits": []})]
+            env |= {**MALLOC}
+            done = subprocess.run([*argv, f"{tmp}/run-{number}-{pages}-{threads}"], env=env, stdout=-1, check=True)
+            rates["ours", pages, threads].append(batches / json.loads(done.stdout.splitlines()[-1])["time_s"])
+    for pages, threads in itertools.product("10", (1, 2)):
+        ours, *peers = (median(rates[key]) for key in (
+            ("ours", pages, threads), ("GraphBolt", "0", threads), ("GraphBolt", "1", threads)))  # fmt: skip
+        size = "huge" if pages == "1" else "4 KB"
+        print(f"{precision}, {threads} thread(s), {size} pages: ours {ours:.2f} batches/s, "
+              f"{ours / peers[0]:.2f} x GraphBolt as it comes ({peers[0]:.2f}), "
+              f"{ours / peers[1]:.2f} x GraphBolt with huge pages ({peers[1]:.2f})")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=0.02)
     parser.add_argument("--dir", type=Path, help="keep the generated store here")
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--peer", choices=["stock", "graphbolt"], default="stock")
+    parser.add_argument("--peer-python", type=Path, help="Python of the peer's environment")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         path = (options.dir or Path(scratch)) / f"bench-store-{options.scale:g}"
         store = open_store(path) if is_store(path) else synthesize_store(path, options.scale, progress=False)
         print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features")
+        if options.peer == "graphbolt":
+            return compare_graphbolt(store, options.peer_python, options.precision, options.seconds, options.rounds)
         have_stock = installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE
         default_threads = torch.get_num_threads()
         data = None
