@@ -208,7 +208,7 @@ def doctor(
     for check in checks:
         lines.append(f"{'ok  ' if check.ok else 'FAIL'} {check.name:<14} {check.found}")
         if not check.ok:
-            lines.append(f"     {'':<14} mend: {check.mend}")
+            lines.append(f"     {'':<14} fix: {check.fix}")
     show({"checks": [vars(check) for check in checks], "ok": ok}, "\n".join(lines), as_json)
     raise typer.Exit(0 if ok else 1)
 

@@ -24,12 +24,12 @@ _SHOWN = ("torch", "torch_geometric", "ogb", "numba", "pandas")
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check. `mend` is the command or step that fixes a failure, else empty."""
+    """Result of one check. `fix` is the command or step after a failure, else empty."""
 
     name: str
     ok: bool
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def _packages() -> Check:

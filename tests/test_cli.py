@@ -113,7 +113,7 @@ def test_plan_prints_the_ladder() -> None:
         assert rung["you have"] in text.stdout
 
 
-def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
+def test_doctor_reports_each_check_and_a_fix_for_each_failure() -> None:
     done = cli("doctor", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == (0 if report["ok"] else 1)
@@ -122,7 +122,7 @@ def test_doctor_reports_each_check_and_a_mend_for_each_failure() -> None:
     }
     for check in report["checks"]:
         assert check["found"]
-        assert bool(check["mend"]) != check["ok"]
+        assert bool(check["fix"]) != check["ok"]
 
 
 def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(tiny_dir: Path, tmp_path: Path) -> None:
