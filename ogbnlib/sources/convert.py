@@ -83,10 +83,9 @@ def _write(
                 out.write(chunk)
                 count(chunk.nbytes)
 
-    def counted_chunks(chunks: Iterable[Array]) -> Iterator[Array]:
-        for chunk in chunks:
-            yield chunk
-            count(chunk.size)
+    def surveyed(chunk: Array) -> Array:
+        count(chunk.size)
+        return chunk
 
     def write_features() -> None:
         try:
@@ -94,7 +93,7 @@ def _write(
             encode: Callable[[Array], Array] = np.asarray
             if dtype == np.int8:  # the columns' ranges take a pass of their own
                 with contextlib.closing(_ahead(source.x_chunks())) as ahead:
-                    columns = Int8Columns.covering(finite(counted_chunks(ahead), kind, where), source.num_features)
+                    columns = Int8Columns.covering(finite(map(surveyed, ahead), kind, where), source.num_features)
                 writer.entries, encode = columns.entries(), columns.encode
             with contextlib.closing(_ahead(source.x_chunks())) as ahead:
                 per_node("x", dtype, map(encode, finite(ahead, kind, where)), (source.num_features,))
