@@ -201,8 +201,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
         fixed: each node has the same neighbors in all batches and at all hops, for evaluations.
-        sampling: "neighbor", or "labor": the nodes of a hop choose the same neighbors where they can, so that a batch
-            has fewer nodes; see `choice.choose_shared`.
+        sampling: "neighbor", or "labor": the nodes of a hop choose the same neighbors if possible. A batch then has
+            fewer nodes; see `choice.choose_shared`.
         where: The store that the graph is in, for messages.
     """
 

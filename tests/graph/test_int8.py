@@ -45,8 +45,8 @@ def test_values_are_within_half_a_step_and_the_store_verifies(coded: Store, tiny
 def test_a_column_of_one_value_stays_it(coded: Store, tmp_path: Path, constant: float) -> None:
     data = coded.to_data()
     data.x[:, 2] = constant
-    made = Store.from_data(data, tmp_path / "store", num_classes=4, feature_dtype="int8", progress=False)
-    assert (made.read("x")[:, 2] == constant).all()
+    store = Store.from_data(data, tmp_path / "store", num_classes=4, feature_dtype="int8", progress=False)
+    assert (store.read("x")[:, 2] == constant).all()
 
 
 @pytest.mark.parametrize("changes", [{"loading": "shared"}, {"loading": "store", "lookahead": "1 kB"}], ids=str)
