@@ -24,18 +24,6 @@ needs_pss = pytest.mark.skipif(
 )
 
 
-def test_a_childs_anonymous_memory_is_seen_as_anonymous() -> None:
-    with python_child(READY) as idle, python_child(f"block = b'x' * (200 << 20); {READY}") as child:
-        empty, full = read_memory(idle.pid), read_memory(child.pid)
-    assert full.num_processes == 1
-    grown = {
-        part: getattr(full, f"rss_{part}_bytes") - getattr(empty, f"rss_{part}_bytes") for part in ("anon", "file")
-    }
-    assert 195 * MB <= grown["anon"] < 205 * MB
-    assert abs(grown["file"]) < 5 * MB
-    assert full.rss_shmem_bytes == 0
-
-
 @needs_pss
 def test_shared_memory_is_seen_as_shared() -> None:
     if not os.access("/dev/shm", os.W_OK) or psutil.disk_usage("/dev/shm").free < 60 * MB:

@@ -13,9 +13,8 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
 from ogbnlib.notebook.plots import plot_runs, plot_timeline
-from ogbnlib.notebook.tables import compare_runs, forecast_table, sampled_nodes
+from ogbnlib.notebook.tables import compare_runs, forecast_table
 from ogbnlib.runs.folder import Run
-from ogbnlib.sources.catalog import prepare_dataset
 from ogbnlib.sources.names import size_of
 
 
@@ -42,16 +41,6 @@ def test_a_killed_run_has_no_measured_peak_but_its_forecast(tmp_path: Path, tiny
     assert math.isnan(row["measured MB"])
     assert math.isnan(row["error %"])
     assert row["predicted MB"] > 0
-
-
-def test_sampled_nodes_are_counted_in_real_batches(tmp_path: Path) -> None:
-    config = TrainConfig.create(dataset=prepare_dataset("", tmp_path, 0.0005))
-    settings = {"few": {"batch_size": 8, "num_neighbors": [2]}, "many": {"batch_size": 10**6}}
-    counts = sampled_nodes(config, settings, "ogbn-papers100M")
-    assert counts.loc["few", "arithmetic"] == 24
-    assert 8 < counts.loc["few", "counted"] <= 24
-    assert counts.loc["many", "counted"] < counts.loc["many", "arithmetic"]
-    assert counts.loc["few", "ogbn-papers100M"] == pytest.approx(24, rel=0.1)
 
 
 METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,2.0,,0.6,0.5,1.0,0.1\n2,1.0,,0.4,0.3,1.0,0.1\n"

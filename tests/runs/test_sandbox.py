@@ -111,20 +111,18 @@ def test_a_run_folder_is_never_overwritten(unlimited: dict[str, Run], large: Cal
     assert tree(folder) == before
 
 
-def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on(tiny_config: Config, tmp_path: Path) -> None:
-    first = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
+def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on_under_its_limit(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    first = run(tiny_config(epochs=1), "3 GB", run_dir=tmp_path / "run", echo=False)
     before = tree(tmp_path)
     again = run(tiny_config(epochs=1), run_dir=tmp_path / "run", resume=True, echo=False)
     assert tree(tmp_path) == before
     assert (again.result, again.diagnosis) == (first.result, first.diagnosis)
-    assert list(run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).metrics["epoch"]) == [1, 2]
-
-
-def test_a_resumed_run_has_the_limit_that_it_had_unless_another_is_given(tiny_config: Config, tmp_path: Path) -> None:
-    run(tiny_config(epochs=1), "3 GB", run_dir=tmp_path / "run", echo=False)
-    again = run(tiny_config(epochs=2), run_dir=tmp_path / "run", resume=True, echo=False)
-    assert again.result["memory_limit_bytes"] == 3 * GB
-    assert again.result["notes"] == ["memory_limit: 3.00 GB as before; give another one to change it"]
+    more = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
+    assert list(more.metrics["epoch"]) == [1, 2]
+    assert more.result["memory_limit_bytes"] == 3 * GB
+    assert more.result["notes"] == ["memory_limit: 3.00 GB as before; give another one to change it"]
 
 
 def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
@@ -212,6 +210,7 @@ def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_
     assert str(caught.value) == f"7: {failed.diagnosis}"
 
 
+@pytest.mark.slow
 def test_the_fixed_cost_of_a_trainer_is_the_constant_of_the_forecasts(tmp_path: Path) -> None:
     code = "import ogbnlib.training.train as t, time; t.warm_up(); time.sleep(0.3)"
     watch(["-c", code], run_dir=tmp_path / "compiles kernels once", echo=False)

@@ -199,30 +199,6 @@ def test_a_windows_batches_are_those_that_are_drawn_one_by_one(tmp_path: Path, p
         assert batch == (out.node.tolist(), edges, out.num_sampled_nodes, out.num_sampled_edges)
 
 
-SOUND_COLPTR, SOUND_ROW = np.array([0, 2, 3, 5]), np.array([1, 2, 0, 0, 1], np.int32)
-
-
-def sample_damaged(folder: Path, colptr: np.ndarray, row: np.ndarray, seeds: list[Any]) -> None:
-    sampler = CSCSampler(SOUND_COLPTR, SOUND_ROW, [-1, -1])
-    with on_disk(folder, colptr, row) as disks:
-        list(sample_window(sampler, [np.array(ids) for ids in seeds], list(range(len(seeds))), 0, *disks))
-
-
-@pytest.mark.parametrize("colptr", [[0, 2, 1, 5], [0, 2, 3, 6]], ids=str)
-def test_offsets_that_are_damaged_are_refused_by_file(tmp_path: Path, colptr: list[int]) -> None:
-    with pytest.raises(InputError, match=r"0\.bin: expected ascending offsets up to 5"):
-        sample_damaged(tmp_path, np.array(colptr), SOUND_ROW, [[0], [1, 2]])
-
-
-@pytest.mark.parametrize("value", [3, -1])
-def test_ids_that_are_damaged_are_refused_by_file(tmp_path: Path, value: int) -> None:
-    for at in range(5):
-        row = SOUND_ROW.copy()
-        row[at] = value
-        with pytest.raises(InputError, match=r"1\.bin: expected ids from 0 to 2, found others"):
-            sample_damaged(tmp_path, SOUND_COLPTR, row, [[0], [1, 2]])
-
-
 @pytest.mark.parametrize("room_bytes", [1, 10**9])
 @pytest.mark.parametrize(
     ("num_rows", "width", "dtype", "offset"),
