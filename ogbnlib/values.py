@@ -102,11 +102,6 @@ def parse_schedule(text: str) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 
-def _schedule(text: str) -> str:
-    parse_schedule(text)
-    return text
-
-
 def _arguments(value: object) -> object:
     """Read a dict or JSON text; tuples become lists, as in a saved config."""
     try:
@@ -143,7 +138,7 @@ Patience = Annotated[CountOrZero, BeforeValidator(lambda value: _none(value) or 
 OptionalBool = Annotated[bool | None, BeforeValidator(_none)]
 Dataset = Annotated[str, BeforeValidator(_path)]
 Model = Annotated[str, BeforeValidator(_model)]
-Schedule = Annotated[str, AfterValidator(_schedule)]
+Schedule = Annotated[str, AfterValidator(lambda text: parse_schedule(text) and text)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 

@@ -226,9 +226,8 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
         def publish(
             self, data: Any, metadata: Any = None, *, transient: Any = None, update: Any = False, **_: Any
         ) -> None:
-            shown = {
-                kind: value for kind, value in data.items() if "jupyter.widget" not in kind
-            }  # those live in the child
+            # Widgets live in the child.
+            shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
             send("publish", shown, metadata, transient=transient, update=update)
 
         def clear_output(self, wait: bool = False) -> None:

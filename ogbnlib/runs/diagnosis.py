@@ -161,21 +161,18 @@ def explain(
         since = f" for {max(0.0, time.time() - record.phase.start_s):.1f} s" if record.phase else ""
         limit = record.start.get("memory_limit_bytes")
         held = f"{format_bytes(record.held_bytes)}{f' of {format_bytes(limit)}' if limit else ''}"
-        text = [
-            f"At work, {where}{since}; after {took} it holds {held}, {format_bytes(record.held_peak_bytes)} at most."
-        ]
-        return Diagnosis(" ".join([*text, *in_use, *climbs]), "at work", None, label, *memory)
+        most = f"{format_bytes(record.held_peak_bytes)} at most"
+        text = [f"At work, {where}{since}; after {took} it holds {held}, {most}.", *in_use, *climbs]
+        return Diagnosis(" ".join(text), "at work", None, label, *memory)
     if code is None:
         remedy = "start it again" if foreign else "if no process of it is alive, go on with resume=True"
         text = [f"No result was written: the watching process was itself killed. After {took} the run was {where}."]
-        text += [*in_use, *climbs, f"Next: {remedy}."]
-        return Diagnosis(" ".join(text), "no result", None, label, *memory, remedy)
-    kills, around = result.kills_around, ""
-    if kills:
-        around = (
-            f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup: perhaps one of this "
+        return Diagnosis(
+            " ".join([*text, *in_use, *climbs, f"Next: {remedy}."]), "no result", None, label, *memory, remedy
         )
-        around += "run."
+    around = ""
+    if kills := result.kills_around:
+        around = f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup: perhaps this run."
     if code == 0:
         cause = f"Finished without an error in {took}{result.under_limit()}"
         if peak := result.held_peak_bytes:

@@ -85,7 +85,6 @@ class _RunFiles:
         return tables.cuda_table(self.events, self._origin_s)
 
     @cached_property
-    @clear_errors()
     def metrics(self) -> pd.DataFrame:
         """metrics.csv, one row per epoch; empty when none was finished."""
         path = self.paths.metrics
@@ -300,7 +299,7 @@ def _content(path: Path) -> bytes:
 
 def _count(run_dir: Path, record: Record) -> Count | None:
     count = read_count(RunPaths(run_dir).progress)
-    return count if count is not None and record.phase is not None and count.phase == record.phase.label else None
+    return count if count and record.phase and count.phase == record.phase.label else None
 
 
 def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[str, str]:
