@@ -10,7 +10,6 @@ import pytest
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.phases import Forecast, kind_of, predict
-from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.sizes import RUNTIME_BYTES
 from ogbnlib.graph.store import GraphSize
 from ogbnlib.runs.folder import Run
@@ -58,20 +57,6 @@ def test_papers100m_from_disk_holds_under_2_gb_beside_its_windows(spool: str) ->
     assert plan.peak_bytes < 4 * 2**30
     assert plan.least_bytes < 2 * GB
     assert (plan.windows.spooling is not None) == (spool != "off")
-
-
-def test_a_spool_moves_a_fraction_of_what_windows_in_memory_do() -> None:
-    values = {"limit": 4 * 2**30, "loading": "store", "feature_dtype": "float16", "epochs": 20}
-    spooled, plain = (forecast(spool=spool, **values).windows for spool in ("30 GB", "off"))
-    assert spooled is not None
-    assert plain is not None
-    assert spooled.spooling is not None
-    assert spooled.spooling.disk_bytes < 30 * 2**30
-    assert spooled.moved_bytes < plain.moved_bytes / 2
-    assert spooled.held_bytes < 4 * 2**30
-    text = str(plan(config(loading="store", feature_dtype="float16", epochs=20, spool="30 GB"), "4 GB"))
-    assert "from a spool of 2" in text
-    assert "an epoch of training moves 1" in text
 
 
 def resident(run_dir: Path, epochs: int) -> dict[str, set[str]]:

@@ -18,7 +18,6 @@ from matplotlib.lines import Line2D
 from ogbnlib.errors import GB
 from ogbnlib.notebook.plots import (
     plot_forecast,
-    plot_peaks,
     plot_runs,
     plot_timeline,
 )
@@ -95,15 +94,6 @@ def test_runs_side_by_side_have_one_scale_and_names(killed: Path, finished: Path
     titles = [ax.get_title() for ax in plot_runs([Run(killed), same_name]).axes]
     assert len(titles) == 2
     assert all("killed" in title for title in titles)
-
-
-def test_peaks_are_bars_with_the_limit_and_those_that_reach_it_stand_out() -> None:
-    ax = plot_peaks({"eager": 4 * GB, "shared": 1 * GB}, limit_bytes=4 * GB)
-    assert [bar.get_width() for bar in ax.patches] == [4.0, 1.0]  # type: ignore[attr-defined]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["eager", "shared"]
-    (line,) = lines(ax, "--")
-    assert list(line.get_xdata()) == [4.0, 4.0]
-    assert len({to_hex(bar.get_facecolor()) for bar in ax.patches}) == 2
 
 
 def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tmp_path: Path) -> None:

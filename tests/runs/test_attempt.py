@@ -49,15 +49,6 @@ def test_the_forecast_check_takes_the_size_that_the_run_found(tiny_config: Confi
     assert (gone["size_from"], "gone since" in gone["skipped"]) == ("files", True)
 
 
-def test_an_earlier_attempts_result_moves_to_the_events(tiny_config: Config, tmp_path: Path) -> None:
-    first = end(tmp_path, tiny_config(), code=75)
-    assert Run(tmp_path).result == first.result
-    Attempt(Run(tmp_path), tiny_config()).recorder.stop()
-    assert not (tmp_path / "result.json").exists()
-    starts = [event["previous"] for event in Run(tmp_path).events if event["event"] == "start"]
-    assert starts == [None, first.result]
-
-
 def test_an_outer_limits_kill_is_told_with_that_limit(tiny_config: Config, tmp_path: Path) -> None:
     outer = {"limit_bytes": 750 * MB, "cgroup": "/sys/fs/cgroup/memory/job"}
     more = {"killed_by": "kernel", "oom_kills": 1, "outer_limit": outer}

@@ -93,13 +93,6 @@ def test_inside_a_slurm_job_a_run_goes_on_in_another_job(tmp_path: Path, monkeyp
         assert found.remedy == f"go on with {command}, unless Slurm requeued job 7"
 
 
-def test_a_folder_without_a_timeline_is_still_diagnosed(tmp_path: Path) -> None:
-    write_run(tmp_path, exit_code=1)
-    (tmp_path / "timeline.csv").unlink()
-    (tmp_path / "events.jsonl").unlink()
-    assert diagnose(tmp_path).exit_code == 1
-
-
 def test_an_exception_and_its_exit_code_are_one_thing() -> None:
     import torch
 

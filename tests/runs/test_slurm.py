@@ -156,10 +156,6 @@ SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, list[
         {"JobState": "FAILED", "ExitCode": "1:0"}, TORCHRUN + STEP_CANCELLED, 1, "SIGKILL, cause unknown",
         ["rank 1", "exit code 137"], ["exception", "output.log"],
     ),
-    "a rank's exception": (
-        {"JobState": "FAILED", "ExitCode": "1:0"}, TORCHRUN.replace("-9", "1"), 1, "error",
-        ["rank 1", "read the end of", "slurm-train-2.out"], ["output.log"],
-    ),
     "a run that diverged": (
         {"JobState": "FAILED", "ExitCode": "77:0"}, "", 77, "diverged", ["a smaller lr"], ["--set"],
     ),
@@ -171,7 +167,6 @@ SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, list[
         {"JobState": "PENDING", "Reason": "BeginTime", "Restarts": "1"}, REQUEUED, 75, "pending",
         ["submit no second one"], ["--resume"],
     ),
-    "requeued, from the log alone": (None, REQUEUED, 75, "pending", ["submit no second one"], ["--resume"]),
     "a shell's exit code 2": (
         {"JobState": "FAILED", "ExitCode": "2:0"}, "ls: cannot access '/data'\n", None, "error",
         ["slurm-train-2.out"], ["refused its input", "output.log"],

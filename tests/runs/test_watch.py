@@ -389,23 +389,6 @@ def test_a_script_does_not_end_of_what_can_not_be_written_about_it(
     assert Run(tmp_path).events[-1]["failed"] == "ZeroDivisionError"
 
 
-def growth(*megabytes: float) -> Growth:
-    return Growth.of([int(size * MB) for size in megabytes])
-
-
-def test_growth_tells_a_leak_from_caches_that_fill() -> None:
-    leak = growth(*(500 + 20 * i for i in range(8)))
-    assert (leak.verdict, round(leak.slope_bytes / MB), leak.epochs) == ("climbs", 20, 8)
-    assert growth(*(500 + 20 * i + (-1) ** i * 15 for i in range(20))).verdict == "climbs"
-    assert growth(*(1000 * (1 - 2.7 ** -(i / 2)) for i in range(12))).verdict == "levels off"
-    assert growth(*([500] * 5 + [700] * 4)).verdict == "levels off"
-    assert growth(*(500 + (i % 3) * 40 for i in range(12))).verdict == "levels off"
-    assert growth(*(500 + 0.1 * i for i in range(20))).verdict == "levels off"
-    assert growth(500, 600, 700, 800).verdict == "too few epochs"
-    long = growth(*(500 + 2 * i for i in range(5000)))
-    assert (long.verdict, round(long.slope_bytes / MB, 2), long.epochs) == ("climbs", 2.0, 5000)
-
-
 def test_a_script_that_keeps_memory_each_epoch_is_told_its_slope(script: Callable[[str], str], tmp_path: Path) -> None:
     named = "with ogbnlib.phase('train epoch', epoch=i):"
     code = f"import ogbnlib\nkept = []\nfor i in range(7):\n    {named}\n        kept.append(bytearray(10 * 2**20))"

@@ -188,15 +188,6 @@ def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
     loader.close()
 
 
-def test_an_error_in_a_window_is_raised_to_the_user_of_the_batches(raw: Path, make: Make, tmp_path: Path) -> None:
-    store = convert(raw, tmp_path / "s", feature_dtype="float32", progress=False)
-    loader = make(4, store=store)
-    os.truncate(store.file_path("x"), store.files["x"].bytes // 2)
-    set_epoch(loader, 1)
-    with pytest.raises(InputError, match=r"x\.npy: expected the file that this process opened"):
-        list(loader)
-
-
 def scores(result: TrainResult) -> list[dict[str, Any]]:
     return [{name: row[name] for name in COLUMNS} for row in result.history]
 

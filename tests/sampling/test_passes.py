@@ -72,15 +72,6 @@ def test_pygs_loaders_draw_anew_in_each_pass_and_torchs_seed_repeats_them(
     assert all_differ([passes(make(store, store.sampler([3, 2], seed=6)), 1)[0], expected[0]])
 
 
-def test_workers_draw_anew_too(store: Store) -> None:
-    draws = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        draws.append(passes(links(store, store.sampler([3, 2]), num_workers=1), 2))
-    assert draws[0] == draws[1]
-    assert all_differ(draws[0])
-
-
 WORKERS = {"num_workers": 2, "persistent_workers": True}
 HOW = pytest.mark.parametrize(
     "options",
