@@ -69,6 +69,13 @@ class Pass:
             return self.own_batches
         return -(-self.size.num_seeds[self.split] // max(1, self.batch.hop_nodes[0]))
 
+    @property
+    def num_after_first(self) -> float:
+        """Batches that come after the first, in units of a whole one, as the last may have fewer seeds."""
+        if self.own_batches is not None:
+            return max(0, self.own_batches - 1)
+        return max(0.0, self.size.num_seeds[self.split] / max(1, self.batch.hop_nodes[0]) - 1)
+
     def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
         """Bytes of the largest batch, of its float16 features in float32, and of its activations."""
         size, largest = self.size, self.batches.largest
@@ -93,11 +100,12 @@ class Pass:
         config = self.config
         if not config.num_workers:
             return {}
-        ready = min(sizes.PREFETCH_FACTOR * config.num_workers, max(0, self.num_batches - 1))
-        sampling = min(config.num_workers, self.num_batches) * sizes.sampling_bytes(self.batch)
+        ready = min(sizes.PREFETCH_FACTOR * config.num_workers, self.num_after_first)
+        sampling = int(min(config.num_workers, self.num_after_first + 1) * sizes.sampling_bytes(self.batch))
         idle = idle_loaders * config.num_workers if config.persistent_workers else 0
         mean_bytes = budget.batch_bytes(self.batch, self.size.num_features, self.batch_itemsize)
-        return {WORKERS[0]: ready * mean_bytes, WORKERS[1]: (config.num_workers + idle) * sizes.WORKER_BYTES + sampling}
+        own = (config.num_workers + idle) * sizes.WORKER_BYTES
+        return {WORKERS[0]: int(ready * mean_bytes), WORKERS[1]: own + sampling}
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
         """By how much more than forecast the batches among `parts` may take, see `UNSURE`."""

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.forecast.budget import batch_bytes
+from ogbnlib.forecast.passes import WORKERS, Pass
 from ogbnlib.forecast.phases import Forecast, kind_of, predict
 from ogbnlib.forecast.sizes import RUNTIME_BYTES
 from ogbnlib.graph.store import GraphSize
@@ -138,3 +140,13 @@ def test_the_window_that_waits_for_the_next_epoch_is_held_during_evaluations_bet
     assert plan.windows.overlapped
     for phase in plan.phases:
         assert ("next window to train on" in phase.parts) == phase.name.startswith("eval")
+
+
+def test_workers_have_no_more_batches_ready_than_the_epoch_has_seeds() -> None:
+    papers = KNOWN["ogbn-papers100M"]
+    seeds = 3 * papers.num_seeds["train"] // 5  # the second and last batch is smaller
+    one = Pass.over(
+        TrainConfig.create(dataset="ogbn-papers100M", batch_size=seeds, num_workers=4), papers, "train", True
+    )
+    each = batch_bytes(one.batch, papers.num_features, one.batch_itemsize)
+    assert one.workers(0)[WORKERS[0]] == pytest.approx(each * (papers.num_seeds["train"] / seeds - 1), abs=1)

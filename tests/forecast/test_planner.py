@@ -1,6 +1,7 @@
 """Promises of `planner`: verdicts keep their margin, what it suggests fits and runs, and it needs sizes alone."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +59,20 @@ def test_an_epoch_takes_what_was_measured_at_full_size() -> None:
     assert (
         predict(large.replace(precision="bf16")).epoch_s < 0.8 * in_ram < predict(large.replace(num_threads=1)).epoch_s
     )
+
+
+def test_the_guides_times_are_those_of_the_planner() -> None:
+    guide = (Path(__file__).parents[2] / "notebooks/guide/papers100M.md").read_text()
+    rows = re.findall(
+        r"^\| (\d+) GB \| (?:the same|\[15, 10, 5\]).*?`loading=(\w+)(.*)\| (.*) GB \| (\d+) min", guide, re.M
+    )
+    common = {**LARGE, "undirected": True, "spool": "30 GB", "epochs": 10}
+    for limit, loading, more, peak, minutes in rows:
+        dtype = "float32" if "float32" in more else "float16"
+        found = predict(config(loading=loading, feature_dtype=dtype, **common), memory_limit_bytes=int(limit) * GB)
+        assert round(found.epoch_s / 60) == int(minutes)
+        assert found.peak_bytes / GB == pytest.approx(float(peak), rel=0.02)
+    assert len(rows) == 4
 
 
 def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() -> None:
