@@ -74,9 +74,7 @@ class Propagation:
         with shown("reading the graph", total) as done:
             self.reached = self.edges.needed(self.kept, self.hops, done)
             self.scale = self._scales(done)
-        for members in self.reached:
-            if members is not None:
-                members.count()
+        self.num_reached = [self._size(members) for members in self.reached]
 
     def _scales(self, done: Done) -> Array:
         # The bits of magnitudes, as whole numbers, have the same order. Comparing them is ten times faster.
@@ -100,10 +98,8 @@ class Propagation:
 
     def plan(self, left: int) -> HopPlan:
         """Plan the columns of each hop for `left` bytes of memory. Call `survey` first."""
-        return plan_hops(
-            self.store.size, self.hops, self.norm, left_bytes=left, itemsize=self.dtype.itemsize, kept=self.num_kept,
-            reached=[self._size(members) for members in self.reached],
-        )  # fmt: skip
+        how: dict[str, Any] = {"itemsize": self.dtype.itemsize, "kept": self.num_kept, "reached": self.num_reached}
+        return plan_hops(self.store.size, self.hops, self.norm, left_bytes=left, **how)
 
     def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> dict[str, int]:
         """Write the files of hop `number`, `width` columns at a time; return their checksums."""

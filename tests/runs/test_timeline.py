@@ -54,17 +54,6 @@ def test_torn_events_are_left_out_and_later_ones_stand(tmp_path: Path) -> None:
         assert [event["event"] for event in Run(tmp_path).events] == ["start", "note"], f"{cut} bytes cut"
 
 
-METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,1.5,,,,1.0,0.0\n"
-
-
-def test_torn_metrics_are_left_out_and_counted(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text(f"{METRICS}2,1.25,,0.5,,1.0,0.0\n3,1.1")
-    table = Run(tmp_path).metrics
-    assert table["epoch"].tolist() == [1, 2]
-    assert table["valid"].isna().tolist() == [True, False]
-    assert table.attrs["torn_lines"] == 1
-
-
 def test_the_end_of_a_phase_carries_its_exact_peak_however_short_the_spike_was(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
     with log.phase("outer"):

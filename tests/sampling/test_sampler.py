@@ -1,6 +1,5 @@
 """What `CSCSampler` and `EpochSampler` promise, against brute force on small random multigraphs."""
 
-import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -168,19 +167,6 @@ def test_the_batch_does_not_depend_on_where_the_graph_lies_or_on_the_dtype_of_ro
         arrays = [np.load(tmp_path / f"{i}.npy", mmap_mode="r", allow_pickle=False) for i in range(2)]
     out = CSCSampler(*arrays, [3, -1, 2]).sample_from_nodes(seeds_of(5, 1, 9))
     assert flat(out) == flat(CSCSampler(*random_graph(), [3, -1, 2]).sample_from_nodes(seeds_of(5, 1, 9)))
-
-
-def test_pickling_refers_to_a_mapped_file_and_carries_a_slice_of_one_by_value(tmp_path: Path) -> None:
-    colptr, row = random_graph(num_edges=50_000)
-    np.save(tmp_path / "row.npy", row)
-    np.save(tmp_path / "padded.npy", np.concatenate([row[:10], row]))
-    mapped = np.load(tmp_path / "row.npy", mmap_mode="r", allow_pickle=False)
-    part = np.load(tmp_path / "padded.npy", mmap_mode="r", allow_pickle=False)[10:]
-    small, large = (pickle.dumps(CSCSampler(colptr, r, [3, 2])) for r in (mapped, part))
-    assert len(small) < 10_000 < row.nbytes < len(large)
-    expected = flat(CSCSampler(colptr, row, [3, 2]).sample_from_nodes(seeds_of(1, 2)))
-    assert flat(pickle.loads(small).sample_from_nodes(seeds_of(1, 2))) == expected
-    assert flat(pickle.loads(large).sample_from_nodes(seeds_of(1, 2))) == expected
 
 
 @pytest.mark.parametrize(

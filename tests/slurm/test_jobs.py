@@ -313,22 +313,6 @@ def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
     assert diagnose(job_id)["cause"] == "finished"
 
 
-def test_a_notebook_whose_run_is_stopped_is_requeued(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
-    # A cell without a training run is not stopped by USR1; it goes on until the time limit.
-    code = "from pathlib import Path\nfrom ogbnlib import TrainConfig, run\n"
-    code += f"config = TrainConfig.create(dataset={str(tiny_dir)!r}, epochs=60, batch_size=16, device='cpu')\n"
-    code += "folder = Path('kept')\nresume = (folder / 'config.json').is_file()\n"
-    code += "run(config, run_dir=folder, resume=resume).require_finished()"
-    cells = [nbformat.v4.new_code_cell(code)]
-    meta = {"kernelspec": {"name": "python3", "display_name": "python3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=meta), site / "trainer.ipynb")
-    job_id = slurm.sbatch(*SMALL, "slurm/notebook.sbatch", "trainer.ipynb", cwd=site)
-    wait_until((site / "kept" / "checkpoint.pt").exists, "the first checkpoint")
-    slurm.call("scancel", "--batch", "--signal=USR1", job_id)
-    (job,) = slurm.wait(job_id)
-    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), output(site, job_id)
-
-
 def test_several_processes_stop_at_a_checkpoint_and_resume(
     slurm: Cluster, site: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import left_in, official_csv, tree
+from conftest import left_in, official_csv
 from ogb_layout import meta_dict
 from web import Remote
 
@@ -193,19 +193,6 @@ def test_a_flipped_bit_is_found_while_streaming(folder: Path, member: str, compr
 
 
 # ------------------------------------------------------------------------------------------------ official names
-
-
-def test_an_official_csv_data_set_is_read_through_ogb(tmp_path: Path, graph: dict[str, Any]) -> None:
-    folder = official_csv(tmp_path, **graph)
-    (folder / "processed" / "data_processed").write_bytes(b"an old pickle, never to be loaded")
-    before = tree(tmp_path)
-    dataset = open_official(locate_official("ogbn-arxiv", tmp_path))
-    np.testing.assert_array_equal(read_x(dataset), graph["x"].astype(np.float64).round(3).astype(np.float32))
-    np.testing.assert_array_equal(read_edges(dataset), graph["edge_index"])
-    np.testing.assert_array_equal(read_y(dataset), np.maximum(graph["y"], 0))
-    np.testing.assert_array_equal(dataset.read_splits()["valid"], graph["splits"]["valid"])
-    assert dataset.num_classes == 40
-    assert tree(tmp_path) == before
 
 
 BAD_CSV = {
