@@ -128,11 +128,8 @@ def test_a_misspelt_name_is_refused_with_2_and_leaves_the_output_as_it_was(
     ("name", "value", "expected", "instead"),
     [
         ("epochs", "ten", "int", "-y 'epochs: 3'"),
-        ("lr", True, "float", "-y 'lr: 0.1'"),
-        ("fanout", "[5, 4]", "list", "-y 'fanout: [3, 2]'"),
         ("limit", 8, "str | None", "-r limit TEXT"),
         ("sizes", ["a"], "tuple[int, ...]", "-y 'sizes: [1, 2]'"),
-        ("plain", "x", "float", "-y 'plain: 2.5'"),
         ("loading", "lasy", "Literal['eager', 'lazy']", "-y 'loading: \"lazy\"'"),
     ],
 )

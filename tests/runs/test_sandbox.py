@@ -1,10 +1,7 @@
 """Promises of `sandbox`: `run` comes back with what happened, and nothing that was computed is lost."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -216,22 +213,6 @@ def test_the_fixed_cost_of_a_trainer_is_the_constant_of_the_forecasts(tmp_path: 
     watch(["-c", code], run_dir=tmp_path / "compiles kernels once", echo=False)
     done = watch(["-c", code], run_dir=tmp_path / "run", echo=False)
     assert done.held_peak_bytes == pytest.approx(RUNTIME_BYTES, rel=0.15)
-
-
-@pytest.mark.slow
-def test_the_first_run_of_a_fresh_installation_holds_no_more_than_the_second(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    shutil.copytree(ROOT / "ogbnlib", tmp_path / "fresh" / "ogbnlib", ignore=shutil.ignore_patterns("__pycache__"))
-    config = json.loads(tiny_config(loading="store", epochs=1).model_dump_json())
-    code = "import json, sys, ogbnlib; config = ogbnlib.TrainConfig(**json.loads(sys.argv[1]))\n"
-    code += "assert 'fresh' in ogbnlib.__file__; ogbnlib.run(config, '2 GB', run_dir=sys.argv[2])"
-    peaks = []
-    for name in ("first", "second"):
-        argv = [sys.executable, "-c", code, json.dumps(config), str(tmp_path / name)]
-        subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(tmp_path / "fresh")}, cwd=tmp_path, check=True)
-        peaks.append(Run.open(tmp_path / name).require_finished().held_peak_bytes)
-    assert peaks[0] <= peaks[1] + 30 * MB
 
 
 @pytest.mark.parametrize(("kernel", "asked"), [("always", True), ("madvise", True), ("never", False), ("", False)])
