@@ -167,7 +167,8 @@ class Pass:
         row_bytes = self.size.num_features * self.itemsize
         rows, structure = batch.num_nodes * row_bytes, 8 * (batch.num_nodes + batch.num_edges)  # all ids int32
         passes = max(1, config.epochs if self.training else config.num_evaluations(self.split))
-        one, sampled_bytes = budget.compact_batch_bytes(batch, row_bytes), budget.sampled_batch_bytes(batch)
+        one = budget.compact_batch_bytes(batch, row_bytes)
+        sampled_bytes = budget.sampled_batch_bytes(batch, config.sampling == "labor")
         size = min(num_batches, max(1, min(memory // 24, budget.WINDOW_BYTES) // one))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         working, total = memory - memory // 8 - 4 * size * one, num_batches * (passes if self.training else 1)

@@ -89,7 +89,7 @@ class StoreLoaders(DiskLoaders):
                 passing |= {"windows": count * one.window_bytes(windows)}
                 if windows.spooling is None:  # its batches' samples, and three buffers that read the store
                     buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
-                    samples = batches * sampled_batch_bytes(one.batches.largest)
+                    samples = batches * sampled_batch_bytes(one.batches.largest, config.sampling == "labor")
                     passing["window being prepared"] = samples + buffers
                 elif windows not in eval_windows.values():
                     passing["pass for the spool"] = windows.spooling.working_bytes

@@ -68,6 +68,7 @@ def _shared_neighbors(
     most = np.repeat(np.where(fanouts < 0, np.iinfo(np.int64).max, fanouts), sizes)
     at = np.append(0, np.cumsum(np.minimum(most, degree)))  # of each column's edges
     targets = np.repeat(np.arange(len(degree)) + np.repeat(begin - parts[:-1], sizes), np.diff(at)).astype(np.int32)
+    del most
     neighbors, columns = np.empty(at[-1], f"i{row.row_bytes}"), np.flatnonzero(degree)
 
     def take(buffer: memoryview, begin: int, which: Array) -> None:
@@ -158,13 +159,15 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         before = np.diff(bounds)
         begin = before - hop_nodes[-1]
         if windows[0].sampler.labor:
+            del frontier
             neighbors, targets, parts = _shared_neighbors(row, keys, hops, fanouts, start, degree, parts, begin)
+            del start, degree
         else:
             wanted, targets, parts = _chosen(keys, hops, fanouts, frontier, start, degree, parts, begin)
+            del frontier, start, degree
             neighbors = np.empty(len(wanted), f"i{row.row_bytes}")
             row.fetch(wanted, neighbors)
             del wanted
-        del frontier, start, degree
         bad, nodes, bounds, sources = _grown(nodes, bounds, neighbors, parts, num_nodes)
         if bad >= 0:
             raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
