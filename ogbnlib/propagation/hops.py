@@ -42,7 +42,7 @@ Nodes = Literal["labelled", "all"]
 Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows work on so many bytes
 # Beyond `fixed_bytes` if no kernel is in the cache yet: the peak was 717 MB for 643 planned.
 _COMPILING_BYTES = 80 * MB
-_SEAL = "hop.json"  # in a hop's folder: what was propagated, and the checksum of each file's data
+_SEAL = "hop.json"  # in a hop's folder: the propagation's parameters, and the checksum of each file's data
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
@@ -127,21 +127,21 @@ class Propagation:
                 for first, out, degrees in slices:
                     if rows is not None:
                         rows.write(pick(targets, first, out))
-                    result = pick(self.kept, first, out) / scale
+                    values = pick(self.kept, first, out) / scale
                     if self.norm == "sym":
-                        result *= np.sqrt(pick(self.kept, first, degrees), dtype=np.float32)[:, None]
-                    yield result
+                        values *= np.sqrt(pick(self.kept, first, degrees), dtype=np.float32)[:, None]
+                    yield values
 
             how: dict[str, Any] = {"loops": self.loops, "mean": self.norm != "none", "done": done}
             with contextlib.ExitStack() as stack:
                 create, names = StoreWriter(folder).create, [f"kept-{columns.start}", f"rows-{columns.start}"]
-                kept = stack.enter_context(create(names[0], self.dtype, (size,)))
+                result = stack.enter_context(create(names[0], self.dtype, (size,)))
                 rows = None if last else stack.enter_context(create(names[1], self.rows_dtype, (size,)))
                 swept = source.hop(self.edges, targets, size, self.rows_dtype, prepare, **how)
                 slices = stack.enter_context(contextlib.closing(swept))
                 for values in finite(results(), self.dtype, where):
-                    kept.write(values)
-            crc32.update({name: writer.crc32 for name, writer in zip(names, (kept, rows), strict=True) if writer})
+                    result.write(values)
+            crc32.update({name: writer.crc32 for name, writer in zip(names, (result, rows), strict=True) if writer})
 
         firsts = range(0, store.num_features, width)
         total = len(firsts) * (source.nbytes + self.edges.nbytes)

@@ -30,9 +30,6 @@ def prepare(config: TrainConfig, folder: Path, *, resume: bool) -> None:
         pass
 
 
-ROOT = Path(__file__).parents[2]
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainConfig]:
     """One epoch on 444,000 nodes and 6.5 M edges, where the policies differ by hundreds of MB."""
