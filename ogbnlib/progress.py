@@ -60,8 +60,8 @@ def read_count(path: Path) -> Count | None:
 def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
     """` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
     limit = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
-    held = "" if held_bytes is None else format_bytes(held_bytes) + limit
-    return ", ".join(filter(None, ["" if count is None else str(count), held]))
+    memory = "" if held_bytes is None else format_bytes(held_bytes) + limit
+    return ", ".join(filter(None, ["" if count is None else str(count), memory]))
 
 
 @contextlib.contextmanager

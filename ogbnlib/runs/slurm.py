@@ -104,8 +104,8 @@ def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], aske
     """Diagnose one job, or one task of an array, from its row, its log and its run."""
     work_dir = Path(job.get("WorkDir") or ".")
     # The job scripts write slurm-NAME-JOBID.out, with such a line for each attempt; sbatch by itself slurm-JOBID.out.
-    found = [path for path in work_dir.glob("slurm-*.out") if path.stem.endswith(f"-{job_id}")]
-    log_path = Path(job["StdOut"]) if job.get("StdOut") else max(found, key=lambda p: p.stat().st_mtime, default=None)
+    logs = [path for path in work_dir.glob("slurm-*.out") if path.stem.endswith(f"-{job_id}")]
+    log_path = Path(job["StdOut"]) if job.get("StdOut") else max(logs, key=lambda p: p.stat().st_mtime, default=None)
     data = log_path.read_bytes()[-(2**18) :] if log_path is not None and log_path.is_file() else b""
     log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", data.decode(errors="replace").replace("\r", "\n"))[-1]
     lines = [line for line in log.splitlines() if line.strip()]

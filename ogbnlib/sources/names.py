@@ -1,4 +1,4 @@
-"""What a data set's name means: a store, or data that `catalog` converts to a store once; and its sizes.
+"""Names of data sets: each means a store, or data that `catalog` converts to one once; and their sizes.
 
 The store is `NAME.store` (`NAME-undirected.store`, `-float16`) beside the data, or in `data_dir`.
 """
