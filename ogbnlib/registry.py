@@ -20,6 +20,11 @@ class _Entry:
         return getattr(importlib.import_module(module), name)
 
 
+# Values of a batch's features from which on GraphSAGE's layers are fused on a CPU: a step of [3, 2] x 128 x 16, 0.16 M,
+# took 2.0 CPU ms with PyG's layers and 2.3 fused.
+FUSED_VALUES = 2**20
+
+
 class Layer(NamedTuple):
     """One layer of a training step."""
 

@@ -25,6 +25,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import spmm
 
+from .. import registry
 from ..config import TrainConfig
 from ..graph.store import Store
 from ..propagation.sage import FusedSAGE
@@ -140,6 +141,7 @@ class GNN(nn.Module):
             del others
         # The fused layer is for the CPU in float32; under autocast and on a GPU PyG's layer computes a sparse product.
         fused = self.model == "sage" and x.device.type == "cpu" and self.dtype == torch.float32
+        fused = fused and x.numel() >= registry.FUSED_VALUES
         bounds = index2ptr(edge_index[1], sum(num_sampled_nodes[:-1])) if fused else None
         with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
             for layer in range(len(self.convs)):
