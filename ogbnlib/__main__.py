@@ -196,10 +196,7 @@ def diagnose(
 
 
 @app.command()
-def doctor(
-    root: option.DataDir = Path("dataset"),
-    as_json: option.Json = False,
-) -> None:
+def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False) -> None:
     """Check the installation and the machine; each failure comes with a command. Exits with 1 if anything failed."""
     from .doctor import examine
 
@@ -215,7 +212,6 @@ def doctor(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Print how to go on after an interruption, and exit with 130."""
     try:
         yield
     except KeyboardInterrupt as stop:

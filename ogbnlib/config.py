@@ -37,8 +37,6 @@ FREE, NOTED, _COMPARE = Resume(), Resume(""), "; compare accuracies with this in
 
 
 class _Parameters(BaseModel):
-    """The parameters with their defaults and meanings."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     # data

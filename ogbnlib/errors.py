@@ -65,10 +65,8 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of the di
 
 @contextlib.contextmanager
 def clear_errors(path: object = None) -> Iterator[None]:
-    """Turn an error of the file system into an `InputError` with path, cause and remedy; also a decorator.
-
-    An interruption becomes one line in a notebook. `path` is for calls whose errors do not name it, such as write(2).
-    """
+    """Turn an error of the file system into an `InputError` with path, cause and remedy; also a decorator."""
+    # An interruption becomes one line in a notebook. `path` is for calls whose errors do not name it, such as write(2).
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -69,11 +69,7 @@ class _Output(io.FileIO):
 
 
 def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None) -> None:
-    """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then renamed to `path`.
-
-    Args:
-        keep: New name for the old file; between the two renames it exists under that name only.
-    """
+    """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then renamed to `path`."""
     path = Path(path)
     beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
     with clear_errors(path):
@@ -86,7 +82,7 @@ def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPat
                 except Exception as error:
                     raise raw.error or error from None
                 os.fsync(raw.fileno())
-            if keep is not None and path.exists():
+            if keep is not None and path.exists():  # between the two renames the old file exists as `keep` only
                 os.replace(path, keep)
             os.replace(beside, path)
         finally:
@@ -114,10 +110,8 @@ def write_json(path: StrPath, value: Any) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
-    """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is renamed to `path`.
-
-    After an error nothing is left behind; the remains of a killed process are deleted by the next one.
-    """
+    """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is renamed to `path`."""
+    # After an error nothing is left behind; the remains of a killed process are deleted by the next one.
     with clear_errors(path):
         path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
         check_new(path)
@@ -185,10 +179,8 @@ def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
 
 
 def hold(path: StrPath) -> int | None:
-    """Lock a file by flock(2), write this process into it, and return its descriptor; None if another process has it.
-
-    A killed process loses the lock. A child that inherits the descriptor has it too, until the last of them ends.
-    """
+    """Lock a file by flock(2), write this process into it, return its descriptor; None if another process has it."""
+    # A killed process loses the lock. A child that inherits the descriptor has it too, until the last of them ends.
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -238,10 +230,8 @@ _calls: Counter[Path] = Counter()  # of `next_run_dir`, by the first name
 def next_run_dir(runs_dir: StrPath, name: str, *, new: bool = False) -> Path:
     """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell overwrites no run.
 
-    When a requeued job executes a notebook again, the n-th call returns the n-th name, which the n-th call got before.
-
-    Args:
-        new: Return a folder that does not exist, then too.
+    When a requeued job executes a notebook again, the n-th call returns the n-th name, which the n-th call got before;
+    with `new` it returns a folder that does not exist, then too.
     """
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     paths = (home(runs_dir) / name for name in names)

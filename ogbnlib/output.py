@@ -23,11 +23,6 @@ def in_notebook() -> bool:
     return "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
 
 
-def is_interactive() -> bool:
-    """Whether the output goes to a terminal or to JupyterLab (papermill sets no session name)."""
-    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
-
-
 class _SafeFile(io.FileIO):
     """File that drops all output from its first failed write on."""
 
@@ -108,7 +103,9 @@ class Live:
     """
 
     def __init__(self, text: Callable[[], tuple[str, str]], how: str = "auto", *, apart: bool = False):
-        self.how = how if how != "auto" else "bar" if is_interactive() else "lines"
+        # A person watches a terminal or JupyterLab; papermill sets no session name.
+        watched = sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
+        self.how = how if how != "auto" else "bar" if watched else "lines"
         self._text, self._apart, self._lock, self._stack = text, apart, threading.Lock(), contextlib.ExitStack()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_line_start, self._last_s, self._kinds = True, 0.0, set[str]()

@@ -146,11 +146,7 @@ def oom_sizes(message: str) -> dict[str, int]:
 def record_oom(
     error: BaseException, mark: Callable[..., None], suggest: Callable[[Mapping[str, Any]], list[str]]
 ) -> None:
-    """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still allocated.
-
-    Args:
-        suggest: Returns remedies for the sizes of the event.
-    """
+    """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still alive."""
     message = str(error).partition(" If reserved but unallocated")[0].splitlines()
     text = message[0] if message else type(error).__name__
     sizes = {**(cuda_reading(largest=True) or {}), **oom_sizes(text)}

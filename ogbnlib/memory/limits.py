@@ -31,10 +31,8 @@ KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL `pid`, its descendants, and its process group, which has the descendants that lost their parent.
-
-    It must not have been waited for: its number could be another group's by now.
-    """
+    """SIGKILL `pid`, its descendants, and its process group, which has the descendants that lost their parent."""
+    # `pid` must not have been waited for: its number could be another group's by now.
     for member in process_tree(pid):  # listed before the first kill, after which children have another parent
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
@@ -79,13 +77,9 @@ class Limit:
         return None if kills is None else kills - self._kills_before
 
     def ended(self, status: int, by_sigkill: bool) -> None:
-        """Find an out-of-memory kill after which the tree ended before the next reading.
-
-        Args:
-            status: Exit status of the tree's first process; 0 can hide the kill of a child.
-            by_sigkill: Whether a process of the tree died of SIGKILL.
-        """
-        # A counter that includes other processes proves nothing without a SIGKILL in the tree.
+        """Find an out-of-memory kill after which the tree ended before the next reading."""
+        # The status of the first process can be 0 after the kill of a child. A counter that includes other processes
+        # proves nothing without a SIGKILL in the tree.
         if self.killed_by is None and self.oom_kills() and ((status and by_sigkill) or not self._around):
             self._blame_kernel()
 
@@ -245,7 +239,6 @@ class Watchdog(Limit):
 
 
 def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
-    """The limit, or the reason why it is impossible."""
     # Under v2 a cgroup that has processes can't pass the memory controller on to children, so its ancestors are tried
     # too, up to the first one with a limit: a job must not escape its own allocation.
     pair = find_cgroup()
@@ -281,9 +274,7 @@ def _try_systemd(limit_bytes: int | None) -> SystemdLimit | str:
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:
     """Return the strictest possible limit, and the reason why each stricter one is impossible.
 
-    Args:
-        limit_bytes: The limit, or None to record without one (a cgroup still gives the kernel's own peak).
-        limit_by: "auto", or one of `KINDS` to try only that.
+    Without `limit_bytes` a cgroup still gives the kernel's own peak. `limit_by` is "auto", or one of `KINDS`.
     """
     if limit_by != "auto" and limit_by not in KINDS:
         raise InputError(f"limit_by: expected auto or one of {', '.join(KINDS)}, got {limit_by!r}")

@@ -44,13 +44,10 @@ class Reading:
     cgroup_limit_bytes: int | None = None
 
     def held(self) -> tuple[int, int, int] | None:
-        """Anonymous, shared and file bytes, each page counted once: by the cgroup, else PSS, else RSS; None if unknown.
-
-        Not every reading of several processes has PSS; RSS is taken for a single one, and on kernels without PSS.
-        """
+        """Anonymous, shared and file bytes, each page counted once: by the cgroup, PSS or RSS; None if unknown."""
         if self.rss_anon_bytes is None:
             return None  # a killed tree, whose cgroup still counts pages that are being freed
-        source = "cgroup"
+        source = "cgroup"  # RSS is for a single process and kernels without PSS; not every reading has PSS
         if self.cgroup_anon_bytes is None:
             source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"
         anon, shmem, file = (getattr(self, f"{source}_{part}_bytes") for part in ("anon", "shmem", "file"))

@@ -136,15 +136,13 @@ class Growth:
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
-    """Return the slope, and whether it is a leak.
-
-    It is one when 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower than the first:
-    a leak keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
-    """
+    """Return the slope, and whether it is a leak."""
 
     def rises(sizes: Sequence[int]) -> list[float]:
         return [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)] or [0.0]
 
+    # A leak: 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower than the first: it
+    # keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
     half, pairs = len(late) // 2, rises(late)
     # Medians, because one spike must not change the verdict.
     slope, first, second = map(statistics.median, (pairs, rises(late[: half + 1]), rises(late[half:])))

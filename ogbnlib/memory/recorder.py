@@ -126,13 +126,11 @@ class EventLog:
         self.mark("part", name=name, bytes=int(size_bytes))
 
     def cuda(self, force: bool = False, largest: bool = False) -> None:
-        """Record this process's GPU memory, at most ten times a second, thinned; `force` keeps this reading.
-
-        The largest free block, which takes longer, is read once a second, and with `largest`.
-        """
+        """Record this process's GPU memory, at most ten times a second, thinned; `force` keeps this reading."""
         now = time.time()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
             return
+        # The largest free block, which takes longer, is read once a second.
         largest = largest or now - self._last_largest_s >= 1.0
         if (reading := cuda_reading(largest)) is None:
             return
@@ -210,22 +208,17 @@ class Recorder:
         self,
         pid: int,
         *,
-        cgroup: Callable[[], Cgroup | None] = lambda: None,
+        cgroup: Callable[[], Cgroup | None] = lambda: None,  # for each sample: systemd makes a scope later
         interval_s: float = 0.05,
         longest_pause_s: Callable[[], float] = lambda: 0.25,
         on_sample: Callable[[Reading], None] = lambda reading: None,
-        check: Check = lambda reading: reading,
-        on_error: Callable[[], None] = lambda: None,
-        on_unwritable: Callable[[OSError], None] = lambda error: None,
+        check: Check = lambda reading: (
+            reading
+        ),  # returns the reading to record (`Limit.check`); None ends the recording
+        on_error: Callable[[], None] = lambda: None,  # called on an error in the thread, which `stop` raises
+        on_unwritable: Callable[[OSError], None] = lambda error: None,  # called once; sampling goes on, for the limit
     ) -> Recorder:
-        """Start a thread that samples the process tree of `pid`.
-
-        Args:
-            cgroup: Called for each sample, because systemd makes a scope only after the child has begun.
-            check: Returns the reading to record (`Limit.check`); None ends the recording.
-            on_error: Called on an error in the thread, which ends it; `stop` raises the error.
-            on_unwritable: Called once, when a sample can't be written. Sampling goes on, for the limit's sake.
-        """
+        """Start a thread that samples the process tree of `pid`."""
         self._on_unwritable = on_unwritable
 
         def loop() -> None:

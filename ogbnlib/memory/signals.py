@@ -100,13 +100,10 @@ def ignore() -> None:
 
 
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
-    """Make the kernel send signal `number` to this process when its parent dies (prctl(2)).
-
-    The parent is by default the process named in `PARENT_VARIABLE`, else the present one.
-    """
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
-    # Removed from the environment: the children of this process have another parent.
+    """Make the kernel send signal `number` to this process when its parent dies (prctl(2))."""
+    ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
+    # By default the process named in `PARENT_VARIABLE`, else the present one. The name is removed from the environment,
+    # as the children of this process have another parent.
     expected = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
     if os.getppid() != (int(expected) if parent is None else parent):
         os._exit(128 + number)  # the parent died before prctl

@@ -85,10 +85,8 @@ def check_parameters(values: dict[str, Any], defaults: str) -> None:
 
 
 def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
-    """Return (type, default) of each assignment; the type is the annotation, or else the type of the default.
-
-    papermill's own `inspect_notebook` uses a regular expression that misses `str | None` and `tuple[int, ...]`.
-    """
+    """Return (type, default) of each assignment; the type is the annotation, or else the type of the default."""
+    # papermill's own `inspect_notebook` uses a regular expression that misses `str | None` and `tuple[int, ...]`.
     parameters = {}
     for statement in ast.parse(source).body:
         if not isinstance(statement, ast.Assign | ast.AnnAssign):

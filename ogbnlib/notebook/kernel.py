@@ -112,7 +112,6 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         return error
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
-        """Return cause of death as far as there is evidence, exit code, limit, peak, next step and phase."""
         status = self._process.wait()
         code = 128 - status if status < 0 else status or 1  # status 0 in mid-notebook is an error, too
         _, cause, remedy = meaning_of(code)

@@ -146,17 +146,15 @@ class Magics:
             else:
                 display(done.diagnosis)
             self._draw(done, f"memory_limit: {done.state}")
-            if done.exit_code == 0 and all((folder / f"--out-{name}.pickle").exists() for name in outputs):
-                self._shell.user_ns.update(
-                    {name: pickle.loads((folder / f"--out-{name}.pickle").read_bytes()) for name in outputs}
-                )
+            files = {name: folder / f"--out-{name}.pickle" for name in outputs}
+            if done.exit_code == 0 and all(file.exists() for file in files.values()):
+                self._shell.user_ns.update({name: pickle.loads(file.read_bytes()) for name, file in files.items()})
             elif outputs:
                 state = done.state if done.exit_code else "exit before the end of the cell, as by os._exit(0)"
                 what = f"--out {', '.join(outputs)}: not set, as the cell's process ended: {state}"
                 raise shortened(CellFailed(what))
 
     def _draw(self, run: Any, title: str) -> None:
-        """Show the run's timeline in a notebook."""
         if not hasattr(self._shell, "kernel") or not len(run.samples):
             return
         from IPython.display import Image, display
@@ -204,11 +202,8 @@ def _dump(folder: Path, name: str, value: Any, option: str) -> None:
         raise InputError(f"{option} {name}: {what} ({error})") from None
 
 
-# The child process ----------------------------------------------------------------------------------------------------
-
-
 def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
-    """Create the shell that runs the cell: displays go to the kernel, the lines of a traceback to `error_lines`."""
+    """Create the child's shell: displays go to the kernel, the lines of a traceback to `error_lines`."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
@@ -257,7 +252,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
 
 
 def main(folder: Path) -> int:
-    """Unpickle the inputs, run the cell, pickle the outputs; return the exit code."""
+    """In the child process unpickle the inputs, run the cell, pickle the outputs; return the exit code."""
     job = pickle.loads((folder / "job").read_bytes())
     sys.path[:] = job["path"]
     os.environ.setdefault("MPLBACKEND", "agg")  # if no notebook shows pictures

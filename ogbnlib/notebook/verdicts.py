@@ -37,11 +37,8 @@ class VerdictTable(pd.DataFrame):  # type: ignore[misc]
         left = {"text-align": "left", "vertical-align": "top"}
         styles = [{"selector": "th", "props": list(left.items())}]
         style = self.style.hide(axis="index").set_properties(**left).set_table_styles(styles)
-        return str(style.map(_colour, subset=["verdict"]).to_html())
-
-
-def _colour(verdict: str) -> str:
-    return f"background-color: {_COLOURS[verdict.split()[0]]}; color: #111111"
+        style = style.map(lambda word: f"background-color: {_COLOURS[word.split()[0]]}; color: #111111", ["verdict"])
+        return str(style.to_html())
 
 
 def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTable:

@@ -57,7 +57,6 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
 
 
 def _row(folder: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The table's values of one run, and its config as texts (empty without one)."""
     import pandas as pd
 
     from ..errors import GB, InputError

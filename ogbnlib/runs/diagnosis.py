@@ -41,12 +41,10 @@ class Diagnosis:
         return self.text
 
     __repr__ = __str__
+    to_dict = asdict
 
     def _repr_html_(self) -> str:
         return f'<p style="max-width:60em">{html.escape(self.text)}</p>'
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _Number: TypeAlias = int | FiniteFloat
@@ -167,9 +165,8 @@ def explain(
     if code is None:
         remedy = "start it again" if foreign else "if no process of it is alive, go on with resume=True"
         text = [f"No result was written: the watching process was itself killed. After {took} the run was {where}."]
-        return Diagnosis(
-            " ".join([*text, *in_use, *climbs, f"Next: {remedy}."]), "no result", None, label, *memory, remedy
-        )
+        text += [*in_use, *climbs, f"Next: {remedy}."]
+        return Diagnosis(" ".join(text), "no result", None, label, *memory, remedy)
     around = ""
     if kills := result.kills_around:
         around = f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup: perhaps this run."
@@ -222,7 +219,6 @@ def _is_foreign(record: Record) -> bool:
 
 
 def _killer(result: Result) -> str:
-    """The killer, its evidence and the limit."""
     if result.killed_by == "watchdog":
         return f"Killed by this library's watchdog (exit code {result.exit_code}){result.under_limit()}"
     text = "Killed by" if result.ended_with is None else "A process of it was killed by"

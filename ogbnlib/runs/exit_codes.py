@@ -31,7 +31,6 @@ class Meaning(NamedTuple):
 
 _RESUME, _READ = "go on with resume=True (--resume)", "read the end of output.log"
 _KILLED = "an out-of-memory killer, scancel, a time limit, preemption or kill -9 sends it"
-_SIGBUS = "a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter"
 _STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL pairs: 125 is its
 # pseudo-signal for out of memory, 53 a batch script that could not be started.
@@ -65,7 +64,7 @@ _TABLE = {
     ),
     "135": (
         "error",
-        f"ended by SIGBUS: {_SIGBUS}",
+        "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter",
         "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else check the data "
         "(`python -m ogbnlib verify`)",
     ),

@@ -66,7 +66,11 @@ class _RunFiles:
     @cached_property
     def phases(self) -> list[Phase]:
         """The phases of all attempts in order of their start, in seconds since the run began."""
-        return tables.phases_of(self.events, self._origin_s)
+        phases: list[Phase] = []
+        record = Record(origin_s=self._origin_s, history=phases)
+        for event in self.events:
+            record.event(event)
+        return phases
 
     @cached_property
     def samples(self) -> pd.DataFrame:
@@ -258,9 +262,8 @@ class Run(_RunFiles):
         """Peak RSS in any sample, summed over the run's processes: the RES of top and htop."""
         if peak := self.result.get("sampled_peaks_bytes", {}).get("rss_bytes"):
             return int(peak)
-        return int(
-            self.samples[[f"rss_{part}_bytes" for part in tables.PARTS]].sum(axis=1).max() if len(self.samples) else 0
-        )
+        columns = [f"rss_{part}_bytes" for part in tables.PARTS]
+        return int(self.samples[columns].sum(axis=1).max() if len(self.samples) else 0)
 
     @property
     def is_finished(self) -> bool:

@@ -130,7 +130,9 @@ def run(
     asked = before_bytes if memory_limit is None else memory_limit
     limit_bytes, notes = _attainable(asked, say=echo, as_before=bool(before_bytes))
     if run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
-        resume = _is_of(earlier := Run(folder), config)
+        earlier, resume = Run(folder), False
+        with contextlib.suppress(InputError):  # of another version, or of a watched command
+            resume = earlier.config == config
         if resume and _has_ended(earlier, limit_bytes):
             return earlier
         folder = folder if resume else next_run_dir(runs_dir, name, new=True)
@@ -194,53 +196,39 @@ def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = 
     if memory_limit is None:
         return None, []
     requested, (available, source), notes = parse_bytes(memory_limit), effective_limit(), []
+    asked = f"memory_limit: {format_bytes(requested)}"
     if as_before:
-        notes.append(f"memory_limit: {format_bytes(requested)} as before; give another one to change it")
+        notes.append(f"{asked} as before; give another one to change it")
     if requested > available:
-        notes.append(
-            f"memory_limit: {format_bytes(requested)} is above {source}: the limit is {format_bytes(available)}"
-        )
+        notes.append(f"{asked} is above {source}: the limit is {format_bytes(available)}")
         requested = available
     if say:
         print(*notes, sep="\n", end="\n" if notes else "", flush=True)
     return requested, notes
 
 
-def _is_of(run: Run, config: TrainConfig) -> bool:
-    with contextlib.suppress(InputError):  # of another version, or of a watched command
-        return run.config == config
-    return False
-
-
 def _has_ended(run: Run, limit_bytes: int | None) -> bool:
     """Whether a run of a notebook's earlier execution has ended under this limit, other than by a stop signal."""
-    return run.exit_code not in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS)) and (
-        run.memory_limit_bytes == limit_bytes
-    )
+    going_on = (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
+    return run.exit_code not in going_on and run.memory_limit_bytes == limit_bytes
 
 
 def _too_large_to_start(config: TrainConfig, size: GraphSize, limit_bytes: int | None) -> Diagnosis | None:
-    """Explain why a notebook's run is not started: it would be killed for the memory of the job, and the kernel too.
-
-    A run with a limit of its own below that memory is started: its kill ends nothing else.
-    """
+    """Explain why a notebook's run is not started: it would be killed for the memory of the job, and the kernel too."""
     available, source = effective_limit()
     room_bytes = available - (read_memory(os.getpid()).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
-        return None
+        return None  # the kill of a run with a lower limit of its own ends nothing else
     forecast = predict(config, size, memory_limit_bytes=room_bytes)
     if verdict(forecast, room_bytes) == WILL_NOT_FIT:
         forecast = predict(config, memory_limit_bytes=room_bytes)  # slower and better: by batches drawn from the store
     if verdict(forecast, room_bytes) != WILL_NOT_FIT:
         return None
     advice = Advice(forecast, None)
-    remedy = (
-        f"give it a memory_limit below {format_bytes(room_bytes)} to see it killed, or ask for more: {advice.sbatch}"
-    )
-    text = (
-        f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase '{forecast.peak.name}', and "
-    )
-    text += f"{source} leaves {format_bytes(room_bytes)} beside this notebook. Next: {remedy}."
+    peak, room = format_bytes(forecast.peak_bytes), format_bytes(room_bytes)
+    remedy = f"give it a memory_limit below {room} to see it killed, or ask for more: {advice.sbatch}"
+    text = f"Not started: by forecast it takes {peak} in phase '{forecast.peak.name}', and {source} leaves {room} "
+    text += f"beside this notebook. Next: {remedy}."
     print(f"{text}\n\n{advice}\n", flush=True)
     return Diagnosis(text, "not started", None, None, remedy=remedy)
 
@@ -283,10 +271,7 @@ def _carry_out(
 
 
 def scaled_limit(
-    memory_limit: str | int,
-    dataset: str,
-    allocation: str = "128 GB",
-    full: str = "ogbn-papers100M",
+    memory_limit: str | int, dataset: str, allocation: str = "128 GB", full: str = "ogbn-papers100M"
 ) -> int:
     """The limit, in bytes, that means for a data set what `allocation` means for `full`, a larger one.
 

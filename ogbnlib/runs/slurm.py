@@ -101,7 +101,6 @@ def _by_code(code: str, rank: list[str], run: Run | None, is_own: bool, log: str
 
 
 def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], asked: list[str]) -> JobDiagnosis:
-    """Diagnose one job, or one task of an array, from its row, its log and its run."""
     work_dir = Path(job.get("WorkDir") or ".")
     # The job scripts write slurm-NAME-JOBID.out, with such a line for each attempt; sbatch by itself slurm-JOBID.out.
     logs = [path for path in work_dir.glob("slurm-*.out") if path.stem.endswith(f"-{job_id}")]

@@ -63,11 +63,9 @@ class Outcome:
 
 
 class _Unwritable:
-    """Handler of a folder that can't be written: SIGTERM for a trainer, and SIGKILL after `GRACE_S`.
+    """Handler of a folder that can't be written: SIGTERM for a trainer, and SIGKILL after `GRACE_S`."""
 
-    Another command goes on: its work is worth more than its record.
-    """
-
+    # Another command goes on: its work is worth more than its record.
     message: str | None = None
 
     def __init__(self, pid: int, *, stops: bool):
@@ -90,24 +88,17 @@ def supervise(
     limit: Limit,
     *,
     recorder: Recorder | None = None,
-    env: Mapping[str, str] | None = None,
-    echo: bool = True,
-    how: str = "none",
-    holds_back: bool = False,
-    inherited: tuple[int, ...] = (),
+    env: Mapping[str, str] | None = None,  # added to this process's own environment
+    echo: bool = True,  # relay the output; it is in `output.log` in any case
+    how: str = "none",  # the kind of live line, see `Live`
+    holds_back: bool = False,  # for a trainer: until it calls `signals.take_over` its stop signals are blocked
+    inherited: tuple[int, ...] = (),  # file descriptors
     stdin: int | None = subprocess.DEVNULL,
 ) -> Outcome:
     """Run a command inside `limit`, record it in `run_dir` until it ends, and end all its processes.
 
     In the main thread, signals that would end this process are passed on to the child, and SIGINT stops it in order, a
     second one at once. A command that can't be executed ends with 126 or 127, as in a shell.
-
-    Args:
-        env: Added to this process's own environment.
-        echo: Relay the output; it is in `output.log` in any case.
-        how: The kind of live line, see `Live`.
-        holds_back: Whether the command is a trainer: until it calls `signals.take_over` its stop signals are blocked.
-        inherited: File descriptors.
     """
     recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), list[int]()
     with handled(forward, FORWARDED), handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):

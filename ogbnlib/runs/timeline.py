@@ -38,15 +38,6 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     return record
 
 
-def phases_of(events: Iterable[Event], origin_s: float) -> list[Phase]:
-    """The phases of all attempts in order of their start, in seconds since `origin_s`."""
-    phases: list[Phase] = []
-    record = Record(origin_s=origin_s, history=phases)
-    for event in events:
-        record.event(event)
-    return phases
-
-
 def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     """Memory that each finished phase of the last attempt kept, and needed in between, by the kernel's own counters.
 

@@ -33,36 +33,25 @@ from .step import Learner
 Row = dict[str, float | None]
 _VERSION = 3
 _SEAL = b"ogbnlib crc32 %08x\n"  # behind torch's own format, which does not notice a changed byte in a tensor
-_SAMPLE = 1000  # rows of features in a fingerprint
 
 
 @dataclass
 class State:
-    """A batch boundary of a run.
+    """A batch boundary of a run."""
 
-    Attributes:
-        epoch: The last finished epoch, its evaluation included.
-        position: Number of trained seeds of the next epoch; all of them during its evaluation.
-        loss_sum, time_s: Of these seeds.
-        history: One row per finished epoch.
-        batches_per_step: Over all ranks; 0 before the first step.
-    """
-
-    epoch: int = 0
-    position: int = 0
-    loss_sum: float = 0.0
+    epoch: int = 0  # the last finished one, its evaluation included
+    position: int = 0  # number of trained seeds of the next epoch; all of them during its evaluation
+    loss_sum: float = 0.0  # of these seeds
     time_s: float = 0.0
-    history: list[Row] = field(default_factory=list)
-    batches_per_step: int = 0
+    history: list[Row] = field(default_factory=list)  # one row per finished epoch
+    batches_per_step: int = 0  # over all ranks; 0 before the first step
 
 
 def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
-    """Identify a data set, wherever it lies: sizes, and the CRC-32s of its arrays from store.json.
-
-    A CRC-32 of 1,000 feature rows as the model sees them is added: policies may round the same features while reading.
-    """
+    """Identify a data set, wherever it lies: sizes, and the CRC-32s of its arrays from store.json."""
     files, half = store.files, not config.on_disk and config.feature_dtype == "float16"
-    rows = store.decode(store.x[:: max(1, store.num_nodes // _SAMPLE)])
+    # With 1,000 rows of features as the model sees them: policies may round the same features while reading.
+    rows = store.decode(store.x[:: max(1, store.num_nodes // 1000)])
     rows = rows.astype(np.float16 if half else rows.dtype)
     return {
         "path": str(store.path),
@@ -187,11 +176,8 @@ class Checkpointer:
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
-        """Load the last sound checkpoint; return its state, a new one if there is none yet, and notes for the user.
-
-        It writes nothing, because another rank may refuse to resume.
-        """
-        assert self.run_dir is not None
+        """Load the last sound checkpoint; return its state, a new one if there is none yet, and notes for the user."""
+        assert self.run_dir is not None  # nothing is written into it here, as another rank may refuse to resume
         last, previous = RunPaths(self.run_dir).checkpoint, RunPaths(self.run_dir).previous
         problems = [] if last.is_file() else [f"{last}: expected a checkpoint, found none"]
         content, path = None, last

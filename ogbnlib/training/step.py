@@ -25,12 +25,7 @@ from .models import Call, random_batch
 
 
 class Learner:
-    """A model with Adam (Kingma and Ba 2015), on this rank's device.
-
-    Attributes:
-        parts: The objects in a checkpoint, by their names there.
-        loss_sum: float64, sum over this rank's seeds of the current epoch.
-    """
+    """A model with Adam (Kingma and Ba 2015), on this rank's device."""
 
     def __init__(self, config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks, log: EventLog):
         self.config, self.device, self.ranks, self.log = config, device, ranks, log
@@ -41,9 +36,10 @@ class Learner:
         fused = all(value.is_floating_point() for value in values)
         self.optimizer = torch.optim.Adam(values, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
+        # The objects in a checkpoint, by their names there.
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         self._layers = {*model.state_dict()}, {*values}
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # over this rank's seeds of the epoch
         self._batches = 0  # in the current epoch or evaluation, for release_every
 
     @property

@@ -141,7 +141,6 @@ def train(
 
 @contextlib.contextmanager
 def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
-    """Record this process inside the block and write the result at its end."""
     attempt, code = Attempt(before, config), 0
     attempt.recorder.start(os.getpid())
     try:
@@ -246,8 +245,6 @@ def train_prepared(
 
 
 def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
-    """Open the data set's store, converting the data first if needed; a stop signal ends the conversion."""
-
     def check() -> None:
         if stop.number:
             name = signal.Signals(stop.number).name
