@@ -126,16 +126,9 @@ def _sampled(
 @no_exit()
 @kept_random_state()
 def predict(
-    run_dir: StrPath,
-    out: StrPath,
-    *,
-    nodes: str | Any = "labelled",
-    sampled: bool = False,
-    scores: bool = False,
-    memory_limit: str | int | None = None,
-    progress: Progress = True,
-    say: Callable[[str], object] = print,
-) -> Path:
+    run_dir: StrPath, out: StrPath, *, nodes: str | Any = "labelled", sampled: bool = False, scores: bool = False,
+    memory_limit: str | int | None = None, progress: Progress = True, say: Callable[[str], object] = print,
+) -> Path:  # fmt: skip
     """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; return its path.
 
     The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes]. Its rows are all

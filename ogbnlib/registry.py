@@ -67,9 +67,8 @@ class Model(_Entry):
     )
 
 
-# Sampled neighbors ----------------------------------------------------------------------------------------------------
-# [rows, channels] is float32 where nothing else is stated. Autocast halves products, adds half-width copies of inputs,
-# and leaves sums in float32. The last layer's output is there twice more for the loss.
+# With sampled neighbors, [rows, channels] is float32 where nothing else is stated. Autocast halves products, adds
+# half-width copies of inputs, and leaves sums in float32. The last layer's output is there twice more for the loss.
 
 
 def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3) -> LayerMemory:
@@ -128,9 +127,6 @@ def _gat_weights(layer: Layer) -> int:
     return layer.inputs * wide + 2 * wide + layer.outputs
 
 
-# Propagated features --------------------------------------------------------------------------------------------------
-
-
 def _linear_weights(layer: Layer) -> int:
     return layer.inputs * layer.outputs + layer.outputs
 
@@ -174,9 +170,7 @@ MODELS = {
     "sage": Model(_GNN, lambda layer: 2 * layer.inputs * layer.outputs + layer.outputs, _sage, exact=True),
     "gcn": Model(_GNN, _linear_weights, _gcn, exact=True),
     "gat": Model(_GNN, _gat_weights, _gat, has_heads=True),
-    "sgc": Model(
-        _HOPS, _linear_weights, _linear, True, widths=lambda hops, x, _, classes: [(x // (hops + 1), classes)]
-    ),
+    "sgc": Model(_HOPS, _linear_weights, _linear, True, widths=lambda hops, x, _, last: [(x // (hops + 1), last)]),
     "sign": Model(_HOPS, _linear_weights, _sign, True, widths=_sign_widths),
     "sagn": Model(_HOPS, _sagn_weights, _sagn, True, has_heads=True, widths=_sagn_widths),
 }

@@ -121,10 +121,8 @@ class Pass:
     def windows(self, available: int | None, room_bytes: int = 0, *, always: bool = False) -> Windows:
         """Choose between the page cache, windows in memory and windows on disk, and the windows' size.
 
-        Args:
-            available: From `window_budget`, page cache included.
-            room_bytes: Of disk for a spool.
-            always: Keep windows on disk wherever possible, as a pass is made in any case.
+        `available`, from `window_budget`, includes the page cache; `room_bytes` of disk are for a spool. With `always`,
+        windows are on disk wherever possible, as a pass is made in any case.
         """
         size, config, batch, num_batches, reserve = self.size, self.config, self.batch, self.num_batches, self.reserve
         files, hops = sizes.store_bytes(config, size), len(batch.hop_edges)
@@ -150,61 +148,11 @@ class Pass:
         number = -(-num_batches // count)
         moved = number * (files["x"] + hops * (files["colptr"] + files["row"]))
         ram_windows = Windows(count, overlapped, count * bytes_each + fixed, available, number, moved)
-        spooled = self._spooled(files, memory, room_bytes)
+        spooled = _spooled(self, files, memory, room_bytes)
         # Windows on disk are small, and win if they move fewer bytes, written and read again, than a pass for each.
         if spooled is None or not (always or spooled.moved_bytes < moved):
             return ram_windows
         return replace(spooled, in_memory=ram_windows, available_bytes=available)
-
-    def _spooled(self, files: Mapping[str, int], memory: int, room_bytes: int) -> Windows | None:
-        """Windows on disk, or None where `memory` or disk are too small for them.
-
-        Batches are divided into structure files and these into feature shards so that the fewest bytes are moved: one
-        pass over the graph for each file, if memory has room to sample it at once, and one over the features for each
-        shard; two files and two shards are on disk at a time. An evaluation's windows stay, if the disk has room.
-        """
-        batch, num_nodes, num_batches, config = self.batch, self.size.num_nodes, self.num_batches, self.config
-        row_bytes = self.size.num_features * self.itemsize
-        rows, structure = batch.num_nodes * row_bytes, 8 * (batch.num_nodes + batch.num_edges)  # all ids int32
-        passes = max(1, config.epochs if self.training else config.num_evaluations(self.split))
-        one = budget.compact_batch_bytes(batch, row_bytes)
-        sampled_bytes = budget.sampled_batch_bytes(batch, config.sampling == "labor")
-        size = min(num_batches, max(1, min(memory // 24, budget.WINDOW_BYTES) // one))
-        # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
-        working, total = memory - memory // 8 - 4 * size * one, num_batches * (passes if self.training else 1)
-        fixed = budget.window_fixed_bytes(num_nodes)
-        sampled = max(0, working - fixed) // sampled_bytes
-        # A pass over the features has the ids in memory, int32, or int64 from 2**31 nodes on; a file has seeds, sizes.
-        index, per_batch = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
-        graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
-        least = max(1, min(working // 4 // (index + per_batch), room_bytes // 2 // (structure + rows)))  # in one shard
-        reels, most_reels = 1, 1 + 2 * (total // least)
-        while True:
-            reel = min(total, -(-total // reels // size) * size)
-            most = (working // 4 - reel * per_batch) // max(1, index)  # of memory
-            alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes
-            structures = min(2, reels) * reel * structure
-            picked = total if alone else min(reel, most, (room_bytes - structures) // 2 // max(1, rows))
-            if min(sampled, picked) >= size:
-                parts = -(-reel // picked)
-                picked = min(picked // size, -(-reel // parts // size)) * size
-                moved = reels * (parts * files["x"] + -(-reel // sampled) * graph)
-                disk = structures + min(2, reels * parts) * picked * rows
-                choices.append((moved, reels, reels * parts, reel, picked, disk))
-            if reels == most_reels:
-                break
-            reels = min(most_reels, reels + 1 + reels // 64)  # each of the first 64 numbers, then steps of 2 %
-        if not choices:
-            return None
-        moved, _, parts, reel, picked, disk = min(choices)
-        sampling = fixed + min(reel, sampled) * sampled_bytes
-        picking = picked * index + min(working // 4, 2 * budget.WINDOW_BYTES, picked * rows)
-        buffers = 4 * min(CHUNK_BYTES, memory // 64)  # of a pass's threads
-        working = min(working, max(sampling, picking) + reel * per_batch + buffers)
-        again = 1 if self.training or parts == 1 else passes
-        moved = again * (moved + total * (structure + rows)) // passes + num_batches * (structure + rows)
-        spooling = Spooling(sampled, reel, picked, working, disk)
-        return Windows(size, True, size * one, memory, -(-num_batches // size), moved, spooling)
 
     def window_bytes(self, windows: Windows) -> int:
         """Real bytes of a window: each distinct node's features once, and every batch's own ids and edges."""
@@ -212,11 +160,59 @@ class Pass:
         drawn = windows.window_batches * self.batch.num_nodes
         distinct = min(drawn, max(self.batch.num_nodes, sizes.distinct_nodes(self.size, self.config.undirected, drawn)))
         own = windows.window_batches * budget.compact_batch_bytes(self.batch, 0)
-        return (
-            int(distinct * self.size.num_features * self.itemsize)
-            + own
-            + budget.window_fixed_bytes(self.size.num_nodes)
-        )
+        own += budget.window_fixed_bytes(self.size.num_nodes)
+        return int(distinct * self.size.num_features * self.itemsize) + own
+
+
+def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) -> Windows | None:
+    """Windows of a pass on disk, or None where `memory` or disk are too small for them.
+
+    Batches are divided into structure files and these into feature shards so that the fewest bytes are moved: one
+    pass over the graph for each file, if memory has room to sample it at once, and one over the features for each
+    shard; two files and two shards are on disk at a time. An evaluation's windows stay, if the disk has room.
+    """
+    batch, num_nodes, num_batches, config = one.batch, one.size.num_nodes, one.num_batches, one.config
+    row_bytes = one.size.num_features * one.itemsize
+    rows, structure = batch.num_nodes * row_bytes, 8 * (batch.num_nodes + batch.num_edges)  # all ids int32
+    passes = max(1, config.epochs if one.training else config.num_evaluations(one.split))
+    each = budget.compact_batch_bytes(batch, row_bytes)
+    sampled_bytes = budget.sampled_batch_bytes(batch, config.sampling == "labor")
+    size = min(num_batches, max(1, min(memory // 24, budget.WINDOW_BYTES) // each))
+    # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
+    working, total = memory - memory // 8 - 4 * size * each, num_batches * (passes if one.training else 1)
+    fixed = budget.window_fixed_bytes(num_nodes)
+    sampled = max(0, working - fixed) // sampled_bytes
+    # A pass over the features has the ids in memory, int32, or int64 from 2**31 nodes on; a file has seeds, sizes.
+    index, per_batch = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
+    graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
+    least = max(1, min(working // 4 // (index + per_batch), room_bytes // 2 // (structure + rows)))  # in one shard
+    reels, most_reels = 1, 1 + 2 * (total // least)
+    while True:
+        reel = min(total, -(-total // reels // size) * size)
+        most = (working // 4 - reel * per_batch) // max(1, index)  # of memory
+        alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes
+        structures = min(2, reels) * reel * structure
+        picked = total if alone else min(reel, most, (room_bytes - structures) // 2 // max(1, rows))
+        if min(sampled, picked) >= size:
+            parts = -(-reel // picked)
+            picked = min(picked // size, -(-reel // parts // size)) * size
+            moved = reels * (parts * files["x"] + -(-reel // sampled) * graph)
+            disk = structures + min(2, reels * parts) * picked * rows
+            choices.append((moved, reels, reels * parts, reel, picked, disk))
+        if reels == most_reels:
+            break
+        reels = min(most_reels, reels + 1 + reels // 64)  # each of the first 64 numbers, then steps of 2 %
+    if not choices:
+        return None
+    moved, _, parts, reel, picked, disk = min(choices)
+    sampling = fixed + min(reel, sampled) * sampled_bytes
+    picking = picked * index + min(working // 4, 2 * budget.WINDOW_BYTES, picked * rows)
+    buffers = 4 * min(CHUNK_BYTES, memory // 64)  # of a pass's threads
+    working = min(working, max(sampling, picking) + reel * per_batch + buffers)
+    again = 1 if one.training or parts == 1 else passes
+    moved = again * (moved + total * (structure + rows)) // passes + num_batches * (structure + rows)
+    spooling = Spooling(sampled, reel, picked, working, disk)
+    return Windows(size, True, size * each, memory, -(-num_batches // size), moved, spooling)
 
 
 def choose_loaders(

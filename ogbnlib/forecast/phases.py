@@ -98,8 +98,6 @@ class Ledger:
         return [("eval", between), ("final", config.splits_to_evaluate(config.epochs) if config.epochs else [])]
 
 
-# The speed of a machine ----------------------------------------------------------------------------------------------
-
 _READ_BYTES, _THREADS, _PROBE_S = 8 * 2**20, 3, 0.1  # reads as `graph.disk` makes them
 
 
@@ -173,9 +171,6 @@ def probe(size: GraphSize) -> Machine:
     return replace(known, disk_bytes_per_s=disk or DISK_BYTES_PER_S)
 
 
-# A forecast -----------------------------------------------------------------------------------------------------------
-
-
 class Forecast(Ledger):
     """The result of `predict`."""
 
@@ -241,12 +236,9 @@ class Forecast(Ledger):
 
 
 def predict(
-    config: TrainConfig,
-    size: GraphSize | None = None,
-    *,
-    memory_limit_bytes: int | None = None,
+    config: TrainConfig, size: GraphSize | None = None, *, memory_limit_bytes: int | None = None,
     machine: Machine = REFERENCE,
-) -> Forecast:
+) -> Forecast:  # fmt: skip
     """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
 
     Args:
@@ -262,9 +254,6 @@ def predict(
     return run
 
 
-# Forecast and measurement ---------------------------------------------------------------------------------------------
-
-
 def kind_of(phase: str) -> str:
     """The name of a phase in forecast and timeline: `final valid` -> `eval valid`, `train epoch 3` -> `train`."""
     if phase.startswith("train epoch"):
@@ -273,18 +262,13 @@ def kind_of(phase: str) -> str:
 
 
 def audit(
-    config: TrainConfig,
-    memory_limit_bytes: int | None,
-    measured: Mapping[str, int],
-    marked: Mapping[str, int],
+    config: TrainConfig, memory_limit_bytes: int | None, measured: Mapping[str, int], marked: Mapping[str, int],
     size: GraphSize | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The entry `forecast` of result.json: predicted and measured, where a phase that a run did not reach has None.
 
-    Args:
-        measured: The peak in phases of each name, "" between phases.
-        marked: The largest size of each named part.
-        size: The data set's, as the run found it; None reads it from its files.
+    `measured` has the peak in phases of each name, "" between phases, and `marked` the largest size of each named part;
+    `size` is the data set's as the run found it, None reads it from its files.
     """
     try:
         graph = graph_for(config)

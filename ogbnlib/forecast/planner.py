@@ -147,6 +147,8 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         forecast = self.forecast
+        phases = [{"name": one.name, "held_bytes": one.held_bytes, "parts": dict(one.parts)} for one in forecast.phases]
+        would_fit = [{"changes": changes, "peak_bytes": changed.peak_bytes} for changes, changed in self.alternatives]
         return {
             "dataset": forecast.size.name,
             "verdict": self.verdict,
@@ -159,15 +161,10 @@ class Advice:
             "cache_bytes": forecast.cache_bytes,
             "epoch_s": round(forecast.epoch_s, 1),
             "sbatch": self.sbatch,
-            "phases": [
-                {"name": phase.name, "held_bytes": phase.held_bytes, "parts": dict(phase.parts)}
-                for phase in forecast.phases
-            ],
+            "phases": phases,
             "gpu": dict(forecast.gpu),
             "model_taken_for": formula_of(forecast.config),
-            "would_fit": [
-                {"changes": changes, "peak_bytes": changed.peak_bytes} for changes, changed in self.alternatives
-            ],
+            "would_fit": would_fit,
         }
 
 
@@ -209,12 +206,9 @@ def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int) -> lis
 
 
 def plan(
-    config: TrainConfig,
-    memory_limit: str | int | None = None,
-    *,
-    size: GraphSize | None = None,
+    config: TrainConfig, memory_limit: str | int | None = None, *, size: GraphSize | None = None,
     machine: Machine = REFERENCE,
-) -> Advice:
+) -> Advice:  # fmt: skip
     """Forecast a run's memory and time, and what would fit if it does not fit under a limit.
 
     Args:

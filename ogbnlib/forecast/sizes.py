@@ -99,9 +99,6 @@ def sampling_bytes(batch: BatchShape) -> int:
     return 32 * batch.num_nodes + 48 * batch.num_edges
 
 
-# The graph ------------------------------------------------------------------------------------------------------------
-
-
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
     """Bytes of a feature: those of a store that stays on disk, else of `feature_dtype`."""
     on_disk = config.on_disk and size.stored == "store"

@@ -28,8 +28,6 @@ def formula_of(config: TrainConfig) -> str:
     return config.model if config.model in MODELS else "sign" if config.propagated else "sage"
 
 
-# The user's own model -------------------------------------------------------------------------------------------------
-
 _TRIAL_EDGES = 2**14  # in the random batch, whose step takes a fraction of a second
 STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"  # hands the trial of a run's model to its trainer
 # Measured steps: "state_bytes", and the peaks in "training" and "evaluation" as multiples of the formulas'.
@@ -72,10 +70,8 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
         size = hop_size(size, config)
     else:
         batch = expected_batch(size, config.undirected, config.batch_size, config.num_neighbors)
-    channels, scale = (
-        (size.num_features, size.num_classes),
-        min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges)),
-    )
+    channels = size.num_features, size.num_classes
+    scale = min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges))
     nodes, edges = (tuple(max(2, round(scale * n)) for n in counts) for counts in (batch.hop_nodes, batch.hop_edges))
     small, key = BatchShape(nodes, edges), _trial_key(config, *channels)
     with tempfile.TemporaryDirectory() as tmp:
@@ -105,8 +101,6 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
 # one thread and at 332 with two, as the second one waits in a loop and takes the core of the thread that samples; one
 # of [15, 10, 5] x 1024 x 256 (27 GFLOP) ran at 1.29 and 2.03.
 LARGE_FLOPS = 5e8
-
-# From sizes alone -----------------------------------------------------------------------------------------------------
 
 
 def layers_of(
@@ -143,8 +137,7 @@ def choose_threads(config: TrainConfig, batch: BatchShape, num_features: int, nu
     """Threads of torch: those of the config, where "auto" means one for small steps and `cores` for large ones."""
     if config.num_threads != "auto":
         return config.num_threads or cores
-    is_large = step_flops(config, batch, num_features, num_classes) >= LARGE_FLOPS
-    return cores if is_large else 1
+    return cores if step_flops(config, batch, num_features, num_classes) >= LARGE_FLOPS else 1
 
 
 def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -183,13 +176,9 @@ def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_c
 # The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % higher and 25 % lower, in steps of more than
 # a few MB; with checkpointing, autocast and dropout together sage took 8 % more.
 def activation_bytes(
-    config: TrainConfig,
-    batch: BatchShape,
-    num_features: int,
-    num_classes: int,
-    training: bool = True,
+    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool = True,
     on_gpu: bool = False,
-) -> int:
+) -> int:  # fmt: skip
     """The peak of one step's computation, without the batch's own x and the gradients of weights."""
     # A layer's peak comes on top of the bytes that earlier layers keep. Under activation checkpointing these keep their
     # outputs alone, but a layer is computed again while the gradient of its output is in memory. An evaluation holds a

@@ -71,18 +71,15 @@ def split_problems(
     """Yield (split, problem) for int64 ids of splits; `labelled` returns which of some nodes have a label."""
     checked: dict[str, Array] = {}
     for name, ids in splits.items():
-        outside = ids[(ids < 0) | (ids >= num_nodes)]
-        if outside.size:
+        if (outside := ids[(ids < 0) | (ids >= num_nodes)]).size:
             yield name, f"expected node ids from 0 to {num_nodes - 1}, found {outside.size} others such as {outside[0]}"
             continue
         if repeats := len(ids) - len(np.unique(ids)):
             yield name, f"expected each node once, found {repeats} repeats"
-        bare = ids[~labelled(ids)]
-        if bare.size:
+        if (bare := ids[~labelled(ids)]).size:
             yield name, f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}"
         for other, before in checked.items():
-            shared = np.intersect1d(ids, before)
-            if shared.size:
+            if (shared := np.intersect1d(ids, before)).size:
                 yield name, f"expected no node of {other}, found {shared.size} such as {shared[0]}"
         checked[name] = ids
 
@@ -96,12 +93,10 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
             out = values.astype(dtype, order="C", copy=False)
         # NaN makes both comparisons false.
         if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
-            wrong = ~np.isfinite(values)
-            if wrong.any():
+            if (wrong := ~np.isfinite(values)).any():
                 row = begin + int(wrong.any(axis=1).argmax())
                 raise InputError(f"{where}: expected finite values, found NaN or Inf, the first in row {row}")
-            wrong = ~np.isfinite(out)
-            if wrong.any():
+            if (wrong := ~np.isfinite(out)).any():
                 row = begin + int(wrong.any(axis=1).argmax())
                 remedy = "use feature_dtype='float32'" if dtype == np.float16 else "scale the features down"
                 raise InputError(f"{where}: found a value beyond {most:g}, the largest {dtype}, in row {row}; {remedy}")
@@ -144,8 +139,7 @@ class Int8Columns(NamedTuple):
         return out
 
 
-# The files of a store -------------------------------------------------------------------------------------------------
-
+# The files of a store:
 # | file | dtype | shape | content |
 # | colptr | int64 | [N + 1] | the in-edges of node v are row[colptr[v]:colptr[v + 1]] |
 # | row | int32 (int64 from 2**31 nodes on) | [E] | sources |

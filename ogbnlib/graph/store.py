@@ -43,8 +43,7 @@ class GraphSize:
     hops: int | None = None  # of propagated features, which have no edges; None for a graph
 
 
-def _from_above(module: str, name: str) -> Any:
-    # Imported when it is called, as imports at the top go only to rooms below.
+def _from_above(module: str, name: str) -> Any:  # on use: imports at the top go only to rooms below
     return getattr(importlib.import_module(f"ogbnlib.{module}"), name)
 
 
@@ -119,7 +118,6 @@ class Store(GraphSize):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays on disk."""
         return sum(info.bytes for info in self.files.values())
 
     def file_path(self, name: str) -> Path:
@@ -194,9 +192,8 @@ class Store(GraphSize):
         """Read array `name` into RAM, features optionally in another dtype; the peak is the result and a chunk."""
         # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M) are left to `verify`.
         info, begin = self.files[name], 0
-        decode = self.decode if name == "x" else lambda values: values
         out = np.empty(info.shape, dtype or (np.float32 if name == "x" and self.int8 else info.dtype))
-        chunks = (decode(values) for _, values in self.chunks(name, checked=name != "x"))
+        chunks = (self.decode(part) if name == "x" else part for _, part in self.chunks(name, checked=name != "x"))
         for values in finite(chunks, out.dtype, str(self.file_path(name))) if out.dtype.kind == "f" else chunks:
             out[begin : begin + len(values)] = values
             begin += len(values)

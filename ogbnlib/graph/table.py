@@ -44,10 +44,7 @@ def is_number(text: str) -> bool:
 class Table:
     """Columns of a .npy, .csv, .csv.gz or .parquet file, read in bounded memory; fields of csv files are text.
 
-    The first line of a csv file is its header if no field of it is a number.
-
-    Attributes:
-        names: of the columns; "1", "2" and so on for a file without a header.
+    The first line of a csv file is its header if no field of it is a number; without one, `names` are "1", "2", ...
     """
 
     def __init__(self, file: Path, role: str = "") -> None:
@@ -200,9 +197,7 @@ class Nodes:
     Names take about 50 bytes a node, as 64-bit numbers in pandas' index; text is hashed. Two of ten million texts have
     the same hash with a chance of 3e-6, and are refused then.
 
-    Args:
-        rows: the file whose rows are the nodes, for messages.
-        names: the table and its column with the name of each node, in the order of the rows.
+    `rows` is the file whose rows are the nodes, for messages; `names` the table and its column with the names in order.
     """
 
     def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:

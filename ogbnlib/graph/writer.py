@@ -77,9 +77,6 @@ class StoreWriter:
         write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})
 
 
-# Verification -------------------------------------------------------------------------------------------------------
-
-
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
     """Yield the problems of one array by itself, in one pass over its file."""
     num_nodes, crc32, last, counts = store.num_nodes, 0, -1, dict[str, list[int]]()  # how many wrong, and the first

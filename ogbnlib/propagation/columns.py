@@ -47,10 +47,8 @@ class Columns:
         """Open the files `NAME-FIRST.npy`; FIRST is the file's first column."""
         paths = sorted(folder.glob(f"{name}-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2]))
         arrays = [load(path) for path in paths]
-        files = [
-            DiskArray(path, HEADER_BYTES, array.itemsize * array.shape[1], len(array))
-            for path, array in zip(paths, arrays, strict=True)
-        ]
+        sizes = [(HEADER_BYTES, array.itemsize * array.shape[1], len(array)) for array in arrays]
+        files = [DiskArray(path, *size) for path, size in zip(paths, sizes, strict=True)]
         return cls(files, arrays[0].dtype, num_nodes, members)
 
     @property
@@ -93,7 +91,6 @@ class Columns:
         with contextlib.closing(in_order(firsts, fill)) as filled:
             for _ in filled:
                 done(self.nbytes // len(firsts))
-        with contextlib.closing(
-            edges.sweep(values, self.members, targets, loops=loops, mean=mean, done=done)
-        ) as slices:
+        swept = edges.sweep(values, self.members, targets, loops=loops, mean=mean, done=done)
+        with contextlib.closing(swept) as slices:
             yield from slices

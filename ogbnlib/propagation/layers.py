@@ -40,9 +40,7 @@ def layer_scores(
 ) -> Chunks:
     """Yield scores, float32 [n, classes], of some or all nodes in ascending order.
 
-    Args:
-        room: bytes for columns of all nodes.
-        folder: where layers' results lie, in float32, until the next layer has used them.
+    `room` are bytes for columns of all nodes. Layers' results lie in `folder`, float32, until the next one's are there.
     """
     num_nodes, column = store.num_nodes, 4 * store.num_nodes
     if (most := room // column) < 1:

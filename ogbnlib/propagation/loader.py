@@ -29,13 +29,6 @@ class HopLoader(DataLoader[int]):
     def _batch(self, positions: list[int]) -> Data:
         at = torch.tensor(positions)
         ids = self._ids[at]
-        return Data(
-            x=torch.from_numpy(self._store.x[ids.numpy()]),
-            edge_index=NO_EDGES,
-            y=self._labels[at],
-            n_id=ids,
-            input_id=at,
-            batch_size=len(at),
-            num_sampled_nodes=[len(at)],
-            num_sampled_edges=[],
-        )
+        hops = {"num_sampled_nodes": [len(at)], "num_sampled_edges": []}
+        x, y = torch.from_numpy(self._store.x[ids.numpy()]), self._labels[at]
+        return Data(x=x, edge_index=NO_EDGES, y=y, n_id=ids, input_id=at, batch_size=len(at), **hops)

@@ -47,12 +47,9 @@ def fixed_bytes(size: GraphSize, hops: int, threads: int) -> int:
 def plan_hops(
     size: GraphSize, hops: int, norm: str, *, left_bytes: int, itemsize: int, kept: int, reached: list[int]
 ) -> HopPlan:
-    """Plan a propagation within a limit.
+    """Plan a propagation within `left_bytes`, the memory that this process may still use, without `fixed_bytes`.
 
-    Args:
-        left_bytes: Memory that this process may still use, without `fixed_bytes`.
-        kept: Nodes in the result.
-        reached: Nodes that each hop must compute.
+    `kept` nodes are in the result, and `reached` has the nodes that each hop must compute.
     """
     row_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
     graph, result = 4 * size.num_edges + 8 * size.num_nodes, kept * size.num_features * itemsize

@@ -33,6 +33,7 @@ from .sampler import CSCSampler
 from .spool import WindowReader
 
 T = TypeVar("T")
+_SAMPLED = ("num_sampled_nodes", "num_sampled_edges")  # of each hop
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 
@@ -114,15 +115,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     """
 
     def __init__(
-        self,
-        store: Store,
-        node_sampler: CSCSampler,
-        input_nodes: Tensor,
-        labels: Tensor,
-        windows: Windows,
-        next_epoch: int | None = None,
-        **arguments: Any,
-    ):
+        self, store: Store, node_sampler: CSCSampler, input_nodes: Tensor, labels: Tensor, windows: Windows,
+        next_epoch: int | None = None, **arguments: Any,
+    ):  # fmt: skip
         self.store, self.windows, self.labels, self.next_epoch = store, windows, labels, next_epoch
         self.last_epoch: int | None = None  # in each epoch before it, the next one's first window is prepared
         self.spool_dir = Path(tempfile.gettempdir())
@@ -185,26 +180,20 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             batch.x = batch.x.float()
         return batch
 
-    def _batch(self, positions: Tensor, features: Tensor, rows: Tensor, **others: Any) -> Data:
+    def _batch(self, positions: Tensor, features: Tensor, rows: Any, edges: Any, n_id: Any, *hops: list[int]) -> Data:
         """A batch as PyG's loader makes it, in two thirds of the time: 0.14 ms for [3, 2] x 128 in place of 0.20 ms."""
         # `index_select` takes 0.04 ms for 1,270 rows of 128 in float16, `features[rows]` 0.3 ms.
-        data = Data(x=features.index_select(0, rows), batch_size=len(positions), input_id=positions, **others)
-        data = self._with_labels(data)
+        x, edge_index = features.index_select(0, torch.as_tensor(rows)), torch.as_tensor(edges)
+        others = {"n_id": torch.as_tensor(n_id), **dict(zip(_SAMPLED, hops, strict=True))}
+        data = self._with_labels(Data(x, edge_index, batch_size=len(positions), input_id=positions, **others))
         return data.pin_memory() if self.pin_memory else data
 
     def _mapped_batches(self, epoch: int, start: int) -> Iterator[Data]:
         share, sampler = self.sampler.share(epoch, start), self.node_sampler.at_epoch(epoch)
         for positions in share.split(self.batch_size) if len(share) else ():
             out = sampler.sample_from_nodes(NodeSamplerInput(positions, self.input_data.node[positions]))
-            yield self._batch(
-                positions,
-                self.data.x,
-                out.node,
-                edge_index=torch.stack([out.row, out.col]),
-                n_id=out.node,
-                num_sampled_nodes=out.num_sampled_nodes,
-                num_sampled_edges=out.num_sampled_edges,
-            )
+            hops = out.num_sampled_nodes, out.num_sampled_edges
+            yield self._batch(positions, self.data.x, out.node, torch.stack([out.row, out.col]), out.node, *hops)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
         reader.abandoned.clear()
@@ -223,15 +212,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     def _window_batches(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
         for window in reader.windows(epoch, start):
             features = torch.from_numpy(window.features)
-            for positions, slots, edges, hop_nodes, hop_edges in window.batches():
+            for positions, slots, edges, *hops in window.batches():
                 yield self._batch(
-                    positions,
-                    features,
-                    torch.from_numpy(slots),
-                    edge_index=torch.from_numpy(edges.astype(np.int64)),
-                    n_id=torch.from_numpy(window.ids[slots].astype(np.int64)),
-                    num_sampled_nodes=hop_nodes,
-                    num_sampled_edges=hop_edges,
+                    positions, features, slots, edges.astype(np.int64), window.ids[slots].astype(np.int64), *hops
                 )
             del window, features, slots, edges
             malloc_trim()  # a window is many small arrays; without this, memory grew from window to window

@@ -25,8 +25,6 @@ from .loader import StoreLoader, available_bytes
 from .sampler import CSCSampler
 from .store_policy import StoreLoaders
 
-_MODEL_SHARE = 4  # one part in four of the available memory is left for the model and its step
-
 
 class _OneLoader(StoreLoaders):
     """The policy of `loading="store"` for one split, or for ids."""
@@ -46,24 +44,16 @@ class _OneLoader(StoreLoaders):
 
     def _pass(self, split: str, training: bool, budget: int | None) -> Pass:
         one = super()._pass(split, training, budget)
-        reserved = queued_bytes(one.batch, self.num_features, 4) + self._available // _MODEL_SHARE
+        # One part in four of the available memory is left for the model and its step.
+        reserved = queued_bytes(one.batch, self.num_features, 4) + self._available // 4
         return replace(one, reserve=(reserved, reserved))
 
 
 def loader(
-    store: Store,
-    nodes: str | Any | None = "train",
-    *,
-    num_neighbors: Sequence[int] = (15, 10),
-    batch_size: int = 1024,
-    memory_limit: str | int | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    num_workers: int = 0,
-    persistent_workers: bool = False,
-    drop_last: bool = False,
-    sampling: str = "neighbor",
-) -> StoreLoader:
+    store: Store, nodes: str | Any | None = "train", *, num_neighbors: Sequence[int] = (15, 10),
+    batch_size: int = 1024, memory_limit: str | int | None = None, shuffle: bool | None = None, seed: int = 0,
+    num_workers: int = 0, persistent_workers: bool = False, drop_last: bool = False, sampling: str = "neighbor",
+) -> StoreLoader:  # fmt: skip
     """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed and epoch.
 
     Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the same.
@@ -87,8 +77,7 @@ def loader(
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
     values: dict[str, Any] = {"num_neighbors": num_neighbors, "batch_size": batch_size, "seed": seed}
-    values["sampling"] = sampling
-    values |= {"num_workers": num_workers, "persistent_workers": persistent_workers}
+    values |= {"sampling": sampling, "num_workers": num_workers, "persistent_workers": persistent_workers}
     config = TrainConfig.create({"dataset": store.path, "loading": "store", **values})
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     if limit is not None and limit < (used := own_memory()[0]):
@@ -142,9 +131,6 @@ def to_data(store: Store) -> Data:
     return Data(x=x, y=y, edge_index=torch.from_numpy(store.read_edge_index()), **masks)
 
 
-# PyG's own loaders ---------------------------------------------------------------------------------------------------
-
-
 class PassSampler(CSCSampler):
     """A `CSCSampler` for PyG's own loaders: torch's generator decides each batch, as in PyG's own samplers.
 
@@ -170,10 +156,9 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
         if attr.attr_name not in ("x", "y"):
             return None
         self.store.check_maps()
-        array = self.store.x if attr.attr_name == "x" else self.store.y
         index = attr.index
         index = index.numpy() if isinstance(index, Tensor) else slice(None) if index is None else index
-        values = np.asarray(array[index])
+        values = np.asarray(getattr(self.store, attr.attr_name)[index])
         if attr.attr_name == "y":
             return torch.from_numpy(values.astype(np.int64))
         rows = self.store.decode(values.reshape(-1, self.store.num_features)).reshape(values.shape)
@@ -199,8 +184,7 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
         self.store = store
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        size = self.store.num_nodes, self.store.num_nodes
-        return [EdgeAttr(edge_type=None, layout=EdgeLayout.CSC, is_sorted=True, size=size)]
+        return [EdgeAttr(None, EdgeLayout.CSC, is_sorted=True, size=(self.store.num_nodes, self.store.num_nodes))]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
         if edge_attr.layout != EdgeLayout.CSC:

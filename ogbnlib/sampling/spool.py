@@ -219,13 +219,9 @@ class Spool:
             file.write(rows, offset + done * x.row_bytes)
 
         x.deal(index, bounds, buffer_bytes, put)
-        self._loader.on_pass(
-            windows=len(windows),
-            distinct_nodes=len(index),
-            features_s=round(time.monotonic() - begun, 3),
-            bytes_read=x.bytes_read - before,
-            bytes_written=len(index) * x.row_bytes,
-        )
+        took = {"features_s": round(time.monotonic() - begun, 3), "bytes_read": x.bytes_read - before}
+        written = len(index) * x.row_bytes
+        self._loader.on_pass(windows=len(windows), distinct_nodes=len(index), **took, bytes_written=written)
         return filled
 
 

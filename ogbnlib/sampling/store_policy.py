@@ -114,9 +114,8 @@ class StoreLoaders(DiskLoaders):
     def _load(self, store: Store) -> Data:
         from .loader import available_bytes, local_ranks
 
-        warn_if_remote(
-            store.path, "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
-        )
+        danger = "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        warn_if_remote(store.path, danger)
         self._available, self._ranks = available_bytes(), local_ranks()
         self._spool_dir = spool_dir()
         with clear_errors(self._spool_dir):
@@ -174,9 +173,8 @@ class StoreLoaders(DiskLoaders):
         sampler = self._sampler(split, store.colptr, store.row, training=shuffle)
         loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
         loader.spool_dir, loader.waiting = self._spool_dir, self.waiting
-        loader.on_window, loader.on_pass = (
-            functools.partial(self.log.mark, event, loader=split) for event in ("window", "pass")
-        )
+        loader.on_window = functools.partial(self.log.mark, "window", loader=split)
+        loader.on_pass = functools.partial(self.log.mark, "pass", loader=split)
         return loader
 
     def eval_loader(self, split: str) -> NodeLoader:

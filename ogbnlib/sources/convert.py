@@ -43,11 +43,9 @@ Item = TypeVar("Item")
 
 
 def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield `items`, each made in another thread while the one before it is used: inflating takes half of the time.
-
-    Close it explicitly. The garbage collector may run in a thread that is just starting, where the wait for this
-    thread's end never returns (Python 3.11 holds the lock of all threads' ends then).
-    """
+    """Yield `items`, each made in another thread while the one before it is used: inflating takes half of the time."""
+    # Close it explicitly. The garbage collector may run in a thread that is just starting, where the wait for this
+    # thread's end never returns (Python 3.11 holds the lock of all threads' ends then).
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, items, None)
         while (item := following.result()) is not None:
@@ -196,15 +194,9 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
 
 @clear_errors()
 def convert(
-    source: StrPath | Source,
-    path: StrPath,
-    *,
-    undirected: bool = False,
-    feature_dtype: FeatureDtype | None = None,
-    memory_limit: str | int | None = None,
-    progress: Progress = True,
-    check: Callable[[], None] = lambda: None,
-) -> Store:
+    source: StrPath | Source, path: StrPath, *, undirected: bool = False, feature_dtype: FeatureDtype | None = None,
+    memory_limit: str | int | None = None, progress: Progress = True, check: Callable[[], None] = lambda: None,
+) -> Store:  # fmt: skip
     """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
 
     Files that change meanwhile are refused. A SIGKILL leaves the hidden `.NAME.part`, which the next conversion clears.
@@ -234,7 +226,7 @@ def convert(
     check_space(target, final + temporary, f"{format_bytes(final + temporary)} of free disk space ({needed})")
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # int8: one more pass
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
-    origin = source.origin
+    made_of = {**source.origin, "num_nodes": source.num_nodes}
 
     with new_folder(target) as folder, counted("convert", total, progress) as advance:
 
@@ -245,6 +237,5 @@ def convert(
         writer = StoreWriter(folder)
         _write(source, writer, done, x_dtype, undirected, workspace)
         source.check_unchanged()
-        made_of = {**origin, "num_nodes": source.num_nodes}
         writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
     return open_store(target)

@@ -135,9 +135,8 @@ def locate_official(name: str, root: StrPath) -> Located:
         files += [f"RELEASE_v{meta['version']}.txt"]  # without it ogb takes the data set for outdated
     missing = [file for file in files if not (folder / file).is_file()]
     if folder.exists() and missing:
-        raise InputError(
-            f"{folder}: expected {', '.join(missing)} in it, found none; move it away and download it again"
-        )
+        remedy = "move it away and download it again"
+        raise InputError(f"{folder}: expected {', '.join(missing)} in it, found none; {remedy}")
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 
 

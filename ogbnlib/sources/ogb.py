@@ -21,8 +21,6 @@ from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classe
 from ..graph.npz import Array, Member
 from .data import Source, from_arrays, stamped
 
-RELEASE = "RELEASE_v1.txt"  # ogb asks on the terminal whether to update when it is missing
-
 
 def layout_files(folder: Path) -> dict[str, Path]:
     """Return the files of a data set in one of OGB's layouts, by their path in it."""
@@ -173,21 +171,15 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
             gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,  # no name, no time: same ids, same bytes
         ):
             packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
-    (folder / RELEASE).touch()
+    (folder / "RELEASE_v1.txt").touch()  # ogb asks on the terminal whether to update when it is missing
     write_json(folder / "meta.json", source.facts())
 
 
 @clear_errors()
 def write_raw(
-    path: StrPath,
-    *,
-    edge_index: Any,
-    x: Any,
-    y: Any,
-    splits: Mapping[str, Any],
-    num_classes: int | None = None,
+    path: StrPath, *, edge_index: Any, x: Any, y: Any, splits: Mapping[str, Any], num_classes: int | None = None,
     name: str | None = None,
-) -> Source:
+) -> Source:  # fmt: skip
     """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes open it too.
 
     Everything is checked before anything is written, and the folder appears whole or not at all.
