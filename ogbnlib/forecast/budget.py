@@ -140,10 +140,8 @@ def window_budget(
 ) -> int | None:
     """Bytes for the windows of one loader; None to draw batches one by one from any store.
 
-    Args:
-        lookahead: As in the config; a size is for all `sharers` of this node together.
-        left_bytes: Bytes that the process may still use; None for no limit.
-        training: The windows of the training loader, for an evaluation during training.
+    A size as `lookahead` is for all `sharers` of this node together. `left_bytes` may still be used, None stands for no
+    limit. `training` are the windows of the training loader, for an evaluation during training.
     """
     if lookahead == "off":
         return None

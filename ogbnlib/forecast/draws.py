@@ -42,8 +42,7 @@ def draw_batches(
 ) -> Batches:
     """Batches of `num_seeds` seeds of a split: any seeds in training, consecutive ones in an evaluation.
 
-    Raises:
-        InputError: for a store whose offsets or ids are out of range.
+    A store whose offsets or ids are out of range is an `InputError`.
     """
     shapes = _drawn(store.path, store.crc32, split, num_seeds, tuple(num_neighbors), training)
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7 deviations for 10,000.

@@ -241,8 +241,7 @@ def predict(
 ) -> Forecast:  # fmt: skip
     """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
 
-    Args:
-        size: By default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give expected ones.
+    `size` is by default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give expected ones.
     """
     size = size or graph_for(config)
     check_store(size, config)

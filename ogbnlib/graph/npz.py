@@ -100,8 +100,7 @@ class Member:
         view, filled = values.view(np.uint8).data, 0
         with self._damage():
             while filled < len(view):
-                got = self._stream.readinto(view[filled : filled + CHUNK_BYTES])  # type: ignore[attr-defined]
-                if not got:
+                if not (got := self._stream.readinto(view[filled : filled + CHUNK_BYTES])):  # type: ignore[attr-defined]
                     raise EOFError("it ends early")
                 filled += got
         return values

@@ -179,11 +179,8 @@ def _is_sound(folder: Path, plan: dict[str, Any]) -> bool:
 def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -> None:
     store, members, num_kept = run.store, run.kept, run.num_kept
     with new_folder(target) as folder:
-        writer = StoreWriter(folder)
-        with (
-            writer.create("x", run.dtype, ((run.hops + 1) * store.num_features,)) as x,
-            contextlib.closing(run.rows(work)) as rows,
-        ):
+        writer, width = StoreWriter(folder), (run.hops + 1) * store.num_features
+        with writer.create("x", run.dtype, (width,)) as x, contextlib.closing(run.rows(work)) as rows:
             for values in rows:
                 x.write(values)
         writer.write("row", np.empty(0, index_dtype(num_kept)))

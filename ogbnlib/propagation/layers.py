@@ -40,7 +40,7 @@ def layer_scores(
 ) -> Chunks:
     """Yield scores, float32 [n, classes], of some or all nodes in ascending order.
 
-    `room` are bytes for columns of all nodes. Layers' results lie in `folder`, float32, until the next one's are there.
+    `room` are bytes for columns of all nodes. `folder` has a layer's result, float32, until the next layer has used it.
     """
     num_nodes, column = store.num_nodes, 4 * store.num_nodes
     if (most := room // column) < 1:
@@ -108,10 +108,8 @@ def layer_scores(
                 return
             for columns in blocks[number]:
                 name, width = f"{number}-{columns.start}", columns.stop - columns.start
-                with (
-                    StoreWriter(folder).create(name, np.float32, (width,)) as writer,
-                    contextlib.closing(compute(number, source, columns)) as chunks,
-                ):
+                result = StoreWriter(folder).create(name, np.float32, (width,))
+                with result as writer, contextlib.closing(compute(number, source, columns)) as chunks:
                     for values in chunks:
                         writer.write(values)
             source.close()

@@ -107,9 +107,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     seeds only.
 
     Args:
-        input_nodes: int64 seeds, in RAM.
-        labels: int16 or int64, one per seed.
-        windows: From `Pass.windows`.
+        input_nodes: int64 seeds, in RAM; `labels` has one for each, int16 or int64.
         next_epoch: If not None, each pass counts the epoch itself, from this one on, and `x` is float32.
         arguments: As for `torch.utils.data.DataLoader`; an `EpochSampler` gives each epoch its own order.
     """

@@ -88,8 +88,7 @@ class SpoolFile:
         out = np.empty(shape, dtype)
         view, at = out.reshape(-1).view(np.uint8).data, offset
         while len(view):
-            count = os.preadv(self._file.fileno(), [view], at)
-            if not count:
+            if not (count := os.preadv(self._file.fileno(), [view], at)):
                 raise InputError(f"{self.folder}: expected a spool of {self.num_bytes} bytes, found its end at {at}")
             view, at = view[count:], at + count
         os.posix_fadvise(self._file.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)

@@ -122,8 +122,7 @@ def locate(dataset: str, **options: Any) -> GraphSize:
     Before the store exists, sizes are those of the data, with the `feature_itemsize` of the store. `options` are
     data_dir, undirected, feature_dtype and download of `open_dataset`.
     """
-    data = resolve(dataset, **options)
-    if isinstance(data, Store):
+    if isinstance(data := resolve(dataset, **options), Store):
         return data.size
     return dataclasses.replace(data.size or data.source().size, feature_itemsize=data.dtype.itemsize)
 

@@ -1,7 +1,6 @@
 """Files of one's own as a `Source`: edges, features, labels and splits, each .npy, .csv, .csv.gz or .parquet.
 
-Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names. Import it on use: it
-imports pyarrow and pandas, and most runs have a store.
+Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names. Import it on use.
 """
 
 from __future__ import annotations
