@@ -80,7 +80,6 @@ def examine(root: Path) -> list[Check]:
     pages = {"always": "on", "madvise": "on where asked for, as run() does"}.get(huge_pages())
     pages = pages or "off, large steps take a third longer; an administrator can switch them to madvise"
     checks.append(Check("huge pages", True, pages))
-
     # DataLoader workers pass batches through /dev/shm; Docker's default of 64 MB ends in SIGBUS.
     shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
@@ -89,7 +88,6 @@ def examine(root: Path) -> list[Check]:
     free = shutil.disk_usage(place).free
     clear = f"free 2 GB under {place}, or work in another folder"  # enough for the notebooks' generated data
     checks.append(Check("disk", free >= 2**31, f"{format_bytes(free)} free", "" if free >= 2**31 else clear))
-
     # Only a new conversion or propagation to the same place would clear or resume what a killed one left.
     folders = {folder.resolve() for folder in (root, here, *here.iterdir()) if os.access(folder, os.R_OK | os.X_OK)}
     left = [path for folder in sorted(folders) if folder.is_dir() for path in abandoned(folder)]

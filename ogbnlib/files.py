@@ -32,10 +32,9 @@ def stamp(file: StrPath | int) -> Stamp:
 
 def replaced(path: StrPath) -> InputError:
     """Return the error for a file that changed while this process used it."""
-    return InputError(
-        f"{path}: expected the file that this process opened first, found it replaced, changed or gone; put the old "
-        "data back to go on (--resume), or write new data to a new folder and start a new run on them"
-    )
+    what = "expected the file that this process opened first, found it replaced, changed or gone"
+    remedy = "put the old data back to go on (--resume), or write new data to a new folder and start a new run on them"
+    return InputError(f"{path}: {what}; {remedy}")
 
 
 def check_same(path: StrPath, before: Stamp) -> None:
@@ -202,9 +201,7 @@ def hold(path: StrPath) -> int | None:
 def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold a lock file against other processes; the kernel releases that of a killed process.
 
-    Args:
-        what: Start of the other process's error message.
-        wait: Called twice a second while another process holds the lock; without it that is an `InputError`.
+    While another one holds it, `wait` is called twice a second; without it an `InputError` begins with `what`.
     """
     path = Path(path)
     with clear_errors(path):
@@ -254,7 +251,6 @@ class Stream(io.FileIO):
         self.size = self._dropped = 0
 
     def append(self, data: Any) -> None:
-        """Append a bytes-like object."""
         view = memoryview(data)
         while len(view):
             with clear_errors(self.name):

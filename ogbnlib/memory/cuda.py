@@ -47,10 +47,8 @@ def prepare_allocator(config: TrainConfig) -> None:
     if not variables or config.device == "cpu" or not torch.cuda.is_available():
         return
     if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in variables.items()):
-        raise InputError(
-            "expandable_segments: expected a process that has not used CUDA yet, and this one has; restart it, or "
-            "train with run() in a child process"
-        )
+        expected = "expected a process that has not used CUDA yet, and this one has"
+        raise InputError(f"expandable_segments: {expected}; restart it, or train with run() in a child process")
     os.environ.update(variables)
 
 
@@ -168,6 +166,5 @@ def resolve_device(device: str) -> torch.device:
 def check_precision(precision: str, device: str) -> None:
     """Refuse float16 on a CPU, where gradients below 6e-8 are lost and no loss scaling saves them."""
     if precision == "fp16" and resolve_device(device).type == "cpu":
-        raise InputError(
-            f"precision: expected a GPU for 'fp16', found none with device={device!r}; use 'bf16' or 'fp32'"
-        )
+        found = f"found none with device={device!r}; use 'bf16' or 'fp32'"
+        raise InputError(f"precision: expected a GPU for 'fp16', {found}")

@@ -68,7 +68,6 @@ class Limit:
         return None if self.killed_by else reading
 
     def longest_pause_s(self) -> float:
-        """Longest time between two samples."""
         return 0.25
 
     def oom_kills(self) -> int | None:

@@ -21,8 +21,6 @@ from .reading import Reading
 
 
 class RunPaths:
-    """Paths of the files in a run's folder."""
-
     def __init__(self, folder: str | os.PathLike[str]):
         folder = Path(folder)
         self.config = folder / "config.json"  # the resolved TrainConfig; a watched command has none
@@ -141,8 +139,8 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
     def rises(sizes: Sequence[int]) -> list[float]:
         return [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)] or [0.0]
 
-    # A leak: 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower than the first: it
-    # keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
+    # In a leak 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower than the first:
+    # a leak keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
     half, pairs = len(late) // 2, rises(late)
     # Medians, because one spike must not change the verdict.
     slope, first, second = map(statistics.median, (pairs, rises(late[: half + 1]), rises(late[half:])))

@@ -212,9 +212,7 @@ class Recorder:
         interval_s: float = 0.05,
         longest_pause_s: Callable[[], float] = lambda: 0.25,
         on_sample: Callable[[Reading], None] = lambda reading: None,
-        check: Check = lambda reading: (
-            reading
-        ),  # returns the reading to record (`Limit.check`); None ends the recording
+        check: Check = lambda reading: reading,  # such as `Limit.check`; None ends the recording
         on_error: Callable[[], None] = lambda: None,  # called on an error in the thread, which `stop` raises
         on_unwritable: Callable[[OSError], None] = lambda error: None,  # called once; sampling goes on, for the limit
     ) -> Recorder:

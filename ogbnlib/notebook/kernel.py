@@ -144,8 +144,6 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
 
 
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
-    """papermill's engine with `Client`."""
-
     @classmethod
     def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
         """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits with its code."""

@@ -53,8 +53,6 @@ def _as_line_magic(lines: list[str]) -> list[str]:
 
 
 class Magics:
-    """Magics of one shell."""
-
     def __init__(self, shell: Any):
         self._shell = shell
         self._recording = contextlib.ExitStack()

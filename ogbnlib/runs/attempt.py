@@ -91,10 +91,8 @@ def locked(run_dir: Path) -> Iterator[int]:
         descriptor = os.open(path, os.O_RDWR)
     if descriptor is None:
         holder = path.read_text(errors="replace").strip()
-        raise InputError(
-            f"{run_dir}: expected no other process to train in it, found {holder or 'one'}; "
-            "wait for its end, or name another run_dir"
-        )
+        remedy = "wait for its end, or name another run_dir"
+        raise InputError(f"{run_dir}: expected no other process to train in it, found {holder or 'one'}; {remedy}")
     try:
         yield descriptor
     finally:

@@ -157,8 +157,7 @@ def run(
         argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
         progress = "none" if config.progress == "none" else "relayed"
         env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": tmp}
-        env |= trainer_environment(os.environ)
-        env[CONFIG_VARIABLE] = config.model_dump_json()
+        env |= {**trainer_environment(os.environ), CONFIG_VARIABLE: config.model_dump_json()}
         env |= allocator_environment(config, os.environ) | tried
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock,)}

@@ -114,10 +114,9 @@ def _diagnose(job_id: str, job: dict[str, str], rows: list[dict[str, str]], aske
     # A kill for memory explains all else that follows it but a new attempt.
     proven = "OUT_OF_MEMORY" if "OUT_OF_MEMORY" in states and states[-1] != "REQUEUED" else "".join(states[-1:])
     if not (job or run or words or proven):
-        raise InputError(
-            f"--job: nothing is left of job {job_id}: {'; '.join(asked)}; and {work_dir.resolve()} has no "
-            f"runs/*-{job_id} and no slurm-*-{job_id}.out. Start this in the folder that you submitted from."
-        )
+        missing = f"{work_dir.resolve()} has no runs/*-{job_id} and no slurm-*-{job_id}.out"
+        remedy = "Start this in the folder that you submitted from."
+        raise InputError(f"--job: nothing is left of job {job_id}: {'; '.join(asked)}; and {missing}. {remedy}")
     state = (job.get("State") or proven).partition(" by ")[0]
     ending = STATES.get(state)
     if ending not in (PENDING, RUNNING) and "OUT_OF_MEMORY" in {proven, *(step.get("State") for step in steps)}:

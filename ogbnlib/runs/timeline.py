@@ -56,14 +56,11 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
 
 
 def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
-    """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of `cuda.cuda_reading`.
-
-    `cuda_unallocated_bytes` is reserved minus allocated; NaN where the run's version did not record a column.
-    """
+    """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of `cuda.cuda_reading`."""
     import pandas as pd
 
     cuda = pd.DataFrame([event for event in events if event["event"] == "cuda"])
-    cuda = cuda.reindex(columns=["time_s", *CUDA_COLUMNS]).astype(float)
+    cuda = cuda.reindex(columns=["time_s", *CUDA_COLUMNS]).astype(float)  # NaN what the run's version did not record
     cuda["time_s"] -= origin_s
     cuda = cuda.sort_values("time_s", ignore_index=True)  # a clock may have been set back
     cuda.columns = pd.Index(["time_s", *(f"cuda_{name}" for name in CUDA_COLUMNS)])

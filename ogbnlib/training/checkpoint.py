@@ -75,10 +75,9 @@ def check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
         changed.append("features")
     if changed:
         dtypes = "" if before["dtype"] == now["dtype"] else f" ({now['dtype']}, {before['dtype']} before)"
-        raise InputError(
-            f"{now['path']}: expected the data set that {path} was trained on ({before['path']}), found other "
-            f"{', '.join(changed)}{dtypes}; use that data set, or train on this one in a new run_dir"
-        )
+        expected = f"expected the data set that {path} was trained on ({before['path']})"
+        remedy = "use that data set, or train on this one in a new run_dir"
+        raise InputError(f"{now['path']}: {expected}, found other {', '.join(changed)}{dtypes}; {remedy}")
 
 
 def _write(path: Path, content: Mapping[str, Any], keep: Path | None = None) -> None:
@@ -117,10 +116,9 @@ def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:
     try:
         part.load_state_dict(state)
     except (RuntimeError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{path}: expected the weights of this {type(part).__name__}, found others ({' '.join(str(error).split())})"
-            "; the code of the model must make the same layers and buffers, in its __init__, as when they were saved"
-        ) from None
+        expected = f"expected the weights of this {type(part).__name__}, found others ({' '.join(str(error).split())})"
+        must = "the code of the model must make the same layers and buffers, in its __init__, as when they were saved"
+        raise InputError(f"{path}: {expected}; {must}") from None
 
 
 def _write_metrics(run_dir: Path, history: list[Row]) -> None:
@@ -237,8 +235,6 @@ class Checkpointer:
             where = f"checkpoint.pt is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
             previous = RunPaths(self.run_dir).previous.name
             remedy = f"{where}; {remedy}; if that diverges at once, move it away to go on from {previous}"
-        return Diverged(
-            f"diverged: {what} in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and "
-            f"precision={self.config.precision}; {remedy}; `python -m ogbnlib verify` looks for features that are not "
-            "finite"
-        )
+        at = f"in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and precision={self.config.precision}"
+        verify = "`python -m ogbnlib verify` looks for features that are not finite"
+        return Diverged(f"diverged: {what} {at}; {remedy}; {verify}")

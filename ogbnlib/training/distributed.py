@@ -88,11 +88,9 @@ class Ranks:
                     seen[rank] = count, now_s
                 elif rank != self.rank and now_s - since_s >= patience_s:
                     process = self._store.get(f"ogbnlib/process/{rank}").decode()
-                    raise RankHung(
-                        f"rank {rank} ({process}) has shown no sign of life for {seconds(now_s - since_s)} while rank "
-                        f"{self.rank} waited for it; go on from the last checkpoint (--resume), and if it hangs again, "
-                        "look at it with `py-spy dump --pid`"
-                    )
+                    what = f"rank {rank} ({process}) has shown no sign of life for {seconds(now_s - since_s)}"
+                    remedy = "go on from the last checkpoint (--resume), and if it hangs again, look at it with"
+                    raise RankHung(f"{what} while rank {self.rank} waited for it; {remedy} `py-spy dump --pid`")
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over all ranks, in place."""
@@ -160,11 +158,9 @@ def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
         return
     backend = "gloo"
     if resolve_device(device).type == "cuda":
-        if here.local_rank >= torch.cuda.device_count():
-            raise InputError(
-                f"ranks: expected a GPU for each of the {here.num_local_ranks} ranks of this node, found "
-                f"{torch.cuda.device_count()}; start fewer, or use device=cpu"
-            )
+        if here.local_rank >= (found := torch.cuda.device_count()):
+            expected = f"expected a GPU for each of the {here.num_local_ranks} ranks of this node"
+            raise InputError(f"ranks: {expected}, found {found}; start fewer, or use device=cpu")
         torch.cuda.set_device(here.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     owned = not dist.is_initialized()

@@ -57,10 +57,9 @@ class Learner:
         other = names ^ {*self.model.state_dict()}
         other |= {name for name, value in self.model.named_parameters() if value not in values}
         if other:
-            raise InputError(
-                f"{self.config.model}: expected all layers and buffers to be created in __init__ or the first batch, "
-                f"found {', '.join(sorted(other))} created, replaced or removed later, which no optimizer trains"
-            )
+            expected = "expected all layers and buffers to be created in __init__ or the first batch"
+            found = f"{', '.join(sorted(other))} created, replaced or removed later, which no optimizer trains"
+            raise InputError(f"{self.config.model}: {expected}, found {found}")
 
     def begin_epoch(self, epoch: int) -> None:
         self.model.train()

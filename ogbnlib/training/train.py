@@ -210,12 +210,10 @@ def train_prepared(
             with ranks.together():
                 widths = loaders.num_features, loaders.num_classes
                 model = make_model(config, *widths, run_dir, model, progress.note, store)
-            unsaved = sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys())
+            unsaved = ", ".join(sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys()))
             if unsaved and run_dir is not None:
-                progress.note(
-                    f"the model's buffers {', '.join(unsaved)} are in no checkpoint (persistent=False): a resumed run "
-                    "and predict start with the values of its __init__"
-                )
+                effect = "a resumed run and predict start with the values of its __init__"
+                progress.note(f"the model's buffers {unsaved} are in no checkpoint (persistent=False): {effect}")
             device = resolve_device(config.device)
             for text in cuda.begin(config, device.type):
                 progress.note(text)

@@ -32,12 +32,9 @@ _SHOWN_EVERY_S = 0.5
 
 
 class Progress:
-    """Progress of a run, shown here and written to progress.json for other processes.
+    """Progress of a run, shown here and written to progress.json for other processes."""
 
-    Args:
-        how: As `config.progress`, or "relayed": the process that started this one shows it.
-    """
-
+    # `how` is as `config.progress`, or "relayed": the process that started this one shows it.
     def __init__(self, how: str, log: EventLog, run_dir: Path | None = None):
         self._log, self._how, self._count, self._shown_s = log, how, Count(0), 0.0
         self._read = Count(0)
@@ -95,8 +92,6 @@ class Progress:
 
 
 class Trainer:
-    """The epochs of one run."""
-
     def __init__(
         self,
         config: TrainConfig,
