@@ -86,11 +86,8 @@ def _by_model(
 
 
 def _by_split(store: Store, ids: Array | None, size: int) -> list[tuple[int, Array, Array]]:
-    """Group nodes into the batches of the run's evaluations: those of each split, then nodes in no split.
-
-    Returns for each split the number that its evaluations add to the seed, the nodes of whole batches of `size`, and
-    the position of each node among `ids`, -1 for nodes outside.
-    """
+    """For each split, and the nodes in none: number added to the seed, nodes in whole batches, positions in `ids`."""
+    # Batches have `size` nodes, as the run's evaluations; a node outside `ids` has position -1.
     # If fan-outs differ by hop, or with gcn, a score also depends on the other seeds of its batch.
     others = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
     order = None if ids is None else np.argsort(ids)
@@ -126,9 +123,16 @@ def _sampled(
 @no_exit()
 @kept_random_state()
 def predict(
-    run_dir: StrPath, out: StrPath, *, nodes: str | Any = "labelled", sampled: bool = False, scores: bool = False,
-    memory_limit: str | int | None = None, progress: Progress = True, say: Callable[[str], object] = print,
-) -> Path:  # fmt: skip
+    run_dir: StrPath,
+    out: StrPath,
+    *,
+    nodes: str | Any = "labelled",
+    sampled: bool = False,
+    scores: bool = False,
+    memory_limit: str | int | None = None,
+    progress: Progress = True,
+    say: Callable[[str], object] = print,
+) -> Path:
     """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; return its path.
 
     The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes]. Its rows are all

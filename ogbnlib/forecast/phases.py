@@ -236,9 +236,12 @@ class Forecast(Ledger):
 
 
 def predict(
-    config: TrainConfig, size: GraphSize | None = None, *, memory_limit_bytes: int | None = None,
+    config: TrainConfig,
+    size: GraphSize | None = None,
+    *,
+    memory_limit_bytes: int | None = None,
     machine: Machine = REFERENCE,
-) -> Forecast:  # fmt: skip
+) -> Forecast:
     """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
 
     `size` is by default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give expected ones.
@@ -261,9 +264,12 @@ def kind_of(phase: str) -> str:
 
 
 def audit(
-    config: TrainConfig, memory_limit_bytes: int | None, measured: Mapping[str, int], marked: Mapping[str, int],
+    config: TrainConfig,
+    memory_limit_bytes: int | None,
+    measured: Mapping[str, int],
+    marked: Mapping[str, int],
     size: GraphSize | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The entry `forecast` of result.json: predicted and measured, where a phase that a run did not reach has None.
 
     `measured` has the peak in phases of each name, "" between phases, and `marked` the largest size of each named part;

@@ -206,9 +206,12 @@ def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int) -> lis
 
 
 def plan(
-    config: TrainConfig, memory_limit: str | int | None = None, *, size: GraphSize | None = None,
+    config: TrainConfig,
+    memory_limit: str | int | None = None,
+    *,
+    size: GraphSize | None = None,
     machine: Machine = REFERENCE,
-) -> Advice:  # fmt: skip
+) -> Advice:
     """Forecast a run's memory and time, and what would fit if it does not fit under a limit.
 
     Args:

@@ -176,9 +176,13 @@ def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_c
 # The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % higher and 25 % lower, in steps of more than
 # a few MB; with checkpointing, autocast and dropout together sage took 8 % more.
 def activation_bytes(
-    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool = True,
+    config: TrainConfig,
+    batch: BatchShape,
+    num_features: int,
+    num_classes: int,
+    training: bool = True,
     on_gpu: bool = False,
-) -> int:  # fmt: skip
+) -> int:
     """The peak of one step's computation, without the batch's own x and the gradients of weights."""
     # A layer's peak comes on top of the bytes that earlier layers keep. Under activation checkpointing these keep their
     # outputs alone, but a layer is computed again while the gradient of its output is in memory. An evaluation holds a

@@ -201,11 +201,19 @@ def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -
 
 @clear_errors()
 def propagate(
-    store: Store, path: StrPath, *, hops: int = 2, norm: Norm = "sym", self_loops: bool = False,
-    nodes: Nodes = "labelled", feature_dtype: FeatureDtype | None = None, memory_limit: str | int | None = None,
-    progress: Progress = True, check: Callable[[], None] = lambda: None,
+    store: Store,
+    path: StrPath,
+    *,
+    hops: int = 2,
+    norm: Norm = "sym",
+    self_loops: bool = False,
+    nodes: Nodes = "labelled",
+    feature_dtype: FeatureDtype | None = None,
+    memory_limit: str | int | None = None,
+    progress: Progress = True,
+    check: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda text: None,
-) -> Store:  # fmt: skip
+) -> Store:
     """Propagate a store's features over its whole graph, in bounded memory; the result appears whole or not at all.
 
     Returns a store without edges: `x` [kept nodes, (hops + 1) * F] has a node's own features, then A X, A^2 X, ...

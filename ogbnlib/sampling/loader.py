@@ -113,9 +113,15 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     """
 
     def __init__(
-        self, store: Store, node_sampler: CSCSampler, input_nodes: Tensor, labels: Tensor, windows: Windows,
-        next_epoch: int | None = None, **arguments: Any,
-    ):  # fmt: skip
+        self,
+        store: Store,
+        node_sampler: CSCSampler,
+        input_nodes: Tensor,
+        labels: Tensor,
+        windows: Windows,
+        next_epoch: int | None = None,
+        **arguments: Any,
+    ):
         self.store, self.windows, self.labels, self.next_epoch = store, windows, labels, next_epoch
         self.last_epoch: int | None = None  # in each epoch before it, the next one's first window is prepared
         self.spool_dir = Path(tempfile.gettempdir())

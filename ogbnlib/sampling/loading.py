@@ -50,10 +50,19 @@ class _OneLoader(StoreLoaders):
 
 
 def loader(
-    store: Store, nodes: str | Any | None = "train", *, num_neighbors: Sequence[int] = (15, 10),
-    batch_size: int = 1024, memory_limit: str | int | None = None, shuffle: bool | None = None, seed: int = 0,
-    num_workers: int = 0, persistent_workers: bool = False, drop_last: bool = False, sampling: str = "neighbor",
-) -> StoreLoader:  # fmt: skip
+    store: Store,
+    nodes: str | Any | None = "train",
+    *,
+    num_neighbors: Sequence[int] = (15, 10),
+    batch_size: int = 1024,
+    memory_limit: str | int | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    num_workers: int = 0,
+    persistent_workers: bool = False,
+    drop_last: bool = False,
+    sampling: str = "neighbor",
+) -> StoreLoader:
     """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed and epoch.
 
     Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the same.

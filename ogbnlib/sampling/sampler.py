@@ -22,8 +22,6 @@ from ..graph.bits import GAMMA, kernel
 from ..graph.npz import Array
 from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, choose_all_shared, count_chosen
 
-# From global to local ids --------------------------------------------------------------------------------------------
-
 # An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for an empty slot. Its
 # size is a power of two, at least twice the entries, so it grows with the batch and not with the graph.
 
@@ -145,9 +143,6 @@ def _sample(
         hop_nodes[hop + 1], hop_edges[hop] = count - end, total - edges
         begin, edges = end, total
     return _DONE, 0, nodes[:count].copy(), local, target, hop_nodes, hop_edges
-
-
-# The sampler ---------------------------------------------------------------------------------------------------------
 
 
 def _read_only(name: str, part: Any, *dtypes: str) -> Array:

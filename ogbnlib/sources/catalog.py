@@ -18,10 +18,17 @@ from .synth import synthesize_store
 
 @clear_errors()
 def open_dataset(
-    dataset: str, *, data_dir: StrPath | None = None, undirected: bool | None = None,
-    feature_dtype: FeatureDtype | None = None, memory_limit: str | int | None = None, download: bool = False,
-    say: Callable[[str], object] = print, progress: Progress = True, check: Callable[[], None] = lambda: None,
-) -> Store:  # fmt: skip
+    dataset: str,
+    *,
+    data_dir: StrPath | None = None,
+    undirected: bool | None = None,
+    feature_dtype: FeatureDtype | None = None,
+    memory_limit: str | int | None = None,
+    download: bool = False,
+    say: Callable[[str], object] = print,
+    progress: Progress = True,
+    check: Callable[[], None] = lambda: None,
+) -> Store:
     """Open a data set as a store; other data are converted first: once, in bounded memory.
 
     Waits for another process that is converting the same data. A store of other or changed data at the place of the new

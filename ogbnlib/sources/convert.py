@@ -194,9 +194,15 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
 
 @clear_errors()
 def convert(
-    source: StrPath | Source, path: StrPath, *, undirected: bool = False, feature_dtype: FeatureDtype | None = None,
-    memory_limit: str | int | None = None, progress: Progress = True, check: Callable[[], None] = lambda: None,
-) -> Store:  # fmt: skip
+    source: StrPath | Source,
+    path: StrPath,
+    *,
+    undirected: bool = False,
+    feature_dtype: FeatureDtype | None = None,
+    memory_limit: str | int | None = None,
+    progress: Progress = True,
+    check: Callable[[], None] = lambda: None,
+) -> Store:
     """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
 
     Files that change meanwhile are refused. A SIGKILL leaves the hidden `.NAME.part`, which the next conversion clears.

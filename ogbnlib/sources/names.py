@@ -39,9 +39,13 @@ class Pending:
 
 
 def resolve(
-    dataset: str, *, data_dir: StrPath | None = None, undirected: bool | None = None, feature_dtype: str | None = None,
+    dataset: str,
+    *,
+    data_dir: StrPath | None = None,
+    undirected: bool | None = None,
+    feature_dtype: str | None = None,
     download: bool = False,
-) -> Store | Pending:  # fmt: skip
+) -> Store | Pending:
     """Return the store that a name means, or the data to convert, after all checks of `open_dataset`."""
     dataset = str(home(dataset))
     data_dir = None if data_dir is None else home(data_dir)

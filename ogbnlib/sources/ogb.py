@@ -177,9 +177,15 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
 
 @clear_errors()
 def write_raw(
-    path: StrPath, *, edge_index: Any, x: Any, y: Any, splits: Mapping[str, Any], num_classes: int | None = None,
+    path: StrPath,
+    *,
+    edge_index: Any,
+    x: Any,
+    y: Any,
+    splits: Mapping[str, Any],
+    num_classes: int | None = None,
     name: str | None = None,
-) -> Source:  # fmt: skip
+) -> Source:
     """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes open it too.
 
     Everything is checked before anything is written, and the folder appears whole or not at all.

@@ -191,10 +191,15 @@ def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Arr
 
 
 def open_tables(
-    folder: StrPath, *, relabel: bool = False, edge_columns: Sequence[str] | None = None,
-    label_columns: Sequence[str] | None = None, id_column: str | None = None, num_classes: int | None = None,
+    folder: StrPath,
+    *,
+    relabel: bool = False,
+    edge_columns: Sequence[str] | None = None,
+    label_columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    num_classes: int | None = None,
     **files: StrPath | None,
-) -> Source:  # fmt: skip
+) -> Source:
     """Open a user's own files for conversion: those in a folder by their names, or named one by one.
 
     Labels and splits are read here, and a csv file of features for the number of its rows. Standard error lists unused
