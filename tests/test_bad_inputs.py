@@ -107,7 +107,7 @@ CASES: list[tuple[list[str], str]] = [
     (["convert", "store", "new"], "found a store"),
     (["convert", "raw", "new", "--memory-limit", "100 MB"], "memory_limit: "),
     (["convert", "raw", "raw"], "raw: expected a new or empty folder"),
-    (["convert", "raw", "new", "--feature-dtype", "int8"], "feature_dtype: "),
+    (["convert", "raw", "new", "--feature-dtype", "int16"], "feature_dtype: "),
     (["synth", "new", "--scale", "nan"], "scale: "),
     (["synth", "new", "--seed", "1.5"], "--seed"),
     (["diagnose"], "diagnose: "),

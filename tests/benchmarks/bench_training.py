@@ -8,7 +8,7 @@ runs with one torch thread and with torch's default, and the better of the two i
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256 with GraphBolt of
 dgl 2.1.0 instead, as its users run it and with the huge pages that we ask for, each side in processes of its own. Its
 environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1 torchdata==0.7.1 'numpy<2'
-'pandas<3' pydantic pyyaml` (for a CPU alone, torch 2.2.1 from the index of CPU wheels that pytorch.org names).
+'pandas<3' pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Promises on a GPU's memory that need no GPU: torch.cuda is replaced where its answers matter."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from conftest import MB
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory import cuda
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading
 from ogbnlib.runs.diagnosis import explain_cuda_message
@@ -231,3 +233,19 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
         assert words in found.text.replace("Exit code 76", "exit code 76")
     assert found.remedy.startswith("expandable_segments=True")
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
+
+
+def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_enough() -> None:
+    oom = {"requested_bytes": GB, "allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "free_bytes": 0}
+    config = TrainConfig.create(
+        dataset="ogbn-papers100M", num_neighbors=[15, 10, 5], batch_size=1024, hidden_channels=256, loading="store"
+    )
+    suggestions = oom_suggestions(config, oom)
+    names = [re.split(r"[= ]", text)[0] for text in suggestions]
+    # Without activation_checkpointing: a layer of sage is at its widest while it is computed again.
+    assert names == ["expandable_segments", "release_every", "batch_size", "precision", "num_neighbors"]
+    assert "1.00 GB was reserved but unallocated, more than the request" in suggestions[0]
+    assert "enough" not in "".join(suggestions)  # the request was free, but in pieces
+    little = {**oom, "requested_bytes": 2 * GB, "free_bytes": GB - 20 * MB}
+    assert oom_suggestions(config, little)[2].endswith("which would have been enough")
+    assert oom_suggestions(config, {**oom, "requested_bytes": 50 * GB})[2].endswith("not enough by itself")
