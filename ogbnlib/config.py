@@ -221,8 +221,7 @@ class TrainConfig(_Parameters):
     @property
     def heads(self) -> int:
         """Attention heads of gat and sagn."""
-        heads: int = self.model_args.get("heads", 4)
-        return heads
+        return int(self.model_args.get("heads", 4))
 
     def learning_rate(self, epoch: int) -> float:
         """Learning rate of `epoch`, counted from 1; it has no state that a resumed run would need."""

@@ -139,7 +139,7 @@ def propagate(
     norm: Annotated[str, typer.Option(help="row (mean), sym (as in GCN) or none (sum).")] = "sym",
     self_loops: Annotated[bool, typer.Option("--self-loops", help="Count each node as its own neighbor.")] = False,
     nodes: Annotated[str, typer.Option(help="Rows to keep: labelled, or all.")] = "labelled",
-    feature_dtype: Annotated[str | None, typer.Option(help="float16 or float32; default: the store's own.")] = None,
+    feature_dtype: Annotated[str | None, typer.Option(help="float16 or float32; default: the store's.")] = None,
     memory_limit: MemoryLimit = None,
     as_json: Json = False,
 ) -> None:

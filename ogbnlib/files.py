@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import itertools
@@ -137,7 +138,7 @@ def abandoned(folder: Path) -> list[Path]:
     parts, locks = [], {".part": ".lock", ".blocks": ".hops.lock"}
     for part in sorted(path for path in folder.glob(".*.*") if path.suffix in locks and path.is_dir()):
         lock = part.with_suffix(locks[part.suffix])
-        with contextlib.suppress(PermissionError):  # another user's
+        with contextlib.suppress(OSError):  # another user's
             descriptor = hold(lock) if lock.exists() else -1
             parts += [] if descriptor is None else [part]
             if descriptor is not None and descriptor >= 0:
@@ -204,19 +205,24 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
     While another one holds it, `wait` is called twice a second; without it an `InputError` begins with `what`.
     """
     path = Path(path)
-    with clear_errors(path):
-        while (descriptor := hold(path)) is None:
-            if wait is None:
-                holder = path.read_text().strip() if path.exists() else ""
-                raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it")
-            wait()
-            time.sleep(0.5)
-    try:
+    with clear_errors(path), contextlib.ExitStack() as stack:
+        try:
+            while (descriptor := hold(path)) is None:
+                if wait is None:
+                    holder = path.read_text().strip() if path.exists() else ""
+                    raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it")
+                wait()
+                time.sleep(0.5)
+            stack.callback(os.close, descriptor)
+            stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)  # for forks, too
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise
+            warnings.warn(f"{path}: no locks on its file system, so a second process is not refused", stacklevel=3)
+        stack.callback(path.unlink, missing_ok=True)  # before the release, see `hold`
+        release = stack.pop_all()
+    with release:
         yield
-    finally:
-        path.unlink(missing_ok=True)  # before the release, see `hold`
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forks, too
-        os.close(descriptor)
 
 
 # Set when a requeued job executes a notebook again: slurm/notebook.sbatch.
@@ -224,15 +230,14 @@ AGAIN_VARIABLE = "OGBNLIB_AGAIN"
 _calls: Counter[Path] = Counter()  # of `next_run_dir`, by the first name
 
 
-def next_run_dir(runs_dir: StrPath, name: str, *, new: bool = False) -> Path:
+def next_run_dir(runs_dir: StrPath, name: str, *, again: bool = False) -> Path:
     """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell overwrites no run.
 
-    When a requeued job executes a notebook again, the n-th call returns the n-th name, which the n-th call got before;
-    with `new` it returns a folder that does not exist, then too.
+    With `again`, when a requeued job executes a notebook again, the n-th call returns the n-th name, as it did before.
     """
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     paths = (home(runs_dir) / name for name in names)
-    if AGAIN_VARIABLE in os.environ and not new:
+    if again and AGAIN_VARIABLE in os.environ:
         _calls[home(runs_dir) / name] += 1
         return next(itertools.islice(paths, _calls[home(runs_dir) / name] - 1, None))
     return next(path for path in paths if not path.exists())

@@ -144,11 +144,13 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 def translate(values: Mapping[str, Any]) -> dict[str, Any]:
     """Saved values of an earlier version in this one's form, as far as weights depend on them."""
-    values = dict(values)
+    values = {"sampling": "neighbor", **values}
     if arguments := values.pop("lr_schedule_args", {}):
-        values["lr_schedule"] += ":" + ",".join(f"{name}={value}" for name, value in arguments.items())
+        pairs = ",".join(f"{name}={value}" for name, value in arguments.items())
+        values["lr_schedule"] = f"{values.get('lr_schedule', 'constant')}:{pairs}"
     if values.pop("self_loops", False):
-        values["norm"] = "gcn" if values["norm"] == "sym" else f"{values['norm']}-loops"
+        norm = values.get("norm", "sym")
+        values["norm"] = "gcn" if norm == "sym" else f"{norm}-loops"
     entry, heads = MODELS.get(values.get("model", "sage")), values.pop("heads", 4)
     if heads != 4 and (entry is None or entry.has_heads):  # other models never had any
         values["model_args"] = {**values.get("model_args", {}), "heads": heads}

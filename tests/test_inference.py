@@ -76,7 +76,11 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model": "gcn", "eval_batch_size": 7}, {"feature_dtype": "float16", "loading": "eager"}, {"keep": "best"}],
+    [
+        {"model": "gcn", "eval_batch_size": 7},
+        {"feature_dtype": "float16", "loading": "eager", "sampling": "labor"},
+        {"keep": "best"},
+    ],
     ids=str,
 )
 def test_sampled_predictions_have_the_accuracies_of_the_evaluations(

@@ -103,7 +103,7 @@ def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
     """Bytes of a feature: those of a store that stays on disk, else of `feature_dtype`."""
     on_disk = config.on_disk and size.stored == "store"
     itemsize = size.feature_itemsize if on_disk else np.dtype(config.feature_dtype).itemsize
-    return max(2, itemsize) if config.propagated else itemsize  # int8 features are propagated as float16
+    return 4 if config.propagated and itemsize == 1 else itemsize  # int8 features are propagated as float32
 
 
 def label_itemsize(num_classes: int) -> int:

@@ -264,7 +264,6 @@ class DiskArray:
         self.progress = 0, int(np.count_nonzero(counts)) * unit * self.row_bytes
         width, before, ends = self.row_bytes // word.itemsize, bounds[:-1].copy(), bounds[1:]
         buffers = [np.empty((0, width), word) for _ in range(2)]  # one is filled while the other is put
-
         ranges = itertools.pairwise(_ranges(counts, room_bytes // 2 // self.row_bytes))
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as writer:
             putting: Future[Any] = writer.submit(int)

@@ -189,7 +189,7 @@ class Store(GraphSize):
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
-        """Read array `name` into RAM, features optionally in another dtype; the peak is the result and a chunk."""
+        """Read array `name` into RAM, features in another float dtype if asked; the peak is the result and a chunk."""
         # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M) are left to `verify`.
         info, begin = self.files[name], 0
         out = np.empty(info.shape, dtype or (np.float32 if name == "x" and self.int8 else info.dtype))

@@ -227,7 +227,7 @@ def propagate(
         self_loops: count each node among its own neighbors, once, as `gcn_norm` with `add_self_loops`. Otherwise the
             graph's own self-loops count.
         nodes: keep the rows of nodes in splits ("labelled"), or "all".
-        feature_dtype: of the result, by default the store's, float16 for int8. Sums are float32. With float16, values
+        feature_dtype: of the result, by default the store's, float32 for int8. Sums are float32. With float16, values
             between hops are rounded to it too, except for norm "none".
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of what its limit or the machine has left.
         progress: True shows a bar; a function is called with a line every 30 s instead.
@@ -237,7 +237,7 @@ def propagate(
     check_hops(store, hops, norm, nodes)
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
-    own = store.feature_dtype if store.int8 is None else np.float16  # which holds the values of int8 to 11 bits
+    own = store.feature_dtype if store.int8 is None else np.float32  # float16 can be coarser than the codes
     target, dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or own)
     check_new(target)
     members = None
@@ -269,7 +269,10 @@ def propagate(
             run.survey(shown)
             plan, facts = run.plan(room), {**how, "dtype": dtype.name}
             begin = next(k for k in range(1, hops + 2) if not _is_sound(work / str(k), facts))
-            needed = plan.disk_bytes - sum(file.stat().st_size for file in work.rglob("*"))
+            for old in {*work.glob("*")} - {work / str(k) for k in range(1, begin)}:
+                shutil.rmtree(old, ignore_errors=True)
+            present = [*work.rglob("*"), *sibling_path(target, "part").rglob("*")]
+            needed = plan.disk_bytes - sum(file.stat().st_size for file in present)
             check_space(target, needed, f"{format_bytes(needed)} of free disk space, most of it until it is done")
             say(f"{store.path}: {plan}")
             for number in range(begin, hops + 1):
@@ -277,6 +280,8 @@ def propagate(
                 with new_folder(work / str(number)) as folder:
                     crc32 = run.write_hop(number, folder, plan.widths[number - 1], shown)
                     write_json(folder / _SEAL, {"plan": facts, "crc32": crc32})
+            if not all(_is_sound(work / str(k), facts) for k in range(1, hops + 1)):
+                raise InputError(f"{work}: checksum mismatch in the files of a hop; propagate again to repeat it")
             num_nodes = store.origin.get("num_nodes", store.num_nodes)
             _write(run, work, target, {"propagated": str(store.path), **how, "num_nodes": num_nodes})
             shutil.rmtree(work)
@@ -308,4 +313,6 @@ def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
 
 
 def _made_of(store: Store) -> dict[str, int]:
-    return {name: info.crc32 for name, info in store.files.items()}
+    crc32 = {name: info.crc32 for name, info in store.files.items()}
+    # The same codes may stand for other values: those of 2 * x are the codes of x.
+    return crc32 if store.int8 is None else {**crc32, "int8": zlib.crc32(np.concatenate(store.int8).data)}

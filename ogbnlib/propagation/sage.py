@@ -8,6 +8,7 @@ features lie side by side, so that one product makes the output, and each gradie
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -80,12 +81,15 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads, thread_name_prefix="sage")
 
 
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
+
+
 def _in_parts(work: Callable[..., None], count: int, out: Tensor, *arguments: Any) -> None:
     """Call `work(begin, end, ..., out)` for parts of range(count), one a thread; their number changes no result."""
     given = [value.detach().numpy() if isinstance(value, Tensor) else value for value in (*arguments, out)]
     parts = max(1, min(torch.get_num_threads(), out.nbytes // _PART_BYTES))
     bounds = [count * part // parts for part in range(parts + 1)]
-    others = [_pool(parts - 1).submit(work, bounds[i], bounds[i + 1], *given) for i in range(1, parts)]
+    others = [_pool(torch.get_num_threads()).submit(work, bounds[i], bounds[i + 1], *given) for i in range(1, parts)]
     work(0, bounds[1], *given)
     for other in others:
         other.result()
@@ -96,8 +100,7 @@ class FusedSAGE(torch.autograd.Function):
 
     Args:
         x: [num_sources, channels], on the CPU, the targets first.
-        crow: int64 [num_targets + 1], bounds of each target's edges.
-        col: int64, the edges' sources.
+        crow: int64 [num_targets + 1], bounds of each target's edges; `col` has their sources, int64.
         masked: Whether x is such a layer's output with ReLU, with dropout or without. The gradient of that ReLU is then
             taken here, in place, and not in the layer that applied it.
     """

@@ -20,6 +20,7 @@ from typing import Any
 from ..config import TrainConfig, check_config
 from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import home, next_run_dir
+from ..forecast.passes import STEP
 from ..forecast.phases import predict
 from ..forecast.planner import WILL_NOT_FIT, Advice, verdict
 from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
@@ -69,12 +70,12 @@ def watch(
         raise InputError(f"argv: expected a command that can be run (`python` before a script), got {argv}")
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
     name = name or Path(script).stem
-    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
-    if run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
+    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
+    while run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
         earlier = Run(folder)
         if earlier.record.start.get("command") == argv and _has_ended(earlier, limit_bytes):
             return earlier
-        folder = next_run_dir(runs_dir, name, new=True)
+        folder = next_run_dir(runs_dir, name, again=True)
     limit, refused = make_limit(limit_bytes, limit_by)
     with contextlib.closing(limit), open_run_dir(None, folder, resume=False) as (before, _):
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
@@ -125,17 +126,19 @@ def run(
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
-    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name)
+    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
     before_bytes = Run(folder).memory_limit_bytes if resume and memory_limit is None else None
     asked = before_bytes if memory_limit is None else memory_limit
     limit_bytes, notes = _attainable(asked, say=echo, as_before=bool(before_bytes))
-    if run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
-        earlier, resume = Run(folder), False
+    while run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
+        earlier, same = Run(folder), False
         with contextlib.suppress(InputError):  # of another version, or of a watched command
-            resume = earlier.config == config
-        if resume and _has_ended(earlier, limit_bytes):
+            same = earlier.config == config
+        if same and _has_ended(earlier, limit_bytes):
             return earlier
-        folder = folder if resume else next_run_dir(runs_dir, name, new=True)
+        if resume := same and not _has_ended(earlier, earlier.memory_limit_bytes):
+            break
+        folder = next_run_dir(runs_dir, name, again=True)
     size = check_inputs(config)
     tried: dict[str, str] = {}
     if config.model not in MODELS:
@@ -148,8 +151,9 @@ def run(
         with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
             if before.is_finished and before.config == config:
                 return before
+        reason = _too_large_to_start(config, size, limit_bytes)
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
-        if reason := _too_large_to_start(config, size, limit_bytes):
+        if reason:
             attempt.recorder.stop()
             return attempt.end(None, with_forecast=True, memory_limit_bytes=limit_bytes, diagnosis=reason)
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
@@ -222,6 +226,10 @@ def _too_large_to_start(config: TrainConfig, size: GraphSize, limit_bytes: int |
     if verdict(forecast, room_bytes) == WILL_NOT_FIT:
         forecast = predict(config, memory_limit_bytes=room_bytes)  # slower and better: by batches drawn from the store
     if verdict(forecast, room_bytes) != WILL_NOT_FIT:
+        return None
+    on_gpu = resolve_device(config.device).type == "cuda"  # where the step is not in RAM
+    held = max(phase.held_bytes - on_gpu * phase.parts.get(STEP, 0) for phase in forecast.phases)
+    if held - forecast.margin_bytes <= room_bytes:
         return None
     advice = Advice(forecast, None)
     peak, room = format_bytes(forecast.peak_bytes), format_bytes(room_bytes)

@@ -149,7 +149,7 @@ def choose_all_shared(
     key: Any, hop: Any, row: Any, start: Any, degree: Any, k: Any, begin: Any, out: Any, target: Any
 ) -> None:
     """As `choose_all` followed by a look into `row`, with random numbers that the nodes share."""
-    e, state, bits = 0, hop_state(key, hop), np.empty(max(k, 0), np.uint64)
+    e, state, bits = 0, hop_state(key, hop), np.empty(min(max(k, 0), len(row)), np.uint64)
     for i in range(len(start)):
         count = choose_shared(state, row[start[i] : start[i] + degree[i]], k, bits, out[e:])
         target[e : e + count] = begin + i

@@ -12,7 +12,7 @@ from conftest import raw_arrays
 from ogbnlib import InputError, TrainConfig, predict
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.propagation.hops import propagate
+from ogbnlib.propagation.hops import propagate, propagated
 from ogbnlib.sources.convert import convert
 from ogbnlib.training.train import train
 
@@ -49,6 +49,20 @@ def test_a_column_of_one_value_stays_it(coded: Store, tmp_path: Path, constant: 
     assert (store.read("x")[:, 2] == constant).all()
 
 
+def test_rows_propagated_from_other_values_of_the_same_codes_are_refused(coded: Store, tmp_path: Path) -> None:
+    data, stores, config = coded.to_data(), [], TrainConfig.create(dataset="d", loading="propagated", model="sgc")
+    how: dict[str, Any] = {"progress": False, "say": print}
+    for factor in (1, 4):
+        data.x *= factor
+        stores.append(Store.from_data(data, tmp_path / "d", num_classes=4, feature_dtype="int8", progress=False))
+        if factor == 1:
+            propagated(stores[0], config, **how)
+            (tmp_path / "d").rename(tmp_path / "before")
+    assert stores[0].files["x"].crc32 == stores[1].files["x"].crc32
+    with pytest.raises(InputError, match="propagated over other data"):
+        propagated(stores[1], config, **how)
+
+
 @pytest.mark.parametrize("changes", [{"loading": "shared"}, {"loading": "store", "lookahead": "1 kB"}], ids=str)
 def test_training_and_predictions_are_those_of_the_decoded_values(
     coded: Store, decoded: Store, tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
@@ -71,7 +85,7 @@ def test_pygs_feature_store_and_a_propagation_see_the_decoded_values(
     ids = torch.tensor([5, 0, 299])
     one, other = (store.feature_store().get_tensor(None, "x", index=ids) for store in (coded, decoded))
     assert torch.equal(one, other)
-    assert propagate(coded, tmp_path / "a", progress=False).x.dtype == np.float16
+    assert propagate(coded, tmp_path / "a", progress=False).x.dtype == np.float32
     for norm in ("row", "sym"):
         how: dict[str, Any] = {"norm": norm, "feature_dtype": "float32", "progress": False}
         hops = [propagate(store, tmp_path / f"{norm}-{store.path.name}", **how).x for store in (coded, decoded)]

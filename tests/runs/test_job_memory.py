@@ -75,7 +75,8 @@ def test_a_notebook_executed_again_gets_the_same_folders_in_the_same_order(
     again = [watch(["-c", code], name="a", runs_dir=tmp_path, echo=False) for code in ("pass", "exit(1)", "exit(2)")]
     assert [(done.run_dir.name, done.exit_code) for done in again] == [("a", 0), ("a-2", 1), ("a-3", 2)]
     assert [len([e for e in done.events if e["event"] == "start"]) for done in again] == [1, 1, 1]
-    assert next_run_dir(tmp_path, "a").name == "a-4"
+    assert next_run_dir(tmp_path, "a", again=True).name == "a-4"
+    assert next_run_dir(tmp_path, "a").name == "a-4"  # a caller's own folder is never one that exists
 
 
 def test_a_notebook_executed_again_reads_an_ended_run_and_continues_a_stopped_one(
@@ -87,7 +88,15 @@ def test_a_notebook_executed_again_reads_an_ended_run_and_continues_a_stopped_on
     assert run(config, name="killed", runs_dir=tmp_path).run_dir == killed
     write_run(tmp_path / "other", exit_code=0, config={**values, "seed": 7})
     write_run(tmp_path / "stopped", exit_code=75, config=values)
-    for name in ("other", "stopped"):
+    write_run(tmp_path / "limits", exit_code=0, config=values, memory_limit_bytes=2**33)
+    for name in ("other", "stopped", "limits"):
         with pytest.raises(Started):
             run(config, name=name, runs_dir=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "other", "other-2", "stopped"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "killed",
+        "limits",
+        "limits-2",
+        "other",
+        "other-2",
+        "stopped",
+    ]
