@@ -180,5 +180,9 @@ def test_a_user_without_cgroup_rights_gets_the_same_verdicts(executed, data_dir:
         for run in runs:
             assert "cgroup_usage_bytes" not in run.timeline
             assert "cgroup" not in run.diagnosis.text
-    assert verdicts(as_user) == verdicts(as_root)
-    assert verdicts(as_user)
+    both = verdicts(as_user), verdicts(as_root)
+    # A watchdog samples less often: it may miss the train phase, which takes a tenth of a second at this scale.
+    missed = {name for found in both for name, verdict in found.items() if verdict == "not measured"}
+    assert missed <= {"each worker copies the data set"}
+    user, root = ({name: found[name] for name in found if name not in missed} for found in both)
+    assert user == root != {}
