@@ -125,13 +125,17 @@ class Advice:
                 lines.append(f"precision=bf16: {times} on a CPU, as this one multiplies bfloat16 itself")
         step = format_bytes(sum(forecast.gpu.values()))
         lines.append(f"a training step on a GPU: {step} allocated, beside the CUDA context")
+        like = f"model={formula_of(config)} of the same width"
         if self.model_problem:
             lines.append(
-                f"uncertain: {config.model} was not measured ({self.model_problem}); its weights and activations are "
-                f"taken for those of a {formula_of(config)} that computes all sampled nodes in each layer"
+                f"uncertain: {config.model} was not measured ({self.model_problem}). Its memory and times are "
+                f"planned as those of {like} that computes all sampled nodes in each layer"
             )
         elif config.model not in MODELS:
-            lines.append(f"{config.model}: a step of it was measured on a small random batch")
+            lines.append(
+                f"{config.model}: the memory of a step was measured on a small random batch. "
+                f"The times are those of {like}"
+            )
         if reason := _UNCERTAIN.get(forecast.batches.source):
             lines.append(f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}")
         if limit is not None:

@@ -42,13 +42,27 @@ LIMIT, KILLED = "#c0392b", "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _ROOM = 1.7  # height of the axis / the highest sample or limit: the phases' names stand above
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-_PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False}
+# Figures are transparent outside their panels. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
+_GREY = "#797979"
+_PLAIN: dict[str, Any] = {"fontsize": 8, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
+def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, NDArray[Any]]:
+    """Create a transparent figure whose text is readable in light and dark themes; return it and its grid of axes."""
+    figure, grid = plt.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained", facecolor="none", **options
+    )
+    for ax in grid.flat:
+        ax.tick_params(colors=_GREY)
+        ax.spines[:].set_color(_GREY)
+        for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
+            text.set_color(_GREY)
+    return figure, grid
+
+
 def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes:
-    if ax is None:
-        _, ax = plt.subplots(figsize=(width, height), layout="constrained")
+    ax = ax or _figure(1, 1, (width, height))[1][0, 0]
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
@@ -87,7 +101,7 @@ def _draw_layers(
     ax.stackplot(time_s, stacks, labels=labels, colors=colours, linewidth=0, zorder=2)
     end_s = max(float(time_s[-1]), 1e-3) if len(time_s) else 1.0
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
-    colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else "black"
+    colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
     ax.set_title(title or f"{run.run_dir.name}: {run.state}", fontsize=10, color=colour)
     # Shade each phase, inner phases above outer ones, with upright names where the span is wide enough.
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
@@ -191,7 +205,7 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
     columns = min(columns, len(titled))
     rows = -(-len(titled) // columns)
     size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows  # 3 panels fit JupyterLab in 1400 pixels
-    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
+    figure, grid = _figure(rows, columns, size, sharey=True)
     for ax in grid.flat[len(titled) :]:
         ax.set_visible(False)
     top = max(_top_bytes(run) for _, run in titled)
@@ -228,20 +242,20 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
 
 def plot_accuracy(runs: Runs) -> Figure:
     """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark the best epoch."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
     for name, run in named(runs).items():
         metrics = run.metrics
-        (line,) = left.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
+        (line,) = losses.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
         colour, best = line.get_color(), metrics[metrics["valid"] == metrics["valid"].max()].head(1)
-        right.plot(metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid")
-        right.plot(metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test")
-        right.plot(best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black")
-    right.plot([], [], "o", color="white", markersize=9, markeredgecolor="black", label="best valid accuracy")
-    for ax, what in ((_axes(left), "loss on train"), (_axes(right), "accuracy")):
+        accuracies.plot(metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid")
+        accuracies.plot(metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test")
+        accuracies.plot(best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black")
+    accuracies.plot([], [], "o", color="white", markersize=9, markeredgecolor="black", label="best valid accuracy")
+    for ax, what in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
         ax.set(xlabel="epoch", ylabel=what)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend(**_PLAIN)
-    right.set_ylim(bottom=0)
+    accuracies.set_ylim(bottom=0)
     return figure
 
 
@@ -299,5 +313,6 @@ def plot_knobs(forecasts: pd.DataFrame) -> Axes:
     ax.bar_label(bars, [f"{size:.1f} GB" for size in forecasts[full]], padding=10, fontsize=9)
     ax.set(xlim=(0, 1.15 * float(peaks.max().max())), xlabel="peak memory in MB", ylabel="")
     ax.set_title(f"beside each bar: the forecast for {full.removesuffix(' GB')}", fontsize=10)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=2, **_PLAIN)
+    figure: Any = ax.get_figure()
+    figure.legend(loc="outside lower center", ncol=2, **_PLAIN)
     return ax

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
+from ogbnlib.forecast import planner
 from ogbnlib.forecast.phases import Machine, predict, probe
 from ogbnlib.forecast.planner import ALLOCATIONS, FITS, TIGHT, WILL_NOT_FIT, ladder, margin_bytes, plan, verdict
 from ogbnlib.forecast.step import choose_threads
@@ -48,6 +50,14 @@ def test_a_plan_says_whether_its_batches_were_drawn(tiny_dir: Path, tiny_store: 
     assert unseen.forecast.margin_bytes > margin_bytes(unseen.forecast.least_bytes)
     assert "uncertain" not in str(drawn)
     assert [advice.to_dict()["batches"] for advice in (unseen, drawn)] == ["degrees", "drawn"]
+
+
+def test_a_plan_says_that_a_custom_model_is_taken_for_a_graphsage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "try_model", lambda config, size: {})
+    assert "my_model.py:Net: the memory of a step was measured" in (text := str(plan(config(model="my_model.py:Net"))))
+    assert "The times are those of model=sage" in text
+    monkeypatch.setattr(planner, "try_model", Mock(side_effect=InputError("no such file")))
+    assert "planned as those of model=sage" in str(plan(config(model="my_model.py:Net")))
 
 
 def test_an_epoch_takes_what_was_measured_at_full_size() -> None:

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 from conftest import MB, write_run
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
 from ogbnlib.errors import GB
@@ -94,6 +94,20 @@ def test_runs_side_by_side_have_one_scale_and_names(killed: Path, finished: Path
     titles = [ax.get_title() for ax in plot_runs([Run(killed), same_name]).axes]
     assert len(titles) == 2
     assert all("killed" in title for title in titles)
+
+
+def test_figures_are_readable_on_a_white_and_on_a_dark_page(killed: Path, finished: Path) -> None:
+    def luminance(colour: Any) -> float:  # of WCAG 2.1
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
+
+    figure = plot_runs([killed, finished])
+    assert figure.get_facecolor()[3] == 0
+    for ax in figure.axes:
+        assert to_hex(ax.get_facecolor()) == "#ffffff"  # the panel behind black texts and pale colours
+        for text in [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.get_xticklabels(), *ax.get_yticklabels()]:
+            page = luminance("white"), luminance("#111111")
+            assert min(page[0] / luminance(text.get_color()), luminance(text.get_color()) / page[1]) > 3.5
 
 
 def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tmp_path: Path) -> None:
