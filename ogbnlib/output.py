@@ -100,15 +100,18 @@ class Live:
         how: "bar": one line, cleared in the end. "lines", for logs: a line for each kind of step that takes a second,
             and one every 30 s. "none": nothing. "auto": "bar" if a person watches.
         apart: Lines go to standard error, as another command writes to standard output.
+        steps: False leaves out the line for each kind of step; one every 30 s remains.
     """
 
-    def __init__(self, text: Callable[[], tuple[str, str]], how: str = "auto", *, apart: bool = False):
+    def __init__(
+        self, text: Callable[[], tuple[str, str]], how: str = "auto", *, apart: bool = False, steps: bool = True
+    ):
         # A person watches a terminal or JupyterLab; papermill sets no session name.
         watched = sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
         self.how = how if how != "auto" else "bar" if watched else "lines"
-        self._text, self._apart, self._lock, self._stack = text, apart, threading.Lock(), contextlib.ExitStack()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at_line_start, self._last_s, self._kinds = True, 0.0, set[str]()
+        self._text, self._apart, self._steps, self._stack = text, apart, steps, contextlib.ExitStack()
+        self._decoder, self._lock = codecs.getincrementaldecoder("utf-8")("replace"), threading.Lock()
+        self._at_line_start, self._last_s, self._kinds = True, time.monotonic(), set[str]()
 
     def __enter__(self) -> Live:
         from tqdm import tqdm
@@ -144,9 +147,10 @@ class Live:
         step, more = self._text()
         line, kind = f"{step}: {more}" if more else step, re.sub(r"\d+", "", step)
         with self._lock:
+            new = self._steps and kind not in self._kinds
             if self.how == "bar" and self._at_line_start:
                 self._draw(line[: shutil.get_terminal_size().columns - 1] if self._stream.isatty() else line)
-            elif self.how == "lines" and (kind not in self._kinds or time.monotonic() - self._last_s >= LINE_EVERY_S):
+            elif self.how == "lines" and (new or time.monotonic() - self._last_s >= LINE_EVERY_S):
                 self._kinds.add(kind)
                 self._last_s = time.monotonic()
                 print(line, file=self._stream, flush=True)

@@ -75,12 +75,13 @@ def test_a_person_has_one_line_which_is_gone_in_the_end() -> None:
     assert screen.seen() == ["Epoch 001", ""]
 
 
-def test_a_log_has_one_line_for_each_kind_of_step(capsys: pytest.CaptureFixture[str]) -> None:
-    steps = iter(["load", "load", "train epoch 1", "train epoch 1", "eval", "train epoch 2", "eval"])
-    with Live(lambda: (next(steps), ""), "lines") as live:
+@pytest.mark.parametrize(("steps", "shown"), [(True, ["load", "train epoch 1", "eval"]), (False, [])])
+def test_a_log_has_one_line_for_each_kind_of_step(steps: bool, shown: list, capsys: pytest.CaptureFixture[str]) -> None:
+    names = iter(["load", "load", "train epoch 1", "train epoch 1", "eval", "train epoch 2", "eval"])
+    with Live(lambda: (next(names), ""), "lines", steps=steps) as live:
         for _ in range(6):
             live._show()
-    assert capsys.readouterr().out.splitlines() == ["load", "train epoch 1", "eval"]
+    assert capsys.readouterr().out.splitlines() == shown
 
 
 def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:

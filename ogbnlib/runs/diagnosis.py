@@ -234,12 +234,13 @@ def _memory_remedy(config: TrainConfig | None, record: Record, limit_bytes: floa
     """The smallest change that avoids the out-of-memory kill, with its size where that is known."""
     name, parts = record.phase.name if record.phase else "", record.parts
     if _is_foreign(record):
+        text = "read or build less at once" + (f" in '{name}'" if name else "")
+        text += ": one loader at a time (each of PyG's copies the graph; a store of `python -m ogbnlib convert` "
+        text += "stays on disk), smaller batches, fewer workers, arrays mapped with numpy.load(mmap_mode='r')"
         if record.growth and record.growth.verdict == "climbs":
-            text = "find what each epoch keeps: a loss that is added up without .item(), outputs or batches in a list"
-        else:
-            text = "read or build less at once" + (f" in '{name}'" if name else "")
-            text += ": one loader at a time (each of PyG's copies the graph; a store of `python -m ogbnlib convert` "
-            text += "stays on disk), smaller batches, fewer workers, arrays mapped with numpy.load(mmap_mode='r')"
+            # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
+            text = "find what each epoch keeps:" if record.growth.epochs else f"{text}; in training look for"
+            text += " a loss that is added up without .item(), outputs or batches in a list"
         return f"{text}; or raise memory_limit"
     if config is None:
         return "raise memory_limit, or give the command its own --memory-limit below it (convert, propagate, predict)"

@@ -111,7 +111,7 @@ def run(
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A run of the same config
             that has finished is returned as it is.
         limit_by: "auto", or one of `limits.KINDS`.
-        echo: Relay the child's output; it is in `output.log` in any case.
+        echo: Relay the child's output, in `output.log` in any case; without it, a log has a progress line every 30 s.
         live: In a notebook, draw its memory as it grows.
         num_ranks: Processes on this machine that train together, under the one limit.
     """

@@ -89,7 +89,7 @@ def supervise(
     *,
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,  # added to this process's own environment
-    echo: bool = True,  # relay the output; it is in `output.log` in any case
+    echo: bool = True,  # relay the output and each kind of step; it is in `output.log` in any case
     how: str = "none",  # the kind of live line, see `Live`
     holds_back: bool = False,  # for a trainer: until it calls `signals.take_over` its stop signals are blocked
     inherited: tuple[int, ...] = (),  # file descriptors
@@ -135,7 +135,7 @@ def supervise(
                 on_unwritable=unwritable,
             )
             text = functools.partial(standing, run_dir, recorder.record, limit.limit_bytes)
-            with Live(text, how, apart=not holds_back) as live:
+            with Live(text, how, apart=not holds_back, steps=echo) as live:
                 stop = functools.partial(_stop_if_asked, process.pid, interrupts, [], live)
                 show = live.write if echo else lambda data: None
                 tail = _relay(process, RunPaths(run_dir).output, show, unwritable, stop)
