@@ -7,12 +7,16 @@ torch.
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from typing import Any
 
 from .marks import mark as mark  # imported at once: a call must cost nothing in a script that nobody watches
 from .marks import phase as phase
 
 __version__ = "0.2.0"
+if sys.platform != "linux":
+    warnings.warn(f"ogbnlib needs Linux, found {sys.platform}: use WSL 2 or a Linux container", stacklevel=2)
 _NAMES = {
     "config": "TrainConfig",
     "errors": "InputError format_bytes parse_bytes",

@@ -145,6 +145,11 @@ def test_help_comes_without_torch() -> None:
     assert not loads_torch(code)
 
 
+def test_import_says_that_it_needs_linux() -> None:
+    argv = [sys.executable, "-W", "error", "-c", "import sys; sys.platform = 'darwin'; import ogbnlib"]
+    assert "needs Linux, found darwin" in subprocess.run(argv, capture_output=True, text=True).stderr
+
+
 def test_import_loads_neither_jupyterlab_nor_papermill() -> None:
     code = "import sys, ogbnlib, ogbnlib.__main__; print({'jupyterlab', 'papermill', 'IPython'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
