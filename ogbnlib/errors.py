@@ -61,25 +61,55 @@ _REMEDIES = {
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of the disk, for any file
 
 
+def explained(error: BaseException) -> BaseException:
+    """Return an error of the file system as an `InputError` with path, cause and remedy, any other as it is."""
+    if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
+        return error
+    named = isinstance(error.filename, str | bytes | os.PathLike)
+    if not named and error.errno not in _DISK:
+        return error
+    where = os.fsdecode(error.filename) if named else "a file"
+    remedy = _REMEDIES.get(error.errno, "check the path and its disk")
+    return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy}")
+
+
 @contextlib.contextmanager
-def clear_errors(path: object = None) -> Iterator[None]:
-    """Turn an error of the file system into an `InputError` with path, cause and remedy; also a decorator."""
-    # An interruption becomes one line in a notebook. `path` is for calls whose errors do not name it, such as write(2).
+def clear_errors() -> Iterator[None]:
+    """Raise errors as `explained` around a public function, a command or a child's work; also a decorator."""
     try:
         yield
-    except KeyboardInterrupt as stop:
-        stop.args = stop.args or ("interrupted" if path is None else f"{path}: interrupted",)
+    except KeyboardInterrupt as stop:  # one line in a notebook
+        stop.args = stop.args or ("interrupted",)
         if not hasattr(stop, "_render_traceback_"):
             shortened(stop)
         raise
     except OSError as error:
-        named = isinstance(error.filename, str | bytes | os.PathLike)
-        where = os.fsdecode(error.filename) if named else path
-        cause = error.errno
-        if cause is None or isinstance(error, ConnectionError) or (where is None and cause not in _DISK):
+        if (clear := explained(error)) is error:
             raise
-        remedy = _REMEDIES.get(cause, "check the path and its disk")
-        raise InputError(f"{where or 'a file'}: {os.strerror(cause).lower()}; {remedy}") from None
+        raise clear from None
+
+
+@contextlib.contextmanager
+def naming(path: object, expected: str = "") -> Iterator[None]:
+    """Name `path` in errors that do not, such as those of write(2), and in an interruption.
+
+    If the content is `expected`, a library's error about it is an `InputError`.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except KeyboardInterrupt as stop:
+        stop.args = stop.args or (f"{path}: interrupted",)
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or str(path)
+            raise
+        if not expected or isinstance(error, MemoryError):
+            raise
+        text = " ".join(str(error).split())
+        raise InputError(f"{path}: expected {expected}, found damage or other content ({text})") from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, clear_errors, format_bytes
+from .errors import InputError, format_bytes, naming
 
 StrPath = str | os.PathLike[str]
 Stamp = tuple[int, int, int]
@@ -72,7 +72,7 @@ def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPat
     """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then renamed to `path`."""
     path = Path(path)
     beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
-    with clear_errors(path):
+    with naming(path):
         try:
             with _Output(beside, "x") as raw:
                 file = io.BufferedWriter(raw)
@@ -112,7 +112,7 @@ def write_json(path: StrPath, value: Any) -> None:
 def new_folder(path: StrPath) -> Iterator[Path]:
     """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is renamed to `path`."""
     # After an error nothing is left behind; the remains of a killed process are deleted by the next one.
-    with clear_errors(path):
+    with naming(path):
         path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
         check_new(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> 
     While another one holds it, `wait` is called twice a second; without it an `InputError` begins with `what`.
     """
     path = Path(path)
-    with clear_errors(path), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         try:
             while (descriptor := hold(path)) is None:
                 if wait is None:
@@ -258,15 +258,13 @@ class Stream(io.FileIO):
     def append(self, data: Any) -> None:
         view = memoryview(data)
         while len(view):
-            with clear_errors(self.name):
-                written = self.write(view[:DROP_BYTES])
+            written = self.write(view[:DROP_BYTES])
             view = view[written:]
             self.size += written
             if self.size - self._dropped >= DROP_BYTES:
                 self.drop()
 
     def drop(self) -> None:
-        with clear_errors(self.name):
-            os.fdatasync(self.fileno())
+        os.fdatasync(self.fileno())
         os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._dropped = self.size

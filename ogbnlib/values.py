@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from .errors import InputError, parse_bytes, split_name
+from .errors import InputError, naming, parse_bytes, split_name
 from .files import home
 from .registry import MODELS
 
@@ -173,12 +173,9 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
     """Names and values of a YAML file such as slurm/small.yaml; `InputError` for anything else."""
     import yaml
 
-    try:
+    with naming(file, "YAML such as 'batch_size: 128'"):
         text = Path(file).read_text(encoding="utf-8")
         tree, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())  # YAML's own message has four lines
-        raise InputError(f"{file}: expected YAML such as 'batch_size: 128', found {problem}") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {values!r:.60}")
     if len(tree.value) > len(values):  # YAML keeps the last value of a repeated key

@@ -132,17 +132,16 @@ def loads_torch(code: str) -> bool:
     return done.stdout.splitlines()[-1] == "True"
 
 
-def test_everything_that_plans_watches_and_explains_imports_without_torch() -> None:
-    names = [f"ogbnlib.{name}" for name in WITHOUT_TORCH]
-    assert not loads_torch("import ogbnlib, " + ", ".join(names))
+def test_help_and_everything_that_plans_watches_and_explains_come_without_torch() -> None:
+    assert not loads_torch("import ogbnlib, " + ", ".join(f"ogbnlib.{name}" for name in WITHOUT_TORCH))
+    assert not loads_torch("import sys; sys.argv = ['', '--help']\nimport ogbnlib.__main__ as command; command.main()")
 
 
-def test_help_comes_without_torch() -> None:
-    code = (
-        "import sys; sys.argv = ['ogbnlib', '--help']\nimport ogbnlib.__main__ as command\n"
-        "try: command.main()\nexcept SystemExit: pass"
-    )
-    assert not loads_torch(code)
+def test_errors_are_made_clear_at_the_boundary_alone() -> None:
+    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    names = {*re.findall(r"@clear_errors\(\)\n(?: *@.*\n)* *def (\w+)", text)}
+    assert names - {*ogbnlib.__all__} == {"loader", "to_data", "load", "open", "_content", "memory_limit"}
+    assert text.count("clear_errors()") == len(names) + 3  # its definition, the command line and the child's entrance
 
 
 def test_import_says_that_it_needs_linux() -> None:

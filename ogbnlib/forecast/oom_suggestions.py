@@ -45,7 +45,7 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
         text = f"{name} {cost}"
         try:
             now, then = (sum(predict(one).gpu.values()) for one in (config, config.replace(**changes)))
-        except InputError:  # the data set is gone
+        except (InputError, OSError):  # the data set is gone
             suggestions.append(text)
             continue
         if then < now:  # for some models autocast's copies take more than they save

@@ -279,7 +279,7 @@ def audit(
         graph = graph_for(config)
         if size is None or (isinstance(graph, Store) and graph.size == size):
             size = graph  # whose batches are drawn
-    except InputError as error:
+    except (InputError, OSError) as error:
         if size is None:
             return {"skipped": str(error)}
     forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)

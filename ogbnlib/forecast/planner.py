@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
-from ..errors import GB, InputError, format_bytes, parse_bytes
+from ..errors import GB, InputError, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..registry import MODELS, POLICIES
 from ..sources.names import graph_for
@@ -209,6 +209,7 @@ def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int) -> lis
     return []
 
 
+@clear_errors()
 def plan(
     config: TrainConfig,
     memory_limit: str | int | None = None,
@@ -236,6 +237,7 @@ def plan(
     return Advice(forecast, limit_bytes, tuple(others), problem)
 
 
+@clear_errors()
 def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None, **settings: Any) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an epoch's time.
 

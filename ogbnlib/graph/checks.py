@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError
+from ..errors import InputError, naming
 from ..files import Stamp, stamp, whereabouts
 from .npz import Array
 
@@ -179,10 +179,8 @@ def read_meta(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{path}: expected a store ({META} in it), found none{whereabouts()}")
     text = file.read_bytes()
-    try:
+    with naming(file, "JSON (else convert again)"):
         meta = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{file}: expected JSON, found damage ({error}); convert again") from None
     known = isinstance(meta, dict) and meta.get("format") == FORMAT and meta.get("version") in (VERSION, INT8_VERSION)
     if not known:
         problem = f"expected {FORMAT}, version {VERSION} or {INT8_VERSION}"

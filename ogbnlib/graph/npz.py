@@ -5,12 +5,9 @@ numpy can neither map a compressed archive, such as `raw/data.npz` of ogbn-paper
 
 from __future__ import annotations
 
-import contextlib
 import math
-import struct
 import threading
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors import InputError, clear_errors
+from ..errors import InputError, naming
 from ..files import StrPath
 
 Array = NDArray[Any]
@@ -32,10 +29,8 @@ def slices(array: Array, rows: int) -> Iterator[Array]:
 
 def load(file: Path) -> Array:
     """Map an .npy file."""
-    try:
+    with naming(file, "a numpy array without objects"):
         array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"{file}: expected a numpy array without objects ({error})") from None
     if not isinstance(array, np.ndarray):
         raise InputError(f"{file}: expected one numpy array, found an .npz archive")
     return array
@@ -61,7 +56,7 @@ class Member:
 
     def __init__(self, file: Path, name: str) -> None:
         self.file, self.where = file, f"{file}, member {name}"
-        with self._damage():
+        with naming(self.where, "a sound .npz file (copy or download it again)"):
             self._zip = zipfile.ZipFile(file)
             if f"{name}.npy" not in self._zip.namelist():
                 raise InputError(f"{self.where}: expected such a member, found only: {', '.join(self._zip.namelist())}")
@@ -77,16 +72,6 @@ class Member:
             shape = f"{self.shape} of {self.dtype}"
             raise InputError(f"{self.where}: expected {expected} bytes for shape {shape}, found {size}")
 
-    @contextlib.contextmanager
-    def _damage(self) -> Iterator[None]:
-        try:
-            with clear_errors(self.file):
-                yield
-        except InputError:
-            raise
-        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, struct.error) as error:
-            raise InputError(f"{self.where}: damaged ({error}); copy or download the file again") from None
-
     def __enter__(self) -> Member:
         return self
 
@@ -98,7 +83,7 @@ class Member:
         """Return the next `count` values, in the member's own dtype."""
         values = np.empty(count, self.dtype)
         view, filled = values.view(np.uint8).data, 0
-        with self._damage():
+        with naming(self.where, "a sound .npz file (copy or download it again)"):
             while filled < len(view):
                 if not (got := self._stream.readinto(view[filled : filled + CHUNK_BYTES])):  # type: ignore[attr-defined]
                     raise EOFError("it ends early")
@@ -113,6 +98,6 @@ class Member:
 
     def finish(self) -> None:
         """Check the CRC, which zipfile does when it reads past the last value."""
-        with self._damage():
+        with naming(self.where, "a sound .npz file (copy or download it again)"):
             if self._stream.read(1):
                 raise EOFError("it holds more than its header announces")

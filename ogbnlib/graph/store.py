@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, clear_errors
+from ..errors import InputError, clear_errors, naming
 from ..files import Stamp, StrPath, home, replaced, stamp
 from . import npz
 from .checks import HEADER_BYTES, META, SPLITS, FileInfo, Int8Columns, check_file, finite, read_meta
@@ -179,7 +179,7 @@ class Store(GraphSize):
             stream.seek(HEADER_BYTES)
             for begin in range(0, info.shape[0], step):
                 shape = (min(step, info.shape[0] - begin), *info.shape[1:])
-                with clear_errors(file):
+                with naming(file):
                     values = np.fromfile(stream, info.dtype, math.prod(shape))
                 if len(values) != math.prod(shape):
                     raise InputError(f"{file}: the file became shorter while it was read")

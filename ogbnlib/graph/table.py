@@ -11,7 +11,6 @@ import csv
 import gzip
 import reprlib
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
-from ..errors import InputError
+from ..errors import InputError, naming
 from .npz import Array, load
 
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
@@ -49,7 +48,7 @@ class Table:
 
     def __init__(self, file: Path, role: str = "") -> None:
         self.file, self.header, self._array = file, file.suffix == ".parquet", None
-        with self._damage():
+        with naming(file, "a table"):
             if self.header:
                 self.names = self._parquet().schema_arrow.names
             elif file.suffix == ".npy":
@@ -73,13 +72,6 @@ class Table:
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise InputError(f"{file}: expected each column's name once, found {twice[0]!r} again; rename one")
 
-    @contextlib.contextmanager
-    def _damage(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError, EOFError, zlib.error, csv.Error) as error:
-            raise InputError(f"{self.file}: damaged or not a table: {str(error).strip().splitlines()[0]}") from None
-
     def _parquet(self) -> Any:
         # With a buffer, a row group is read page by page; without one, each of its columns is held whole.
         return pa.parquet.ParquetFile(self.file, buffer_size=2**20, pre_buffer=False)
@@ -87,7 +79,7 @@ class Table:
     def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
         """Yield the next rows of `columns`, at most `rows`; of a csv file those in 4 MB."""
         begin = 0
-        with self._damage():
+        with naming(self.file, "a table"):
             for batch in self._arrays([self.names.index(name) for name in columns], rows):
                 pieces = []
                 for name, values in zip(columns, batch, strict=True):

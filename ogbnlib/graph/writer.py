@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError
+from ..errors import InputError, explained
 from ..files import Stream, StrPath, write_json
 from ..progress import counted
 from .checks import FORMAT, HEADER_BYTES, META, SPLITS, VERSION, FileInfo, meta_crc32, npy_header, split_problems
@@ -130,8 +130,8 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
         with counted("verify", store.nbytes, progress) as done:
             for name in store.files:
                 problems += [(name, problem) for problem in _problems(store, name, done)]
-    except InputError as error:
-        return [str(error)]
+    except (InputError, OSError) as error:
+        return [str(explained(error))]
     if not {name for name, _ in problems} & {"y", *SPLITS}:
         problems += wrong_splits(store)
     return [f"{store.file_path(name)}: {problem}" for name, problem in problems]

@@ -288,7 +288,6 @@ def propagate(
     return open_store(target)
 
 
-@clear_errors()
 def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
     """Return the propagated features for a run; propagated once, next to its store or in `data_dir`.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors
+from ..errors import InputError, explained, naming
 from ..files import hold, warn_if_remote, write_json
 from ..forecast.phases import audit
 from ..graph.store import GraphSize
@@ -40,7 +40,7 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
     _check_content(run_dir, resume=resume)
     run_dir.mkdir(parents=True, exist_ok=True)
     warn_if_remote(run_dir, "its lock may not keep out a second run from another machine; start none")
-    with clear_errors(run_dir), locked(run_dir) as lock:
+    with naming(run_dir), locked(run_dir) as lock:
         _check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
         resumed = paths.config.is_file()
@@ -149,7 +149,7 @@ class Attempt:
                 write_json(self.paths.result, self.before.result)
             else:
                 write_json(self.paths.result, written)
-        except InputError as error:  # the work is done all the same, and its exit code counts
-            print(f"error: {self.paths.result}: it could not be written: {error}", file=sys.stderr)
+        except OSError as error:  # the work is done all the same, and its exit code counts
+            print(f"error: {self.paths.result}: it could not be written: {explained(error)}", file=sys.stderr)
         known = {} if self.config is None else {"config": self.config}
         return Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record, **known)

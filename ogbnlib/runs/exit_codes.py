@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import GB, MB, Diverged, InputError, RankHung
+from ..errors import GB, MB, Diverged, InputError, RankHung, explained
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.signals import Stopped
 from ..memory.workers import WorkerDied
@@ -141,7 +141,7 @@ LOG_LINES = {
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this exception."""
-    torch = sys.modules.get("torch")  # not imported for this
+    error, torch = explained(error), sys.modules.get("torch")  # not imported for this
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_CUDA_MEMORY
     if isinstance(error, WorkerDied):

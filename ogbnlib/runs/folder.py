@@ -296,7 +296,7 @@ def is_locked(run_dir: Path) -> bool:
 
 
 @clear_errors()
-def _content(path: Path) -> bytes:
+def _content(path: Path) -> bytes:  # for the public properties of a run
     return path.read_bytes() if path.is_file() else b""
 
 

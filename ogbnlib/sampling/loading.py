@@ -13,7 +13,7 @@ from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, Tenso
 from torch_geometric.data.graph_store import EdgeLayout
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes, parse_bytes, split_name
+from ..errors import InputError, clear_errors, format_bytes, parse_bytes, split_name
 from ..forecast.budget import queued_bytes, usable_bytes
 from ..forecast.passes import Pass
 from ..graph.checks import SPLITS
@@ -49,6 +49,7 @@ class _OneLoader(StoreLoaders):
         return replace(one, reserve=(reserved, reserved))
 
 
+@clear_errors()
 def loader(
     store: Store,
     nodes: str | Any | None = "train",
@@ -122,6 +123,7 @@ def node_ids(nodes: Any, store: Store) -> Array:
     return ids.astype(np.int64)
 
 
+@clear_errors()
 def to_data(store: Store) -> Data:
     """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
 

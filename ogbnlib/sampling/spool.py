@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InputError, clear_errors
+from ..errors import InputError, explained
 from ..forecast.budget import WINDOW_BYTES
 from ..graph.disk import CHUNK_BYTES, Interrupted, disk_array
 from ..graph.npz import Array
@@ -36,17 +36,16 @@ _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a st
 _DIRTY_BYTES = 128 * 2**20  # unwritten pages count against a memory cgroup
 
 
-class DiskFull(InputError):
+class DiskFull(OSError):
     """A window can't be written to disk."""
 
 
 @contextlib.contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
     try:
-        with clear_errors(folder):
-            yield
-    except InputError as error:
-        raise DiskFull(str(error)) from None
+        yield
+    except OSError as error:
+        raise DiskFull(error.errno, error.strerror, str(folder)) from None
 
 
 class SpoolFile:
@@ -292,7 +291,7 @@ class WindowReader:
             try:
                 window = self.spool.read(place)
             except DiskFull as error:
-                warnings.warn(f"spool: {error}; the windows are kept in memory from here on", stacklevel=2)
+                warnings.warn(f"spool: {explained(error)}; the windows are kept in memory from here on", stacklevel=2)
                 self.spool.close()
                 loader.windows = loader.windows.in_memory or dataclasses.replace(loader.windows, spooling=None)
                 return self._read(place)

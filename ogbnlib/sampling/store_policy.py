@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from ..errors import clear_errors
 from ..files import warn_if_remote
 from ..forecast.budget import (
     BatchShape,
@@ -118,8 +117,7 @@ class StoreLoaders(DiskLoaders):
         warn_if_remote(store.path, danger)
         self._available, self._ranks = available_bytes(), local_ranks()
         self._spool_dir = spool_dir()
-        with clear_errors(self._spool_dir):
-            self._room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
+        self._room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
         self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=self._room)
         return super()._load(store)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors
+from ..errors import InputError
 from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
 from .data import Source, find_files, is_tables, origin_of, stamped, stored_dtype
@@ -119,7 +119,6 @@ def _check_direction(store: GraphSize, undirected: bool | None) -> None:
         raise InputError(f"undirected: {store_has}, asked for was {undirected}; name the store's original data")
 
 
-@clear_errors()
 def locate(dataset: str, **options: Any) -> GraphSize:
     """Check a data set and return its sizes; nothing is written or downloaded.
 
@@ -136,7 +135,7 @@ def size_of(dataset: str, **options: Any) -> GraphSize:
     known = KNOWN.get(dataset) if is_official(dataset) else None
     try:
         size = locate(dataset, **options)
-    except InputError:
+    except (InputError, OSError):
         if known is None:
             raise
         return known
@@ -158,7 +157,7 @@ def locate_for(config: TrainConfig) -> GraphSize:
 
 def graph_for(config: TrainConfig) -> GraphSize:
     """Open the store of a run's data set; before it exists, return its sizes (`size_of`)."""
-    with contextlib.suppress(InputError):  # a missing official data set too
+    with contextlib.suppress(InputError, OSError):  # a missing official data set too
         if isinstance(store := resolve(config.dataset, **options_of(config)), Store):
             return store
     return size_of(config.dataset, **options_of(config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import http.client
 import importlib.util
 import os
@@ -11,7 +10,6 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import InputError, clear_errors, format_bytes, unknown_name
+from ..errors import InputError, format_bytes, naming, unknown_name
 from ..files import StrPath, check_space, home, locked, sibling_path
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
@@ -78,7 +76,7 @@ def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, pro
     with (
         locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
-        clear_errors(archive),
+        naming(archive),
     ):
         have = archive.stat().st_size if archive.exists() else 0
         try:
@@ -101,11 +99,11 @@ def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, pro
                 text = f"download: {url} could not be fetched ({error}); the next attempt resumes it"
                 raise InputError(text) from None
         try:
-            with doing("unpack", "auto" if progress else "none"), zipfile.ZipFile(archive) as packed:
-                packed.extractall(beside)
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            with naming(url, "a sound .zip file (download it again)"), doing("unpack", "auto" if progress else "none"):
+                zipfile.ZipFile(archive).extractall(beside)
+        except InputError:
             archive.unlink()
-            raise InputError(f"download: {url} could not be unpacked ({error}); download it again") from None
+            raise
         os.replace(os.path.join(beside, located.meta["download_name"]), folder)
         archive.unlink()
     return folder
@@ -166,11 +164,8 @@ def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
     """The numbers of one of OGB's csv.gz files, [n, columns], of a dtype of one of the `kinds`."""
     import pandas as pd
 
-    try:
-        with clear_errors(file):
-            table = pd.read_csv(file, compression="gzip", header=None)
-    except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:  # an InputError too
-        raise InputError(f"{file}: expected numbers, gzipped ({error}); download the data set again") from None
+    with naming(file, "numbers, gzipped (else download the data set again)"):
+        table = pd.read_csv(file, compression="gzip", header=None)
     if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (columns or table.shape[1]):
         expected = f"{columns or ''} columns of {'whole ' * (kinds == 'iu')}numbers without a header line"
         raise InputError(f"{file}: expected {expected}, found other content; download the data set again")

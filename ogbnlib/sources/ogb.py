@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, clear_errors
+from ..errors import InputError, clear_errors, naming
 from ..files import StrPath, home, new_folder, whereabouts, write_json
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
@@ -45,17 +44,13 @@ def read_split_files(folder: Path) -> dict[str, Array]:
     splits = {}
     for name in SPLITS:
         file = folder / f"{name}.csv.gz"
-        try:
-            with clear_errors(file), gzip.open(file, "rt") as lines:
-                splits[name] = np.array(lines.read().split(), dtype=np.int64)
+        with naming(file, "one node id a line, gzipped"), gzip.open(file, "rt") as lines:
+            splits[name] = np.array(lines.read().split(), dtype=np.int64)
             if not file.stat().st_size:
                 raise EOFError("it is empty")
-        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:  # an InputError too
-            raise InputError(f"{file}: expected one node id a line, gzipped, found damage ({error})") from None
     return splits
 
 
-@clear_errors()
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     """Open a folder in OGB's binary layout; no large member is read.
 
@@ -91,10 +86,8 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         raise InputError(f"{split_folder(path)}: expected {missing[0]}.csv.gz, found none")
     meta, file = dict[str, Any](), path / "meta.json"
     if file.is_file():
-        try:
+        with naming(file, "a JSON object"):
             meta = dict(json.loads(file.read_text()))
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{file}: expected a JSON object, found something else ({error})") from None
     num_classes = meta.get("num_classes") if num_classes is None else num_classes
 
     def label_chunks(num_classes: int) -> Iterator[Array]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InputError
+from ..errors import InputError, clear_errors
 from ..files import StrPath, home
 from ..graph.checks import MAX_CLASSES, SPLITS, count_classes, finite, label_dtype
 from ..graph.npz import CHUNK_BYTES, Array, load, slices
@@ -190,6 +190,7 @@ def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Arr
     return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}
 
 
+@clear_errors()
 def open_tables(
     folder: StrPath,
     *,

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ..config import TrainConfig
-from ..errors import Diverged, InputError
+from ..errors import Diverged, InputError, naming
 from ..files import StrPath, write_atomically
 from ..graph.store import Store
 from ..memory.reading import own_disk_bytes
@@ -113,12 +113,9 @@ def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str,
 
 def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:
     """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not fit."""
-    try:
+    must = "its __init__ must make the same layers and buffers as when they were saved"
+    with naming(path, f"the weights of this {type(part).__name__} ({must})"):
         part.load_state_dict(state)
-    except (RuntimeError, ValueError, KeyError) as error:
-        expected = f"expected the weights of this {type(part).__name__}, found others ({' '.join(str(error).split())})"
-        must = "the code of the model must make the same layers and buffers, in its __init__, as when they were saved"
-        raise InputError(f"{path}: {expected}; {must}") from None
 
 
 def _write_metrics(run_dir: Path, history: list[Row]) -> None:

@@ -54,7 +54,6 @@ def main(arguments: list[str]) -> int:
     # The imports create a million lasting objects. Garbage collection after every 700 of them took 0.5 of 3 s.
     gc.set_threshold(50_000)
     from ..config import TrainConfig
-    from ..errors import clear_errors
     from ..memory import cuda
     from ..memory.signals import StopRequest, die_with_parent, take_over
     from ..runs.attempt import CONFIG_VARIABLE, locked
@@ -75,7 +74,7 @@ def main(arguments: list[str]) -> int:
         config = TrainConfig.create(json.loads(changed)) if changed else Run(folder).config
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
-        with lock, join(config.device, stop) as ranks, clear_errors(folder):
+        with lock, join(config.device, stop) as ranks:
             how = os.environ.get("OGBNLIB_PROGRESS", "auto")
             train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import InputError, RankHung
+from ..errors import InputError, RankHung, explained
 from ..launcher import launch
 from ..memory.cuda import resolve_device
 from ..memory.signals import Stopped, StopRequest
@@ -131,11 +131,12 @@ class Ranks:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Wait for all ranks at the block's end, and raise an `InputError` or `Stopped` of any rank on all."""
-        mine: InputError | Stopped | None = None
+        mine: BaseException | None = None
         try:
             yield
-        except (InputError, Stopped) as error:
-            mine = error
+        except (InputError, OSError, Stopped) as error:
+            if isinstance(mine := explained(error), OSError):
+                raise
         # The lowest rank with an error sends its text to the others.
         first = self.num_ranks - self.highest(0 if mine is None else self.num_ranks - self.rank)[0]
         if first < self.num_ranks:

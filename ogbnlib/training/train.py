@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 
 from .. import marks
 from ..config import TrainConfig, check_config
-from ..errors import InputError, clear_errors, no_exit
+from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.passes import Pass
@@ -135,8 +135,7 @@ def train(
             if folder is not None and ranks.first:
                 before, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(before, config))
-        with clear_errors(folder):
-            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, model=model)
+        return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, model=model)
 
 
 @contextlib.contextmanager
@@ -170,6 +169,7 @@ def train_prepared(
         torch.set_num_threads(config.num_threads)
     log, shown = EventLog(run_dir if ranks.first else None), contextlib.ExitStack()
     try:
+        shown.enter_context(naming(run_dir or "training"))
         progress = Progress(how, log, run_dir) if ranks.first else Progress("none", log)
         shown.enter_context(contextlib.closing(progress))
         shown.enter_context(progress.live)

@@ -257,9 +257,12 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         ({"without": no_splits}, "expected files of train, valid, test"),
         ({"without": "features"}, r"expected files of features .*--features ones, or degree"),
         ({"edges.csv": edges + "3\n"}, "edges.csv: .*Expected 2 columns, got 1: 3"),
-        ({"edges.csv.gz": gzip.compress(lines(src, dst).encode())[:-9]}, "edges.csv.gz: damaged .*Truncated"),
+        (
+            {"edges.csv.gz": gzip.compress(lines(src, dst).encode())[:-9]},
+            "edges.csv.gz: expected a table, found damage .*Truncated",
+        ),
         ({"edges.csv": edges.encode() + b"\xe9,2\n"}, "edges.csv: .*invalid UTF8"),
-        ({"edges.parquet": b"PAR1 and nothing else"}, "edges.parquet: damaged or not a table"),
+        ({"edges.parquet": b"PAR1 and nothing else"}, "edges.parquet: expected a table, found damage"),
         ({"options": {"relabel": True}}, "--relabel: .*expected a file nodes"),
     ]
 
