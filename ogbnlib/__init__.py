@@ -4,8 +4,6 @@ Public names are imported on first use, so that `import ogbnlib`, the planner an
 torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """The command line: one thin function per command. See also `python -m ogbnlib COMMAND --help`."""
 
-from __future__ import annotations
-
 import signal
 
 if __name__ == "__main__":  # the imports below take a second, in which Ctrl-C ends the process without a traceback

@@ -3,8 +3,6 @@
 Bad values are refused here, with the parameter's name, before any file is opened. Imports neither torch nor numpy.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
@@ -177,19 +175,19 @@ class TrainConfig(_Parameters):
         return self
 
     @classmethod
-    def create(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> TrainConfig:
+    def create(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
         """A config from names and values; one `InputError` reports every mistake."""
         return cls(**{**(values or {}), **more})
 
     @classmethod
-    def restore(cls, values: Mapping[str, Any]) -> TrainConfig:
+    def restore(cls, values: Mapping[str, Any]) -> Self:
         """A config from saved values; an earlier version's parameters are translated, or ignored with a warning."""
         values = v.translate(values)
         if removed := sorted(values.keys() & v.REPLACED):
             warnings.warn(f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2)
         return cls.create({name: value for name, value in values.items() if name not in removed})
 
-    def replace(self, **changes: Any) -> TrainConfig:
+    def replace(self, **changes: Any) -> Self:
         """A new config with some values changed, validated like a new one."""
         return self.create({**self.model_dump(), **changes})
 
@@ -199,7 +197,7 @@ class TrainConfig(_Parameters):
 
     @classmethod
     @clear_errors()
-    def load(cls, path: str | os.PathLike[str]) -> TrainConfig:
+    def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file that `save` wrote; `InputError` if it is missing, damaged or has bad values."""
         try:
             return cls.restore(json.loads(Path(path).read_text()))

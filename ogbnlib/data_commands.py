@@ -1,7 +1,5 @@
 """The command line's options, and its commands that create and check data sets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Checks of `python -m ogbnlib doctor`: versions, limits, disk, shared memory, leftovers, data sets."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

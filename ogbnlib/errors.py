@@ -1,7 +1,5 @@
 """Errors in one sentence, and sizes such as "8 GB". Imports neither torch nor numpy."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

@@ -1,7 +1,5 @@
 """Files and folders that are written whole or not at all, by one process at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Predictions of a run's model: exact, with every neighbor, or sampled as in its evaluations."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

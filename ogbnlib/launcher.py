@@ -1,7 +1,5 @@
 """The environment of a launcher such as torchrun or Slurm."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Standard output: its reader, a full or closed file, which never ends the work, and a line that updates itself."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import io
@@ -12,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 LINE_EVERY_S = 30.0
 _BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
@@ -113,7 +111,7 @@ class Live:
         self._decoder, self._lock = codecs.getincrementaldecoder("utf-8")("replace"), threading.Lock()
         self._at_line_start, self._last_s, self._kinds = True, time.monotonic(), set[str]()
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> Self:
         from tqdm import tqdm
 
         self._stack.enter_context(steady_output())

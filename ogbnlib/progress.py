@@ -1,7 +1,5 @@
 """Progress of work in bytes or batches, in the words of tqdm."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """Registries of models and loading policies; classes by dotted path, so that forecasts import no torch."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Values of parameters as command line, papermill, YAML and JSON pass them. Imports neither torch nor numpy."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,14 +3,13 @@
 Neighbors come from random numbers of their own; every neighbor of a node is equally likely, as in a run.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class Batches:
     source: str  # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees" of a graph not seen
 
     @classmethod
-    def of(cls, batch: BatchShape, source: str = "drawn") -> Batches:
+    def of(cls, batch: BatchShape, source: str = "drawn") -> Self:
         """All of one shape."""
         return cls(batch, batch, source)
 

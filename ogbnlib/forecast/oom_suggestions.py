@@ -1,7 +1,5 @@
 """Options that make a run fit into its GPU's memory, cheapest first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,9 +1,8 @@
 """A pass over a split: batches, a step, workers or windows, from sizes alone; and the choice of a store's windows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from ..config import TrainConfig
 from ..graph.npz import CHUNK_BYTES
@@ -35,7 +34,7 @@ class Pass:
     reserve: tuple[int, int] | None = None
 
     @classmethod
-    def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Pass:
+    def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Self:
         """A pass with batches drawn from the store, if `size` is one, or else expected from mean degrees."""
         seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
         seeds = min(seeds, size.num_seeds[split])

@@ -4,8 +4,6 @@ Only sizes go in, so a forecast takes well under a second for a data set that is
 set to a store is not among the phases: it keeps to any limit by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

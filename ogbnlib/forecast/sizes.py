@@ -3,8 +3,6 @@
 "Measured" means: by the kernel's counters on the synthetic data set at scale 0.01, PyTorch 2.13, PyG 2.8, Linux.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -3,8 +3,6 @@
 A step of the user's own model is measured once, on a small random batch in another process, and scaled.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

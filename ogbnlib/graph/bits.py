@@ -1,7 +1,5 @@
 """Sets of nodes as bits with ranks (21 MB for papers100M), and the hash function of all random draws."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

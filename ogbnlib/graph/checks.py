@@ -1,13 +1,11 @@
 """Checks of features, labels and splits from any source, and the format of a store's files."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -111,7 +109,7 @@ class Int8Columns(NamedTuple):
     offset: Array
 
     @classmethod
-    def covering(cls, chunks: Iterable[Array], num_features: int) -> Int8Columns:
+    def covering(cls, chunks: Iterable[Array], num_features: int) -> Self:
         """Spread the codes -127 to 127 evenly from each column's smallest value to its largest; values are finite."""
         low, high = np.full(num_features, np.inf), np.full(num_features, -np.inf)
         for values in chunks:

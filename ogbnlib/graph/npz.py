@@ -3,14 +3,12 @@
 numpy can neither map a compressed archive, such as `raw/data.npz` of ogbn-papers100M, nor read a part of a member.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -72,7 +70,7 @@ class Member:
             shape = f"{self.shape} of {self.dtype}"
             raise InputError(f"{self.where}: expected {expected} bytes for shape {shape}, found {size}")
 
-    def __enter__(self) -> Member:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,7 +1,5 @@
 """From edges to CSC with a stable external counting sort, without the edge list in RAM."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Writing a store's arrays in pieces, and verifying every byte of a store."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import zlib

@@ -1,7 +1,5 @@
 """Memory cgroups, v1 and v2: the kernel's counters and the lowest limit on this process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -9,8 +9,6 @@
 RLIMIT_AS is not one of them: it counts mappings instead of memory and raises MemoryError instead of a kill.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

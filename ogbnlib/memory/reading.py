@@ -4,8 +4,6 @@ Only the process can free anonymous pages (`malloc`, tensors); the kernel takes 
 back under pressure; RSS counts a shared page (`/dev/shm`) once per process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

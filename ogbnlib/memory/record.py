@@ -3,8 +3,6 @@
 `Record` takes events and samples one by one and keeps none of them, so it is as small after a week as after a minute.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -14,7 +12,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ..errors import MB, format_bytes
 from .reading import Reading
@@ -110,7 +108,7 @@ class Growth:
     over_s: float | None = None  # duration of those two thirds; None with epochs
 
     @classmethod
-    def of(cls, levels: Sequence[int]) -> Growth:
+    def of(cls, levels: Sequence[int]) -> Self:
         """Judge by the memory in use after each epoch, in bytes; of more than 200 by evenly spaced ones."""
         stride = len(levels) // 200 + 1
         sizes = levels[::stride] or [0]
@@ -119,7 +117,7 @@ class Growth:
         return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1])
 
     @classmethod
-    def over_time(cls, floors: Sequence[int], step_s: float) -> Growth:
+    def over_time(cls, floors: Sequence[int], step_s: float) -> Self:
         """Judge by the minimum of each of some equal time spans, which leaves out what one batch needs for a while."""
         late = floors[len(floors) // 3 :]
         slope, climbs = _climb(late)

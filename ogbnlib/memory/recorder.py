@@ -4,8 +4,6 @@ Both files are written without buffering, so that after a kill all lines but per
 `time.time()` seconds, so that later attempts of an interrupted run append to the same files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
@@ -16,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from ..errors import MB
 from .cgroup import Cgroup
@@ -215,7 +213,7 @@ class Recorder:
         check: Check = lambda reading: reading,  # such as `Limit.check`; None ends the recording
         on_error: Callable[[], None] = lambda: None,  # called on an error in the thread, which `stop` raises
         on_unwritable: Callable[[OSError], None] = lambda error: None,  # called once; sampling goes on, for the limit
-    ) -> Recorder:
+    ) -> Self:
         """Start a thread that samples the process tree of `pid`."""
         self._on_unwritable = on_unwritable
 

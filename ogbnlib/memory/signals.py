@@ -3,8 +3,6 @@
 Slurm sends the first two before a time limit, at preemption and on scancel; a closed terminal sends SIGHUP.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

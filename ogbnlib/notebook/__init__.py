@@ -1,7 +1,5 @@
 """Notebook helpers, imported on first use: tables, plots, verdicts, and the first call of every notebook."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Entry point of `papermill --engine ogbnlib`, and strict parameters: papermill only warns (nteract/papermill#667)."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import itertools

@@ -4,8 +4,6 @@ papermill alone marks every cell "completed" when the kernel dies, and exits wit
 marks the running cell failed, leaves later cells pending, and adds a banner with cause, limit, peak and phase.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 Variables go between kernel and child as pickles, in a temporary folder of mode 700 that ends with the cell.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Tables of runs: exit, peaks, times, forecast and measurement, cost of loaders and releases."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any

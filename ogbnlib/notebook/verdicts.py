@@ -3,8 +3,6 @@
 A missing figure (NaN) and the peak of a killed run count as "not measured".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

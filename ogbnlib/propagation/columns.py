@@ -1,12 +1,10 @@
 """Rows of nodes on disk, in files of some columns each, and a hop of the columns that fit in RAM."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -39,11 +37,11 @@ class Columns:
         self.step = max(1, CHUNK_BYTES // 2 // (self.width * max(2, dtype.itemsize)))  # nodes at a time
 
     @classmethod
-    def features(cls, store: Store) -> Columns:
+    def features(cls, store: Store) -> Self:
         return cls([disk_array(store, "x")], store.feature_dtype, store.num_nodes, decode=store.decode)
 
     @classmethod
-    def open(cls, folder: Path, name: str, num_nodes: int, members: NodeSet | None) -> Columns:
+    def open(cls, folder: Path, name: str, num_nodes: int, members: NodeSet | None) -> Self:
         """Open the files `NAME-FIRST.npy`; FIRST is the file's first column."""
         paths = sorted(folder.glob(f"{name}-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2]))
         arrays = [load(path) for path in paths]

@@ -5,8 +5,6 @@ Norm "sym" multiplies by S A S with S = degree^-1/2. As (S A S)^k X = S^-1 (S^2 
 mean, like norm "row", and no value between hops is larger than the largest feature.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ A layer takes the mean of neighbors and multiplies it by a matrix. These two ste
 in RAM for all nodes, as many columns at a time as fit, and swept over the edges.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Generator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches of propagated features: rows of a mapped store, without a graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Memory, disk and minutes of a propagation, and its columns at a time, from sizes alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The policy loading=propagated: batches are rows of a mapped store of propagated features, without a graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..forecast.phases import Ledger

@@ -5,8 +5,6 @@ for the gradients of the slice of targets, of the mean, and their sum. Here the 
 features lie side by side, so that one product makes the output, and each gradient is written once.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Some columns of all nodes are in RAM. Each thread takes the next slice of nodes, reads its edges and computes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import deque

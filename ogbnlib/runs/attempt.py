@@ -1,7 +1,5 @@
 """One attempt of a run: the lock of its folder, its event `start`, and its result.json."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -4,8 +4,6 @@ A SIGKILL has no sender. Out of memory is claimed only on evidence: the cgroup's
 own watchdog. Without it the answer is "cause unknown".
 """
 
-from __future__ import annotations
-
 import html
 import re
 import time

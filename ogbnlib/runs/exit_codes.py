@@ -1,7 +1,5 @@
 """Exit codes of a run, a command or a Slurm job: cause, meaning and next step of each; how to resume a run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

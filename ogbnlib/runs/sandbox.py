@@ -3,8 +3,6 @@
 The limit covers the child and all its processes, and the page cache they fill if it is a cgroup.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """A command in a child process inside a limit: started, relayed, recorded, and ended with all its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

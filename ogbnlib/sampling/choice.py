@@ -4,8 +4,6 @@ Any kernel that calls `batch_key`, `node_state` and `choose` (for LABOR `hop_sta
 neighbors. From Python, wrap keys and states in `np.uint64`, because numba takes a plain int for an int64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

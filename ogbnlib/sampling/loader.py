@@ -1,7 +1,5 @@
 """A PyG `NodeLoader` over a store on disk: batches from its maps, or from windows; see `window` and `spool`."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import os

@@ -1,7 +1,5 @@
 """A store in the user's own training loop: the trainer's loader, and PyG's interfaces over the files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn

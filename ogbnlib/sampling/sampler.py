@@ -3,11 +3,9 @@
 The neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see `choice`: the same wherever it lies.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -256,7 +254,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """Draw other neighbors from here on, also in DataLoader workers that are already running."""
         self._epoch[0] = epoch
 
-    def at_epoch(self, epoch: int) -> CSCSampler:
+    def at_epoch(self, epoch: int) -> Self:
         """Return a sampler over the same arrays with an epoch of its own."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)  # `copy` would pickle the graph

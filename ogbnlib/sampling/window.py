@@ -5,12 +5,10 @@ pass over `colptr` and one over `row` at each hop, for all of its batches, and o
 (SIGMOD 2025) and AGNES rest on the same idea. A window has the batches that `CSCSampler` draws one by one.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numba import uint64
@@ -189,7 +187,7 @@ class Window:
     features: Array = field(default_factory=lambda: np.empty(0))  # [distinct nodes, num_features], the store's dtype
 
     @classmethod
-    def pack(cls, seeds: Seeds, sampled: Sampled, begin: int, num_nodes: int) -> Window:
+    def pack(cls, seeds: Seeds, sampled: Sampled, begin: int, num_nodes: int) -> Self:
         """Make a window without features from the batches of `sampled` from `begin` on."""
         end, distinct = begin + len(seeds.ids), NodeSet(num_nodes)
         nodes = sampled.nodes[sampled.bounds[begin] : sampled.bounds[end]]

@@ -1,7 +1,5 @@
 """Data sets by name, opened as a store, or converted to one once."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

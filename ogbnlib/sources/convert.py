@@ -3,8 +3,6 @@
 The CSC comes from a bucketed external sort (`graph.sort`), while a second thread converts the features.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

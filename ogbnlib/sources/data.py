@@ -1,7 +1,5 @@
 """A `Source` is anything that can be written as a store or in OGB's layout, such as arrays in RAM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral

@@ -3,8 +3,6 @@
 The store is `NAME.store` (`NAME-undirected.store`, `-float16`) beside the data, or in `data_dir`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

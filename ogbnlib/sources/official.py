@@ -1,7 +1,5 @@
 """OGB's own data sets and their download, which asks nothing."""
 
-from __future__ import annotations
-
 import csv
 import http.client
 import importlib.util

@@ -3,8 +3,6 @@
 OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over; nothing here holds a member.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping

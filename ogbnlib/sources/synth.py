@@ -6,8 +6,6 @@ recent or any older ones, mostly of its own class and of its own field, if there
 are a class mean in a low-rank space plus noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from statistics import NormalDist

@@ -3,8 +3,6 @@
 Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names. Import it on use.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ They hold no random state and nothing of the loaders: the order of the seeds, th
 of (seed, epoch, batch), so the number of trained seeds says where to go on.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -4,8 +4,6 @@
 instead of all that: call `try_model`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

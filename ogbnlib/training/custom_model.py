@@ -4,8 +4,6 @@ The run's folder keeps a copy of the file and runs that. A module is imported fr
 whether it has changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import inspect

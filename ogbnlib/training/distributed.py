@@ -5,8 +5,6 @@ W ranks therefore take the same steps as one rank with W times the `accumulate`,
 over NCCL between GPUs; everything else uses gloo.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import os

@@ -1,7 +1,5 @@
 """The learner: model, optimizer and gradient scaler, and their steps on one rank."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

@@ -5,8 +5,6 @@ On the CPU a run is a pure function of its config: the order of the seeds, their
 uninterrupted one, under every loading policy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The trainer: steps, evaluations, and the batch boundaries at which a run is saved or stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
