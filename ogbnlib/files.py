@@ -55,31 +55,16 @@ def whereabouts() -> str:
     return f"; the working folder is {Path.cwd()}"
 
 
-class _Output(io.FileIO):
-    error: OSError | None = None  # remembered, because torch.save raises another one on a full disk
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-
 def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None) -> None:
     """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then renamed to `path`."""
     path = Path(path)
     beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
     with naming(path):
         try:
-            with _Output(beside, "x") as raw:
-                file = io.BufferedWriter(raw)
-                try:
-                    write(file)
-                    file.flush()
-                except Exception as error:
-                    raise raw.error or error from None
-                os.fsync(raw.fileno())
+            with open(beside, "xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
             if keep is not None and path.exists():  # between the two renames the old file exists as `keep` only
                 os.replace(path, keep)
             os.replace(beside, path)

@@ -15,7 +15,7 @@ from .config import TrainConfig
 from .errors import InputError, clear_errors, no_exit
 from .files import StrPath, check_new, home, locked, sibling_path, write_atomically
 from .graph.bits import NodeSet
-from .graph.checks import label_dtype
+from .graph.checks import HEADER_BYTES, label_dtype, npy_header
 from .graph.npz import Array, load
 from .graph.store import Store
 from .memory.cuda import resolve_device
@@ -194,9 +194,8 @@ def predict(
         shape = (store.num_nodes if ids is None else len(ids), *([store.num_classes] if scores else []))
 
         def write(file: Any) -> None:
-            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            begin, row_bytes = file.tell(), dtype.itemsize * math.prod(shape[1:])
+            file.write(npy_header(dtype, shape))
+            row_bytes = dtype.itemsize * math.prod(shape[1:])
             for places, values in chunks:
                 if not np.isfinite(values).all():
                     raise InputError(f"{target}: scores are not finite; run `python -m ogbnlib verify {store.path}`")
@@ -205,10 +204,11 @@ def predict(
                 order = order[places[order] >= 0]
                 for run in np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1):  # consecutive rows
                     if len(run):
-                        file.seek(begin + int(places[run[0]]) * row_bytes)
+                        file.seek(HEADER_BYTES + int(places[run[0]]) * row_bytes)
                         file.write(np.ascontiguousarray(rows[run]).data)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
-                write_atomically(beside, lambda other: np.save(other, np.asarray(ids)))
+                own = np.asarray(ids)  # written here, as np.save hides the cause of a failed write
+                write_atomically(beside, lambda other: other.write(npy_header(own.dtype, own.shape) + own.tobytes()))
 
         write_atomically(target, write)
     return target
