@@ -88,9 +88,9 @@ def examine(root: Path) -> list[Check]:
     checks.append(Check("disk", free >= 2**31, f"{format_bytes(free)} free", "" if free >= 2**31 else clear))
     # Only a new conversion or propagation to the same place would clear or resume what a killed one left.
     folders = {folder.resolve() for folder in (root, here, *here.iterdir()) if os.access(folder, os.R_OK | os.X_OK)}
-    left = [path for folder in sorted(folders) if folder.is_dir() for path in abandoned(folder)]
-    size = sum(file.stat().st_size for path in left for file in path.rglob("*") if file.is_file())
-    found = f"{format_bytes(size)} of killed processes" if left else f"none of killed processes in {root} and {here}"
-    checks.append(Check("leftovers", not left, found, f"rm -r {shlex.join(map(str, left))}" if left else ""))
+    parts = [path for folder in sorted(folders) if folder.is_dir() for path in abandoned(folder)]
+    size = sum(file.stat().st_size for path in parts for file in path.rglob("*") if file.is_file())
+    text = f"{format_bytes(size)} of killed processes" if parts else f"none of killed processes in {root} and {here}"
+    checks.append(Check("leftovers", not parts, text, f"rm -r {shlex.join(map(str, parts))}" if parts else ""))
     names = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
     return [*checks, Check("data sets", True, f"{', '.join(names) or 'none'} in {root} (generated data needs none)")]

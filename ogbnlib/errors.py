@@ -36,8 +36,8 @@ def no_exit() -> Iterator[None]:
     except SystemExit as stop:
         frames = traceback.extract_tb(stop.__traceback__)
         place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]  # the module of exit and quit
-        found = f"found sys.exit({stop.code!r}); raise an error there instead"
-        raise InputError(f"{place.filename}, line {place.lineno}: expected code that goes on, {found}") from None
+        call = f"found sys.exit({stop.code!r}); raise an error there instead"
+        raise InputError(f"{place.filename}, line {place.lineno}: expected code that goes on, {call}") from None
 
 
 class RankHung(RuntimeError):

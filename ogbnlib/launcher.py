@@ -17,8 +17,8 @@ class Launch(NamedTuple):
 
 def job_cores() -> int:
     """Cores that this job may use on this node: its CPU affinity, and in a Slurm job at most what it asked for."""
-    cores, asked = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return min(cores, int(asked)) if asked.isdecimal() and int(asked) else cores
+    cores, job_cpus = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return min(cores, int(job_cpus)) if job_cpus.isdecimal() and int(job_cpus) else cores
 
 
 def launch() -> Launch | None:

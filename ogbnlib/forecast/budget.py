@@ -114,10 +114,10 @@ def compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
 def sampled_batch_bytes(batch: BatchShape, labor: bool = False) -> int:
     """The peak of `window.sample_windows` for each batch, seeds and their positions included."""
     highest = nodes = edges = 0
-    for frontier, found, new in zip(batch.hop_nodes, batch.hop_nodes[1:], batch.hop_edges, strict=False):
+    for frontier, reached, new in zip(batch.hop_nodes, batch.hop_nodes[1:], batch.hop_edges, strict=False):
         nodes += frontier
         # Reading a hop's offsets, then its edges, then appending its nodes to the others.
-        steps = 40 * frontier, 24 * frontier + 12 * new, 24 * new, 8 * (nodes + found) + 12 * new
+        steps = 40 * frontier, 24 * frontier + 12 * new, 24 * new, 8 * (nodes + reached) + 12 * new
         columns = 72 * frontier + 8 * new if labor else 0  # it reads all of each node's neighbors
         highest = max(highest, 8 * (nodes + edges) + max(*steps, columns))
         edges += new

@@ -75,16 +75,16 @@ def _drawn(
     store = open_store(path)
     store.advise_random()
     ids, random = store.splits[split], np.random.default_rng(0)
-    full, shapes, wanted = len(ids) // max(1, num_seeds), list[tuple[BatchShape, bool]](), _DRAWS[1]
-    while len(shapes) < (wanted if training else min(wanted, full)):
-        begin = len(shapes) * full // wanted * num_seeds
+    full, shapes, num_draws = len(ids) // max(1, num_seeds), list[tuple[BatchShape, bool]](), _DRAWS[1]
+    while len(shapes) < (num_draws if training else min(num_draws, full)):
+        begin = len(shapes) * full // num_draws * num_seeds
         seeds = random.choice(ids, num_seeds, replace=False) if training else ids[begin : begin + num_seeds]
         try:
             shapes.append(_draw(store, seeds, num_neighbors, random))
         except (IndexError, ValueError):
             raise store.damaged("row", "expected ids and offsets within the graph, found others") from None
         read = sum(min(edges, _EDGES) for edges in shapes[-1][0].hop_edges)
-        wanted = min(wanted, max(_DRAWS[0], _EDGES // max(1, read)))
+        num_draws = min(num_draws, max(_DRAWS[0], _EDGES // max(1, read)))
     return shapes
 
 

@@ -113,8 +113,8 @@ class Pass:
 
     def prefetched(self) -> dict[str, int]:
         """Batches of a store that a thread prepares (`sampling.loader.prefetch`) and a step, without windows."""
-        left = max(0, self.num_batches - 1)
-        ready = budget.queued_bytes(self.batch, self.size.num_features, self.batch_itemsize, left)
+        others = max(0, self.num_batches - 1)
+        ready = budget.queued_bytes(self.batch, self.size.num_features, self.batch_itemsize, others)
         return {READY: ready, **self.step()}
 
     def windows(self, available: int | None, room_bytes: int = 0, *, always: bool = False) -> Windows:
@@ -156,8 +156,8 @@ class Pass:
     def window_bytes(self, windows: Windows) -> int:
         """Real bytes of a window: each distinct node's features once, and every batch's own ids and edges."""
         assert windows.window_batches is not None
-        drawn = windows.window_batches * self.batch.num_nodes
-        distinct = min(drawn, max(self.batch.num_nodes, sizes.distinct_nodes(self.size, self.config.undirected, drawn)))
+        total = windows.window_batches * self.batch.num_nodes
+        distinct = min(total, max(self.batch.num_nodes, sizes.distinct_nodes(self.size, self.config.undirected, total)))
         own = windows.window_batches * budget.compact_batch_bytes(self.batch, 0)
         own += budget.window_fixed_bytes(self.size.num_nodes)
         return int(distinct * self.size.num_features * self.itemsize) + own

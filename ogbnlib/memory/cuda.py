@@ -136,8 +136,8 @@ def oom_sizes(message: str) -> dict[str, int]:
     elif "unallocated_bytes" in sizes and allocated:
         sizes["reserved_bytes"] = allocated + sizes["unallocated_bytes"]
     if "allowed_bytes" in sizes and "reserved_bytes" in sizes:
-        left = max(0, sizes["allowed_bytes"] - sizes["reserved_bytes"])
-        sizes["free_bytes"] = min(left, sizes.get("free_bytes", left))
+        free = max(0, sizes["allowed_bytes"] - sizes["reserved_bytes"])
+        sizes["free_bytes"] = min(free, sizes.get("free_bytes", free))
     return sizes
 
 
@@ -166,5 +166,5 @@ def resolve_device(device: str) -> torch.device:
 def check_precision(precision: str, device: str) -> None:
     """Refuse float16 on a CPU, where gradients below 6e-8 are lost and no loss scaling saves them."""
     if precision == "fp16" and resolve_device(device).type == "cpu":
-        found = f"found none with device={device!r}; use 'bf16' or 'fp32'"
-        raise InputError(f"precision: expected a GPU for 'fp16', {found}")
+        problem = f"found none with device={device!r}; use 'bf16' or 'fp32'"
+        raise InputError(f"precision: expected a GPU for 'fp16', {problem}")

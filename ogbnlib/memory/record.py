@@ -223,10 +223,10 @@ class Record:
                 self._history.append(phase)
         elif kind in ("end", "mark"):
             # A single process knows its own memory exactly; with several, the last sample has them all.
-            held = event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
+            held_bytes = event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
             epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", event["phase" if kind == "end" else "name"].lower())
-            if held is not None and epoch:
-                self._levels.setdefault(f"{kind} {epoch[1]}", []).append(held)
+            if held_bytes is not None and epoch:
+                self._levels.setdefault(f"{kind} {epoch[1]}", []).append(held_bytes)
             if kind == "end":
                 self._end(event, at)
         elif kind == "part":
@@ -262,9 +262,9 @@ class Record:
             sizes |= {"rss_bytes": anon + shmem + file, "anon_shmem_bytes": anon + shmem}
         if "cgroup_anon_bytes" in sizes:
             sizes["cgroup_anon_shmem_bytes"] = sizes["cgroup_anon_bytes"] + sizes["cgroup_shmem_bytes"]
-        if (held := reading.held()) is not None:
-            self.last = dict(zip(("anon", "shmem", "file"), held, strict=True))
-            name, size = self._open[-1].name if self._open else "", held[0] + held[1]
+        if (parts := reading.held()) is not None:
+            self.last = dict(zip(("anon", "shmem", "file"), parts, strict=True))
+            name, size = self._open[-1].name if self._open else "", parts[0] + parts[1]
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
             while self.duration_s >= 24 * self._floor_s:  # then each two time spans become one

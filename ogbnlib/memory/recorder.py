@@ -100,11 +100,11 @@ class EventLog:
 
     @contextlib.contextmanager
     def _marked(self, name: str, info: dict[str, Any]) -> Iterator[None]:
-        held, rss, peak = own_memory()
+        held_bytes, rss, peak = own_memory()
         self._peaks = [max(outer, peak) for outer in self._peaks]
         reset_peak()
         self._peaks.append(0)
-        self.mark("begin", phase=name, held_bytes=held, rss_bytes=rss, **info)
+        self.mark("begin", phase=name, held_bytes=held_bytes, rss_bytes=rss, **info)
         self.cuda(force=True)
         failed = {}
         try:
@@ -114,9 +114,9 @@ class EventLog:
             raise
         finally:
             self.cuda(force=True, largest=True)
-            held, _, peak = own_memory()
+            held_bytes, _, peak = own_memory()
             self._peaks = [max(outer, peak) for outer in self._peaks]
-            self.mark("end", phase=name, held_bytes=held, peak_rss_bytes=self._peaks.pop(), **failed)
+            self.mark("end", phase=name, held_bytes=held_bytes, peak_rss_bytes=self._peaks.pop(), **failed)
             reset_peak()
 
     def part(self, name: str, size_bytes: int) -> None:
@@ -134,10 +134,10 @@ class EventLog:
             return
         self._last_cuda_s, self._last_largest_s = now, now if largest else self._last_largest_s
         reading["time_s"] = round(now, 4)
-        kept = [self._cuda.add(now, reading["allocated_bytes"], reading)]
+        readings = [self._cuda.add(now, reading["allocated_bytes"], reading)]
         if force and (best := self._cuda.close()) is not reading:
-            kept.append(best)
-        for one in [*kept, *([reading] if force else [])]:
+            readings.append(best)
+        for one in [*readings, *([reading] if force else [])]:
             if one is not None:
                 self.mark("cuda", **one)
 
@@ -227,10 +227,10 @@ class Recorder:
                     on_sample(reading)
                     if ended:
                         return
-                    held = reading.held_bytes or 0
-                    unchanged = 0 if abs(held - before) > before / 200 else unchanged + 1
+                    held_bytes = reading.held_bytes or 0
+                    unchanged = 0 if abs(held_bytes - before) > before / 200 else unchanged + 1
                     # A sample takes 0.1 to 0.6 ms of CPU time; memory at rest needs fewer of them.
-                    before, pause_s = held, interval_s if unchanged < 10 else max(interval_s, 0.15)
+                    before, pause_s = held_bytes, interval_s if unchanged < 10 else max(interval_s, 0.15)
                     pause_s = min(pause_s, longest_pause_s())
                     ended = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
                     if ended and not Path(f"/proc/{pid}").exists():

@@ -45,15 +45,15 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
     for name, run in named(runs).items():
         limit_bytes = run.result.get("memory_limit_bytes")
         here = predict(run.config, memory_limit_bytes=limit_bytes)
-        there = predict(run.config.replace(dataset=full), size_of(full))
+        full_forecast = predict(run.config.replace(dataset=full), size_of(full))
         measured = run.held_peak_bytes if run.exit_code == 0 else float("nan")
         rows[name] = {
             "predicted MB": round(here.peak_bytes / MB),
             "measured MB": round(measured / MB, 0),
             "error %": round(100 * (here.peak_bytes / measured - 1), 1),
             "epoch s": round(run.metrics["time_s"].iloc[-1], 2) if len(run.metrics) else float("nan"),
-            f"{full} GB": round(there.peak_bytes / GB, 2),
-            "its peak in": there.peak.name,
+            f"{full} GB": round(full_forecast.peak_bytes / GB, 2),
+            "its peak in": full_forecast.peak.name,
         }
     return pd.DataFrame(rows.values(), pd.Index(rows, name="setting", tupleize_cols=False))
 
@@ -184,6 +184,6 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     for name, changes in options.items():
         forecast = predict(config.replace(**changes))
         size, gpu = forecast.size, forecast.gpu
-        kept = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
-        rows[name] = {"kept MB": kept, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
+        backward_bytes = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
+        rows[name] = {"kept MB": backward_bytes, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
     return (pd.DataFrame.from_dict(rows, orient="index") / MB).round(1)

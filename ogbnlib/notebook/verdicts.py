@@ -32,9 +32,9 @@ class VerdictTable(pd.DataFrame):  # type: ignore[misc]
         return "\n".join(f"{row.belief}: {row.verdict}\n    {row.measured}" for row in self.itertuples())
 
     def _repr_html_(self) -> str:
-        left = {"text-align": "left", "vertical-align": "top"}
-        styles = [{"selector": "th", "props": list(left.items())}]
-        style = self.style.hide(axis="index").set_properties(**left).set_table_styles(styles)
+        align = {"text-align": "left", "vertical-align": "top"}
+        styles = [{"selector": "th", "props": list(align.items())}]
+        style = self.style.hide(axis="index").set_properties(**align).set_table_styles(styles)
         style = style.map(lambda word: f"background-color: {_COLOURS[word.split()[0]]}; color: #111111", ["verdict"])
         return str(style.to_html())
 
@@ -45,8 +45,8 @@ def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTabl
     The verdict on several named findings is "half true" if only some hold, and "not measured" if any is.
     """
     rows = []
-    for belief, found in beliefs.items():
-        parts = {"": found} if isinstance(found, Finding) else found
+    for belief, finding in beliefs.items():
+        parts = {"": finding} if isinstance(finding, Finding) else finding
         answers = {part.holds for part in parts.values()}
         verdict = WORDS[None if None in answers else all(answers)]
         if answers == {True, False}:
@@ -70,14 +70,14 @@ def at_least(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
 
 def at_most(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
     """Check that a figure does not exceed a threshold."""
-    found = at_least(value, threshold, text)
-    return found if found.holds is None else found._replace(holds=bool(value <= threshold))
+    finding = at_least(value, threshold, text)
+    return finding if finding.holds is None else finding._replace(holds=bool(value <= threshold))
 
 
 def close_to(value: float, expected: float, text: str = "{:.3g}", by: float = 0.1) -> Finding:
     """Check that a figure differs from the expected one by the share `by` at most."""
-    found = at_most(abs(value / expected - 1), by)
-    return found if found.holds is None else found._replace(measured=text.format(value))
+    finding = at_most(abs(value / expected - 1), by)
+    return finding if finding.holds is None else finding._replace(measured=text.format(value))
 
 
 def lower_peak(before: Run, after: Run, by: float = 0.02) -> Finding:

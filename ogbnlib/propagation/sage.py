@@ -84,11 +84,11 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its
 
 def _in_parts(work: Callable[..., None], count: int, out: Tensor, *arguments: Any) -> None:
     """Call `work(begin, end, ..., out)` for parts of range(count), one a thread; their number changes no result."""
-    given = [value.detach().numpy() if isinstance(value, Tensor) else value for value in (*arguments, out)]
+    arrays = [value.detach().numpy() if isinstance(value, Tensor) else value for value in (*arguments, out)]
     parts = max(1, min(torch.get_num_threads(), out.nbytes // _PART_BYTES))
     bounds = [count * part // parts for part in range(parts + 1)]
-    others = [_pool(torch.get_num_threads()).submit(work, bounds[i], bounds[i + 1], *given) for i in range(1, parts)]
-    work(0, bounds[1], *given)
+    others = [_pool(torch.get_num_threads()).submit(work, bounds[i], bounds[i + 1], *arrays) for i in range(1, parts)]
+    work(0, bounds[1], *arrays)
     for other in others:
         other.result()
 

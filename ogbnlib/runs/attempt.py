@@ -62,8 +62,8 @@ def _check_content(run_dir: Path, *, resume: bool) -> None:
     if (resume and is_run) or not run_dir.is_dir():
         return
     if any(path != paths.lock and not path.match(TORN_FILES) for path in run_dir.iterdir()):
-        found, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
-        raise InputError(f"{run_dir}: expected a new or empty folder, found {found} in it; {remedy} another one")
+        content, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
+        raise InputError(f"{run_dir}: expected a new or empty folder, found {content} in it; {remedy} another one")
 
 
 def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path) -> list[str]:

@@ -156,9 +156,9 @@ def explain(
             label = where = "starting"
         since = f" for {max(0.0, time.time() - record.phase.start_s):.1f} s" if record.phase else ""
         limit = record.start.get("memory_limit_bytes")
-        held = f"{format_bytes(record.held_bytes)}{f' of {format_bytes(limit)}' if limit else ''}"
+        amount = f"{format_bytes(record.held_bytes)}{f' of {format_bytes(limit)}' if limit else ''}"
         most = f"{format_bytes(record.held_peak_bytes)} at most"
-        text = [f"At work, {where}{since}; after {took} it holds {held}, {most}.", *in_use, *climbs]
+        text = [f"At work, {where}{since}; after {took} it holds {amount}, {most}.", *in_use, *climbs]
         return Diagnosis(" ".join(text), "at work", None, label, *memory)
     if code is None:
         remedy = "start it again" if foreign else "if no process of it is alive, go on with resume=True"

@@ -109,8 +109,8 @@ class _RunFiles:
             return {}
         except (OSError, ValueError) as error:
             wrong = error.errors()[0] if isinstance(error, ValidationError) else None
-            found = " ".join([*map(str, wrong["loc"]), wrong["msg"]]) if wrong else error
-            expected = f"expected the result of a run, found other content ({found})"
+            problem = " ".join([*map(str, wrong["loc"]), wrong["msg"]]) if wrong else error
+            expected = f"expected the result of a run, found other content ({problem})"
             raise InputError(f"{path}: {expected}. Move the file away to have the rest of the run diagnosed.") from None
         return result
 
@@ -142,8 +142,8 @@ class Run(_RunFiles):
             return run_dir
         paths = RunPaths(home(run_dir))
         if not any(path.is_file() for path in (paths.config, paths.events, paths.timeline)):
-            found = "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts()}"
-            raise InputError(f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found {found}")
+            problem = "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts()}"
+            raise InputError(f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found {problem}")
         return cls(run_dir)
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class Run(_RunFiles):
     def _repr_html_(self) -> str:
         rows = {"run": str(self.run_dir)}
         try:
-            held, status = tables.held_memory(self.timeline), self.status
+            memory, status = tables.held_memory(self.timeline), self.status
             limit_bytes = status["memory_limit_bytes"]
             limit = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
             rows |= {"state": self.state, "phase": status["phase"] or "before the first"}
@@ -161,7 +161,7 @@ class Run(_RunFiles):
                 for which, row in (("last", evaluated.iloc[-1]), ("best", evaluated.loc[evaluated["valid"].idxmax()])):
                     accuracies = f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
                     rows[f"{which} accuracy"] = accuracies
-            sketch = tables.sketch(held, limit_bytes) if len(held) else ""
+            sketch = tables.sketch(memory, limit_bytes) if len(memory) else ""
         except InputError as error:
             rows, sketch = rows | {"damaged": str(error)}, ""
         style = "text-align:left;vertical-align:top"

@@ -126,8 +126,8 @@ def run(
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
     before_bytes = Run(folder).memory_limit_bytes if resume and memory_limit is None else None
-    asked = before_bytes if memory_limit is None else memory_limit
-    limit_bytes, notes = _attainable(asked, say=echo, as_before=bool(before_bytes))
+    requested = before_bytes if memory_limit is None else memory_limit
+    limit_bytes, notes = _attainable(requested, say=echo, as_before=bool(before_bytes))
     while run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
         earlier, same = Run(folder), False
         with contextlib.suppress(InputError):  # of another version, or of a watched command
@@ -197,11 +197,11 @@ def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = 
     if memory_limit is None:
         return None, []
     requested, (available, source), notes = parse_bytes(memory_limit), effective_limit(), []
-    asked = f"memory_limit: {format_bytes(requested)}"
+    limit_text = f"memory_limit: {format_bytes(requested)}"
     if as_before:
-        notes.append(f"{asked} as before; give another one to change it")
+        notes.append(f"{limit_text} as before; give another one to change it")
     if requested > available:
-        notes.append(f"{asked} is above {source}: the limit is {format_bytes(available)}")
+        notes.append(f"{limit_text} is above {source}: the limit is {format_bytes(available)}")
         requested = available
     if say:
         print(*notes, sep="\n", end="\n" if notes else "", flush=True)
@@ -226,8 +226,8 @@ def _too_large_to_start(config: TrainConfig, size: GraphSize, limit_bytes: int |
     if verdict(forecast, room_bytes) != WILL_NOT_FIT:
         return None
     on_gpu = resolve_device(config.device).type == "cuda"  # where the step is not in RAM
-    held = max(phase.held_bytes - on_gpu * phase.parts.get(STEP, 0) for phase in forecast.phases)
-    if held - forecast.margin_bytes <= room_bytes:
+    peak_bytes = max(phase.held_bytes - on_gpu * phase.parts.get(STEP, 0) for phase in forecast.phases)
+    if peak_bytes - forecast.margin_bytes <= room_bytes:
         return None
     advice = Advice(forecast, None)
     peak, room = format_bytes(forecast.peak_bytes), format_bytes(room_bytes)

@@ -165,14 +165,14 @@ def diagnose_job(job_id: str | int) -> JobDiagnosis:
     name = str(job_id).strip()
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")
-    rows, asked = _ask(name)
+    rows, sources = _ask(name)
     jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
     if not jobs and "_" not in name and _find_run(name, Path()) is None:
         jobs = {name + folder.name.rpartition(name)[2]: {} for folder in sorted(Path().glob(f"runs/*-{name}_*"))}
-    found = [_diagnose(job, row, rows, asked) for job, row in (jobs or {name: {}}).items()]
-    if len(found) == 1:
-        return found[0]
-    causes = [task.cause for task in found]
+    tasks = [_diagnose(job, row, rows, sources) for job, row in (jobs or {name: {}}).items()]
+    if len(tasks) == 1:
+        return tasks[0]
+    causes = [task.cause for task in tasks]
     counts = ", ".join(f"{causes.count(cause)} {cause}" for cause in dict.fromkeys(causes))
-    text = "\n".join([f"Job {name} is an array; of {len(found)} tasks: {counts}.", *(task.text for task in found)])
-    return JobDiagnosis(name, text, counts, sources=sorted({s for t in found for s in t.sources}), tasks=found)
+    text = "\n".join([f"Job {name} is an array; of {len(tasks)} tasks: {counts}.", *(task.text for task in tasks)])
+    return JobDiagnosis(name, text, counts, sources=sorted({s for t in tasks for s in t.sources}), tasks=tasks)

@@ -27,10 +27,10 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     """The record that the run's own recorder had at its end."""
     record, (time, *names) = Record(), SAMPLE_COLUMNS
     # As `Recorder.add` has them: of one moment, a phase's end comes after the sample and other events before it.
-    marked = ((event["time_s"], 2 if event["event"] == "end" else 0, event) for event in events)
+    moments = ((event["time_s"], 2 if event["event"] == "end" else 0, event) for event in events)
     rows = samples[[time, *names]].itertuples(index=False)
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
-    for time_s, order, item in heapq.merge(marked, sampled, key=lambda each: each[:2]):
+    for time_s, order, item in heapq.merge(moments, sampled, key=lambda each: each[:2]):
         if order == 1:
             record.sample(time_s, Reading(**{name: int(value) for name, value in item.items() if value == value}))
         else:
@@ -49,9 +49,9 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     rows = []
     for phase in phases:
         needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
-        held, rss, end_held, peak = (phase.info.get(name) or 0 for name in needed)
-        if phase.attempt == phases[-1].attempt and phase.end_s is not None and held and rss and end_held and peak:
-            rows.append((phase.label, phase.end_s - phase.start_s, end_held - held, peak - rss))
+        held_bytes, rss, end_held, peak = (phase.info.get(name) or 0 for name in needed)
+        if phase.attempt == phases[-1].attempt and phase.end_s is not None and held_bytes and rss and end_held and peak:
+            rows.append((phase.label, phase.end_s - phase.start_s, end_held - held_bytes, peak - rss))
     return pd.DataFrame(rows, columns=["phase", "duration_s", "kept_bytes", "transient_bytes"])
 
 
@@ -117,11 +117,11 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
         source[table["num_processes"] > 1] = "pss"
     if table["cgroup_anon_bytes"].notna().any():
         source[:] = "cgroup"
-    held = pd.DataFrame({"time_s": table["time_s"]})
+    memory = pd.DataFrame({"time_s": table["time_s"]})
     for part in PARTS:
         columns = [table[f"{kind}_{part}_bytes"].where(source == kind, 0.0) for kind in ("rss", "pss", "cgroup")]
-        held[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
-    return held[table["rss_anon_bytes"].notna() & held["anon"].notna()]
+        memory[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
+    return memory[table["rss_anon_bytes"].notna() & memory["anon"].notna()]
 
 
 def sketch(held: pd.DataFrame, limit_bytes: float | None) -> str:

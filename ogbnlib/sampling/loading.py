@@ -95,9 +95,9 @@ def loader(
     if drop_last and len(ids) < config.batch_size:  # there would be no batch at all
         raise InputError(f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}")
     split = split_name(nodes) if isinstance(nodes, str) else "train"
-    made: StoreLoader = _OneLoader(store, config, split, ids, limit, drop_last)._build(split, shuffle)
-    made.last_epoch, made.labels, made.next_epoch = None, made.labels.long(), int(shuffle)
-    return made
+    result: StoreLoader = _OneLoader(store, config, split, ids, limit, drop_last)._build(split, shuffle)
+    result.last_epoch, result.labels, result.next_epoch = None, result.labels.long(), int(shuffle)
+    return result
 
 
 def node_ids(nodes: Any, store: Store) -> Array:

@@ -118,10 +118,10 @@ def _sample(
         end = count
         start, degree = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         for i in range(begin, end):
-            left, right = colptr[nodes[i]], colptr[nodes[i] + 1]
-            if left < 0 or right < left or right > num_edges:
+            low, high = colptr[nodes[i]], colptr[nodes[i] + 1]
+            if low < 0 or high < low or high > num_edges:
                 return _BAD_COLUMN, nodes[i], nodes, local, target, hop_nodes, hop_edges
-            start[i - begin], degree[i - begin] = left, right - left
+            start[i - begin], degree[i - begin] = low, high - low
         total = count_chosen(degree, num_neighbors[hop])
         sampled, into = np.empty(total, np.int64), np.empty(total, np.int64)
         k, drawn_at = num_neighbors[hop], 0 if fixed else hop

@@ -161,11 +161,11 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
             neighbors, targets, parts = _shared_neighbors(row, keys, hops, fanouts, start, degree, parts, begin)
             del start, degree
         else:
-            wanted, targets, parts = _chosen(keys, hops, fanouts, frontier, start, degree, parts, begin)
+            edge_places, targets, parts = _chosen(keys, hops, fanouts, frontier, start, degree, parts, begin)
             del frontier, start, degree
-            neighbors = np.empty(len(wanted), f"i{row.row_bytes}")
-            row.fetch(wanted, neighbors)
-            del wanted
+            neighbors = np.empty(len(edge_places), f"i{row.row_bytes}")
+            row.fetch(edge_places, neighbors)
+            del edge_places
         bad, nodes, bounds, sources = _grown(nodes, bounds, neighbors, parts, num_nodes)
         if bad >= 0:
             raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")

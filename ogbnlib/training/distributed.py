@@ -157,9 +157,9 @@ def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
         return
     backend = "gloo"
     if resolve_device(device).type == "cuda":
-        if here.local_rank >= (found := torch.cuda.device_count()):
+        if here.local_rank >= (num_gpus := torch.cuda.device_count()):
             expected = f"expected a GPU for each of the {here.num_local_ranks} ranks of this node"
-            raise InputError(f"ranks: {expected}, found {found}; start fewer, or use device=cpu")
+            raise InputError(f"ranks: {expected}, found {num_gpus}; start fewer, or use device=cpu")
         torch.cuda.set_device(here.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     owned = not dist.is_initialized()

@@ -56,8 +56,8 @@ class Learner:
         other |= {name for name, value in self.model.named_parameters() if value not in values}
         if other:
             expected = "expected all layers and buffers to be created in __init__ or the first batch"
-            found = f"{', '.join(sorted(other))} created, replaced or removed later, which no optimizer trains"
-            raise InputError(f"{self.config.model}: {expected}, found {found}")
+            problem = f"{', '.join(sorted(other))} created, replaced or removed later, which no optimizer trains"
+            raise InputError(f"{self.config.model}: {expected}, found {problem}")
 
     def begin_epoch(self, epoch: int) -> None:
         self.model.train()

@@ -119,8 +119,8 @@ class Trainer:
             self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.checkpointer.save(state)
             where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
-            kept = self.checkpointer.run_dir is not None
-            hint = "go on with resume=True (--resume)" if kept else "nothing is kept without run_dir"
+            has_folder = self.checkpointer.run_dir is not None
+            hint = "go on with resume=True (--resume)" if has_folder else "nothing is kept without run_dir"
             raise Stopped(f"stopped by {name} {where}; {hint}")
         if due_anywhere:
             self.checkpointer.save(self.state)
