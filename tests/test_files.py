@@ -48,6 +48,15 @@ def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_system_without_locks_is_written_to_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.fcntl, "flock", refuse(errno.ENOTSUP))
+    with pytest.warns(UserWarning, match=r"lock: no locks on its file system, so a second"), new_folder(tmp_path / "a"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> None:
     code = (
         "import sys; from ogbnlib.files import locked, new_folder\n"

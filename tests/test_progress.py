@@ -46,15 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_has_the_count_the_speed_the_loss_the_time_left_and_the_memory() -> None:
     count = Count(9432, "batches", done=3100, per_s=61.7, loss=1.684, run_left_s=1230)
     line = details(count, int(1.2 * GB), 4 * GB)
-    for words in (
-        "33%",
-        "3100/9432",
-        "<01:42",
-        "61.70it/s",
-        "loss 1.68",
-        "run 20 min",
-        "1.20 GB of 4.00 GB",
-    ):
+    for words in ("33%", "3100/9432", "<01:42", "61.70it/s", "loss 1.68", "run 20 min", "1.20 GB of 4.00 GB"):
         assert words in line
     assert details(None, 3 * GB) == "3.00 GB"
     assert "14.0G/28.0G" in str(Count(28 * GB, done=14 * GB, per_s=GB))

@@ -141,11 +141,8 @@ def fake_systemd(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Pa
 
 
 def test_systemd_run_gets_the_limit_and_runs_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = fake_systemd(
-        tmp_path,
-        monkeypatch,
-        f'printf "%s\\n" "$@" > {tmp_path}/arguments\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n',
-    )
+    body = f'printf "%s\\n" "$@" > {tmp_path}/arguments\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'
+    log = fake_systemd(tmp_path, monkeypatch, body)
     limit, refused = make_limit(300 * MB, "systemd-run")
     assert (limit.name, refused) == ("systemd-run", [])
     outcome = start("print('hello'); raise SystemExit(7)", tmp_path, limit)
@@ -272,9 +269,8 @@ def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
     tmp_path: Path, kernel_limit: Callable[[int], Limit], exit_code: int
 ) -> None:
     job = kernel_limit(400 * MB)
-    code, evidence, peak, held, neighbour = inside(
-        job, 0, tmp_path, SMALL.format(4, exit_code), HOG_SOON, SLURM_JOB_ID="1"
-    )
+    done = inside(job, 0, tmp_path, SMALL.format(4, exit_code), HOG_SOON, SLURM_JOB_ID="1")
+    code, evidence, peak, held, neighbour = done
     assert neighbour == -9
     assert job.oom_kills() == 1
     assert (code, evidence["killed_by"], evidence["oom_kills"], evidence["kills_around"]) == (exit_code, None, None, 1)
@@ -294,8 +290,7 @@ def test_a_kill_is_blamed_on_the_limit_that_was_met(
     code, evidence, peak, _, _ = inside(outer, own_mb * MB, tmp_path, HOG, **env)
     assert (code, evidence["killed_by"], evidence["kills_around"]) == (137, "kernel", 0)
     assert outer.cgroup is not None
-    expected = {"limit_bytes": outer_mb * MB, "cgroup": str(outer.cgroup.path)}
-    assert evidence["outer_limit"] == expected
+    assert evidence["outer_limit"] == {"limit_bytes": outer_mb * MB, "cgroup": str(outer.cgroup.path)}
     assert (peak or 0) < outer_mb * MB
 
 

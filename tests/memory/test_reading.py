@@ -107,15 +107,12 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, n
     job, step = tmp_path / "job", tmp_path / "job" / "step"
     step.mkdir(parents=True)
     cgroup(job, 2, **{"memory.max": f"{64 * MB}\n"})
-    no_slurm.setattr(
-        "ogbnlib.memory.cgroup.find_cgroup", lambda: (cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path)
-    )
+    found = cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path
+    no_slurm.setattr("ogbnlib.memory.cgroup.find_cgroup", lambda: found)
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
 
 
-def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_use() -> float:
         number, unit = memory_now().split()[:2]
         return float(number) * {"MB": 1, "GB": 1024}[unit]

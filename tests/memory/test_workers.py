@@ -66,11 +66,7 @@ def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
     ids=str,
 )
 def test_what_a_worker_raises_is_told_in_its_own_words_and_ends_the_others(
-    tiny_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    raised: Exception,
-    expected: type[Exception],
-    said: str,
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: type[Exception], said: str
 ) -> None:
     def failing(self: CSCSampler, inputs: Any) -> Any:
         raise raised

@@ -127,13 +127,17 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path: Path) -> No
 def test_what_another_propagation_left_is_not_taken_and_a_damaged_hop_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needed, files = list[int](), tmp_path / ".made.blocks"
+    monkeypatch.setattr(module, "check_space", lambda path, bytes, text: needed.append(bytes))
     random = np.random.default_rng(0)
     store = make_store(tmp_path / "store", random_edges(random, 50, 400), random.normal(size=(50, 6)).astype("f4"))
     in_blocks_of(monkeypatch, 2)
-    computed, write_hop = [], module.Propagation.write_hop
+    computed, damaged, write_hop = [], list[bool](), module.Propagation.write_hop
 
     def counted(run: Any, number: int, *rest: Any) -> Any:
         computed.append(number)
+        if damaged and number == 3:  # a hop that was sound when it was looked at
+            (files / "1" / "kept-0.npy").write_bytes(b"?")
         return write_hop(run, number, *rest)
 
     monkeypatch.setattr(module.Propagation, "write_hop", counted)
@@ -147,10 +151,17 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_hop_is_compute
     interrupted(norm="row")
     interrupted(norm="sym")
     assert computed == [1, 2, 3, 1, 2, 3]
-    file = tmp_path / ".made.blocks" / "2" / "rows-2.npy"
+    file = files / "2" / "rows-2.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    made = propagate(store, tmp_path / "made", norm="sym", hops=3, progress=False)
+    kept_bytes = sum(path.stat().st_size for path in [files / "1", *(files / "1").iterdir()])
+    damaged.append(True)
+    with pytest.raises(InputError, match=r"blocks: checksum mismatch in the files of a hop; propagate again"):
+        propagate(store, tmp_path / "made", norm="sym", hops=3, progress=False)
     assert computed[6:] == [2, 3]
+    assert needed == [needed[0], needed[0], needed[0] - kept_bytes]  # what is not taken is no space that is there
+    damaged.clear()
+    made = propagate(store, tmp_path / "made", norm="sym", hops=3, progress=False)
+    assert computed[8:] == [1, 2, 3]
     assert np.array_equal(made.x, propagate(store, tmp_path / "whole", norm="sym", hops=3, progress=False).x)
     assert left_in(tmp_path) == ["made", "store", "whole"]
 

@@ -1,5 +1,6 @@
 """Promises of `diagnosis`: every ending is explained, and out of memory is claimed on evidence only."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,23 @@ from ogbnlib.runs.exit_codes import exit_code_of
 from ogbnlib.runs.folder import diagnose
 
 
-def test_a_kill_under_a_limit_that_saw_none_says_so(tmp_path: Path) -> None:
-    run = write_run(tmp_path, exit_code=137, memory_limit_bytes=500 * MB, limit_by="cgroup v2", oom_kills=0)
-    found = diagnose(run)
-    assert found.cause == "SIGKILL, cause unknown"
-    assert "shows no out-of-memory kill" in found.text
+@pytest.mark.parametrize(
+    ("result", "cause", "words"),
+    [
+        (
+            {"exit_code": 137, "limit_by": "cgroup v2", "oom_kills": 0},
+            "SIGKILL, cause unknown",
+            "no out-of-memory kill",
+        ),
+        ({"exit_code": None}, "no result", "No result was written.* resume=True"),
+    ],
+)
+def test_without_evidence_of_memory_or_a_result_it_says_so(
+    tmp_path: Path, result: dict[str, object], cause: str, words: str
+) -> None:
+    found = diagnose(write_run(tmp_path, memory_limit_bytes=500 * MB, **result))
+    assert (found.cause, found.exit_code, found.phase) == (cause, result["exit_code"], "build valid loader")
+    assert re.search(words, found.text)
 
 
 def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp_path: Path) -> None:
@@ -31,19 +44,10 @@ def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp
     assert found.remedy in found.text
 
 
-@pytest.mark.parametrize("phase", [None, "open"])
-def test_under_a_limit_that_python_and_torch_alone_exceed_nothing_else_is_advised(
-    tmp_path: Path, phase: str | None
-) -> None:
-    begun = [] if phase is None else [{"time_s": 101.0, "event": "begin", "phase": phase}]
-    events = [{"time_s": 100.0, "event": "start"}, *begun]
-    found = diagnose(write_run(tmp_path, events=events, killed_by="kernel", memory_limit_bytes=100 * MB))
-    assert found.remedy == "raise memory_limit: Python and torch alone take 354 MB, whatever the data"
-
-
 @pytest.mark.parametrize(
     ("config", "phase", "remedy"),
     [
+        *(({"loading": "lazy"}, phase, "^raise .* Python and torch alone .* the data$") for phase in (None, "open")),
         ({"loading": "lazy"}, "build train loader", "loading=shared"),
         ({"loading": "shared"}, "load", "feature_dtype=float16"),
         ({"loading": "shared"}, "train epoch", "batch_size below 128"),
@@ -51,11 +55,12 @@ def test_under_a_limit_that_python_and_torch_alone_exceed_nothing_else_is_advise
     ],
 )
 def test_the_remedy_fits_the_config_and_the_phase(
-    tmp_path: Path, config: dict[str, object], phase: str, remedy: str
+    tmp_path: Path, config: dict[str, object], phase: str | None, remedy: str
 ) -> None:
-    events = [{"time_s": 100.0, "event": "start"}, {"time_s": 101.0, "event": "begin", "phase": phase}]
+    events = [{"time_s": 100.0, "event": "start"}]
+    events += [{"time_s": 101.0, "event": "begin", "phase": phase}] if phase else []
     run = write_run(tmp_path, events=events, config=config, killed_by="kernel", oom_kills=1, memory_limit_bytes=MB)
-    assert remedy in diagnose(run).remedy
+    assert re.search(remedy, diagnose(run).remedy)
 
 
 def test_how_to_go_on_is_said_with_a_path_that_holds_everywhere(
@@ -75,13 +80,6 @@ def test_a_phase_that_failed_is_where_it_ended(tmp_path: Path) -> None:
     found = diagnose(write_run(tmp_path, exit_code=1, events=events, last_output="RuntimeError: boom"))
     assert (found.cause, found.phase) == ("error", "train epoch 4")
     assert "RuntimeError: boom" in found.text
-
-
-def test_without_a_result_it_says_that_none_was_written(tmp_path: Path) -> None:
-    found = diagnose(write_run(tmp_path, exit_code=None))
-    assert (found.cause, found.exit_code, found.phase) == ("no result", None, "build valid loader")
-    assert "No result was written" in found.text
-    assert "resume=True" in found.text
 
 
 def test_inside_a_slurm_job_a_run_goes_on_in_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,11 +92,5 @@ def test_a_notebook_executed_again_reads_an_ended_run_and_continues_a_stopped_on
     for name in ("other", "stopped", "limits"):
         with pytest.raises(Started):
             run(config, name=name, runs_dir=tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "killed",
-        "limits",
-        "limits-2",
-        "other",
-        "other-2",
-        "stopped",
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["killed", "limits", "limits-2", "other", "other-2", "stopped"]

@@ -254,23 +254,15 @@ def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(
 def test_a_full_or_closed_output_ends_no_command(tmp_path: Path, where: str) -> None:
     command = "for i in 1 2 3; do echo $i; sleep 0.2; done; exit 3"
     call = f"{sys.executable} -m ogbnlib watch --run-dir run -- sh -c '{command}'"
-    done = subprocess.run(
-        ["bash", "-c", f"{{ {call}; echo $? >code; }} {where}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    argv = ["bash", "-c", f"{{ {call}; echo $? >code; }} {where}"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     run = Run.open(tmp_path / "run")
     assert ((tmp_path / "code").read_text(), run.exit_code) == ("3\n", 3)
     assert (run.run_dir / "output.log").read_text() == "1\n2\n3\n"
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [("status run", 2), ("synth data --scale 0.0001", 0)],
-)
+@pytest.mark.parametrize(("arguments", "code"), [("status run", 2), ("synth data --scale 0.0001", 0)])
 def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(
     tmp_path: Path, arguments: str, code: int
 ) -> None:
