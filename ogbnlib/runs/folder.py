@@ -49,8 +49,9 @@ class _RunFiles:
     """Contents of a run's files, each read on first use, but for values in `known`."""
 
     def __init__(self, run_dir: str | os.PathLike[str], **known: Any):
-        self.run_dir = home(run_dir)
-        self.paths = RunPaths(self.run_dir)
+        self.run_dir = home(run_dir)  # as given, to be shown
+        self._folder = self.run_dir.absolute()  # holds when the working folder changes
+        self.paths = RunPaths(self._folder)
         vars(self).update(known)
 
     @cached_property
@@ -177,12 +178,12 @@ class Run(_RunFiles):
         config = None  # of a watched command, or of another version
         with contextlib.suppress(InputError):
             config = self.config
-        return explain(self.run_dir, config, result, self.record, self.is_at_work)
+        return explain(self._folder, config, result, self.record, self.is_at_work)
 
     @property
     def is_at_work(self) -> bool:
         """Whether a process trains, or watches a command, in the folder now: it holds the folder's lock."""
-        return not self.result and is_locked(self.run_dir)
+        return not self.result and is_locked(self._folder)
 
     @property
     def state(self) -> str:
@@ -193,7 +194,7 @@ class Run(_RunFiles):
     def status(self) -> dict[str, Any]:
         """The state of the run now; `progress` counts the work of the phase, see `progress.Count`."""
         record, phase = self.record, self.record.phase
-        count = _count(self.run_dir, record) if self.is_at_work else None
+        count = _count(self._folder, record) if self.is_at_work else None
         return {
             "state": self.state,
             "progress": None if count is None else asdict(count),
@@ -209,16 +210,16 @@ class Run(_RunFiles):
         """Show the run's progress until it ends, as `run` does; return it as it is then."""
 
         def text() -> tuple[str, str]:
-            now = Run(self.run_dir)
-            return standing(self.run_dir, now.record, now.memory_limit_bytes)
+            now = Run(self._folder)
+            return standing(self._folder, now.record, now.memory_limit_bytes)
 
         try:
             with Live(text) if self.is_at_work else contextlib.nullcontext():
-                while Run(self.run_dir).is_at_work:
+                while Run(self._folder).is_at_work:
                     time.sleep(0.5)
         except KeyboardInterrupt:
             raise shortened(KeyboardInterrupt(f"{self.run_dir}: no longer followed; the run goes on")) from None
-        return Run(self.run_dir)
+        return Run(self._folder)
 
     @property
     def parts(self) -> dict[str, int]:
