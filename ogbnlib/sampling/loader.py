@@ -122,6 +122,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     ):
         self.store, self.windows, self.labels, self.next_epoch = store, windows, labels, next_epoch
         self.last_epoch: int | None = None  # in each epoch before it, the next one's first window is prepared
+        self.first_batches = 0  # in the very first window, to train on them during the first pass; 0 for a usual one
         self.spool_dir = Path(tempfile.gettempdir())
         self.evaluations: list[StoreLoader] = []  # their windows are prepared with the first of this one's
         batches = arguments.pop("batch_sampler", None)  # Lightning copies a loader through its attributes, to predict

@@ -33,6 +33,7 @@ from .window import Seeds, Window, sample_windows
 
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
+_ROW_CHUNK_BYTES = 2**14  # smaller ones read less and make their table of 8 bytes a chunk larger
 _DIRTY_BYTES = 128 * 2**20  # unwritten pages count against a memory cgroup
 
 
@@ -249,10 +250,10 @@ class WindowReader:
     def bytes_read(self) -> int:
         return sum(array.bytes_read for array in self.arrays.values())
 
-    def seeds(self, place: Place) -> Seeds:
-        """The seeds of the window at `place`."""
+    def seeds(self, place: Place, num_batches: int = 0) -> Seeds:
+        """The seeds of the window at `place`, of as many batches as usual if `num_batches` is 0."""
         (epoch, start, begin), loader = place, self.loader
-        end = begin + loader.batch_size * (loader.windows.window_batches or 1)
+        end = begin + loader.batch_size * (num_batches or loader.windows.window_batches or 1)
         positions = loader.sampler.share(epoch, start)[begin:end].clone()  # a view would keep the whole order alive
         batches = positions.split(loader.batch_size)
         return Seeds(loader.node_sampler, epoch, batches, [loader.input_data.node[part].numpy() for part in batches])
@@ -285,9 +286,10 @@ class WindowReader:
 
     def _read(self, place: Place) -> Window:
         """Read a window from the spool, or sample it and gather its features in memory."""
-        loader, begun, before = self.loader, time.monotonic(), self.bytes_read
+        loader, begun = self.loader, time.monotonic()
         info: dict[str, Any] = {}
-        if loader.windows.spooling is not None:
+        first, loader.first_batches = loader.first_batches, 0
+        if loader.windows.spooling is not None and not first:
             try:
                 window = self.spool.read(place)
             except DiskFull as error:
@@ -298,14 +300,18 @@ class WindowReader:
             info["spool_s"] = round(time.monotonic() - begun, 3)
         else:
             loader.store.check_maps()
-            seeds, store = self.seeds(place), loader.store
-            sampled = sample_windows([seeds], self.arrays["colptr"], self.arrays["row"])
+            seeds, store, arrays = self.seeds(place, first), loader.store, self.arrays
+            if first:  # single rows, each with the blocks that it lies in
+                arrays = {name: disk_array(store, name, _ROW_CHUNK_BYTES) for name in _CONTENT}
+            before = sum(array.bytes_read for array in arrays.values())
+            sampled = sample_windows([seeds], arrays["colptr"], arrays["row"])
             window = Window.pack(seeds, sampled, 0, store.num_nodes)
             del sampled
             info["sample_s"], begun = round(time.monotonic() - begun, 3), time.monotonic()
             window.features = np.empty((len(window.ids), store.num_features), store.feature_dtype)
-            self.arrays["x"].fetch(window.ids, window.features)
-            info |= {"features_s": round(time.monotonic() - begun, 3), "bytes_read": self.bytes_read - before}
+            arrays["x"].fetch(window.ids, window.features)
+            read = sum(array.bytes_read for array in arrays.values()) - before
+            info |= {"features_s": round(time.monotonic() - begun, 3), "bytes_read": read}
         loader.on_window(epoch=place[0], batches=len(window.hops), distinct_nodes=len(window.ids), **info)
         return window
 

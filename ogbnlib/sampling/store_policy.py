@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from .loader import StoreLoader
 
 
+# A first window of few batches, by reads of single rows, about 10,000 a second here, in place of a pass of a minute.
+_LONG_PASS_BYTES, _FIRST_READS = 2**33, 2**17
+
+
 class DiskLoaders(Loaders):
     """Base of the policies whose store stays on disk, mapped: in RAM are the splits and the labels of their nodes."""
 
@@ -158,6 +162,9 @@ class StoreLoaders(DiskLoaders):
                 self.log.mark("note", loader=name, windows=str(chosen), window_batches=chosen.window_batches)
         if shuffle:
             loader.last_epoch, here = config.epochs, launch()
+            if windows.window_batches and sum(store_bytes(config, self.store.size).values()) > _LONG_PASS_BYTES:
+                reads = max(1, 2 * one.batch.num_nodes + one.batch.num_edges)
+                loader.first_batches = min(_FIRST_READS // reads, windows.window_batches // 2)
             first = here is None or here.local_rank == 0  # one rank fills it for all of its node
             if windows.window_batches is None and config.lookahead != "off" and first:
                 with self.log.phase("load into page cache"):

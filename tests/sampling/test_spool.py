@@ -116,6 +116,17 @@ def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int
     assert ["spool_s" in window for window in spooled.seen].count(True) == 9
 
 
+def test_a_few_first_batches_come_before_the_first_pass(make: Build) -> None:
+    plain, spooled = make(0), make(100)
+    spooled.first_batches = 2
+    for epoch in (1, 2):
+        assert_equal(batches_of(spooled, epoch), batches_of(plain, epoch))
+    windows = [window for window in spooled.seen if "epoch" in window]
+    assert [window["batches"] for window in windows][:6] == [2, 3, 3, 3, 3, 2]
+    assert ["spool_s" in window for window in windows[:6]] == [False] + [True] * 5
+    assert spooled.seen[0] is windows[0]
+
+
 @pytest.mark.parametrize(("start", "taken"), [(16, 0), (48, 4)])
 def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(make: Build, start: int, taken: int) -> None:
     spooled, plain = make(8), make(0)
