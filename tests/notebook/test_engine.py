@@ -224,10 +224,7 @@ def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute:
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "cause"),
-    [
-        ("import os; os._exit(0)", 1, "status 0 before the notebook's end"),
-        (STOPPED_BY_USR1, 75, "An Exception was"),
-    ],
+    [("import os; os._exit(0)", 1, "status 0 before the notebook's end"), (STOPPED_BY_USR1, 75, "An Exception was")],
 )
 def test_a_notebook_that_ended_otherwise_gives_the_status_of_kernel_or_run(
     execute: Callable[..., Any], tmp_path: Path, code: str, exit_code: int, cause: str

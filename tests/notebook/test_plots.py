@@ -16,11 +16,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
 from ogbnlib.errors import GB
-from ogbnlib.notebook.plots import (
-    plot_forecast,
-    plot_runs,
-    plot_timeline,
-)
+from ogbnlib.notebook.plots import plot_forecast, plot_runs, plot_timeline
 from ogbnlib.runs.folder import Run
 
 
