@@ -89,7 +89,7 @@ def clear_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: object, expected: str = "") -> Iterator[None]:
-    """Name `path` in errors that do not, such as those of write(2), and in an interruption.
+    """Name `path`, if it is not None, in errors that do not, such as those of write(2), and in an interruption.
 
     If the content is `expected`, a library's error about it is an `InputError`.
     """
@@ -98,11 +98,11 @@ def naming(path: object, expected: str = "") -> Iterator[None]:
     except InputError:
         raise
     except KeyboardInterrupt as stop:
-        stop.args = stop.args or (f"{path}: interrupted",)
+        stop.args = stop.args or (f"{path}: interrupted" if path else "interrupted",)
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
-            error.filename = error.filename or str(path)
+            error.filename = error.filename or (path and str(path))
             raise
         if not expected or isinstance(error, MemoryError):
             raise

@@ -182,30 +182,35 @@ def hold(path: StrPath) -> int | None:
 
 
 @contextlib.contextmanager
-def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a lock file against other processes; the kernel releases that of a killed process.
+def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None, keep: bool = False) -> Iterator[int]:
+    """Hold a lock file against other processes and yield its descriptor; the kernel releases that of a killed process.
 
-    While another one holds it, `wait` is called twice a second; without it an `InputError` begins with `what`.
+    While another one holds it, `wait` is called twice a second; without it an `InputError` begins with `what`. With
+    `keep` the file stays, and a child that inherits the descriptor has the lock until its end.
     """
-    path = Path(path)
-    with contextlib.ExitStack() as stack:
-        try:
-            while (descriptor := hold(path)) is None:
-                if wait is None:
-                    holder = path.read_text().strip() if path.exists() else ""
-                    raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it")
+    path, tries = Path(path), 0
+    try:
+        while (descriptor := hold(path)) is None:
+            if wait is not None:
                 wait()
-                time.sleep(0.5)
-            stack.callback(os.close, descriptor)
-            stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)  # for forks, too
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-                raise
-            warnings.warn(f"{path}: no locks on its file system, so a second process is not refused", stacklevel=3)
-        stack.callback(path.unlink, missing_ok=True)  # before the release, see `hold`
-        release = stack.pop_all()
-    with release:
-        yield
+            elif tries:
+                holder = path.read_text(errors="replace").strip() if path.exists() else ""
+                raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it")
+            tries += 1
+            time.sleep(0.5 if wait else 0.1)  # `folder.is_locked` of another process may hold it for a moment
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise
+        warnings.warn(f"{path}: no locks on its file system, so a second process is not refused", stacklevel=3)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield descriptor
+    finally:
+        if not keep:
+            path.unlink(missing_ok=True)  # before the release, see `hold`
+            with contextlib.suppress(OSError):  # where there are no locks
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forks, too
+        os.close(descriptor)
 
 
 # Set when a requeued job executes a notebook again: slurm/notebook.sbatch.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, naming
 from ..files import replaced
 from .bits import kernel
 from .checks import HEADER_BYTES
@@ -200,7 +200,9 @@ class DiskArray:
             raise Interrupted
         length = -(-(end - begin) // _BLOCK) * _BLOCK
         view = _buffer(self._local, length)
-        if not _read_all(self.descriptor, view, begin, end - begin):
+        with naming(self.path):
+            complete = _read_all(self.descriptor, view, begin, end - begin)
+        if not complete:
             raise self.damaged(f"expected {end} bytes, found the file's end")
         if not self.direct:
             os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)

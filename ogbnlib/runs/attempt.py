@@ -1,11 +1,9 @@
 """One attempt of a run: the lock of its folder, its event `start`, and its result.json."""
 
 import contextlib
-import errno
 import os
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import InputError, explained, naming
-from ..files import hold, warn_if_remote, write_json
+from ..files import locked, warn_if_remote, write_json
 from ..forecast.phases import audit
 from ..graph.store import GraphSize
 from ..memory.record import RunPaths
@@ -38,7 +36,7 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
     _check_content(run_dir, resume=resume)
     run_dir.mkdir(parents=True, exist_ok=True)
     warn_if_remote(run_dir, "its lock may not keep out a second run from another machine; start none")
-    with naming(run_dir), locked(run_dir) as lock:
+    with naming(run_dir), lock_of(run_dir) as lock:
         _check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
         resumed = paths.config.is_file()
@@ -74,27 +72,9 @@ def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path)
     return notes
 
 
-@contextlib.contextmanager
-def locked(run_dir: Path) -> Iterator[int]:
+def lock_of(run_dir: Path) -> contextlib.AbstractContextManager[int]:
     """Keep other processes from training in `run_dir` inside the block; yields the descriptor that holds the lock."""
-    path = RunPaths(run_dir).lock
-    try:
-        if (descriptor := hold(path)) is None:
-            time.sleep(0.1)  # `is_locked` of another process may hold it for a moment
-            descriptor = hold(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-            raise
-        warnings.warn(f"{run_dir}: its file system has no locks, so a second run is not refused", stacklevel=2)
-        descriptor = os.open(path, os.O_RDWR)
-    if descriptor is None:
-        holder = path.read_text(errors="replace").strip()
-        remedy = "wait for its end, or name another run_dir"
-        raise InputError(f"{run_dir}: expected no other process to train in it, found {holder or 'one'}; {remedy}")
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return locked(RunPaths(run_dir).lock, f"{run_dir}: it is being trained in", keep=True)
 
 
 class Attempt:

@@ -52,9 +52,10 @@ def main(arguments: list[str]) -> int:
     # The imports create a million lasting objects. Garbage collection after every 700 of them took 0.5 of 3 s.
     gc.set_threshold(50_000)
     from ..config import TrainConfig
+    from ..errors import naming
     from ..memory import cuda
     from ..memory.signals import StopRequest, die_with_parent, take_over
-    from ..runs.attempt import CONFIG_VARIABLE, locked
+    from ..runs.attempt import CONFIG_VARIABLE, lock_of
     from ..runs.folder import Run
     from .distributed import end_here, join
     from .train import train_prepared
@@ -71,8 +72,8 @@ def main(arguments: list[str]) -> int:
         changed = os.environ.get(CONFIG_VARIABLE)
         config = TrainConfig.create(json.loads(changed)) if changed else Run(folder).config
         cuda.prepare_allocator(config)
-        lock = contextlib.nullcontext() if "--locked" in arguments else locked(folder)
-        with lock, join(config.device, stop) as ranks:
+        lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
+        with lock, naming(folder), join(config.device, stop) as ranks:
             how = os.environ.get("OGBNLIB_PROGRESS", "auto")
             train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
 

@@ -133,7 +133,8 @@ def train(
             if folder is not None and ranks.first:
                 before, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(before, config))
-        return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, model=model)
+        with naming(folder):
+            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, model=model)
 
 
 @contextlib.contextmanager
@@ -167,7 +168,6 @@ def train_prepared(
         torch.set_num_threads(config.num_threads)
     log, shown = EventLog(run_dir if ranks.first else None), contextlib.ExitStack()
     try:
-        shown.enter_context(naming(run_dir or "training"))
         progress = Progress(how, log, run_dir) if ranks.first else Progress("none", log)
         shown.enter_context(contextlib.closing(progress))
         shown.enter_context(progress.live)

@@ -23,7 +23,7 @@ from ogbnlib import marks
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import Reading, process_tree
 from ogbnlib.memory.record import Record
-from ogbnlib.runs.attempt import locked
+from ogbnlib.runs.attempt import lock_of
 from ogbnlib.runs.diagnosis import _memory_remedy
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch
@@ -151,7 +151,7 @@ def test_status_and_diagnose_say_where_a_run_is_that_goes_on(cli: Cli, script: C
     stands = json.loads(cli("status", "run", "--json").stdout)
     assert (stands["state"], stands["phase"], stands["memory_limit_bytes"]) == ("at work", "epoch 3", 300 * MB)
     assert stands["held_bytes"] > 50 * MB
-    with pytest.raises(InputError, match="found process"), locked(run):
+    with pytest.raises(InputError, match="trained in by process"), lock_of(run):
         pass
     process.communicate(b"\n")
     assert "finished" in cli("status", "run", "--json").stdout
