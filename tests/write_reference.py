@@ -1,7 +1,5 @@
 """Write notebooks/guide/parameters.md and api.md from the docstrings: `python tests/write_reference.py`."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

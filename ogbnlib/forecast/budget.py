@@ -3,8 +3,6 @@
 A window is a run of batches that are sampled ahead in one pass over the store; a spool keeps windows on disk.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -82,7 +80,7 @@ class Windows:
     num_windows: int = 0
     moved_bytes: int = 0  # between memory and disk, in a pass over the loader
     spooling: Spooling | None = None
-    in_memory: Windows | None = None  # the windows to use once the disk is full
+    in_memory: "Windows | None" = None  # the windows to use once the disk is full
 
     @property
     def held_bytes(self) -> int:

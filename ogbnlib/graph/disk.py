@@ -1,7 +1,5 @@
 """Rows of a file read by index or in order, past the page cache."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import mmap
@@ -107,18 +105,6 @@ def _pieces(units: list[int], most: int) -> list[tuple[int, int]]:
 def _hand_out(put: Callable[[int, int, Array], None], out: Array, first: Array, place: Array, sizes: Array) -> None:
     for c in np.flatnonzero(sizes).tolist():
         put(c, int(first[c]), out[place[c] : place[c] + sizes[c]].view(np.uint8))
-
-
-def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskArray:
-    """Open array `name` of a store; raises `InputError` as `Store.check_open`."""
-    info = store.files[name]
-    row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
-    try:
-        array = DiskArray(store.file_path(name), HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes)
-    except FileNotFoundError:
-        raise replaced(store.file_path(name)) from None
-    store.check_open(name, array.descriptor)
-    return array
 
 
 def _buffer(local: threading.local, length: int) -> memoryview:
@@ -298,3 +284,15 @@ class DiskArray:
         for size in reads:
             self.bytes_read += size
             self.progress = self.progress[0] + size, self.progress[1]
+
+
+def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskArray:
+    """Open array `name` of a store; raises `InputError` as `Store.check_open`."""
+    info = store.files[name]
+    row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
+    try:
+        array = DiskArray(store.file_path(name), HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes)
+    except FileNotFoundError:
+        raise replaced(store.file_path(name)) from None
+    store.check_open(name, array.descriptor)
+    return array

@@ -3,8 +3,6 @@
 `np.load(file, mmap_mode="r")` opens each; `checks` lists them.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import math
@@ -48,7 +46,7 @@ def _from_above(module: str, name: str) -> Any:  # on use: imports at the top go
 
 
 def _mapped(name: str) -> cached_property[Any]:
-    def mapped(store: Store) -> Any:
+    def mapped(store: "Store") -> Any:
         if (info := store.files.get(name)) is None:
             return None
         with store.open_file(name) as file:
@@ -80,7 +78,7 @@ class Store(GraphSize):
         return _reopen, (self.path, self.crc32)
 
     @staticmethod
-    def from_data(data: Any, path: StrPath, **options: Any) -> Store:
+    def from_data(data: Any, path: StrPath, **options: Any) -> "Store":
         """Write a PyG `Data` as a store, see `sources.convert.from_data`."""
         return _from_above("sources.convert", "from_data")(data, path, **options)
 

@@ -4,8 +4,6 @@ torch notices a dead worker, but then waits for the others, and some never end: 
 queue never releases it. So every error ends all workers by SIGKILL.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import shutil
@@ -20,7 +18,7 @@ from typing import Any
 from ..errors import InputError
 from .signals import STOP_SIGNALS, Stopped, block_stop_signals, die_with_parent, ignore
 
-_started: set[Worker] = set()
+_started: set["Worker"] = set()
 _FULL = "/dev/shm is full (docker run --shm-size=8g)"
 
 

@@ -1,7 +1,5 @@
 """The cause of a Slurm job's end, or the reason why it waits: from sacct, else scontrol, else its log, and its run."""
 
-from __future__ import annotations
-
 import csv
 import re
 import subprocess
@@ -36,7 +34,7 @@ class JobDiagnosis:
     steps: list[dict[str, str]] = field(default_factory=list)
     run_dir: str | None = None
     run: Diagnosis | None = None
-    tasks: list[JobDiagnosis] = field(default_factory=list)  # of a job array
+    tasks: list["JobDiagnosis"] = field(default_factory=list)  # of a job array
     to_dict = asdict
 
     def __str__(self) -> str:

@@ -4,8 +4,6 @@ Runs random configurations, each under the limit that its forecast and margin gi
 most 3 of 60 may use less than 75 % of their forecast.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

@@ -5,8 +5,6 @@ imports between modules: how many, and how many floors they make (the longest ch
 functions count too. tests/test_packaging.py pins these numbers.
 """
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import io

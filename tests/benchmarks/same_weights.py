@@ -4,8 +4,6 @@ Checks out COMMIT beside, trains each configuration with it and with the working
 prints both sides. A difference that is meant is explained where the change is described; exits with 1 on any.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
