@@ -48,12 +48,6 @@ def _fan_out(value: int) -> int:
     return value
 
 
-def _unique(values: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(values)) < len(values):
-        raise ValueError(f"expected each split once, got {list(values)}")
-    return values
-
-
 def _size(value: object) -> object:
     try:
         return None if value is None else parse_bytes(value, "size")
@@ -131,7 +125,7 @@ EvalFanOut = Annotated[
     BeforeValidator(_none),
 ]
 Split = Annotated[Literal["valid", "test"], BeforeValidator(split_name)]
-Splits = Annotated[tuple[Split, ...], BeforeValidator(_list), AfterValidator(_unique)]
+Splits = Annotated[tuple[Split, ...], BeforeValidator(_list), AfterValidator(lambda names: tuple(dict.fromkeys(names)))]
 Patience = Annotated[CountOrZero, BeforeValidator(lambda value: _none(value) or 0)]
 OptionalBool = Annotated[bool | None, BeforeValidator(_none)]
 Dataset = Annotated[str, BeforeValidator(_path)]

@@ -59,7 +59,7 @@ class PropagatedLoaders(DiskLoaders):
 
         arguments = self._arguments(split, shuffle)
         with self.log.phase(f"build {split} loader"):
-            return HopLoader(self.store, arguments.pop("input_nodes"), self._labels[split], **arguments)
+            return HopLoader(self.store, arguments.pop("input_nodes"), self.labels[split], **arguments)
 
     def eval_loader(self, split: str) -> Any:
         return self._build(split, shuffle=False)

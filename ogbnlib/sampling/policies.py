@@ -35,7 +35,7 @@ STREAM = {"train": 0, "valid": 1, "test": 2}
 class Loaders:
     """Base of the policies. Build with `make_loaders`."""
 
-    _labels: dict[str, Tensor]  # of each split's nodes, int16 or int64
+    labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
     # Called while a batch is waited for that is prepared from disk, see `StoreLoader`.
     waiting: Callable[[tuple[str, int, int] | None], bool] = staticmethod(lambda reading: False)
     drop_last = False  # an incomplete last batch is trained on too
@@ -93,10 +93,6 @@ class Loaders:
         fan_out, seed = self.config.fan_out(training), self.config.seed + STREAM[split]
         how: dict[str, Any] = {"fixed": not training, "where": self._where, "sampling": self.config.sampling}
         return CSCSampler(colptr, row, fan_out, seed=seed, **how)
-
-    def labels(self, split: str) -> Tensor:
-        """The labels of a split's nodes, int16 or int64 [num_ids] in RAM."""
-        return self._labels[split]
 
     def train_loader(self) -> NodeLoader:
         """The shuffling loader of the train split; built at the first call, resident until `drop_train_loader`."""
@@ -158,7 +154,7 @@ class RamLoaders(Loaders):
         import torch
 
         x, self.y = torch.from_numpy(store.read("x", self.config.feature_dtype)), torch.from_numpy(store.read("y"))
-        self._labels = {split: self.y[ids] for split, ids in self.splits.items()}
+        self.labels = {split: self.y[ids] for split, ids in self.splits.items()}
         self.log.part("features", x.nbytes)
         self.log.part("labels", self.y.nbytes)
         return x

@@ -48,9 +48,9 @@ class DiskLoaders(Loaders):
         from torch_geometric.data import Data
 
         self.store = store
-        self._labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
+        self.labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
         store.advise_random()
-        tensors = [*self.splits.values(), *self._labels.values()]
+        tensors = [*self.splits.values(), *self.labels.values()]
         self.log.part("splits and their labels", sum(tensor.nbytes for tensor in tensors))
         return Data()
 
@@ -176,7 +176,7 @@ class StoreLoaders(DiskLoaders):
 
         store, arguments = self.store, self._arguments(split, shuffle)
         sampler = self._sampler(split, store.colptr, store.row, training=shuffle)
-        loader = StoreLoader(store, sampler, labels=self._labels[split], windows=windows, **arguments)
+        loader = StoreLoader(store, sampler, labels=self.labels[split], windows=windows, **arguments)
         loader.spool_dir, loader.waiting = self._spool_dir, self.waiting
         loader.on_window = functools.partial(self.log.mark, "window", loader=split)
         loader.on_pass = functools.partial(self.log.mark, "pass", loader=split)

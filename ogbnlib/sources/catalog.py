@@ -1,7 +1,7 @@
 """Data sets by name, opened as a store, or converted to one once."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,10 @@ def open_dataset(
         return convert(source, pending.target, memory_limit=memory_limit, progress=progress, check=check, **how)
 
 
-@contextlib.contextmanager
-def made_once(target: Path, check: Callable[[], None]) -> Iterator[None]:
+def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractContextManager[int]:
     """Let one process make `target` while the others wait."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check):
-        yield
+    return locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check)
 
 
 def open_for(config: TrainConfig, **how: Any) -> Store:

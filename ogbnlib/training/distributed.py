@@ -36,16 +36,12 @@ class Ranks:
 
     def __init__(self, rank: int = 0, num_ranks: int = 1, local_rank: int = 0, stop: StopRequest | None = None):
         self.rank, self.num_ranks, self.local_rank, self._stop = rank, num_ranks, local_rank, stop or StopRequest()
+        self.first = rank == 0  # it writes, prints and scores
         self._patience_s: float | None = None  # None: wait for ever
         self._beaten_s, self._sign = 0.0, object()
         if num_ranks > 1:
             self._store: Any = dist.distributed_c10d._get_default_store()
             self._store.set(f"ogbnlib/process/{rank}", f"process {os.getpid()} on {socket.gethostname()}")
-
-    @property
-    def first(self) -> bool:
-        """Whether this is rank 0, which writes, prints and scores."""
-        return self.rank == 0
 
     def beat(self, sign: object) -> None:
         """Show the other ranks a sign of life if `sign` has changed, at most once a second."""

@@ -38,12 +38,8 @@ class Learner:
         self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
         self._layers = {*model.state_dict()}, {*values}
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # over this rank's seeds of the epoch
+        self.batches_per_step = config.accumulate * ranks.num_ranks  # over all ranks
         self._batches = 0  # in the current epoch or evaluation, for release_every
-
-    @property
-    def batches_per_step(self) -> int:
-        """Over all ranks."""
-        return self.config.accumulate * self.ranks.num_ranks
 
     def share_model(self) -> None:
         """Give all ranks the first one's weights and buffers."""

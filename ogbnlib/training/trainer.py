@@ -189,7 +189,7 @@ class Trainer:
         if undefined := int((predicted < 0).sum()):
             what = f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
             raise self.checkpointer.diverged(self.state, what)
-        accuracy = score(self.loaders.labels(split), predicted) if ranks.first else 0.0
+        accuracy = score(self.loaders.labels[split], predicted) if ranks.first else 0.0
         return float(ranks.sum(torch.tensor(accuracy, dtype=torch.float64)))
 
     def run(self) -> None:
