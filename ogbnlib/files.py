@@ -235,24 +235,37 @@ DROP_BYTES = 32 * 2**20  # most written pages of a file that wait for the disk
 
 
 class Stream(io.FileIO):
-    """A new file that is appended to; written pages leave the page cache every `DROP_BYTES`."""
+    """A new file, by its path or an open descriptor; written pages leave the page cache in time."""
 
     # Dirty pages count against a memory cgroup and, unlike clean ones, can't be taken back at once.
+    most_dirty_bytes = DROP_BYTES
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "x+")
-        self.size = self._dropped = 0
+    def __init__(self, file: Path | int) -> None:
+        super().__init__(file, "r+" if isinstance(file, int) else "x+")
+        self.size = self._dirty_bytes = 0
 
     def append(self, data: Any) -> None:
+        self.put(data, self.size)
+
+    def put(self, data: Any, offset: int) -> None:
+        """Write all of `data` from byte `offset` on."""
         view = memoryview(data)
         while len(view):
-            written = self.write(view[:DROP_BYTES])
-            view = view[written:]
-            self.size += written
-            if self.size - self._dropped >= DROP_BYTES:
+            written = os.pwrite(self.fileno(), view[:DROP_BYTES], offset)
+            view, offset = view[written:], offset + written
+            self.size, self._dirty_bytes = max(self.size, offset), self._dirty_bytes + written
+            if self._dirty_bytes >= self.most_dirty_bytes:
                 self.drop()
 
     def drop(self) -> None:
+        """Write everything to disk and drop it from the page cache."""
         os.fdatasync(self.fileno())
         os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self._dropped = self.size
+        self._dirty_bytes = 0
+
+    def fill(self, view: memoryview, offset: int) -> None:
+        """Read the bytes from `offset` on until `view` is full."""
+        while len(view):
+            if not (count := os.preadv(self.fileno(), [view], offset)):
+                raise OSError(errno.EIO, "temporary file ends early", self.name)
+            view, offset = view[count:], offset + count

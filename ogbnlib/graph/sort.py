@@ -1,6 +1,5 @@
 """From edges to CSC with a stable external counting sort, without the edge list in RAM."""
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -66,12 +65,7 @@ class Pairs(Stream):
             while begin < end:
                 take = min(end - begin, len(out) - filled)
                 target = out[filled : filled + take].reshape(-1).view(np.uint8).data
-                at = offset + begin * self.pair_bytes
-                while len(target):
-                    count = os.preadv(self.fileno(), [target], at)
-                    if not count:
-                        raise OSError(errno.EIO, "temporary file ends early", self.name)
-                    target, at = target[count:], at + count
+                self.fill(target, offset + begin * self.pair_bytes)
                 begin, filled = begin + take, filled + take
                 if filled == len(out):
                     yield out

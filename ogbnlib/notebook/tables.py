@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..config import TrainConfig
-from ..errors import GB, MB
+from ..errors import GB, MB, clear_errors
 from ..forecast.phases import predict
 from ..forecast.sizes import trained_edges
 from ..forecast.step import saved_bytes
@@ -35,6 +35,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
 
 
+@clear_errors()
 def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
     """Return one row per run: predicted and measured peak, and the forecast of its settings on the data set `full`.
 
@@ -58,6 +59,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
     return pd.DataFrame(rows.values(), pd.Index(rows, name="setting", tupleize_cols=False))
 
 
+@clear_errors()
 def loader_costs(run: RunLike) -> pd.DataFrame:
     """Return the memory that building each loader kept, and needed for a moment, in MB and in bytes per edge."""
     run = Run.open(run)
@@ -145,6 +147,7 @@ def phase_seconds(runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(columns).fillna(0.0).round(3)
 
 
+@clear_errors()
 def sampled_nodes(config: TrainConfig, settings: Mapping[str, Mapping[str, Any]], full: str) -> pd.DataFrame:
     """Return one row per setting with the nodes of a batch: by arithmetic, counted, and expected on `full`.
 
@@ -171,6 +174,7 @@ def sampled_nodes(config: TrainConfig, settings: Mapping[str, Mapping[str, Any]]
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
+@clear_errors()
 def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """One row per option: memory of a training step in MB (2**20 bytes), before anything is run.
 

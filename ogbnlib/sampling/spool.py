@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InputError, explained
+from ..errors import explained
+from ..files import Stream
 from ..forecast.budget import WINDOW_BYTES
 from ..graph.disk import CHUNK_BYTES, Interrupted, disk_array
 from ..graph.npz import Array
@@ -34,11 +35,10 @@ from .window import Seeds, Window, sample_windows
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
 _ROW_CHUNK_BYTES = 2**14  # smaller ones read less and make their table of 8 bytes a chunk larger
-_DIRTY_BYTES = 128 * 2**20  # unwritten pages count against a memory cgroup
 
 
 class DiskFull(OSError):
-    """A window can't be written to disk."""
+    """A window can't be written to disk, or read from there."""
 
 
 @contextlib.contextmanager
@@ -49,49 +49,34 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         raise DiskFull(error.errno, error.strerror, str(folder)) from None
 
 
-class SpoolFile:
+class SpoolFile(Stream):
     """A file without a name; the kernel deletes it with its last user, at the latest with this process."""
 
+    most_dirty_bytes = 128 * 2**20
+
     def __init__(self, folder: Path, num_bytes: int = 0):
-        self.folder, self.num_bytes, self._dirty_bytes = folder, num_bytes, 0
-        with _disk_errors(folder):
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self.folder = folder
+        with _disk_errors(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            super().__init__(os.dup(file.fileno()))
             if num_bytes:
-                os.posix_fallocate(self._file.fileno(), 0, num_bytes)
+                os.posix_fallocate(self.fileno(), 0, num_bytes)
 
-    def append(self, array: Array) -> Callable[[], Array]:
+    def store(self, array: Array) -> Callable[[], Array]:
         """Write an array behind the others and return the function that reads it."""
-        offset = self.num_bytes
-        self.write(array, offset)
-        self.num_bytes += array.nbytes
-        return functools.partial(self.read, offset, array.shape, array.dtype)
+        offset = self.size
+        self.append(array.reshape(-1).view(np.uint8).data)
+        return functools.partial(self.load, offset, array.shape, array.dtype)
 
-    def write(self, array: Array, offset: int) -> None:
-        view = array.reshape(-1).view(np.uint8).data
-        self._dirty_bytes += len(view)
+    def put(self, data: Any, offset: int) -> None:
         with _disk_errors(self.folder):
-            while len(view):
-                written = os.pwrite(self._file.fileno(), view, offset)
-                view, offset = view[written:], offset + written
-            if self._dirty_bytes >= _DIRTY_BYTES:
-                self.flush()
+            super().put(data, offset)
 
-    def flush(self) -> None:
-        """Write everything to disk and drop it from the page cache."""
-        with _disk_errors(self.folder):
-            os.fdatasync(self._file.fileno())
-        os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self._dirty_bytes = 0
-
-    def read(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def load(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array from byte `offset` on, past the page cache."""
         out = np.empty(shape, dtype)
-        view, at = out.reshape(-1).view(np.uint8).data, offset
-        while len(view):
-            if not (count := os.preadv(self._file.fileno(), [view], at)):
-                raise InputError(f"{self.folder}: expected a spool of {self.num_bytes} bytes, found its end at {at}")
-            view, at = view[count:], at + count
-        os.posix_fadvise(self._file.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)
+        with _disk_errors(self.folder):
+            self.fill(out.reshape(-1).view(np.uint8).data, offset)
+        os.posix_fadvise(self.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)
         return out
 
 
@@ -184,14 +169,15 @@ class Spool:
             sampled = sample_windows([seeds for *_, seeds in group], colptr, row)
             for (file, windows), key, seeds in group:
                 window = Window.pack(seeds, sampled, at, colptr.num_rows - 1)
-                arrays = [file.append(array) for array in (window.ids, window.slots, window.edges)]
+                arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
                 windows[key] = StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
                 at += len(seeds.ids)
             del sampled, window
             read = colptr.bytes_read + row.bytes_read - before
             self._loader.on_pass(batches=at, sample_s=round(time.monotonic() - begun, 3), bytes_read=read)
         for spool, (file, windows) in zip(spools, structures, strict=True):
-            file.flush()
+            with _disk_errors(file.folder):
+                file.drop()
             spool._structure = windows
 
     def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
@@ -204,7 +190,7 @@ class Spool:
             filled.append({})
             for (key, stored), offset in zip(shard.items(), offsets, strict=False):
                 shape = stored.num_ids, store.num_features
-                read = functools.partial(file.read, offset, shape, store.feature_dtype)
+                read = functools.partial(file.load, offset, shape, store.feature_dtype)
                 filled[-1][key] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
@@ -215,7 +201,7 @@ class Spool:
 
         def put(number: int, done: int, rows: Array) -> None:
             file, offset = targets[number]
-            file.write(rows, offset + done * x.row_bytes)
+            file.put(rows.reshape(-1).data, offset + done * x.row_bytes)
 
         x.deal(index, bounds, buffer_bytes, put)
         took = {"features_s": round(time.monotonic() - begun, 3), "bytes_read": x.bytes_read - before}
