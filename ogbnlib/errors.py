@@ -88,7 +88,7 @@ def clear_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def naming(path: object, expected: str = "") -> Iterator[None]:
+def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]:
     """Name `path`, if it is not None, in errors that do not, such as those of write(2), and in an interruption.
 
     If the content is `expected`, a library's error about it is an `InputError`.
@@ -106,8 +106,8 @@ def naming(path: object, expected: str = "") -> Iterator[None]:
             raise
         if not expected or isinstance(error, MemoryError):
             raise
-        text = " ".join(str(error).split())
-        raise InputError(f"{path}: expected {expected}, found damage or other content ({text})") from None
+        text = f"found damage or other content ({' '.join(str(error).split())})"
+        raise InputError("; ".join(filter(None, [f"{path}: expected {expected}, {text}", remedy]))) from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:

@@ -177,7 +177,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{path}: expected a store ({META} in it), found none{whereabouts()}")
     text = file.read_bytes()
-    with naming(file, "JSON (else convert again)"):
+    with naming(file, "JSON", "convert again"):
         meta = json.loads(text)
     known = isinstance(meta, dict) and meta.get("format") == FORMAT and meta.get("version") in (VERSION, INT8_VERSION)
     if not known:

@@ -54,7 +54,7 @@ class Member:
 
     def __init__(self, file: Path, name: str) -> None:
         self.file, self.where = file, f"{file}, member {name}"
-        with naming(self.where, "a sound .npz file (copy or download it again)"):
+        with naming(self.where, "a sound .npz file", "copy or download it again"):
             self._zip = zipfile.ZipFile(file)
             if f"{name}.npy" not in self._zip.namelist():
                 raise InputError(f"{self.where}: expected such a member, found only: {', '.join(self._zip.namelist())}")
@@ -81,7 +81,7 @@ class Member:
         """Return the next `count` values, in the member's own dtype."""
         values = np.empty(count, self.dtype)
         view, filled = values.view(np.uint8).data, 0
-        with naming(self.where, "a sound .npz file (copy or download it again)"):
+        with naming(self.where, "a sound .npz file", "copy or download it again"):
             while filled < len(view):
                 if not (got := self._stream.readinto(view[filled : filled + CHUNK_BYTES])):  # type: ignore[attr-defined]
                     raise EOFError("it ends early")
@@ -96,6 +96,6 @@ class Member:
 
     def finish(self) -> None:
         """Check the CRC, which zipfile does when it reads past the last value."""
-        with naming(self.where, "a sound .npz file (copy or download it again)"):
+        with naming(self.where, "a sound .npz file", "copy or download it again"):
             if self._stream.read(1):
                 raise EOFError("it holds more than its header announces")

@@ -97,7 +97,7 @@ def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, pro
                 text = f"download: {url} could not be fetched ({error}); the next attempt resumes it"
                 raise InputError(text) from None
         try:
-            with naming(url, "a sound .zip file (download it again)"), doing("unpack", "auto" if progress else "none"):
+            with naming(url, "a sound .zip file", "download it again"), doing("unpack", "auto" if progress else "none"):
                 zipfile.ZipFile(archive).extractall(beside)
         except InputError:
             archive.unlink()
@@ -162,7 +162,7 @@ def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
     """The numbers of one of OGB's csv.gz files, [n, columns], of a dtype of one of the `kinds`."""
     import pandas as pd
 
-    with naming(file, "numbers, gzipped (else download the data set again)"):
+    with naming(file, "numbers, gzipped", "download the data set again"):
         table = pd.read_csv(file, compression="gzip", header=None)
     if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (columns or table.shape[1]):
         expected = f"{columns or ''} columns of {'whole ' * (kinds == 'iu')}numbers without a header line"

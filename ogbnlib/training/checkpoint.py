@@ -112,7 +112,7 @@ def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str,
 def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:
     """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not fit."""
     must = "its __init__ must make the same layers and buffers as when they were saved"
-    with naming(path, f"the weights of this {type(part).__name__} ({must})"):
+    with naming(path, f"the weights of this {type(part).__name__}", must):
         part.load_state_dict(state)
 
 

@@ -273,6 +273,8 @@ def test_what_is_no_archive_or_needs_more_disk_is_refused(
             "locate_official",
             lambda *_: dataclasses.replace(located, meta={**located.meta, "url": server.url}),
         )
-        with pytest.raises(InputError, match=r"arxiv\.zip: expected a sound \.zip file .download it again"):
+        with pytest.raises(
+            InputError, match=r"arxiv\.zip: expected a sound \.zip file, found damage .*; download it again"
+        ):
             official.fetch("ogbn-arxiv", root)
     assert left_in(root) == []
