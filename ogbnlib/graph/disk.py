@@ -186,9 +186,7 @@ class DiskArray:
             raise Interrupted
         length = -(-(end - begin) // _BLOCK) * _BLOCK
         view = _buffer(self._local, length)
-        with naming(self.path):
-            complete = _read_all(self.descriptor, view, begin, end - begin)
-        if not complete:
+        if not _read_all(self.descriptor, view, begin, end - begin):
             raise self.damaged(f"expected {end} bytes, found the file's end")
         if not self.direct:
             os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)
@@ -281,9 +279,10 @@ class DiskArray:
         self.progress = 0, 0
 
     def _count(self, reads: Iterator[int]) -> None:
-        for size in reads:
-            self.bytes_read += size
-            self.progress = self.progress[0] + size, self.progress[1]
+        with naming(self.path):
+            for size in reads:
+                self.bytes_read += size
+                self.progress = self.progress[0] + size, self.progress[1]
 
 
 def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskArray:

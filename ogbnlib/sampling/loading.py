@@ -19,6 +19,7 @@ from ..graph.npz import Array
 from ..graph.store import Store
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
+from ..sources.data import as_ids
 from .loader import StoreLoader, available_bytes
 from .sampler import CSCSampler
 from .store_policy import StoreLoaders
@@ -108,17 +109,13 @@ def node_ids(nodes: Any, store: Store) -> Array:
             raise InputError(f"nodes: expected a split with nodes of {', '.join(SPLITS)}, or node ids, got {nodes!r}")
         return store.splits[name]
     num_nodes = store.num_nodes
-    ids = np.arange(num_nodes) if nodes is None else np.asarray(nodes)
-    if ids.dtype.kind == "b" and ids.shape == (num_nodes,):
-        ids = np.flatnonzero(ids)
-    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
-        shape = f"{ids.dtype} {list(ids.shape)}"
-        raise InputError(f"nodes: expected node ids [n], or a mask of {num_nodes} booleans, got {shape}")
-    if ids.min() < 0 or ids.max() >= num_nodes:
-        raise InputError(f"nodes: expected ids from 0 to {num_nodes - 1}, got {ids.min()} to {ids.max()}")
+    ids = np.arange(num_nodes) if nodes is None else as_ids(nodes, num_nodes, "nodes")
+    if not ids.size or ids.min() < 0 or ids.max() >= num_nodes:
+        actual = f"{ids.min()} to {ids.max()}" if ids.size else "none"
+        raise InputError(f"nodes: expected ids from 0 to {num_nodes - 1}, got {actual}")
     if repeats := len(ids) - len(np.unique(ids)):
         raise InputError(f"nodes: expected each once, got {repeats} repeats")
-    return ids.astype(np.int64)
+    return ids
 
 
 @clear_errors()

@@ -26,7 +26,7 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Count, counted
-from .data import Source, as_numpy, from_arrays, is_tables, mask_ids
+from .data import Source, from_arrays, is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 
@@ -176,12 +176,6 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
     if missing := [name for name in required if name not in values]:
         hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if {*missing} & {*masks.values()} else ""
         raise InputError(f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}")
-    for mask in masks.values():
-        array = as_numpy(values[mask], f"data.{mask}")
-        if (ids := mask_ids(array, len(values["x"]))) is None:
-            kind = f"{array.dtype} {list(array.shape)}; of several masks pass one as splits, such as data.{mask}[:, 0]"
-            raise InputError(f"data.{mask}: expected booleans [N], got {kind}")
-        values[mask] = ids
     if others := sorted({*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"}):
         print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
     splits = {split: values[mask] for split, mask in masks.items()} if splits is None else splits

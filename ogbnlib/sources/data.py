@@ -112,13 +112,7 @@ def from_arrays(
         raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
     ids_of = {}
     for split, values in splits.items():
-        where = f"splits[{split!r}]"
-        ids = as_numpy(values, where)
-        of_mask = mask_ids(ids, num_nodes) if ids.dtype.kind == "b" or num_nodes > 2 else None
-        ids = ids if of_mask is None else of_mask
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise InputError(f"{where}: expected node ids [n], got {ids.dtype} {list(ids.shape)}")
-        ids_of[split_name(split)] = ids.astype(np.int64)
+        ids_of[split_name(split)] = as_ids(values, num_nodes, f"splits[{split!r}]")
     ids_of = {split: ids_of[split] for split in SPLITS}
     for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
         raise InputError(f"splits[{split!r}]: {problem}")
@@ -150,10 +144,17 @@ def as_numpy(value: Any, name: str) -> Array:
     return array
 
 
-def mask_ids(mask: Array, num_nodes: int) -> Array | None:
-    """Return the node ids in a mask [N] of booleans, or of zeros and ones; None for anything else."""
-    is_mask = mask.shape == (num_nodes,) and (mask.dtype.kind == "b" or np.isin(mask, (0, 1)).all())
-    return np.flatnonzero(mask) if is_mask else None
+def as_ids(values: Any, num_nodes: int, name: str) -> Array:
+    """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros and ones."""
+    ids = as_numpy(values, name)
+    # Two whole numbers may be ids.
+    if ids.shape == (num_nodes,) and (ids.dtype.kind == "b" or (num_nodes > 2 and np.isin(ids, (0, 1)).all())):
+        ids = np.flatnonzero(ids)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        hint = "; of several masks pass one, such as mask[:, 0]" if ids.ndim == 2 else ""
+        expected = f"expected node ids [n] or a mask of {num_nodes} booleans"
+        raise InputError(f"{name}: {expected}, got {ids.dtype} {list(ids.shape)}{hint}")
+    return ids.astype(np.int64)
 
 
 ROLE_NAMES = {  # of each role's file
