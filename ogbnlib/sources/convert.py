@@ -26,7 +26,7 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Count, counted
-from .data import Source, from_arrays, is_tables
+from .data import Source, as_ids, from_arrays, is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 
@@ -178,7 +178,8 @@ def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = No
         raise InputError(f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}")
     if others := sorted({*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"}):
         print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
-    splits = {split: values[mask] for split, mask in masks.items()} if splits is None else splits
+    if splits is None:
+        splits = {split: as_ids(values[mask], len(values["x"]), f"data.{mask}") for split, mask in masks.items()}
     name, num_classes = options.pop("name", None) or Path(path).absolute().name, options.pop("num_classes", None)
     source = from_arrays(name, values["edge_index"], values["x"], values["y"], splits, num_classes)
     return convert(source, path, **options)

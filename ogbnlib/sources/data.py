@@ -151,7 +151,7 @@ def as_ids(values: Any, num_nodes: int, name: str) -> Array:
     if ids.shape == (num_nodes,) and (ids.dtype.kind == "b" or (num_nodes > 2 and np.isin(ids, (0, 1)).all())):
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        hint = "; of several masks pass one, such as mask[:, 0]" if ids.ndim == 2 else ""
+        hint = f"; of several masks pass one as splits, such as {name}[:, 0]" if ids.ndim == 2 else ""
         expected = f"expected node ids [n] or a mask of {num_nodes} booleans"
         raise InputError(f"{name}: {expected}, got {ids.dtype} {list(ids.shape)}{hint}")
     return ids.astype(np.int64)
