@@ -162,8 +162,8 @@ def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(make: Buil
     next(batches)
     links = [(fd, os.readlink(fd)) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
     files = [fd.stat() for fd, target in links if target.startswith(str(tmp_path))]
-    assert len(files) >= 2
-    assert all(file.st_nlink == 0 and file.st_size > 1000 for file in files[:2])
+    assert sum(file.st_size > 1000 for file in files) >= 2  # another one may be at its beginning
+    assert all(file.st_nlink == 0 for file in files)
     assert [*tmp_path.iterdir()] == [tmp_path / "scratch"]
     batches.close()
     loader.close()
