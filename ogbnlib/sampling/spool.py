@@ -134,10 +134,16 @@ class Spool:
                 evaluations = [loader.reader.spool for loader in self._loader.evaluations if loader.reader]
             self._is_first, self._structure = False, {}
             self._sample([self, *evaluations], place)
-        mine, batches = Shard(), 0
-        for each, stored in itertools.dropwhile(lambda item: item[0] != place, self._structure.items()):
-            batches += len(stored.hops)
-            if mine and batches > spooling.picked_batches:
+        # Room was planned for batches without a node in common; a window has each of its nodes once, so more may fit.
+        left = list(itertools.dropwhile(lambda item: item[0] != place, self._structure.items()))
+        nodes = [sum(hop_nodes) for _, stored in left for hop_nodes, _ in stored.hops]  # of each batch
+        num_ids, room = sum(stored.num_ids for _, stored in left), spooling.picked_batches * sum(nodes) / len(nodes)
+        parts = max(1, min(-(-num_ids // room), -(-len(nodes) // spooling.picked_batches)))
+        mine, batches, ids = Shard(), 0, 0
+        for each, stored in left:
+            batches, ids = batches + len(stored.hops), ids + stored.num_ids
+            full = batches > spooling.picked_batches and ids > room
+            if mine and (full or ids - stored.num_ids >= num_ids / parts):
                 break
             mine[each] = stored
         buffer_bytes = min(spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # for features between the two files

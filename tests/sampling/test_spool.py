@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,19 @@ def make(store: Store, tmp_path: Path) -> Iterator[Build]:
     """
     loaders: list[StoreLoader] = []
 
-    def build(picked: int, sampled: int = 5, structure: int = 2, shuffle: bool = True, epochs: int | None = 3) -> Any:
+    def build(
+        picked: int,
+        sampled: int = 5,
+        structure: int = 2,
+        shuffle: bool = True,
+        epochs: int | None = 3,
+        num_neighbors: Sequence[int] = (4, 3),
+    ) -> Any:
         ids = torch.from_numpy(store.splits["train"])
         spooling = Spooling(sampled, picked * structure, picked, 2**20, 0) if picked else None
         loader: Any = StoreLoader(
             store,
-            CSCSampler(store.colptr, store.row, [4, 3], seed=3, fixed=not shuffle),
+            CSCSampler(store.colptr, store.row, num_neighbors, seed=3, fixed=not shuffle),
             ids,
             torch.from_numpy(np.array(store.y[ids.numpy()])),
             dataclasses.replace(WINDOWS, spooling=spooling, in_memory=WINDOWS),
@@ -114,6 +121,13 @@ def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int
     assert sum(window["windows"] for window in passes) == 9  # of three epochs, each prepared once
     assert len(passes) <= -(-9 // max(1, picked // 3))
     assert ["spool_s" in window for window in spooled.seen].count(True) == 9
+
+
+def test_a_shard_has_room_for_more_batches_where_they_have_nodes_in_common(make: Build) -> None:
+    spooled = make(4, 100, structure=6, num_neighbors=(15, 10))
+    batches_of(spooled, 1)
+    passes = [window for window in spooled.seen if "features_s" in window]
+    assert max(window["windows"] for window in passes) > 1  # of 3 batches
 
 
 def test_a_few_first_batches_come_before_the_first_pass(make: Build) -> None:
