@@ -22,6 +22,9 @@ from ..memory.record import Growth, Record
 from ..registry import POLICIES
 from .exit_codes import DIVERGED, EXIT_CODES, STOPPED, meaning_of, resumption
 
+# Said by Python, numpy and torch where Linux refuses memory instead of killing: often an array larger than the machine.
+_REFUSED = re.compile(r"(?<!OutOf)MemoryError|an't allocate memory|Cannot allocate memory")
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -202,6 +205,9 @@ def explain(
             remedy = "; or ".join(oom.get("suggestions", [])) or remedy
         elif result.last_output:
             text.append(f"Its last words: {result.last_output}")
+            if _REFUSED.search(result.last_output):
+                cause, remedy = "out of memory", _memory_remedy(config, record, result.memory_limit_bytes)
+                text.append("So it asked for more at once than this machine has.")
     if code not in (2, STOPPED, DIVERGED):
         if first := record.events.get("rank ended"):
             text.append(f"Rank {first['rank']} was the first to end: {meaning_of(first['exit_code']).text}.")
@@ -253,8 +259,8 @@ def _memory_remedy(config: TrainConfig | None, record: Record, limit_bytes: floa
         text = f"set loading=shared: one CSC of about {format_bytes(coo / 4)} replaces the COO ({format_bytes(coo)})"
         copies = sum(size for part, size in parts.items() if part.endswith("CSC"))
         return text + (f" and the loaders' own CSCs ({format_bytes(copies)})" if copies else "")
-    if name in ("load", "build shared CSC") and config.feature_dtype == "float32":
-        return f"set feature_dtype=float16, which saves {format_bytes(parts.get('features', 0) / 2)}"
+    if name in ("load", "build shared CSC") and config.feature_dtype == "float32" and "features" in parts:
+        return f"set feature_dtype=float16, which saves {format_bytes(parts['features'] / 2)}"
     if config.num_workers:
         return "set num_workers=0: each worker adds its own interpreter and batches in flight"
     if name.startswith("eval"):
@@ -262,6 +268,7 @@ def _memory_remedy(config: TrainConfig | None, record: Record, limit_bytes: floa
         return f"set eval_batch_size below {seeds}, or eval_num_neighbors below {fan_out}"
     if name.startswith("train"):
         return f"set batch_size below {config.batch_size}, or num_neighbors below {list(config.num_neighbors)}"
+    on_disk = "set loading=store, whose graph and features stay on disk; or " if config.loading == "shared" else ""
     if config.feature_dtype == "float32":
-        return "set feature_dtype=float16, which halves the features"
-    return "the data set itself does not fit: raise memory_limit"
+        return f"{on_disk}set feature_dtype=float16, which halves the features"
+    return f"{on_disk}raise memory_limit: the data set itself does not fit"

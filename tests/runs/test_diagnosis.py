@@ -44,6 +44,14 @@ def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp
     assert found.remedy in found.text
 
 
+def test_memory_that_the_system_refused_is_out_of_memory_with_a_remedy(tmp_path: Path) -> None:
+    words = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 53.0 GiB for an array of shape (9, 9)"
+    found = diagnose(write_run(tmp_path, exit_code=1, last_output=words))
+    assert (found.cause, found.exit_code) == ("out of memory", 1)
+    assert words in found.text
+    assert "loading=shared" in found.remedy
+
+
 @pytest.mark.parametrize(
     ("config", "phase", "remedy"),
     [
