@@ -150,6 +150,11 @@ def test_import_says_that_it_needs_linux() -> None:
     assert "needs Linux, found darwin" in subprocess.run(argv, capture_output=True, text=True).stderr
 
 
+def test_tab_lists_the_names_without_torch() -> None:
+    code = "import jedi, ogbnlib; names = {name.name: name.type for name in jedi.Interpreter('ogbnlib.', [vars()])"
+    assert not loads_torch(code + ".complete()}\nassert {'run', 'train', 'TrainConfig'} <= {*names}")
+
+
 def test_import_loads_neither_jupyterlab_nor_papermill() -> None:
     code = "import sys, ogbnlib, ogbnlib.__main__; print({'jupyterlab', 'papermill', 'IPython'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -1,5 +1,6 @@
-"""JupyterLab as a person sees it, in Debian's chromium: signs of life, stop, and a run from elsewhere."""
+"""JupyterLab as a person sees it, in Debian's chromium: signs of life, stop, a run from elsewhere, completion."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -38,6 +39,7 @@ while not Path("runs/{AGAIN}/events.jsonl").exists():
 print(Run.open("runs/{AGAIN}").state)
 print(Run.open("runs/{AGAIN}").follow().state)
 """
+NAMES = ["import ogbnlib\nfrom ogbnlib import TrainConfig", "ogbnlib.", "TrainConfig.create("]
 # What JupyterLab holds of the notebook that is open: windowing leaves cells out of the page that are out of sight.
 CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type == "code").map(cell => ({
     running: !!cell.promptNode?.textContent.includes("*") || cell.model.executionState == "running",
@@ -54,8 +56,9 @@ def lab(tmp_path: Path) -> Iterator[str]:
         text = text.replace(given, small)
     (tmp_path / "notebooks" / "00_quickstart.ipynb").write_text(text)
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(ELSEWHERE)], metadata=kernel)
-    nbformat.write(book, tmp_path / "notebooks" / "elsewhere.ipynb")
+    for name, sources in {"elsewhere": [ELSEWHERE], "names": NAMES}.items():
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "notebooks" / f"{name}.ipynb")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -149,3 +152,28 @@ def test_a_notebook_lives_from_its_first_seconds_stops_and_is_seen_from_elsewher
     told = text_of(second.evaluate(CELLS)[0]).splitlines()
     assert "at work" in told
     assert told[-1].strip() == "finished"
+
+
+def test_tab_completes_names_in_two_seconds_and_shift_tab_begins_with_the_explanation(
+    browser: Any, lab: str, tmp_path: Path
+) -> None:
+    page = open_book(browser, lab, tmp_path / "notebooks", "names")
+    run_cell(page, NAMES[0])
+    wait_until(lambda: not page.evaluate(CELLS)[0]["running"], "the imports")
+    for number, expected in ((1, "TrainConfig"), (2, "batch_size=")):
+        page.click(f".jp-Notebook .jp-Cell >> nth={number} >> .cm-content")
+        page.keyboard.press("End")
+        page.wait_for_timeout(1000)  # as a person; JupyterLab may still close the list before
+        for _ in range(3):  # where the machine is busy, JupyterLab gives up after a second
+            begin_s = time.monotonic()
+            page.keyboard.press("Tab")
+            with contextlib.suppress(playwright.TimeoutError):
+                page.wait_for_selector(f".jp-Completer:visible >> text={expected}", timeout=3000)
+                break
+        tab_s = time.monotonic() - begin_s
+        print(f"TAB after {NAMES[number]} shows names in {tab_s:.2f} s")
+        assert tab_s < 2
+        page.keyboard.press("Escape")
+    page.keyboard.press("Shift+Tab")
+    first, *_ = page.inner_text(".jp-Tooltip").partition("dataset,")
+    assert "# A store, a folder in OGB's binary layout" in first
