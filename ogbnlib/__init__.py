@@ -9,7 +9,7 @@ import sys
 import warnings
 from typing import Any
 
-from .marks import mark as mark  # imported at once: a call must cost nothing in a script that nobody watches
+from .marks import mark as mark  # imported at once: without `watch` a call must cost nothing
 from .marks import phase as phase
 
 __version__ = "0.2.0"

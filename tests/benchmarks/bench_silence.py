@@ -1,8 +1,8 @@
 """The longest silence of each notebook in JupyterLab: `python tests/benchmarks/bench_silence.py [03 05 ...]`.
 
 Executes the notebooks at their defaults with a kernel that takes itself for JupyterLab's, and notes when each message
-with output arrives. A silence is the time in one cell without one. Cells of imports alone are in a column of their own
-if `begin_notebook` has announced them before.
+with output arrives. A silence is the time in one cell without one. The imports have a column of their own, if
+`begin_notebook` has announced them before.
 """
 
 import ast
@@ -29,25 +29,28 @@ class Listener(NotebookClient):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.silences: dict[int, float] = {}
-        self.announced: set[int] = set()  # cells of imports that an earlier message has announced
-        self._last_s, self._text = 0.0, ""
+        self.imports_s = 0.0  # the longest silence in imports that were announced
+        self._last_s, self._is_announced = 0.0, False
 
     def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
         kind, now_s = msg["msg_type"], time.monotonic()
         if kind == "execute_input":
             self.silences[cell_index], self._last_s = 0.0, now_s
-            if "imports below" in self._text and is_imports(cell.source):
-                self.announced.add(cell_index)
         elif cell_index in self.silences and (kind in OUTPUT or msg["content"].get("execution_state") == "idle"):
-            self.silences[cell_index] = max(self.silences[cell_index], now_s - self._last_s)
-            self._last_s, self._text = now_s, self._text + msg["content"].get("text", "")
+            silence_s, self._last_s = now_s - self._last_s, now_s
+            if self._is_announced and is_imports(cell.source):
+                self.imports_s = max(self.imports_s, silence_s)
+            else:
+                self.silences[cell_index] = max(self.silences[cell_index], silence_s)
+            self._is_announced |= "imports below" in msg["content"].get("text", "")
         return super().process_message(msg, cell, cell_index)
 
 
 def is_imports(source: str) -> bool:
-    return not source.startswith("%") and all(
-        isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(source).body
-    )
+    """Whether a cell has nothing but imports and the call that announces them."""
+    lines = [] if source.startswith("%") else ast.parse(source).body
+    known = [isinstance(line, ast.Import | ast.ImportFrom) or "begin_notebook" in ast.dump(line) for line in lines]
+    return known != [] and all(known)
 
 
 def measure(path: Path, folder: Path) -> None:
@@ -56,11 +59,10 @@ def measure(path: Path, folder: Path) -> None:
     book = nbformat.read(path, as_version=4)
     listener = Listener(book, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
     listener.execute()
-    silences = {at: silence for at, silence in listener.silences.items() if at not in listener.announced}
-    longest = max(silences, key=silences.__getitem__)
-    imports = "".join(f"{listener.silences[at]:.1f}" for at in listener.announced) or "not announced"
+    longest = max(listener.silences, key=listener.silences.__getitem__)
+    imports = f"{listener.imports_s:.1f}" if listener.imports_s > 0.3 else "not announced"
     first = re.sub(r"\s+", " ", book.cells[longest].source)[:34]
-    print(ROW.format(path.stem, f"{silences[longest]:.1f}", longest + 1, first, imports), flush=True)
+    print(ROW.format(path.stem, f"{listener.silences[longest]:.1f}", longest + 1, first, imports), flush=True)
 
 
 if __name__ == "__main__":

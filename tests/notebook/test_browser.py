@@ -48,12 +48,12 @@ CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => c
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[str]:
-    """The address of a JupyterLab beside whose notebooks there is a second one, which looks at a run of the first."""
+    """The address of a JupyterLab with three notebooks: the first one, one that looks at its run, one with names."""
     (tmp_path / "notebooks").mkdir()
     text = (ROOT / "notebooks" / "00_quickstart.ipynb").read_text()
-    for given, small in SMALL.items():
-        assert given in text
-        text = text.replace(given, small)
+    for default, small in SMALL.items():
+        assert default in text
+        text = text.replace(default, small)
     (tmp_path / "notebooks" / "00_quickstart.ipynb").write_text(text)
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     for name, sources in {"elsewhere": [ELSEWHERE], "names": NAMES}.items():
@@ -149,9 +149,9 @@ def test_a_notebook_lives_from_its_first_seconds_stops_and_is_seen_from_elsewher
     wait_until(lambda: not page.evaluate(CELLS)[at]["running"], "the run again")
     assert "Finished without an error" in str(page.evaluate(CELLS)[at]["outputs"])  # in the card of the run
     wait_until(lambda: not second.evaluate(CELLS)[0]["running"], "the end as seen from elsewhere")
-    told = text_of(second.evaluate(CELLS)[0]).splitlines()
-    assert "at work" in told
-    assert told[-1].strip() == "finished"
+    lines = text_of(second.evaluate(CELLS)[0]).splitlines()
+    assert "at work" in lines
+    assert lines[-1].strip() == "finished"
 
 
 def test_tab_completes_names_in_two_seconds_and_shift_tab_begins_with_the_explanation(
