@@ -199,7 +199,7 @@ def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) 
             picked = min(picked // size, -(-reel // parts // size)) * size
             moved = reels * (parts * files["x"] + -(-reel // sampled) * graph)
             disk = structures + min(2, reels * parts) * picked * rows
-            choices.append((moved, reels, reels * parts, reel, picked, disk))
+            choices.append((moved, -reels, reels * parts, reel, picked, disk))  # more files: training begins sooner
         if reels == most_reels:
             break
         reels = min(most_reels, reels + 1 + reels // 64)  # each of the first 64 numbers, then steps of 2 %
