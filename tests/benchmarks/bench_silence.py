@@ -7,7 +7,6 @@ with output arrives. A silence is the time in one cell without one. The imports 
 
 import ast
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -53,22 +52,18 @@ def is_imports(source: str) -> bool:
     return known != [] and all(known)
 
 
-def measure(path: Path, folder: Path) -> None:
-    shutil.rmtree(folder / "runs", ignore_errors=True)
-    os.environ["JPY_SESSION_NAME"] = str(folder / "notebooks" / path.name)
-    book = nbformat.read(path, as_version=4)
-    listener = Listener(book, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
-    listener.execute()
-    longest = max(listener.silences, key=listener.silences.__getitem__)
-    imports = f"{listener.imports_s:.1f}" if listener.imports_s > 0.3 else "not announced"
-    first = re.sub(r"\s+", " ", book.cells[longest].source)[:34]
-    print(ROW.format(path.stem, f"{listener.silences[longest]:.1f}", longest + 1, first, imports), flush=True)
-
-
 if __name__ == "__main__":
-    chosen = [path for path in NOTEBOOKS if path.name.startswith(tuple(sys.argv[1:]) or ("",))]
     print(ROW.format("notebook", "silence s", "cell", "it begins with", "announced imports s"))
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(NOTEBOOKS[0].parent, Path(scratch, "notebooks"))
-        for each in chosen:
-            measure(each, Path(scratch))
+        for path in NOTEBOOKS:
+            if path.name.startswith(tuple(sys.argv[1:]) or ("",)):
+                os.environ["JPY_SESSION_NAME"] = path.name
+                book, where = nbformat.read(path, as_version=4), {"metadata": {"path": scratch}}
+                listener = Listener(book, timeout=None, kernel_name="python3", resources=where)
+                listener.execute()
+                shutil.rmtree(Path(scratch, "runs"), ignore_errors=True)
+                cell, silence_s = max(listener.silences.items(), key=lambda item: item[1])
+                first = " ".join(book.cells[cell].source.split())[:34]
+                imports = f"{listener.imports_s:.1f}" if listener.imports_s > 0.3 else "not announced"
+                print(ROW.format(path.stem, f"{silence_s:.1f}", cell + 1, first, imports), flush=True)

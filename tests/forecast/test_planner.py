@@ -110,25 +110,16 @@ def test_times_follow_the_machine_and_bf16_is_recommended_only_where_the_process
 
 KNOBS = ("loading", "feature_dtype", "num_workers", "batch_size", "num_neighbors")
 LARGE = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
+MANY = {"num_workers": 4, "persistent_workers": True}
 CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("64 GB", {"loading": "eager"}, [{"loading": "store"}]),
     ("48 GB", {"loading": "lazy"}, [{"loading": "store"}]),
-    (
-        "62 GB",
-        {"loading": "shared", "num_workers": 8, "persistent_workers": True, **LARGE},
-        [{"loading": "store"}, {"feature_dtype": "float16"}],
-    ),
-    (
-        "1400 MB",
-        {"loading": "store", "num_workers": 4, "persistent_workers": True, **LARGE},
-        [{"batch_size": 512}, {"num_neighbors": (8, 5, 3)}],
-    ),
-    (
-        "600 MB",
-        {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
-        [{"loading": "store", "batch_size": 125}, {"loading": "store", "num_neighbors": (4, 4)}],
-    ),
-]
+    ("62 GB", {"loading": "shared", **MANY, "num_workers": 8, **LARGE},
+     [{"loading": "store"}, {"feature_dtype": "float16"}]),
+    ("1400 MB", {"loading": "store", **MANY, **LARGE}, [{"batch_size": 512}, {"num_neighbors": (8, 5, 3)}]),
+    ("600 MB", {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
+     [{"loading": "store", "batch_size": 125}, {"loading": "store", "num_neighbors": (4, 4)}]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("limit", "values", "expected"), CASES, ids=str)
