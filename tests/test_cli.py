@@ -34,9 +34,7 @@ def trained(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return folder, cli("train", "--run-dir", str(folder), "--set", f"dataset={tiny_dir}", *TINY, "--json")
 
 
-def test_train_ends_with_0_and_its_json_is_the_result(
-    trained: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+def test_train_ends_with_0_and_its_json_is_the_result(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = trained
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads((folder / "result.json").read_text())
@@ -52,9 +50,7 @@ def test_train_ends_with_137_when_the_child_is_killed(tiny_dir: Path, tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_train_resumes_with_the_values_of_the_run(
-    trained: tuple[Path, subprocess.CompletedProcess[str]],
-) -> None:
+def test_train_resumes_with_the_values_of_the_run(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, _ = trained
     done = cli("train", "--run-dir", str(folder), "--resume", "--set", "epochs=2")
     assert done.returncode == 0, done.stderr

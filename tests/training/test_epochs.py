@@ -40,10 +40,7 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "args", "theirs"),
-    [
-        ("cosine", {"T_max": 9, "eta_min": 0.001}, CosineAnnealingLR),
-        ("step", {"step_size": 2, "gamma": 0.5}, StepLR),
-    ],
+    [("cosine", {"T_max": 9, "eta_min": 0.001}, CosineAnnealingLR), ("step", {"step_size": 2, "gamma": 0.5}, StepLR)],
     ids=str,
 )
 def test_the_learning_rate_of_an_epoch_is_that_of_torchs_scheduler(
