@@ -15,7 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from conftest import MB, is_alive, wait_until, write_run
 
 import ogbnlib
@@ -23,12 +25,13 @@ from ogbnlib import marks
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import Reading, process_tree
 from ogbnlib.memory.record import Record
+from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.runs.attempt import lock_of
 from ogbnlib.runs.diagnosis import _memory_remedy
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch
 
-Cli = Callable[..., subprocess.CompletedProcess[str]]
+OGBNLIB = [sys.executable, "-m", "ogbnlib"]
 LOADERS = """
 import ogbnlib, sys, time
 kept = []
@@ -40,35 +43,37 @@ print("survived", *sys.argv[1:])
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], str]:
-    def write(code: str) -> str:
-        (tmp_path / "my_train.py").write_text(textwrap.dedent(code))
-        return str(tmp_path / "my_train.py")
-
-    return write
+@pytest.fixture(autouse=True)
+def _in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def cli(tmp_path: Path) -> Cli:
-    def call(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ogbnlib", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, **how)
-
-    return call
+def script(code: str) -> str:
+    Path("my_train.py").write_text(textwrap.dedent(code))
+    return "my_train.py"
 
 
-def test_watch_passes_arguments_output_input_and_exit_code_on(cli: Cli, tmp_path: Path) -> None:
+def cli(*arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*OGBNLIB, *arguments], capture_output=True, text=True, **how)
+
+
+def bash(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def watched(*command: str, **how: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([*OGBNLIB, "watch", "--run-dir", "run", "--", *command], text=True, **how)
+
+
+def test_watch_passes_arguments_output_input_and_exit_code_on() -> None:
     done = cli("watch", "--run-dir", "run", "--", "sh", "-c", "cat; echo $1; exit 7", "sh", "--lr", input="in ")
     assert (done.returncode, done.stdout) == (7, "in --lr\n")
     assert "ended with exit code 7" in done.stderr
     assert "run" in done.stderr.splitlines()[-1]
-    assert Run.open(tmp_path / "run").exit_code == 7
+    assert Run.open("run").exit_code == 7
 
 
-def test_a_watched_command_says_that_it_is_at_work_and_its_output_stays_its_own(
-    cli: Cli, script: Callable[[str], str]
-) -> None:
+def test_a_watched_command_says_that_it_is_at_work_and_its_output_stays_its_own() -> None:
     work = "import time, ogbnlib\nprint('mine')\ntime.sleep(1.5)\nwith ogbnlib.phase('load'):\n    time.sleep(1.5)"
     done = cli("watch", "--memory-limit", "1 GB", "--", sys.executable, script(work))
     assert done.stdout == "mine\n"
@@ -78,9 +83,7 @@ def test_a_watched_command_says_that_it_is_at_work_and_its_output_stays_its_own(
 
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
-def test_a_script_that_passes_its_limit_is_killed_in_the_phase_that_it_named(
-    cli: Cli, script: Callable[[str], str], tmp_path: Path, limit_by: str
-) -> None:
+def test_a_script_that_passes_its_limit_is_killed_in_the_phase_that_it_named(limit_by: str) -> None:
     arguments = ["--memory-limit", "150 MB", "--limit-by", limit_by, "--run-dir", "run", "--", sys.executable]
     done = cli("watch", *arguments, script(LOADERS), "--lr", "1e-3")
     assert done.returncode == 137
@@ -88,10 +91,10 @@ def test_a_script_that_passes_its_limit_is_killed_in_the_phase_that_it_named(
     assert "one loader at a time" in done.stderr
     for ours in ("loading=", "feature_dtype", "--resume", "resume=True"):
         assert ours not in done.stderr
-    assert Run.open(tmp_path / "run").state == "out of memory, exit code 137"
+    assert Run.open("run").state == "out of memory, exit code 137"
     free = cli("watch", "--json", "--", sys.executable, script(LOADERS), "--lr", "1e-3")
     assert json.loads(free.stdout)["diagnosis"]["cause"] == "finished"
-    assert (tmp_path / "runs" / "my_train" / "output.log").read_text() == "survived --lr 1e-3\n"
+    assert Path("runs/my_train/output.log").read_text() == "survived --lr 1e-3\n"
 
 
 @pytest.mark.parametrize(
@@ -102,48 +105,41 @@ def test_a_script_that_passes_its_limit_is_killed_in_the_phase_that_it_named(
         (["--limit-by", "magic", "--", "true"], "error: limit_by: expected auto or one of"),
     ],
 )
-def test_mistakes_are_one_sentence_and_write_nothing(
-    cli: Cli, tmp_path: Path, arguments: list[str], expected: str
-) -> None:
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "mine").touch()
-    (tmp_path / "script.py").touch()
-    before = sorted(tmp_path.rglob("*"))
+def test_mistakes_are_one_sentence_and_write_nothing(arguments: list[str], expected: str) -> None:
+    Path("taken").mkdir()
+    for name in ("taken/mine", "script.py"):
+        Path(name).touch()
+    before = sorted(Path().rglob("*"))
     done = cli("watch", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(Path().rglob("*")) == before
 
 
-def test_exit_codes_of_other_commands_are_not_taken_for_ours(tmp_path: Path) -> None:
+def test_exit_codes_of_other_commands_are_not_taken_for_ours() -> None:
     for code, word in ((75, "error"), (76, "error"), (77, "error"), (2, "error"), (143, "SIGTERM")):
-        done = watch(["sh", "-c", f"exit {code}"], runs_dir=tmp_path)
+        done = watch(["sh", "-c", f"exit {code}"])
         assert done.state == f"{word}, exit code {code}"
         for ours in ("checkpoint", "GPU", "lr", "--resume", "resume=True"):
             assert ours not in done.diagnosis.text
 
 
-def test_a_command_goes_on_where_it_can_not_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ogbnlib.memory.recorder import _TimelineWriter
-
+def test_a_command_goes_on_where_it_can_not_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: _TimelineWriter, *arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(_TimelineWriter, "add", full)
-    done = watch(["-c", "import time; time.sleep(0.3); print('survived'); exit(3)"], runs_dir=tmp_path)
+    done = watch(["-c", "import time; time.sleep(0.3); print('survived'); exit(3)"])
     assert (done.exit_code, (done.run_dir / "output.log").read_text()) == (3, "survived\n")
     assert "No space left on device; the command is no longer recorded" in done.diagnosis.text
 
 
-def test_status_and_diagnose_say_where_a_run_is_that_goes_on(cli: Cli, script: Callable[[str], str]) -> None:
+def test_status_and_diagnose_say_where_a_run_is_that_goes_on() -> None:
     code = "import ogbnlib\nwith ogbnlib.phase('epoch', epoch=3):\n    x = bytearray(50 * 2**20)\n    input()"
     arguments = ["watch", "--memory-limit", "300 MB", "--run-dir", "run", "--", sys.executable, script(code)]
-    folder = Path(script(code)).parent
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ogbnlib", *arguments], cwd=folder, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    run = folder / "run"
+    process = subprocess.Popen([*OGBNLIB, *arguments], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    run = Path("run")
     wait_until(lambda: run.is_dir() and (run / "result.json").exists() is False and _held(run) > 50 * MB, "the phase")
     said = cli("diagnose", "run").stdout
     assert said.startswith("At work, in phase 'epoch 3' for ")
@@ -163,18 +159,17 @@ def _held(run: Path) -> int:
     return found.record.held_bytes or 0 if (run / "timeline.csv").exists() and found.record.phase else 0
 
 
-def test_a_run_whose_watcher_was_killed_is_not_said_to_be_at_work(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ogbnlib", "watch", "--run-dir", str(tmp_path / "run"), "--", "sleep", "60"]
-    watcher = subprocess.Popen(command, start_new_session=True)
-    wait_until(lambda: (tmp_path / "run" / "timeline.csv").exists(), "the first sample")
+def test_a_run_whose_watcher_was_killed_is_not_said_to_be_at_work() -> None:
+    watcher = watched("sleep", "60", start_new_session=True)
+    wait_until(Path("run/timeline.csv").exists, "the first sample")
     left = wait_until(lambda: process_tree(watcher.pid)[1:], "the command")
     watcher.kill()
     watcher.wait()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not any(is_alive(pid) for pid in left), "its end, as it holds the run's lock too")
-    assert Run.open(tmp_path / "run").state == "no result"
-    assert "the watching process was itself killed" in Run.open(tmp_path / "run").diagnosis.text
+    assert Run.open("run").state == "no result"
+    assert "the watching process was itself killed" in Run.open("run").diagnosis.text
 
 
 ODD = {  # how a command ends, and what is said of it
@@ -187,39 +182,32 @@ ODD = {  # how a command ends, and what is said of it
 
 
 @pytest.mark.parametrize(("script", "code", "words"), ODD.values(), ids=ODD)
-def test_however_a_command_ends_its_code_and_a_sentence_are_recorded(
-    tmp_path: Path, script: str, code: int, words: str
-) -> None:
-    done = watch(["bash", "-c", script], run_dir=tmp_path / "ein Lauf ü 名", echo=False)
+def test_however_a_command_ends_its_code_and_a_sentence_are_recorded(script: str, code: int, words: str) -> None:
+    done = watch(["bash", "-c", script], run_dir="ein Lauf ü 名", echo=False)
     assert (done.exit_code, Run.open(done.run_dir).exit_code) == (code, code)
     assert words in done.diagnosis.text
 
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
 @pytest.mark.parametrize(("content", "code"), [(b"#!/none/python\n", 127), (b"\x7fELF garbage", 126)])
-def test_a_command_that_can_not_be_executed_ends_as_in_a_shell(
-    tmp_path: Path, content: bytes, code: int, limit_by: str
-) -> None:
-    path = tmp_path / "command"
-    path.write_bytes(content)
-    path.chmod(0o755)
-    done = watch([str(path)], run_dir=tmp_path / "run", limit_by=limit_by, echo=False)
+def test_a_command_that_can_not_be_executed_ends_as_in_a_shell(content: bytes, code: int, limit_by: str) -> None:
+    Path("command").write_bytes(content)
+    Path("command").chmod(0o755)
+    done = watch(["./command"], limit_by=limit_by, echo=False)
     assert (done.exit_code, done.state) == (code, f"never started, exit code {code}")
     assert str(done.result["last_output"]).startswith(("error: ", "watch: "))
 
 
-def test_output_of_any_kind_is_passed_on_byte_by_byte(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_output_of_any_kind_is_passed_on_byte_by_byte(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     written = bytes(range(256)) * 10_000
-    (tmp_path / "output").write_bytes(written)
-    done = watch(["cat", str(tmp_path / "output")], run_dir=tmp_path / "run")
+    Path("output").write_bytes(written)
+    done = watch(["cat", "output"])
     assert capfdbinary.readouterr().out == written
     assert (done.exit_code, (done.run_dir / "output.log").read_bytes()) == (0, written)
 
 
 @pytest.mark.parametrize("damage", ['rm -rf "$OGBNLIB_RUN_DIR"', 'mkdir "$OGBNLIB_RUN_DIR/result.json"'])
-def test_a_result_that_can_not_be_written_changes_no_exit_code(cli: Cli, damage: str) -> None:
+def test_a_result_that_can_not_be_written_changes_no_exit_code(damage: str) -> None:
     done = cli("watch", "--run-dir", "run", "--", "sh", "-c", f"{damage}; exit 8")
     assert done.returncode == 8
     assert "run/result.json: it could not be written" in done.stderr
@@ -228,17 +216,14 @@ def test_a_result_that_can_not_be_written_changes_no_exit_code(cli: Cli, damage:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGHUP, signal.SIGUSR2], ids=lambda s: s.name)
-def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(
-    tmp_path: Path, stop: signal.Signals
-) -> None:
-    argv = [sys.executable, "-m", "ogbnlib", "watch", "--run-dir", str(tmp_path / "run"), "--", "sleep", "60"]
+def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(stop: signal.Signals) -> None:
     for ignored in [False, True] if stop == signal.SIGHUP else [False]:
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.rmtree("run", ignore_errors=True)
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-        watcher = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+        watcher = watched("sleep", "60", stderr=subprocess.PIPE)
         signal.signal(signal.SIGHUP, before)
         (child,) = wait_until(lambda w=watcher: process_tree(w.pid)[1:], "the command")
-        wait_until(lambda: (tmp_path / "run" / "timeline.csv").exists(), "the first sample")
+        wait_until(Path("run/timeline.csv").exists, "the first sample")
         watcher.send_signal(stop)
         if ignored:  # by nohup
             time.sleep(0.5)
@@ -246,39 +231,34 @@ def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(
             watcher.send_signal(signal.SIGTERM)
         watcher.communicate(timeout=60)
         code = 128 + (signal.SIGTERM if ignored else stop)
-        assert (watcher.returncode, Run.open(tmp_path / "run").exit_code) == (code, code)
+        assert (watcher.returncode, Run.open("run").exit_code) == (code, code)
         assert not is_alive(child)
 
 
 @pytest.mark.parametrize("where", [">/dev/full 2>/dev/full", "2>&1 | head -1", ">&- 2>&-"])
-def test_a_full_or_closed_output_ends_no_command(tmp_path: Path, where: str) -> None:
+def test_a_full_or_closed_output_ends_no_command(where: str) -> None:
     command = "for i in 1 2 3; do echo $i; sleep 0.2; done; exit 3"
-    call = f"{sys.executable} -m ogbnlib watch --run-dir run -- sh -c '{command}'"
-    argv = ["bash", "-c", f"{{ {call}; echo $? >code; }} {where}"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    run = Run.open(tmp_path / "run")
-    assert ((tmp_path / "code").read_text(), run.exit_code) == ("3\n", 3)
+    done = bash(f"{{ {' '.join(OGBNLIB)} watch --run-dir run -- sh -c '{command}'; echo $? >code; }} {where}")
+    run = Run.open("run")
+    assert (Path("code").read_text(), run.exit_code) == ("3\n", 3)
     assert (run.run_dir / "output.log").read_text() == "1\n2\n3\n"
     assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "code"), [("status run", 2), ("synth data --scale 0.0001", 0)])
-def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(
-    tmp_path: Path, arguments: str, code: int
-) -> None:
-    write_run(tmp_path / "run", exit_code=0)
-    call = f"{sys.executable} -m ogbnlib {arguments}"
-    full = subprocess.run(["bash", "-c", f"{call} >/dev/full"], cwd=tmp_path, capture_output=True, text=True)
-    assert full.returncode == code
-    assert full.stderr == "error: standard output: No space left on device; the rest is not shown\n"
-    shutil.rmtree(tmp_path / "data", ignore_errors=True)
-    read = subprocess.run(["bash", "-c", f"{call} | true; exit $PIPESTATUS"], cwd=tmp_path, capture_output=True)
-    assert (read.returncode, read.stderr) == (0, b"")
+def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(arguments: str, code: int) -> None:
+    write_run(Path("run"), exit_code=0)
+    call = " ".join([*OGBNLIB, arguments])
+    full, said = bash(f"{call} >/dev/full"), "error: standard output: No space left on device; the rest is not shown\n"
+    assert (full.returncode, full.stderr) == (code, said)
+    shutil.rmtree("data", ignore_errors=True)
+    read = bash(f"{call} | true; exit $PIPESTATUS")
+    assert (read.returncode, read.stderr) == (0, "")
 
 
-def test_a_killed_child_is_named_though_its_parent_ends_without_an_error(tmp_path: Path) -> None:
+def test_a_killed_child_is_named_though_its_parent_ends_without_an_error() -> None:
     code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'x = bytes(300 * 2**20); x + x'])"
-    done = watch(["sh", "-c", f'{sys.executable} -c "{code}"; exit 0'], "150 MB", runs_dir=tmp_path, echo=False)
+    done = watch(["sh", "-c", f'{sys.executable} -c "{code}"; exit 0'], "150 MB", echo=False)
     if done.result["limit_by"] == "watchdog":
         pytest.skip("no memory cgroup can be made here")
     assert (done.exit_code, done.diagnosis.cause) == (137, "out of memory")
@@ -307,20 +287,17 @@ def test_marks_cost_nothing_and_import_nothing_where_nobody_watches() -> None:
 
 
 def test_marks_and_phases_with_any_value_are_strict_json_and_nobodys_mistake(tmp_path: Path) -> None:
-    import numpy as np
-    import torch
-
     values = {"loss": torch.tensor(0.5), "step": np.int64(3), "many": np.arange(2), "where": Path("a"), "event": "x"}
     values |= {"nan": np.float32("nan"), "inf": -float("inf")}
 
-    def script() -> None:
+    def marked() -> None:
         ogbnlib.mark("epoch", **values)
         with ogbnlib.phase("train", epoch="last"), ogbnlib.phase("train", epoch=float("nan")):
             pass
 
-    script()
+    marked()
     with marks.attached(tmp_path):
-        script()
+        marked()
     strict = {"parse_constant": lambda text: pytest.fail(text)}
     mark, *begun = (json.loads(line, **strict) for line in (tmp_path / "events.jsonl").read_text().splitlines())
     expected = {"loss": 0.5, "step": 3, "many": "[0 1]", "where": "a", "event": "x"}
@@ -338,14 +315,11 @@ def test_a_decorated_function_is_a_phase_each_time_that_somebody_watches(tmp_pat
     assert load(1) == 1
     with marks.attached(tmp_path):
         assert (load(1), load(0)) == (1, 0)
-    assert [(phase.label, phase.depth, phase.end_s is not None) for phase in Run(tmp_path).phases] == [
-        ("load", depth, True) for depth in (0, 1, 0)
-    ]
+    assert [(phase.label, phase.depth) for phase in Run(tmp_path).phases] == [("load", 0), ("load", 1), ("load", 0)]
+    assert all(phase.end_s is not None for phase in Run(tmp_path).phases)
 
 
-def test_only_the_first_process_marks_and_workers_and_forks_are_quiet(
-    script: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_only_the_first_process_marks_and_workers_and_forks_are_quiet() -> None:
     code = """
         import multiprocessing, os, subprocess, sys, ogbnlib
         def work(i):
@@ -363,11 +337,11 @@ def test_only_the_first_process_marks_and_workers_and_forks_are_quiet(
                 subprocess.run([sys.executable, "-c", "import ogbnlib; ogbnlib.mark('other')"], check=True)
             ogbnlib.mark("end")
     """
-    done = watch([sys.executable, script(code)], runs_dir=tmp_path)
+    done = watch([sys.executable, script(code)])
     assert (done.run_dir / "output.log").read_text() == ""
     told = [(event["event"], event.get("phase") or event.get("name")) for event in done.events]
     assert told == [("start", None), ("begin", "main"), ("end", "main"), ("mark", "end")]
-    after = watch(["sh", "-c", f"{sys.executable} -c 'import ogbnlib; ogbnlib.mark(str(1))'; " * 2], runs_dir=tmp_path)
+    after = watch(["sh", "-c", f"{sys.executable} -c 'import ogbnlib; ogbnlib.mark(str(1))'; " * 2])
     assert len(after.events) == 3  # one after the other, each may
 
 
@@ -382,16 +356,16 @@ def test_a_script_does_not_end_of_what_can_not_be_written_about_it(
     assert Run(tmp_path).events[-1]["failed"] == "ZeroDivisionError"
 
 
-def test_a_script_that_keeps_memory_each_epoch_is_told_its_slope(script: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_script_that_keeps_memory_each_epoch_is_told_its_slope() -> None:
     named = "with ogbnlib.phase('train epoch', epoch=i):"
     code = f"import ogbnlib\nkept = []\nfor i in range(7):\n    {named}\n        kept.append(bytearray(10 * 2**20))"
-    done = watch([sys.executable, script(code)], runs_dir=tmp_path)
+    done = watch([sys.executable, script(code)])
     assert done.growth is not None
     assert (done.growth.verdict, round(done.growth.slope_bytes / MB)) == ("climbs", 10)
     assert "memory climbs by 10 MB per epoch" in done.diagnosis.text
     assert Run.open(done.run_dir).growth == done.growth
     level = "import ogbnlib\nfor i in range(7):\n    x = bytearray(10 * 2**20)\n    ogbnlib.mark('epoch', loss=i)"
-    flat = watch([sys.executable, script(level)], runs_dir=tmp_path)
+    flat = watch([sys.executable, script(level)])
     assert flat.growth is not None
     assert flat.growth.verdict == "levels off"
     assert "climbs" not in flat.diagnosis.text

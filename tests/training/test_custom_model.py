@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import left_in, same, weights
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
@@ -31,15 +32,13 @@ from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
 
-RESIDUAL = '''
+RESIDUAL = """
 import torch
 import torch.nn.functional as F
 from torch_geometric.nn import SAGEConv
 
 
 class Net(torch.nn.Module):
-    """Residual GraphSAGE with LayerNorm."""
-
     def __init__(self, in_channels, hidden_channels, out_channels, num_layers=3, dropout=0.0, norm=True):
         super().__init__()
         self.dropout = dropout
@@ -54,19 +53,21 @@ class Net(torch.nn.Module):
         for conv, norm in zip(self.convs, self.norms):
             x = x + F.dropout(F.relu(conv(norm(x), edge_index)), self.dropout, self.training)
         return self.last(x)
-'''
+"""
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with my_model.py, in which the user works."""
-    (tmp_path / "my_model.py").write_text(RESIDUAL)
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_my_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+    my_model(RESIDUAL)
 
 
-def notes(folder: Path) -> str:
+def my_model(code: str) -> None:
+    Path("my_model.py").write_text(code)
+
+
+def notes(folder: str) -> str:
     return "\n".join(event.get("text", "") for event in Run(folder).events if event["event"] == "note")
 
 
@@ -77,7 +78,7 @@ def own(tiny_config: Config) -> Config:
 
 
 def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_that_was_left_alone(
-    own: Config, here: Path, monkeypatch: pytest.MonkeyPatch
+    own: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight, step, steps = train(own()), Learner.step, [0]
 
@@ -94,57 +95,51 @@ def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_
         often = own(checkpoint_every_s=1e-9)
         with pytest.raises(RuntimeError):
             train(often, "run")
-        (here / "my_model.py").write_text(RESIDUAL.replace("F.relu", "F.elu"))  # for the next experiment
+        my_model(RESIDUAL.replace("F.relu", "F.elu"))  # for the next experiment
         with pytest.raises(Stopped, match="in epoch 2"):
             train(often, "run", resume=True)
     resumed = train(own(), "run", resume=True)
     assert same(resumed.model.state_dict(), straight.model.state_dict())
-    assert same(weights(here / "run"), straight.model.state_dict())
-    assert (here / "run" / "model.py").read_text() == RESIDUAL
-    said = notes(here / "run")
+    assert same(weights(Path("run")), straight.model.state_dict())
+    assert Path("run/model.py").read_text() == RESIDUAL
+    said = notes("run")
     assert re.search(r"my_model\.py: changed since the run began; using its copy, .*model\.py", said)
     assert "Net(hidden_channels=8, dropout=0.3, in_channels=8, out_channels=4, num_layers=3)" in said
 
 
-def test_a_module_that_changed_is_refused_with_the_line(own: Config, here: Path) -> None:
-    package = here / "my_package_of_models"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "nets.py").write_text(RESIDUAL)
+def test_a_module_that_changed_is_refused_with_the_line(own: Config) -> None:
+    nets = Path("my_package_of_models/nets.py")
+    nets.parent.mkdir()
+    (nets.parent / "__init__.py").touch()
+    nets.write_text(RESIDUAL)
     config = own(model="my_package_of_models.nets:Net", epochs=1)
     train(config, "run")
-    (package / "nets.py").write_text(RESIDUAL + "\nx = 1\n")
+    nets.write_text(RESIDUAL + "\nx = 1\n")
     with pytest.raises(InputError, match=r"nets\.py: changed since the run began"):
         train(config.replace(epochs=2), "run", resume=True)
-
-
-def test_a_model_object_is_trained_itself_and_resumed_with_another(own: Config, here: Path, tmp_path: Path) -> None:
-    def made() -> nn.Module:
-        torch.manual_seed(5)
-        return Plain(8, 8, 4)
-
-    config = own(model="sage", num_neighbors=[3, 2], dropout=0.0)
-    model = made()
-    straight = train(config, model=model)
-    assert straight.model is model
-    train(config.replace(epochs=1), "run", model=made())
-    assert Run("run").config.model == f"{__name__}:Plain"
-    resumed = train(config, "run", resume=True, model=Plain(8, 8, 4))
-    assert same(resumed.model.state_dict(), model.state_dict())
-    with pytest.raises(InputError, match=r"can't resume with other values .*model was .*:Plain"):
-        train(config, "run", resume=True)
 
 
 class Plain(nn.Module):
     """GraphSAGE as PyG's introduction has it."""
 
-    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, dropout: float = 0.5):
+    def __init__(self, seed: int) -> None:
         super().__init__()
-        self.first, self.last = SAGEConv(in_channels, hidden_channels), SAGEConv(hidden_channels, out_channels)
-        self.dropout = nn.Dropout(dropout)
+        torch.manual_seed(seed)
+        self.first, self.last = SAGEConv(8, 8), SAGEConv(8, 4)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.last(self.dropout(self.first(x, edge_index).relu()), edge_index)
+        return self.last(dropout(self.first(x, edge_index).relu(), training=self.training), edge_index)
+
+
+def test_a_model_object_is_trained_itself_and_resumed_with_another(own: Config) -> None:
+    config, model = own(model="sage", num_neighbors=[3, 2], dropout=0.0), Plain(5)
+    assert train(config, model=model).model is model
+    train(config.replace(epochs=1), "run", model=Plain(5))
+    assert Run("run").config.model == f"{__name__}:Plain"
+    resumed = train(config, "run", resume=True, model=Plain(6))
+    assert same(resumed.model.state_dict(), model.state_dict())
+    with pytest.raises(InputError, match=r"can't resume with other values .*model was .*:Plain"):
+        train(config, "run", resume=True)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +150,13 @@ class Plain(nn.Module):
     ],
 )
 def test_models_that_need_all_nodes_or_the_degrees_are_trained_and_predict(
-    own: Config, here: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch, model: str, args: dict[str, Any]
+    own: Config, tiny_store: Path, monkeypatch: pytest.MonkeyPatch, model: str, args: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(models, "_PIECE_NODES", 70)
-    config = own(model=model, model_args=args, dropout=0.0, epochs=1, num_neighbors=[3, 2])
-    result = train(config, "run")
+    result = train(own(model=model, model_args=args, dropout=0.0, epochs=1, num_neighbors=[3, 2]), "run")
     store = open_store(tiny_store)
-    expected = torch.from_numpy(np.bincount(np.diff(store.colptr)))
     if "PNA" in model:
-        average = float((expected * torch.arange(len(expected))).sum() / expected.sum())
+        average = np.diff(store.colptr).mean()
         assert float(result.model.state_dict()["convs.0.aggr_module.avg_deg_lin"]) == pytest.approx(average)
     nodes = store.splits["test"]
     path = predict("run", "out.npy", nodes=nodes, sampled=True, progress=False, say=len)
@@ -181,18 +174,19 @@ def test_a_forward_may_take_the_whole_batch_or_features_alone() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)
 
+    config = TrainConfig.create(dataset="x", model="mine:Net")
     for model in (Whole(6, 5), Features(6, 5)):
-        config = TrainConfig.create(dataset="x", model="mine:Net")
         assert make_model(config, 6, 5, model=model) is model
         scores = Call.of(model, "fp32")(model, random_batch([4, 4, 4], [4, 4], 6), torch.device("cpu"))
         assert scores.shape == (4, 5)
 
 
 @pytest.mark.slow
-def test_two_ranks_evaluate_the_batch_norm_that_they_save(own: Config, here: Path, tiny_store: Path) -> None:
-    (here / "my_model.py").write_text(RESIDUAL.replace("torch.nn.LayerNorm if", "torch.nn.BatchNorm1d if"))
-    sizes = {"batch_size": 24, "eval_batch_size": 16}  # 5 batches: one rank has none
-    config = own(epochs=2, lr=0.1, train_eval="final", **sizes)
+def test_two_ranks_evaluate_the_batch_norm_that_they_save(own: Config, tiny_store: Path) -> None:
+    my_model(RESIDUAL.replace("torch.nn.LayerNorm if", "torch.nn.BatchNorm1d if"))
+    config = own(
+        epochs=2, lr=0.1, train_eval="final", batch_size=24, eval_batch_size=16
+    )  # 5 batches: one rank has none
     ended = run(config, run_dir="run", num_ranks=2, echo=False)
     assert ended.exit_code == 0, ended.diagnosis
     store, last = open_store(tiny_store), ended.metrics.iloc[-1]
@@ -200,30 +194,31 @@ def test_two_ranks_evaluate_the_batch_norm_that_they_save(own: Config, here: Pat
     for split, nodes in store.splits.items():
         assert float((found[nodes] == store.y[nodes]).mean()) == last[split]
     # The first rank has three of the five batches, the last without another one beside it.
-    assert int(weights(here / "run")["norms.0.num_batches_tracked"]) == 2 * 3
+    assert int(weights(Path("run"))["norms.0.num_batches_tracked"]) == 2 * 3
 
 
-HANGS = """
-import os, signal, time
-import ogbnlib.training.distributed as distributed
-distributed._PATIENCE_S, distributed._STOPPING_S = {patience}
-
-{code}
+CALLS = """
+    def forward(self, x, edge_index):
         Net.calls = getattr(Net, "calls", 0) + 1
-        if Net.calls == 4 and os.environ.get("RANK") == "1":
+        if {when}:
             {then}
-            time.sleep(1000)
-        return self.last(x)
+        return self.scores(x, edge_index)
 """
+LATER = 'Net.calls >= 4 and "--try" not in sys.argv'  # the try-out itself is sound
+
+
+def my_model_does(then: str, when: str, first: str = "") -> None:
+    code = RESIDUAL.replace("def forward", "def scores") + CALLS.format(then=then, when=when)
+    my_model(f"import os, signal, sys, time\n{first}{code}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("patience", "then"), [((3.0, 600.0), "pass"), ((600.0, 3.0), "os.kill(os.getppid(), signal.SIGUSR1)")], ids=str
 )
-def test_a_rank_that_hangs_is_noticed_and_named(own: Config, here: Path, patience: Any, then: str) -> None:
-    code = RESIDUAL.replace("        return self.last(x)\n", "")
-    (here / "my_model.py").write_text(HANGS.format(patience=patience, then=then, code=code))
+def test_a_rank_that_hangs_is_noticed_and_named(own: Config, patience: Any, then: str) -> None:
+    first = f"from ogbnlib.training import distributed as d\nd._PATIENCE_S, d._STOPPING_S = {patience}\n"
+    my_model_does(f"{then}; time.sleep(1000)", 'Net.calls == 4 and os.environ.get("RANK") == "1"', first)
     ended = run(own(), run_dir="run", num_ranks=2, echo=False)
     assert ended.exit_code == 78, ended.diagnosis
     said = r"rank 1 \(process \d+ on .*\) has shown no sign of life for \d+ s while rank 0 waited"
@@ -231,111 +226,69 @@ def test_a_rank_that_hangs_is_noticed_and_named(own: Config, here: Path, patienc
     assert "first to end" not in ended.diagnosis.text
 
 
-BUFFERS = """
-import torch
-
-class Net(torch.nn.Linear):
-    def __init__(self, in_channels, out_channels):
-        super().__init__(in_channels, out_channels)
-        self.register_buffer("average", torch.zeros(4), persistent=False)
-
-    def forward(self, x):
-        if not self.training and {undefined}:
-            return super().forward(x) * float("nan")
-        return super().forward(x)
-"""
-
-
-def test_buffers_that_no_checkpoint_has_are_said(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(BUFFERS.format(undefined="len(x) > 1000"))
-    train(own(dropout=0.0, epochs=1), "run")
-    assert "buffers average are in no checkpoint (persistent=False): a resumed run" in notes(here / "run")
-
-
-def test_scores_that_are_nan_are_no_class(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(BUFFERS.format(undefined="Net.training_began"))
-    code = (here / "my_model.py").read_text()
-    code = code.replace("if not self", "Net.training_began |= self.training\n        if not self")
-    code = code.replace("    def __init__", "    training_began = False\n\n    def __init__")
-    (here / "my_model.py").write_text(code)
+def test_scores_that_are_nan_are_no_class_and_buffers_that_no_checkpoint_has_are_said(own: Config) -> None:
+    began = 'Net.began = self.training or getattr(Net, "began", False)'
+    scores = "return self.lin(x) * (1.0 if self.training or not Net.began else torch.nan)"
+    buffer = "        self.register_buffer('average', torch.zeros(4), persistent=False)\n"
+    my_model(model_with(f"{began}\n        {scores}", f"{INIT}{buffer}"))
     with pytest.raises(Diverged, match=r"scores of 40 of 40 valid nodes are NaN in epoch 1.* verify"):
         train(own(dropout=0.0), "run")
-    assert Run("run").exit_code == 77
-    assert len(Run("run").metrics) == 0
-
-
-ENDS = """
-    def forward(self, x, edge_index):
-        Net.calls = getattr(Net, "calls", 0) + 1
-        if Net.calls >= {first} and ({first} == 1 or "--try" not in sys.argv):  # the try-out itself is sound
-            {how}
-        return self.scores(x, edge_index)
-"""
-
-
-def model_that_ends(how: str, first: int) -> str:
-    ends = ENDS.format(how=how, first=first)
-    return f"import os, sys\n{RESIDUAL.replace('def forward', 'def scores')}{ends}"
+    assert (Run("run").exit_code, len(Run("run").metrics)) == (77, 0)
+    assert "buffers average are in no checkpoint (persistent=False): a resumed run" in notes("run")
 
 
 @pytest.mark.slow
-def test_a_run_whose_model_ends_the_process_has_not_finished(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(model_that_ends("os._exit(0)", 4))
+def test_a_run_whose_model_ends_the_process_has_not_finished(own: Config) -> None:
+    my_model_does("os._exit(0)", LATER)
     ended = run(own(), run_dir="run", num_ranks=2, echo=False)
     assert (ended.is_finished, ended.exit_code) == (False, 78), ended.diagnosis
     assert "ended before the training was finished" in ended.diagnosis.text
-    (here / "run" / "model.py").write_text(RESIDUAL)
+    Path("run/model.py").write_text(RESIDUAL)
     assert run(run_dir="run", resume=True, echo=False).is_finished
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sys.exit(0)", "os.kill(os.getpid(), 9)"])
-def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, here: Path, how: str) -> None:
-    (here / "my_model.py").write_text(model_that_ends(how, 1))
-    before = left_in(here)
-    words = r"line 29: .*found sys.exit\(0\)" if "sys" in how else "its code ended the process with exit code"
+def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, how: str) -> None:
+    my_model_does(how, "Net.calls >= 1")
+    before = left_in(Path())
+    words = r"line 27: .*found sys.exit\(0\)" if "sys" in how else "its code ended the process with exit code"
     with pytest.raises(InputError, match=words):
         run(own(), run_dir="run", echo=False)
-    assert left_in(here) == before
+    assert left_in(Path()) == before
 
 
-def test_a_model_that_exits_does_not_end_a_training_in_this_process(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(model_that_ends("sys.exit(0)", 4))
-    with pytest.raises(InputError, match=r"model\.py, line 29: expected code that goes on, found sys.exit\(0\)"):
+def test_a_model_that_exits_does_not_end_a_training_in_this_process(own: Config) -> None:
+    my_model_does("sys.exit(0)", LATER)
+    with pytest.raises(InputError, match=r"model\.py, line 27: expected code that goes on, found sys.exit\(0\)"):
         train(own(), "run")
     assert Run("run").exit_code == 2
 
 
 @pytest.mark.slow
-def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_ending(own: Config, here: Path) -> None:
-    starts = """
-        threading.Thread(target=time.sleep, args=(10_000,)).start()
-        subprocess.Popen(["sleep", "300"])
-"""
-    code = RESIDUAL.replace("        super().__init__()\n", f"        super().__init__(){starts}", 1)
-    (here / "my_model.py").write_text(f"import subprocess, threading, time\n{code}")
+def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_ending(own: Config) -> None:
+    starts = 'threading.Thread(target=time.sleep, args=(10_000,)).start()\nsubprocess.Popen(["sleep", "300"])'
+    my_model(f"import subprocess, threading, time\n{starts}\n{RESIDUAL}")
     assert run(own(epochs=1), run_dir="run", echo=False).is_finished
 
 
 def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
-    own: Config, here: Path, monkeypatch: pytest.MonkeyPatch
+    own: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
     code = f"import own_utils\nfrom pathlib import Path\n{RESIDUAL}".replace(
         "        super().__init__()\n",
         "        super().__init__()\n        text = Path(__file__).with_name('w.txt').read_text()\n"
         "        self.register_buffer('k', torch.tensor([own_utils.K, float(text)]))\n",
     )
     for number, name in enumerate(("elsewhere", "one", "two")):
-        (here / name).mkdir()
-        (here / name / "w.txt").write_text(str(number))
-        (here / name / "own_utils.py").write_text(f"K = {number}.0\n")
-        (here / name / "net.py").write_text(code)
-    sys.path.insert(0, str(here / "elsewhere"))
+        Path(name).mkdir()
+        for file, text in {"w.txt": f"{number}", "own_utils.py": f"K = {number}.0\n", "net.py": code}.items():
+            Path(name, file).write_text(text)
+    monkeypatch.syspath_prepend(str(Path("elsewhere").resolve()))
     train(own(model="one/net.py:Net", epochs=1), "run")
-    (here / "one" / "net.py").write_text(f"# a line more\n{code}")  # the run goes on with its copy, PyG's lines too
+    Path("one/net.py").write_text(f"# a line more\n{code}")  # the run goes on with its copy, PyG's lines too
     train(own(model="one/net.py:Net", epochs=2), "run", resume=True)
-    assert weights(here / "run")["k"].tolist() == [1.0, 1.0]
+    assert weights(Path("run"))["k"].tolist() == [1.0, 1.0]
     with pytest.raises(InputError, match=r"two/own_utils\.py has the name of .*one/own_utils\.py"):
         train(own(model="two/net.py:Net", epochs=1), "other")
     del sys.modules["own_utils"]
@@ -344,24 +297,24 @@ def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
 @pytest.mark.parametrize(
     ("made", "call"), [("extra = nn.Linear(2, 2)", 2), ("register_buffer('extra', torch.ones(2))", 4)]
 )
-def test_a_layer_that_is_made_in_a_later_forward_is_refused(own: Config, here: Path, made: str, call: int) -> None:
+def test_a_layer_that_is_made_in_a_later_forward_is_refused(own: Config, made: str, call: int) -> None:
     late = f"self.n += 1\n        if self.n == {call}:\n            self.{made}\n        return self.lin(x)"
-    (here / "my_model.py").write_text(model_with(late, f"{INIT}        self.n = 0\n"))
+    my_model(model_with(late, f"{INIT}        self.n = 0\n"))
     with pytest.raises(InputError, match=r"^my_model\.py:Net: expected all layers .*, found extra.* created, replaced"):
         train(own(dropout=0.0, batch_size=60), "run")
-    for kept in here.glob("run/*.pt"):
-        assert not any("extra" in name for name in weights(here / "run", kept.name))
+    for kept in Path("run").glob("*.pt"):
+        assert not any("extra" in name for name in weights(Path("run"), kept.name))
 
 
-def test_weights_that_do_not_fit_the_model_are_one_sentence(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(GOOD)
+def test_weights_that_do_not_fit_the_model_are_one_sentence(own: Config) -> None:
+    my_model(GOOD)
     train(own(dropout=0.0, epochs=1), "run")
-    (here / "run" / "model.py").write_text(GOOD.replace("self.lin = ", "self.more, self.lin = nn.Linear(2, 2), "))
+    Path("run/model.py").write_text(GOOD.replace("self.lin = ", "self.more, self.lin = nn.Linear(2, 2), "))
     refused = r"checkpoint\.pt: expected the weights of this Net, found others \(.*more\.weight"
     with pytest.raises(InputError, match=refused):
         train(own(dropout=0.0, epochs=2), "run", resume=True)
     with pytest.raises(InputError, match=refused):
-        predict("run", "out.npy", sampled=True, progress=False, say=lambda text: None)
+        predict("run", "out.npy", sampled=True, progress=False, say=len)
     assert Run("run").exit_code == 0
 
 
@@ -396,20 +349,20 @@ WRONG: dict[str, tuple[str | None, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_model_is_refused_in_one_sentence(here: Path, case: str) -> None:
+def test_a_wrong_model_is_refused_in_one_sentence(case: str) -> None:
     code, changes, words = WRONG[case]
-    (here / "my_model.py").unlink() if code is None else (here / "my_model.py").write_text(code)
+    my_model(code) if code else Path("my_model.py").unlink()
     config = TrainConfig.create({"dataset": "x", "model": "my_model.py:Net", **changes})
     with pytest.raises(InputError, match=words) as caught:
         make_model(config, 6, 5)
     assert "\n" not in str(caught.value)
-    assert "__pycache__" not in left_in(here)
+    assert "__pycache__" not in left_in(Path())
 
 
-def test_it_is_refused_before_anything_is_written(own: Config, here: Path) -> None:
-    (here / "my_model.py").write_text(GOOD.replace("out_channels)\n    def", "out_channels + 1)\n    def"))
-    config, before = own(dropout=0.0), left_in(here)
+def test_it_is_refused_before_anything_is_written(own: Config) -> None:
+    my_model(GOOD.replace("out_channels)\n    def", "out_channels + 1)\n    def"))
+    config, before = own(dropout=0.0), left_in(Path())
     for begin in (lambda: train(config, "run"), lambda: run(config, run_dir="run", echo=False)):
         with pytest.raises(InputError, match=r"^my_model.py:Net: expected scores .*\[16, 5\]"):
             begin()
-    assert left_in(here) == before
+    assert left_in(Path()) == before
