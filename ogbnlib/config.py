@@ -192,6 +192,7 @@ class TrainConfig(_Parameters):
         """A new config with some values changed, validated like a new one."""
         return self.create({**self.model_dump(), **changes})
 
+    @clear_errors()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the resolved values as JSON, atomically."""
         write_json(path, self.model_dump(mode="json"))

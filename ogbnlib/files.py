@@ -194,7 +194,9 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None, kee
             if wait is not None:
                 wait()
             elif tries:
-                holder = path.read_text(errors="replace").strip() if path.exists() else ""
+                holder = ""
+                with contextlib.suppress(FileNotFoundError):  # its holder may end now
+                    holder = path.read_text(errors="replace").strip()
                 raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it")
             tries += 1
             time.sleep(0.5 if wait else 0.1)  # `folder.is_locked` of another process may hold it for a moment

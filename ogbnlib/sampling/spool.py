@@ -28,7 +28,7 @@ import numpy as np
 from ..errors import explained
 from ..files import Stream
 from ..forecast.budget import WINDOW_BYTES
-from ..graph.disk import CHUNK_BYTES, Interrupted, disk_array
+from ..graph.disk import CHUNK_BYTES, DiskArray, Interrupted, disk_array
 from ..graph.npz import Array
 from .window import Seeds, Window, sample_windows
 
@@ -224,6 +224,7 @@ class WindowReader:
         # The three buffers of a pass may not outweigh a small window; reads below 256 KiB are slow.
         chunk = min(CHUNK_BYTES, max(2**18, loader.windows.available_bytes // 64 // 4096 * 4096))
         self.arrays = {name: disk_array(loader.store, name, chunk) for name in _CONTENT}
+        self._row_arrays: dict[str, DiskArray] = {}  # of the first window
         for array in self.arrays.values():
             array.abandoned = self.abandoned
         self.spool = Spool(self)
@@ -232,7 +233,7 @@ class WindowReader:
 
     def progress(self) -> tuple[str, int, int] | None:
         """The running read of the store: content, bytes read, bytes to read."""
-        for name, array in self.arrays.items():
+        for name, array in [*self.arrays.items(), *self._row_arrays.items()]:
             done, total = array.progress
             if done < total:
                 return _CONTENT[name], done, total
@@ -281,6 +282,8 @@ class WindowReader:
         loader, begun = self.loader, time.monotonic()
         info: dict[str, Any] = {}
         first, loader.first_batches = loader.first_batches, 0
+        if loader.sampler.count(place[1]) <= first * loader.batch_size:
+            first = 0  # the pass would end with it, and an evaluation begin beside the first recording
         if loader.windows.spooling is not None and not first:
             try:
                 window = self.spool.read(place)
@@ -294,7 +297,9 @@ class WindowReader:
             loader.store.check_maps()
             seeds, store, arrays = self.seeds(place, first), loader.store, self.arrays
             if first:  # single rows, each with the blocks that it lies in
-                arrays = {name: disk_array(store, name, _ROW_CHUNK_BYTES) for name in _CONTENT}
+                arrays = self._row_arrays = {name: disk_array(store, name, _ROW_CHUNK_BYTES) for name in _CONTENT}
+                for array in arrays.values():
+                    array.abandoned = self.abandoned
             before = sum(array.bytes_read for array in arrays.values())
             sampled = sample_windows([seeds], arrays["colptr"], arrays["row"])
             window = Window.pack(seeds, sampled, 0, store.num_nodes)
@@ -304,6 +309,7 @@ class WindowReader:
             arrays["x"].fetch(window.ids, window.features)
             read = sum(array.bytes_read for array in arrays.values()) - before
             info |= {"features_s": round(time.monotonic() - begun, 3), "bytes_read": read}
+            self._row_arrays = {}
         loader.on_window(epoch=place[0], batches=len(window.hops), distinct_nodes=len(window.ids), **info)
         return window
 

@@ -162,9 +162,9 @@ class StoreLoaders(DiskLoaders):
                 self.log.mark("note", loader=name, windows=str(chosen), window_batches=chosen.window_batches)
         if shuffle:
             loader.last_epoch, here = config.epochs, launch()
-            if windows.window_batches and sum(store_bytes(config, self.store.size).values()) > _LONG_PASS_BYTES:
+            if windows.prepared_ahead and sum(store_bytes(config, self.store.size).values()) > _LONG_PASS_BYTES:
                 reads = max(1, 2 * one.batch.num_nodes + one.batch.num_edges)
-                loader.first_batches = min(_FIRST_READS // reads, windows.window_batches // 2)
+                loader.first_batches = min(_FIRST_READS // reads, (windows.window_batches or 0) // 2)
             first = here is None or here.local_rank == 0  # one rank fills it for all of its node
             if windows.window_batches is None and config.lookahead != "off" and first:
                 with self.log.phase("load into page cache"):

@@ -97,8 +97,9 @@ def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, pro
                 text = f"download: {url} could not be fetched ({error}); the next attempt resumes it"
                 raise InputError(text) from None
         try:
-            with naming(url, "a sound .zip file", "download it again"), doing("unpack", "auto" if progress else "none"):
-                zipfile.ZipFile(archive).extractall(beside)
+            shown, damaged = "auto" if progress else "none", naming(url, "a sound .zip file", "download it again")
+            with damaged, doing("unpack", shown), naming(beside), zipfile.ZipFile(archive) as packed:
+                packed.extractall(beside)
         except InputError:
             archive.unlink()
             raise

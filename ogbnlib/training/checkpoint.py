@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ..config import TrainConfig
-from ..errors import Diverged, InputError, naming
+from ..errors import Diverged, InputError, explained, naming
 from ..files import StrPath, write_atomically
 from ..graph.store import Store
 from ..memory.reading import own_disk_bytes
@@ -178,8 +178,8 @@ class Checkpointer:
             try:
                 content = read_checkpoint(path, self.learner.device)
                 break
-            except InputError as error:
-                problems.append(str(error))
+            except (InputError, OSError) as error:
+                problems.append(str(explained(error)))
         if content is None:
             run, saved = Run(self.run_dir), ("end", "checkpoint", False)
             events = ((event["event"], event.get("phase"), "failed" in event) for event in run.events)

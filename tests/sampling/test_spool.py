@@ -139,6 +139,10 @@ def test_a_few_first_batches_come_before_the_first_pass(make: Build) -> None:
     assert [window["batches"] for window in windows][:6] == [2, 3, 3, 3, 3, 2]
     assert ["spool_s" in window for window in windows[:6]] == [False] + [True] * 5
     assert spooled.seen[0] is windows[0]
+    last = make(100)
+    last.first_batches = 2
+    assert_equal(batches_of(last, 1, 96), batches_of(plain, 1, 96))
+    assert "spool_s" in next(window for window in last.seen if "epoch" in window)  # no pass ends in the first window
 
 
 @pytest.mark.parametrize(("start", "taken"), [(16, 0), (48, 4)])
