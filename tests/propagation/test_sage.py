@@ -22,5 +22,5 @@ def test_outputs_of_all_sizes_share_a_pool_and_a_fork_makes_its_own(monkeypatch:
     assert sage._pool.cache_info().currsize == 1
     child = multiprocessing.get_context("fork").Process(target=filled, args=(4,), daemon=True)
     child.start()
-    child.join(10)
+    child.join(60)
     assert child.exitcode == 0

@@ -20,6 +20,8 @@ from ogbnlib.runs.folder import Run, diagnose
             "SIGKILL, cause unknown",
             "no out-of-memory kill",
         ),
+        ({"exit_code": 1, "last_output": "_ArrayMemoryError: Unable to allocate 53.0 GiB"}, "out of memory", "=shared"),
+        ({"exit_code": 1, "last_output": "torch.OutOfMemoryError: CUDA out of memory."}, "error", "last words: torch"),
         ({"exit_code": None}, "no result", "No result was written.* resume=True"),
     ],
 )
@@ -42,14 +44,6 @@ def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp
         assert words in found.text
     assert "loading=shared" in found.remedy
     assert found.remedy in found.text
-
-
-def test_memory_that_the_system_refused_is_out_of_memory_with_a_remedy(tmp_path: Path) -> None:
-    words = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 53.0 GiB for an array of shape (9, 9)"
-    found = diagnose(write_run(tmp_path, exit_code=1, last_output=words))
-    assert (found.cause, found.exit_code) == ("out of memory", 1)
-    assert words in found.text
-    assert "loading=shared" in found.remedy
 
 
 @pytest.mark.parametrize(
