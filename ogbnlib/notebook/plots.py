@@ -40,7 +40,7 @@ _SHADES = {  # prefix of a phase's name -> label and colour; legends leave out l
 }
 LIMIT, KILLED = "#c0392b", "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
-_ROOM = 1.7  # height of the axis / the highest sample or limit: the phases' names stand above
+_ROOM = 1.85  # height of the axis / the highest sample or limit: the phases' names stand above
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 # Figures are transparent outside their panels. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
 _GREY = "#797979"
