@@ -81,7 +81,7 @@ def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: in
 def _sage(layer: Layer) -> LayerMemory:
     """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
     if layer.fused:
-        # Keeps the mean beside the targets' own features, [T, 2 in], and the output; a layer but the first takes the
+        # Keeps the mean and the targets' own features, [T, 2 in], and the output; a layer but the first takes the
         # gradients of both and of its input. The two matrices are copied side by side, as is their gradient.
         scratch = 16 * layer.inputs * layer.outputs
         scratch += 0 if layer.first else 4 * layer.inputs * (2 * layer.targets + layer.sources)

@@ -18,7 +18,7 @@ QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
 # For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9
 TRAIN_S_PER_NODE = 2.5e-6
-WINDOW_BYTES = 2**28  # largest window in a spool, which is read in one piece; a larger one gains nothing
+WINDOW_BYTES = 2**28  # largest window in a spool, read in one piece; a larger one gains only with large batches
 
 
 @dataclass(frozen=True)

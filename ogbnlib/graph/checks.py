@@ -137,13 +137,16 @@ class Int8Columns(NamedTuple):
         return out
 
 
-# The files of a store: | file | dtype | shape | content | | colptr | int64 | [N + 1] | the in-edges of node v are
-# row[colptr[v]:colptr[v + 1]] | | row | int32 (int64 from 2**31 nodes on) | [E] | sources | | x | float16, float32, or
-# int8 (`Int8Columns`) | [N, F] | features, C order | | y | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for
-# none | | train, valid, test | int64 | [n] | node ids of the splits, in their original order | | node_id, of propagated
-# features of some nodes | as row | [N] | ids in the graph, ascending | | label_name, if labels were text | UTF-8 bytes
-# | [C] | class names | | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node names in the original data
-# set |
+# The files of a store:
+# | file | dtype | shape | content |
+# | colptr | int64 | [N + 1] | the in-edges of node v are row[colptr[v]:colptr[v + 1]] |
+# | row | int32 (int64 from 2**31 nodes on) | [E] | sources |
+# | x | float16, float32, or int8 (`Int8Columns`) | [N, F] | features, C order |
+# | y | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none |
+# | train, valid, test | int64 | [n] | node ids of the splits, in their original order |
+# | node_id, of propagated features of some nodes | as row | [N] | ids in the graph, ascending |
+# | label_name, if labels were text | UTF-8 bytes | [C] | class names |
+# | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node names in the original data set |
 FORMAT, META = "ogbnlib-store", "store.json"
 VERSION, INT8_VERSION = 1, 2  # a reader of version 1 would take the codes of int8 features for values
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages

@@ -255,7 +255,7 @@ def _memory_remedy(config: TrainConfig | None, record: Record, limit_bytes: floa
         coo = parts.get("edge_index (COO)", 0)
         if not coo:
             return "set loading=shared: it builds its CSC from the file and never holds the COO"
-        # A shared CSC takes 4 bytes an edge where the COO takes 16; colptr is small beside it.
+        # A shared CSC takes 4 bytes an edge where the COO takes 16; colptr is small.
         text = f"set loading=shared: one CSC of about {format_bytes(coo / 4)} replaces the COO ({format_bytes(coo)})"
         copies = sum(size for part, size in parts.items() if part.endswith("CSC"))
         return text + (f" and the loaders' own CSCs ({format_bytes(copies)})" if copies else "")

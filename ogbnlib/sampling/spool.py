@@ -135,12 +135,12 @@ class Spool:
             self._is_first, self._structure = False, {}
             self._sample([self, *evaluations], place)
         # Room was planned for batches without a node in common; a window has each of its nodes once, so more may fit.
-        left = list(itertools.dropwhile(lambda item: item[0] != place, self._structure.items()))
-        nodes = [sum(hop_nodes) for _, stored in left for hop_nodes, _ in stored.hops]  # of each batch
-        num_ids, room = sum(stored.num_ids for _, stored in left), spooling.picked_batches * sum(nodes) / len(nodes)
-        parts = max(1, min(-(-num_ids // room), -(-len(nodes) // spooling.picked_batches)))
+        windows = list(itertools.dropwhile(lambda item: item[0] != place, self._structure.items()))
+        nodes = [sum(hop_nodes) for _, stored in windows for hop_nodes, _ in stored.hops]  # of each batch
+        num_ids, room = sum(stored.num_ids for _, stored in windows), spooling.picked_batches * sum(nodes) / len(nodes)
+        parts = -(-num_ids * len(nodes) // (spooling.picked_batches * sum(nodes)))  # rounded up, in whole numbers
         mine, batches, ids = Shard(), 0, 0
-        for each, stored in left:
+        for each, stored in windows:
             batches, ids = batches + len(stored.hops), ids + stored.num_ids
             full = batches > spooling.picked_batches and ids > room
             if mine and (full or ids - stored.num_ids >= num_ids / parts):
@@ -283,7 +283,7 @@ class WindowReader:
         info: dict[str, Any] = {}
         first, loader.first_batches = loader.first_batches, 0
         if loader.sampler.count(place[1]) <= first * loader.batch_size:
-            first = 0  # the pass would end with it, and an evaluation begin beside the first recording
+            first = 0  # the pass would end with it, and an evaluation would begin while the first shard is recorded
         if loader.windows.spooling is not None and not first:
             try:
                 window = self.spool.read(place)

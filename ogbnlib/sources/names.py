@@ -1,6 +1,6 @@
 """Names of data sets: each means a store, or data that `catalog` converts to one once; and their sizes.
 
-The store is `NAME.store` (`NAME-undirected.store`, `-float16`) beside the data, or in `data_dir`.
+The store is `NAME.store` (`NAME-undirected.store`, `-float16`) next to the data, or in `data_dir`.
 """
 
 import contextlib
