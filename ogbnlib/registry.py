@@ -18,11 +18,6 @@ class _Entry:
         return getattr(importlib.import_module(module), name)
 
 
-# Values of a batch's features from which on GraphSAGE's layers are fused on a CPU: a step of [3, 2] x 128 x 16, 0.16 M,
-# took 2.0 CPU ms with PyG's layers and 2.3 fused.
-FUSED_VALUES = 2**20
-
-
 class Layer(NamedTuple):
     """One layer of a training step."""
 
@@ -81,11 +76,11 @@ def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: in
 def _sage(layer: Layer) -> LayerMemory:
     """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
     if layer.fused:
-        # Keeps the mean and the targets' own features, [T, 2 in], and the output; a layer but the first takes the
-        # gradients of both and of its input. The two matrices are copied side by side, as is their gradient.
-        scratch = 16 * layer.inputs * layer.outputs
-        scratch += 0 if layer.first else 4 * layer.inputs * (2 * layer.targets + layer.sources)
-        return _sum(layer, 8 * layer.targets * (layer.inputs + 1), scratch)
+        # Keeps the mean and the targets' own features, [T, 2 in], whose memory their gradients take, and the output.
+        # The two matrices are copied side by side, as is their gradient. The first layer's input has no gradient.
+        out = 4 * layer.targets * layer.outputs * (layer.dropout and not layer.last)
+        scratch = 16 * layer.inputs * layer.outputs + (out if layer.first else 4 * layer.inputs * layer.sources)
+        return _sum(layer, 8 * layer.targets * (layer.inputs + 1), scratch, masks=1)
     item, copy = (2, 2) if layer.half else (4, 0)
     matrix = 4 * layer.edges + 8 * layer.targets
     products = (4 if layer.first else item) * layer.targets * layer.inputs + matrix

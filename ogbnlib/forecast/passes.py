@@ -76,9 +76,10 @@ class Pass:
         return max(0.0, self.size.num_seeds[self.split] / max(1, self.batch.hop_nodes[0]) - 1)
 
     def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
-        """Bytes of the largest batch, of its float16 features in float32, and of its activations."""
+        """Bytes of the largest batch, of its float16 features widened to float32, and of its activations."""
         size, largest = self.size, self.batches.largest
-        widened = 4 * largest.num_nodes * size.num_features if self.itemsize == 2 else 0
+        read_in_place = self.config.model == "sage" and self.config.precision == "fp32" and not on_gpu
+        widened = 4 * largest.num_nodes * size.num_features if self.itemsize == 2 and not read_in_place else 0
         widths = size.num_features, size.num_classes
         activations = activation_bytes(self.config, largest, *widths, self.training, on_gpu)
         return budget.batch_bytes(largest, size.num_features, self.batch_itemsize), widened, activations

@@ -16,7 +16,7 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..files import home
 from ..graph.store import GraphSize
-from ..registry import FUSED_VALUES, MODELS, Layer, LayerMemory
+from ..registry import MODELS, Layer, LayerMemory
 from .budget import BatchShape
 from .sizes import expected_batch, hop_size
 
@@ -117,8 +117,7 @@ def layers_of(
         reach = 1 if propagated else depth + 1 if own else depth - i
         sizes = sum(batch.hop_nodes[: reach + 1]), sum(batch.hop_nodes[:reach]), sum(batch.hop_edges[:reach])
         first, last, half = i == 0, i == len(widths) - 1, config.precision != "fp32"
-        is_large = batch.num_nodes * num_features >= FUSED_VALUES
-        fused, dropout = is_large and not (half or own or on_gpu), config.dropout > 0
+        fused, dropout = config.model == "sage" and not (half or on_gpu), config.dropout > 0
         numbers = *sizes, inputs, outputs, first, last, config.heads, config.hops
         layers.append(Layer(*numbers, half, dropout, fused, own))
     return layers

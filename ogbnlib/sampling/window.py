@@ -118,6 +118,15 @@ def _lay_out(edges: Any, at: Any, sizes: Any, sources: Any, targets: Any, parts:
         at[b] += count
 
 
+@kernel
+def take_rows(rows: Any, ids: Any, out: Any) -> None:
+    """Copy `rows[ids]` to `out`, both uint8 [number, bytes], with one thread: torch's `index_select` starts its own."""
+    for i in range(len(ids)):
+        row, into = rows[ids[i]], out[i]
+        for c in range(len(into)):
+            into[c] = row[c]
+
+
 class Sampled(NamedTuple):
     """Batches that are sampled together, one after the other in every array; anonymous memory."""
 

@@ -97,8 +97,8 @@ class Ranks:
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""
-        shared = [tensor.detach() for tensor in tensors if tensor.numel()]
-        if self.num_ranks == 1 or not shared:
+        shared = [tensor.detach() for tensor in tensors if tensor.numel()] if self.num_ranks > 1 else []
+        if not shared:
             return
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
         self._take_part(dist.broadcast, flat, src=0)

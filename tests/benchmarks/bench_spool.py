@@ -18,7 +18,13 @@ from ogbnlib.graph.store import open_store
 from ogbnlib.sources.synth import synthesize_store
 
 SETTING = {"num_neighbors": [3, 2], "batch_size": 128, "hidden_channels": 16, "eval_splits": ["valid", "test"]}
-LARGE = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256, "eval_splits": []}
+LARGE = {
+    "num_neighbors": [15, 10, 5],
+    "batch_size": 1024,
+    "hidden_channels": 256,
+    "num_threads": "auto",
+    "eval_splits": [],
+}
 
 
 def config(asked: argparse.Namespace, path: Path, epochs: int, **changes: object) -> TrainConfig:

@@ -11,10 +11,9 @@ from ogbnlib.propagation import sage
 def test_outputs_of_all_sizes_share_a_pool_and_a_fork_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def filled(rows: int) -> None:
         out = torch.zeros(rows)
-        sage._in_parts(lambda begin, end, part: part[begin:end].fill(1), rows, out)
+        sage._share(lambda part: out[part].fill_(1), [slice(i, i + 1) for i in range(rows)])
         assert out.sum() == rows
 
-    monkeypatch.setattr(sage, "_PART_BYTES", 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     sage._pool.cache_clear()
     for rows in (2, 3, 9):

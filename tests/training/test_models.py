@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.index import index2ptr
+from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.sampler import NodeSamplerInput
 
@@ -60,39 +60,48 @@ def test_seeds_get_what_computing_every_layer_on_every_node_gives(name: str, fan
     x, edges, nodes_per_hop, edges_per_hop = batch(fanouts)
     assert (edges[0] == edges[1]).any()  # PyG replaces a self-loop that is there by the one it adds
     expected = untrimmed(gnn, x, edges)[: nodes_per_hop[0]]
-    torch.testing.assert_close(gnn(x, edges, nodes_per_hop, edges_per_hop), expected)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            torch.testing.assert_close(gnn(x, edges, nodes_per_hop, edges_per_hop), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_fused_layer_has_pygs_outputs_and_gradients(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ogbnlib.registry.FUSED_VALUES", 0)
-    gnn = model("sage", 3).to(dtype)
+def gradients(name: str, fused: bool = True, **more: object) -> list[Tensor]:
+    """The loss of a step, the weights' gradients, and a number that the random state then gives."""
+    gnn = model(name, 3, **more).train()
     x, edges, *hops = batch([4, 3, 2], seeds=20)
-    h, stock = x.to(dtype), [SAGEConv(conv.in_channels, conv.out_channels).to(dtype) for conv in gnn.convs]
-    for layer, (plain, conv) in enumerate(zip(stock, gnn.convs, strict=True)):
-        plain.load_state_dict(conv.state_dict())
-        h = F.relu(plain(h, edges)) if layer < 2 else plain(h, edges)[:20]
-    scores = gnn(x.to(dtype), edges, *hops)
-    torch.testing.assert_close(scores, h.float(), rtol=1e-6, atol=1e-6)
-    for out in (scores, h):
-        F.cross_entropy(out, torch.arange(20) % 5).backward()
-    for conv, plain in zip(gnn.convs, stock, strict=True):
-        for one, other in zip(conv.parameters(), plain.parameters(), strict=True):
-            assert one.grad is not None
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-6)
+    torch.manual_seed(5)
+    labels = torch.arange(20) % 5
+    if fused and gnn.is_fused:
+        names = ("num_sampled_nodes", "num_sampled_edges")
+        loss = gnn.add_gradients(Data(x, edges, **dict(zip(names, hops, strict=True))), labels, 0.05)
+    else:
+        loss = F.cross_entropy(gnn(x, edges, *hops), labels, reduction="sum")
+        (loss * 0.05).backward()
+    return [loss.detach(), *(p.grad for p in gnn.parameters() if p.grad is not None), torch.rand(1)]
 
 
-def test_the_fused_sums_are_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, edges, nodes, _ = batch([4, 3], seeds=20)
-    crow, results = index2ptr(edges[1], sum(nodes[:2])), []
-    for size in (2**20, 1):
-        monkeypatch.setattr(sage, "_PART_BYTES", size)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-        both, into = torch.empty(len(crow) - 1, 12), torch.empty_like(x)
-        sage._in_parts(sage._gather, len(both), both, crow, edges[0], x)
-        sage._in_parts(sage._spread, 6, into, crow, edges[0], both.clone(), x, True)
-        results.append((both, into))
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_fused_layers_have_pygs_loss_gradients_and_dropout(dropout: float) -> None:
+    both = (gradients("sage", fused, dropout=dropout) for fused in (True, False))
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_the_fused_gradients_are_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sage, "_PART_ROWS", 3)
+    results = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        results.append(gradients("sage", dropout=0.5))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@torch.no_grad()
+def test_float16_features_give_what_they_give_widened_and_wrong_edges_a_message() -> None:
+    gnn, (x, edges, nodes, counts) = model("sage", 2), batch([4, 3])
+    assert torch.equal(gnn(x.half(), edges, nodes, counts), gnn(x.half().float(), edges, nodes, counts))
+    with pytest.raises(InputError, match=r"^edge_index: expected sources below \d+ and targets below"):
+        gnn(x, edges + len(x), nodes, counts)
 
 
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
@@ -100,15 +109,6 @@ def test_a_batch_without_edges_is_computed(name: str) -> None:
     out = model(name, 2)(torch.ones(3, 6), torch.empty(2, 0, dtype=torch.int64), [3, 0, 0], [0, 0])
     assert out.shape == (3, 5)
     assert torch.isfinite(out).all()
-
-
-def gradients(name: str, **more: object) -> list[Tensor]:
-    gnn = model(name, 3, **more).train()
-    x, edges, *hops = batch([4, 3, 2], seeds=20)
-    torch.manual_seed(5)
-    F.cross_entropy(gnn(x, edges, *hops), torch.arange(20) % 5).backward()
-    torch.rand(1)  # as much of the random state was used
-    return [p.grad for p in gnn.parameters() if p.grad is not None] + [torch.rand(1)]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
