@@ -6,6 +6,7 @@ mean, like norm "row", and no value between hops is larger than the largest feat
 """
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from ..sources.catalog import made_once
 from ..sources.convert import FeatureDtype, Progress
 from ..sources.names import check_hops
 from .columns import Columns, Done, pick
-from .plan import NORMS, HopPlan, fixed_bytes, plan_hops, propagated_path
+from .plan import NORMS, fixed_bytes, plan_hops, propagated_path
 from .sweep import THREADS, Edges, in_order
 
 Norm = Literal["row", "sym", "none"]
@@ -93,11 +94,6 @@ class Propagation:
 
     def _size(self, members: NodeSet | None) -> int:
         return self.store.num_nodes if members is None else members.count()
-
-    def plan(self, left: int) -> HopPlan:
-        """Plan the columns of each hop for `left` bytes of memory. Call `survey` first."""
-        how: dict[str, Any] = {"itemsize": self.dtype.itemsize, "kept": self.num_kept, "reached": self.num_reached}
-        return plan_hops(self.store.size, self.hops, self.norm, left_bytes=left, **how)
 
     def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> dict[str, int]:
         """Write the files of hop `number`, `width` columns at a time; return their checksums."""
@@ -248,7 +244,8 @@ def propagate(
     run = Propagation(store, hops, norm, self_loops, members, dtype)
     with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.
-        plan_hops(store.size, hops, norm, left_bytes=room, itemsize=dtype.itemsize, kept=0, reached=[0] * hops)
+        planned = functools.partial(plan_hops, store.size, hops, norm, left_bytes=room, itemsize=dtype.itemsize)
+        planned(kept=0, reached=[0] * hops)
         how = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes, "made_of": _made_of(store)}
         target.parent.mkdir(parents=True, exist_ok=True)
 
@@ -265,7 +262,7 @@ def propagate(
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
             run.survey(shown)
-            plan, facts = run.plan(room), {**how, "dtype": dtype.name}
+            plan, facts = planned(kept=run.num_kept, reached=run.num_reached), {**how, "dtype": dtype.name}
             begin = next(k for k in range(1, hops + 2) if not _is_sound(work / str(k), facts))
             for old in {*work.glob("*")} - {work / str(k) for k in range(1, begin)}:
                 shutil.rmtree(old, ignore_errors=True)

@@ -51,7 +51,7 @@ def plan_hops(
     """
     row_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
     graph, result = 4 * size.num_edges + 8 * size.num_nodes, kept * size.num_features * itemsize
-    widths, read, held_bytes, num_passes, edges = list[int](), 0, 0, 0, 0.0
+    widths, held_bytes, num_passes, edges = list[int](), 0, 0, 0.0
     # A hop reads the rows that the hop before has computed; its own go to disk.
     for rows, targets in zip([size.num_nodes, *reached[:-1]], reached, strict=True):
         column = max(1, rows * row_itemsize)
@@ -67,14 +67,13 @@ def plan_hops(
             width += 8 - width % 8  # eight values are one instruction
         widths.append(min(width, size.num_features))
         blocks = -(-size.num_features // widths[-1])
-        read += blocks * graph
         held_bytes = max(held_bytes, widths[-1] * column)
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
     between = sum(reached[:-1]) * size.num_features * row_itemsize
     # The first hop reads whole rows for each block, the others their own columns; before, everything is read once.
     features = size.num_nodes * size.num_features * size.feature_itemsize
-    read += (-(-size.num_features // widths[0]) + 1) * features + max(1, hops - 1) * graph
+    read = (-(-size.num_features // widths[0]) + 1) * features + (num_passes + max(1, hops - 1)) * graph
     minutes = ((read + 2 * between) / _BYTES_PER_S + edges / _EDGES_PER_S) / 60
     return HopPlan(widths, held_bytes, (2 * hops + 1) * result + between, num_passes, minutes)
 

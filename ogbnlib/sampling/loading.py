@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.utils import index_to_mask
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, split_name
@@ -28,9 +29,7 @@ from .store_policy import StoreLoaders
 class _OneLoader(StoreLoaders):
     """The policy of `loading="store"` for one split, or for ids."""
 
-    def __init__(
-        self, store: Store, config: TrainConfig, split: str, ids: Tensor, limit: int | None, drop_last: bool
-    ) -> None:
+    def __init__(self, store: Store, config: TrainConfig, split: str, ids: Tensor, limit: int | None, drop_last: bool):
         self._split, self._ids, self._limit, self.drop_last = split, ids, limit, drop_last
         super().__init__(store, config, EventLog(None), 0, 1)
 
@@ -41,8 +40,8 @@ class _OneLoader(StoreLoaders):
             self._available = max(0, min(self._available, usable_bytes(self._limit) - own_memory()[0]))
         return loaded
 
-    def _pass(self, split: str, training: bool, budget: int | None) -> Pass:
-        one = super()._pass(split, training, budget)
+    def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
+        one = super()._pass(split, training, memory)
         # One part in four of the available memory is left for the model and its step.
         reserved = queued_bytes(one.batch, self.num_features, 4) + self._available // 4
         return replace(one, reserve=(reserved, reserved))
@@ -129,10 +128,8 @@ def to_data(store: Store) -> Data:
     if needed > (free := available_bytes()):  # 102 GB for ogbn-papers100M
         sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are available"
         raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
-    masks = {}
-    for split, name in zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True):
-        masks[name] = torch.zeros(store.num_nodes, dtype=torch.bool)
-        masks[name][torch.from_numpy(store.splits[split])] = True
+    names = zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True)
+    masks = {name: index_to_mask(torch.from_numpy(store.splits[split]), store.num_nodes) for split, name in names}
     x, y = torch.from_numpy(store.read("x", np.float32)), torch.from_numpy(store.read("y", np.int64))
     return Data(x=x, y=y, edge_index=torch.from_numpy(store.read_edge_index()), **masks)
 

@@ -296,5 +296,4 @@ def _end_workers(loader: NodeLoader) -> None:
 
 def make_loaders(store: Store, config: TrainConfig, log: EventLog, rank: int = 0, num_ranks: int = 1) -> Loaders:
     """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`."""
-    loaders: Loaders = POLICIES[config.loading].load()(store, config, log, rank, num_ranks)
-    return loaders
+    return POLICIES[config.loading].load()(store, config, log, rank, num_ranks)

@@ -6,15 +6,8 @@ import functools
 from typing import TYPE_CHECKING
 
 from ..files import warn_if_remote
-from ..forecast.budget import (
-    BatchShape,
-    Windows,
-    sampled_batch_bytes,
-    spool_bytes,
-    spool_dir,
-    usable_bytes,
-    window_budget,
-)
+from ..forecast import budget
+from ..forecast.budget import BatchShape, Windows, spool_bytes, spool_dir, usable_bytes, window_budget
 from ..forecast.draws import Batches
 from ..forecast.passes import Pass, choose_loaders
 from ..forecast.phases import Ledger
@@ -78,8 +71,8 @@ class StoreLoaders(DiskLoaders):
         run.hold_model()
         train, evaluations = run.one_pass("train", training=True), dict(run.evaluations())
         passes = {split: run.one_pass(split) for split in {*evaluations["eval"], *evaluations["final"]}}
-        budget = window_budget(config.lookahead, available)
-        windows, eval_windows = choose_loaders(train, passes, budget, room)
+        memory = window_budget(config.lookahead, available)
+        windows, eval_windows = choose_loaders(train, passes, memory, room)
         run.windows, cache_bytes = windows, sum(store_bytes(config, run.size).values())
 
         def add(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
@@ -92,7 +85,7 @@ class StoreLoaders(DiskLoaders):
                 passing |= {"windows": count * one.window_bytes(windows)}
                 if windows.spooling is None:  # its batches' samples, and three buffers that read the store
                     buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
-                    samples = batches * sampled_batch_bytes(one.batches.largest, config.sampling == "labor")
+                    samples = batches * budget.sampled_batch_bytes(one.batches.largest, config.sampling == "labor")
                     passing["window being prepared"] = samples + buffers
                 elif windows not in eval_windows.values():
                     passing["pass for the spool"] = windows.spooling.working_bytes
@@ -112,7 +105,7 @@ class StoreLoaders(DiskLoaders):
         for name in ahead:
             del run.held[name]
         for split in evaluations["final"]:
-            add(f"final {split}", passes[split], eval_windows.get(split) or passes[split].windows(budget, room), 1, 0)
+            add(f"final {split}", passes[split], eval_windows.get(split) or passes[split].windows(memory, room), 1, 0)
 
     def _load(self, store: Store) -> Data:
         from .loader import available_bytes, local_ranks
@@ -125,7 +118,7 @@ class StoreLoaders(DiskLoaders):
         self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=self._room)
         return super()._load(store)
 
-    def _pass(self, split: str, training: bool, budget: int | None) -> Pass:
+    def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
         """The pass of a loader, with the shape of one real batch, where windows are to be chosen."""
         from torch_geometric.sampler import NodeSamplerInput
 
@@ -133,7 +126,7 @@ class StoreLoaders(DiskLoaders):
         # A rank without a batch chooses as one with a single batch does.
         seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
         num_batches = -(-len(seeds) // arguments["batch_size"])
-        if budget is not None and num_batches:
+        if memory is not None and num_batches:
             sampler = self._sampler(split, store.colptr, store.row, training)
             probe = sampler.sample_from_nodes(NodeSamplerInput(None, seeds[: arguments["batch_size"]]))
             shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
@@ -145,15 +138,15 @@ class StoreLoaders(DiskLoaders):
         config, train = self.config, self._resident.get("train")
         with self.log.phase(f"build {split} loader"):
             beside = None if train is None or shuffle else train.windows
-            budget = window_budget(config.lookahead, self._available, beside, self._ranks)
-            one, eval_windows = self._pass(split, shuffle, budget), dict[str, Windows]()
+            memory = window_budget(config.lookahead, self._available, beside, self._ranks)
+            one, eval_windows = self._pass(split, shuffle, memory), dict[str, Windows]()
             if shuffle:
                 others = [name for name in STREAM if self._room and config.num_evaluations(name)]
                 others = [name for name in others if len(self._arguments(name, False)["sampler"])]  # of this rank
-                evaluations = {name: self._pass(name, False, budget) for name in others}
-                windows, eval_windows = choose_loaders(one, evaluations, budget, self._room)
+                evaluations = {name: self._pass(name, False, memory) for name in others}
+                windows, eval_windows = choose_loaders(one, evaluations, memory, self._room)
             else:
-                windows = one.windows(budget, self._room)
+                windows = one.windows(memory, self._room)
             loader = self._loader(split, shuffle, windows)
             for name, chosen in eval_windows.items():
                 self._resident[_kept(name)] = other = self._loader(name, False, chosen)

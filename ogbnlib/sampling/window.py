@@ -98,27 +98,6 @@ def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any) -> Any
 
 
 @kernel
-def _last(nodes: Any, bounds: Any, counts: Any) -> Any:
-    """The last `counts[b]` nodes of each batch b, and the bounds of each batch's part."""
-    parts = np.zeros(len(bounds), np.int64)
-    parts[1:] = np.cumsum(counts)
-    out = np.empty(parts[-1], np.int64)
-    for b in range(len(counts)):
-        out[parts[b] : parts[b + 1]] = nodes[bounds[b + 1] - counts[b] : bounds[b + 1]]
-    return out, parts
-
-
-@kernel
-def _lay_out(edges: Any, at: Any, sizes: Any, sources: Any, targets: Any, parts: Any) -> None:
-    """Write a hop's sources of each batch b to `edges[at[b]]`, its targets `sizes[b]` further; advance `at`."""
-    for b in range(len(at)):
-        count, begin = parts[b + 1] - parts[b], at[b]
-        edges[begin : begin + count] = sources[parts[b] : parts[b + 1]]
-        edges[begin + sizes[b] : begin + sizes[b] + count] = targets[parts[b] : parts[b + 1]]
-        at[b] += count
-
-
-@kernel
 def take_rows(rows: Any, ids: Any, out: Any) -> None:
     """Copy `rows[ids]` to `out`, both uint8 [number, bytes], with one thread: torch's `index_select` starts its own."""
     for i in range(len(ids)):
@@ -154,7 +133,8 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     batches = [(one.sampler, one.epoch, int(positions[0])) for one in windows for positions in one.positions]
     keys = np.array([sampler.batch_key(first, epoch) for sampler, epoch, first in batches], np.uint64)
     for hop in range(len(windows[0].sampler.num_neighbors)):
-        frontier, parts = _last(nodes, bounds, hop_nodes[-1])
+        frontier = np.concatenate([nodes[end - n : end] for end, n in zip(bounds[1:], hop_nodes[-1], strict=True)])
+        parts = np.append(0, np.cumsum(hop_nodes[-1]))
         ends = np.empty((len(frontier), 2), np.int64)
         colptr.fetch(frontier, ends)
         start, degree = ends[:, 0].copy(), ends[:, 1] - ends[:, 0]
@@ -203,14 +183,12 @@ class Window:
         distinct.add(nodes)
         ids = distinct.members().astype(np.int32 if num_nodes < 2**31 else np.int64)
         slots = distinct.ranks(nodes).astype(np.int32)
-        parts = [bounds[begin : end + 1] for _, _, bounds in sampled.hop_edges]
-        counts = np.array([np.diff(part) for part in parts])
+        counts = np.array([np.diff(bounds[begin : end + 1]) for _, _, bounds in sampled.hop_edges])
         hops = zip(np.array(sampled.hop_nodes)[:, begin:end].T.tolist(), counts.T.tolist(), strict=True)
-        sizes = counts.sum(axis=0)
-        at, edges = np.cumsum(2 * sizes) - 2 * sizes, np.empty(2 * sizes.sum(), np.int32)
-        for part, (sources, targets, _) in zip(parts, sampled.hop_edges, strict=True):
-            _lay_out(edges, at, sizes, sources, targets, part)
-        return cls(seeds.positions, list(hops), ids, slots, edges)
+        # Of each batch the sources of all hops, then their targets; a hop's bounds are behind these two.
+        order = ((b, side) for b in range(begin, end) for side in (0, 1))
+        parts = [hop[side][hop[2][b] : hop[2][b + 1]] for b, side in order for hop in sampled.hop_edges]
+        return cls(seeds.positions, list(hops), ids, slots, np.concatenate(parts))
 
     def batches(self) -> Iterator[tuple[Any, Array, Array, list[int], list[int]]]:
         """For each batch its positions, slots, edges [2, num_edges], and the numbers of nodes and edges of each hop."""

@@ -23,7 +23,6 @@ from ..files import StrPath, write_atomically
 from ..graph.store import Store
 from ..memory.reading import own_disk_bytes
 from ..memory.record import METRIC_COLUMNS, RunPaths
-from ..memory.recorder import EventLog
 from ..runs.attempt import check_changes
 from ..runs.folder import Run
 from .step import Learner
@@ -130,13 +129,11 @@ class Checkpointer:
     All ranks call its methods; the first one writes. `data` is the data set's `fingerprint`.
     """
 
-    def __init__(
-        self, run_dir: Path | None, config: TrainConfig, data: Mapping[str, Any], learner: Learner, log: EventLog
-    ):
-        self.run_dir, self.config, self.data = run_dir, config, data
-        self.learner, self.ranks, self.log = learner, learner.ranks, log
+    def __init__(self, run_dir: Path | None, data: Mapping[str, Any], learner: Learner):
+        self.run_dir, self.data, self.learner = run_dir, data, learner
+        self.config, self.ranks, self.log = learner.config, learner.ranks, learner.log
         self.saved_s = time.monotonic()
-        self._about = {"config": config.model_dump(mode="json"), "data": dict(data)}
+        self._about = {"config": self.config.model_dump(mode="json"), "data": dict(data)}
         self._saved: State | None = None
         self._damaged = False
 

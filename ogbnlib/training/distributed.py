@@ -92,8 +92,7 @@ class Ranks:
 
     def highest(self, *numbers: int) -> list[int]:
         """Return the maximum over all ranks of each number, for decisions that all ranks must share."""
-        highest: list[int] = self._take_part(dist.all_reduce, torch.tensor(numbers), op=dist.ReduceOp.MAX).tolist()
-        return highest
+        return self._take_part(dist.all_reduce, torch.tensor(numbers), op=dist.ReduceOp.MAX).tolist()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""

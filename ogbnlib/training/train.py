@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_geometric.data import Data
 
 from .. import marks
 from ..config import TrainConfig, check_config
@@ -48,7 +47,7 @@ from ..sources.catalog import open_for
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
 from .distributed import Ranks, join
-from .models import GNN
+from .models import GNN, random_batch
 from .step import Learner
 from .trainer import Progress, Trainer, evaluator
 
@@ -82,10 +81,8 @@ def warm_up() -> None:
     with marks.phase("compile kernels, once on this machine"):
         compile_all(list(config.num_neighbors))
     score = evaluator()
-    edges = torch.stack([torch.arange(1152), torch.arange(512).repeat_interleave(3)[:1152]])
-    hops = {"num_sampled_nodes": [128, 384, 768], "num_sampled_edges": [384, 768]}
     labels = torch.zeros(128, dtype=torch.int64)
-    batch = Data(torch.randn(1280, 128), edges, y=labels, **hops, batch_size=128, input_id=torch.arange(128))
+    batch = random_batch([128, 384, 768], [384, 768], 128).update({"y": labels, "input_id": torch.arange(128)})
     learner = Learner(config, GNN(config, 128, 172), torch.device("cpu"), Ranks(), EventLog(None))
     learner.step(iter([batch]), 0, 0, 128)
     score(labels, labels)
@@ -218,8 +215,8 @@ def train_prepared(
             log.part("model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters()))
             learner = Learner(config, model, device, ranks, log)
             ranks.expect_beats(store.nbytes)
-            checkpointer = Checkpointer(run_dir, config, fingerprint(store, config), learner, log)
-            trainer = Trainer(config, loaders, learner, checkpointer, log, progress, stop)
+            checkpointer = Checkpointer(run_dir, fingerprint(store, config), learner)
+            trainer = Trainer(loaders, checkpointer, progress, stop)
             if resume:
                 with ranks.together():
                     trainer.state, notes = checkpointer.restore()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ..config import TrainConfig
 from ..graph.disk import Interrupted
 from ..memory.reading import own_memory
 from ..memory.record import RunPaths
@@ -24,7 +23,6 @@ from ..output import Live
 from ..progress import Count, details
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Checkpointer, Row, State
-from .step import Learner
 
 _SHOWN_EVERY_S = 0.5
 
@@ -90,18 +88,10 @@ class Progress:
 
 
 class Trainer:
-    def __init__(
-        self,
-        config: TrainConfig,
-        loaders: Loaders,
-        learner: Learner,
-        checkpointer: Checkpointer,
-        log: EventLog,
-        progress: Progress,
-        stop: StopRequest,
-    ):
-        self.config, self.loaders, self.learner, self.checkpointer = config, loaders, learner, checkpointer
-        self.log, self.progress, self.stop, self.ranks = log, progress, stop, learner.ranks
+    def __init__(self, loaders: Loaders, checkpointer: Checkpointer, progress: Progress, stop: StopRequest):
+        self.loaders, self.checkpointer, self.progress, self.stop = loaders, checkpointer, progress, stop
+        self.learner = learner = checkpointer.learner
+        self.config, self.log, self.ranks = learner.config, learner.log, learner.ranks
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
 
