@@ -27,12 +27,12 @@ from ogbnlib.propagation import sweep
 
 def in_blocks_of(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
     """Hold so many columns at a time, in turn for each hop."""
-    plan = module.Propagation.plan
+    plan = module.plan_hops
 
-    def planned(run: Any, left: int) -> Any:
-        return dataclasses.replace(plan(run, left), widths=[widths[hop % len(widths)] for hop in range(run.hops)])
+    def planned(size: Any, hops: int, norm: str, **how: Any) -> Any:
+        return dataclasses.replace(plan(size, hops, norm, **how), widths=[widths[k % len(widths)] for k in range(hops)])
 
-    monkeypatch.setattr(module.Propagation, "plan", planned)
+    monkeypatch.setattr(module, "plan_hops", planned)
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
