@@ -179,8 +179,7 @@ def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) 
     sampled_bytes = budget.sampled_batch_bytes(batch, config.sampling == "labor")
     # Up to 8 large batches, which have nodes in common: at papers100M's size 8 of [15, 10, 5] x 1024 had 1.12 M nodes,
     # two windows of 4 had 1.36 M.
-    size = max(1, min(memory // 24, budget.WINDOW_BYTES) // each, min(8, memory // 12 // each))
-    size = min(num_batches, size)
+    size = min(num_batches, max(1, min(memory // 24, budget.WINDOW_BYTES) // each, min(8, memory // 12 // each)))
     # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
     working, total = memory - memory // 8 - 4 * size * each, num_batches * (passes if one.training else 1)
     fixed = budget.window_fixed_bytes(num_nodes)

@@ -5,13 +5,14 @@ set to a store is not among the phases: it keeps to any limit by itself.
 """
 
 import contextlib
+import io
 import mmap
 import os
 import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -141,21 +142,18 @@ def _read(path: Path) -> float:
     pieces = path.stat().st_size // _READ_BYTES
     if pieces < 64:
         return 0.0
-    descriptor, begin = os.open(path, os.O_RDONLY | os.O_DIRECT), time.perf_counter()
+    begin = time.perf_counter()
 
     def part(thread: int) -> int:
         buffer, done = mmap.mmap(-1, _READ_BYTES), 0
         while time.perf_counter() - begin < _PROBE_S:
             place = (thread + done * _THREADS) * 37 % pieces
-            done += os.preadv(descriptor, [buffer], place * _READ_BYTES) // _READ_BYTES
+            done += os.preadv(file.fileno(), [buffer], place * _READ_BYTES) // _READ_BYTES
         return done
 
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            done = sum(pool.map(part, range(_THREADS)))
-        return done * _READ_BYTES / (time.perf_counter() - begin)
-    finally:
-        os.close(descriptor)
+    with io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file, ThreadPoolExecutor(_THREADS) as pool:
+        done = sum(pool.map(part, range(_THREADS)))
+    return done * _READ_BYTES / (time.perf_counter() - begin)
 
 
 def probe(size: GraphSize) -> Machine:
@@ -165,8 +163,7 @@ def probe(size: GraphSize) -> Machine:
         flags = {*Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()}
     with contextlib.suppress(OSError):
         disk = _read(size.file_path("x")) if isinstance(size, Store) else 0.0
-    known = Machine(job_cores(), _product(), DISK_BYTES_PER_S, bool(flags & {"avx512_bf16", "amx_bf16"}))
-    return replace(known, disk_bytes_per_s=disk or DISK_BYTES_PER_S)
+    return Machine(job_cores(), _product(), disk or DISK_BYTES_PER_S, bool(flags & {"avx512_bf16", "amx_bf16"}))
 
 
 class Forecast(Ledger):

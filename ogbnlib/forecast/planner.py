@@ -95,8 +95,7 @@ class Advice:
 
     def __str__(self) -> str:
         forecast, config, limit, size = self.forecast, self.forecast.config, self.limit_bytes, self.forecast.size
-        sampled = f"[{_text(config.num_neighbors)}]"
-        batches = f"{config.hops} hops ({config.norm})" if config.propagated else sampled
+        batches = f"{config.hops} hops ({config.norm})" if config.propagated else f"[{_text(config.num_neighbors)}]"
         lines = [
             f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges; loading={config.loading}"
             f"{_convert_hint(forecast)}, {batches} x {config.batch_size}, {config.num_workers} workers",

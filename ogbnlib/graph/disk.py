@@ -31,8 +31,7 @@ def _group(index: Any, stride: Any, offset: Any, chunk_bytes: Any, num_bytes: An
     bounds = np.zeros(num_chunks + 2, np.int64)
     for i in range(len(index)):
         bounds[(offset + index[i] * stride) // chunk_bytes + 2] += 1
-    for c in range(2, num_chunks + 2):
-        bounds[c] += bounds[c - 1]
+    bounds = bounds.cumsum()
     order = np.empty(len(index), np.int64)
     for i in range(len(index)):
         c = (offset + index[i] * stride) // chunk_bytes + 1
@@ -59,21 +58,10 @@ def _per_unit(index: Any, unit_rows: Any, num_units: Any) -> Any:
 
 
 @kernel
-def _first_at_least(index: Any, begin: Any, end: Any, row: Any) -> Any:
-    while begin < end:
-        middle = (begin + end) // 2
-        if index[middle] < row:
-            begin = middle + 1
-        else:
-            end = middle
-    return begin
-
-
-@kernel
 def _deal(words: Any, low: Any, high: Any, index: Any, begin: Any, end: Any, place: Any, out: Any) -> None:
     """Copy the rows from `low` to `high` of each list from `words`, which begins with row `low`, to `out[place:]`."""
     for c in range(len(begin)):
-        i = _first_at_least(index, begin[c], end[c], low)
+        i = begin[c] + np.searchsorted(index[begin[c] : end[c]], low)
         while i < end[c] and index[i] < high:
             for w in range(out.shape[1]):
                 out[place[c] + i - begin[c], w] = words[index[i] - low, w]
@@ -107,25 +95,21 @@ def _hand_out(put: Callable[[int, int, Array], None], out: Array, first: Array, 
         put(c, int(first[c]), out[place[c] : place[c] + sizes[c]].view(np.uint8))
 
 
-def _buffer(local: threading.local, length: int) -> memoryview:
-    """Return this thread's buffer, page-aligned, as O_DIRECT needs it."""
+def _read_blocks(descriptor: int, local: threading.local, begin: int, size: int) -> memoryview | None:
+    """Read the blocks of `size` bytes from byte `begin` on into this thread's buffer; None if the file ends before."""
+    length, done = -(-size // _BLOCK) * _BLOCK, 0
     buffer = getattr(local, "buffer", None)
-    if buffer is None or len(buffer) < length:
+    if buffer is None or len(buffer) < length:  # page-aligned, as O_DIRECT needs it
         buffer = local.buffer = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return memoryview(buffer)[:length]
-
-
-def _read_all(descriptor: int, view: memoryview, begin: int, size: int) -> bool:
-    """Read at least `size` bytes from byte `begin` on; return whether the file has them."""
-    done = 0
+    view = memoryview(buffer)[:length]
     while done < size:
         reached = done + os.preadv(descriptor, [view[done:]], begin + done)
         if reached < size:
             reached -= reached % _BLOCK  # O_DIRECT continues at whole blocks only
             if reached == done:
-                return False
+                return None
         done = reached
-    return True
+    return view
 
 
 class Interrupted(Exception):
@@ -184,12 +168,10 @@ class DiskArray:
         """Read the blocks from byte `begin` (a block's first) to `end` into a buffer of this thread."""
         if self.abandoned.is_set():
             raise Interrupted
-        length = -(-(end - begin) // _BLOCK) * _BLOCK
-        view = _buffer(self._local, length)
-        if not _read_all(self.descriptor, view, begin, end - begin):
+        if (view := _read_blocks(self.descriptor, self._local, begin, end - begin)) is None:
             raise self.damaged(f"expected {end} bytes, found the file's end")
         if not self.direct:
-            os.posix_fadvise(self.descriptor, begin, length, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.descriptor, begin, len(view), os.POSIX_FADV_DONTNEED)
         return view
 
     def fetch(self, index: Array, out: Array) -> None:
@@ -250,13 +232,12 @@ class DiskArray:
         self.progress = 0, int(np.count_nonzero(counts)) * unit * self.row_bytes
         width, before, ends = self.row_bytes // word.itemsize, bounds[:-1].copy(), bounds[1:]
         buffers = [np.empty((0, width), word) for _ in range(2)]  # one is filled while the other is put
-        ranges = itertools.pairwise(_ranges(counts, room_bytes // 2 // self.row_bytes))
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as writer:
             putting: Future[Any] = writer.submit(int)
-            for begin, end in ranges:
-                firsts = [_first_at_least(index, *part, end * unit) for part in zip(before, ends, strict=True)]
-                upto = np.array(firsts, np.int64)
-                sizes = upto - before
+            for begin, end in itertools.pairwise(_ranges(counts, room_bytes // 2 // self.row_bytes)):
+                row = index.dtype.type(min(end * unit, self.num_rows))  # for another dtype numpy copies the list
+                sizes = np.array([np.searchsorted(index[i:j], row) for i, j in zip(before, ends, strict=True)], np.intp)
+                upto = before + sizes
                 place = np.cumsum(sizes) - sizes
                 if len(buffers[0]) < sizes.sum():
                     buffers[0] = np.empty((int(sizes.sum()), width), word)

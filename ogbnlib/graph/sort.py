@@ -24,8 +24,7 @@ def _partition(src: Any, dst: Any, both: Any, shift: Any, starts: Any, out: Any)
         starts[(dst[i] >> shift) + 1] += 1
         if both:
             starts[(src[i] >> shift) + 1] += 1
-    for b in range(1, len(starts)):
-        starts[b] += starts[b - 1]
+    starts[:] = starts.cumsum()
     at = starts[:-1].copy()
     for i in range(len(src)):
         for way in range(2 if both else 1):
@@ -64,8 +63,7 @@ class Pairs(Stream):
             begin, end = int(starts[number]), int(starts[number + 1])
             while begin < end:
                 take = min(end - begin, len(out) - filled)
-                target = out[filled : filled + take].reshape(-1).view(np.uint8).data
-                self.fill(target, offset + begin * self.pair_bytes)
+                self.fill(out[filled : filled + take].reshape(-1).view(np.uint8).data, offset + begin * self.pair_bytes)
                 begin, filled = begin + take, filled + take
                 if filled == len(out):
                     yield out
@@ -144,26 +142,24 @@ class EdgeSort:
 
     def write(self, row: ArrayWriter, colptr: ArrayWriter) -> None:
         """Append all columns, with the leading 0 of `colptr`; delete the pairs."""
-        self._row, self._colptr = row, colptr
         colptr.write(np.zeros(1, np.int64))
-        self._write(self._pairs)
+        self._write(self._pairs, row, colptr)
 
-    def _write(self, pairs: Pairs) -> None:
+    def _write(self, pairs: Pairs, row: ArrayWriter, colptr: ArrayWriter) -> None:
         for number in range(pairs.num_ranges):
             width, count = min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift)), pairs.count(number)
             if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
                 part = pairs.all(number)
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
-                self._colptr.write(ptr[1:] + self._row.length)
-                self._row.write(sources)
+                colptr.write(ptr[1:] + row.length)
+                row.write(sources)
+                self.done(count * pairs.pair_bytes)
             else:  # far more edges than an average range has: split it like the whole
                 parts = self._new_pairs(width, count, (width - 1).bit_length() - 1)
                 for piece in pairs.pieces(number, self.chunk_edges):
                     parts.add(piece[:, 1], piece[:, 0])
                 parts.drop()
-                self._write(parts)
-                continue
-            self.done(count * pairs.pair_bytes)
+                self._write(parts, row, colptr)
         pairs.close()
         os.unlink(pairs.name)
 
@@ -174,12 +170,9 @@ def restore_input_order(colptr: Any, row: Any, perm: Any) -> None:
     # Without pyg-lib, PyG's `to_csc` uses `torch.sort(stable=False)`, which can shuffle the edges of a column.
     for v in range(len(colptr) - 1):
         begin, end = colptr[v], colptr[v + 1]
-        ascending = True
         for i in range(begin + 1, end):
             if perm[i] < perm[i - 1]:
-                ascending = False
+                order = np.argsort(perm[begin:end])
+                row[begin:end] = row[begin:end][order]
+                perm[begin:end] = perm[begin:end][order]
                 break
-        if not ascending:
-            order = np.argsort(perm[begin:end])
-            row[begin:end] = row[begin:end][order]
-            perm[begin:end] = perm[begin:end][order]

@@ -43,8 +43,7 @@ def open_dataset(
         say: called with the data, the place and the size of a new store.
         memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
     """
-    options: dict[str, Any] = {"data_dir": data_dir, "undirected": undirected, "feature_dtype": feature_dtype}
-    pending = resolve(dataset, download=download, **options)
+    pending = resolve(dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download)
     if isinstance(pending, Store):
         return pending
     with made_once(pending.target, check):

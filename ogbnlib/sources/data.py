@@ -66,8 +66,7 @@ class Source:
 
     def facts(self) -> dict[str, Any]:
         """Return name and sizes, the content of meta.json."""
-        names = ("name", "num_nodes", "num_edges", "num_features", "num_classes")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("name", "num_nodes", "num_edges", "num_features", "num_classes")}
 
     @property
     def size(self) -> GraphSize:
@@ -101,18 +100,14 @@ def from_arrays(
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
         actual = f"{edge_index.min()} to {edge_index.max()}"
         raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
-    if num_classes is not None:
-        if not isinstance(num_classes, Integral) or not 0 < num_classes <= MAX_CLASSES:
-            raise InputError(f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}")
-        num_classes = int(num_classes)
-    labels = clean_labels(y, num_classes or MAX_CLASSES, "y")
-    num_classes = num_classes or count_classes([labels], y.dtype, "y")
+    if num_classes is not None and not (isinstance(num_classes, Integral) and 0 < num_classes <= MAX_CLASSES):
+        raise InputError(f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}")
+    labels = clean_labels(y, int(num_classes or MAX_CLASSES), "y")
+    num_classes = int(num_classes or count_classes([labels], y.dtype, "y"))
     names = sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
     if names != sorted(SPLITS):
         raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
-    ids_of = {}
-    for split, values in splits.items():
-        ids_of[split_name(split)] = as_ids(values, num_nodes, f"splits[{split!r}]")
+    ids_of = {split_name(split): as_ids(ids, num_nodes, f"splits[{split!r}]") for split, ids in splits.items()}
     ids_of = {split: ids_of[split] for split in SPLITS}
     for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
         raise InputError(f"splits[{split!r}]: {problem}")

@@ -5,7 +5,6 @@ The store is `NAME.store` (`NAME-undirected.store`, `-float16`) next to the data
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ class Pending:
     """A data set that is not a store, and the store to make of it."""
 
     folder: Path
-    files: Callable[[], Mapping[str, Path]]
+    find: Callable[[Path], Mapping[str, Path]]  # its files
     size: GraphSize | None  # None for own files, and an official data set of unknown size
     source: Callable[[], Source]  # downloads missing data
     target: Path
@@ -80,7 +79,7 @@ def resolve(
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
     name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
     target = (folder.parent if data_dir is None else data_dir) / f"{name}.store"
-    pending = Pending(folder, functools.partial(find, folder), size, source, target, bool(undirected), dtype)
+    pending = Pending(folder, find, size, source, target, bool(undirected), dtype)
     if (store_of_it := existing(pending)) is not None:
         return store_of_it
     if missing:
@@ -99,7 +98,7 @@ def existing(pending: Pending) -> Store | None:
     store = open_store(pending.target)
     raw, files = store.origin.get("raw"), store.origin.get("files")
     exists = pending.folder.exists()
-    now = origin_of(pending.folder, stamped(pending.files()) if exists else {})
+    now = origin_of(pending.folder, stamped(pending.find(pending.folder)) if exists else {})
     if exists and files != now["files"]:
         if raw != now["raw"]:
             raise InputError(f"{store.path}: expected the store of {pending.folder}, found one of {raw}; move it away")

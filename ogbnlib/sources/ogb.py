@@ -21,9 +21,8 @@ from .data import Source, from_arrays, stamped
 
 def layout_files(folder: Path) -> dict[str, Path]:
     """Return the files of a data set in one of OGB's layouts, by their path in it."""
-    files = sorted(file for part in ("raw", "split") for file in (folder / part).rglob("*") if file.is_file())
-    files += [folder / "meta.json"] if (folder / "meta.json").is_file() else []
-    return {str(file.relative_to(folder)): file for file in files}
+    files = [*sorted((folder / "raw").rglob("*")), *sorted((folder / "split").rglob("*")), folder / "meta.json"]
+    return {str(file.relative_to(folder)): file for file in files if file.is_file()}
 
 
 def split_folder(path: Path) -> Path:

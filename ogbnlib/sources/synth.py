@@ -44,7 +44,6 @@ _LABEL_NOISE = 0.25  # share of papers with a random label
 # with reverse edges draws 61 % of the 1,137,664 possible nodes at scale 0.02 and at 0.1. In the real data set it is
 # 59 %, 669,000 (dgl's examples/graphbolt/disk_based_feature). Without a field, 0.1 gave 82 %.
 _FIELD, _LOYALTY, _FIELD_FAME_POWER = 2_500_000, 0.95, 5.0
-_SHAPE = (_HOMOPHILY, _RECENT, _RECENT_SPAN, _AGE_POWER, _FAME_POWER)
 _NUM_STREAMS = 9  # of draws: degree, recent, age, within class, slot, label, noise label, feature, split
 
 
@@ -142,14 +141,6 @@ def _features(begin, end, keys, order, slot_class, means, out):  # type: ignore[
             out[v - begin, f] = np.rint(value * 256.0) / 256.0
 
 
-def time_order(num_nodes: int, random: np.random.Generator) -> Array:
-    """Return N, a multiplier, its inverse modulo N, and a shift: id = (time * multiplier + shift) mod N."""
-    multiplier = int(num_nodes * 0.6180339887)  # the golden section spreads neighbors in time over all ids
-    while math.gcd(multiplier, num_nodes) != 1:
-        multiplier += 1
-    return np.array([num_nodes, multiplier, pow(multiplier, -1, num_nodes), int(random.integers(num_nodes))], np.int64)
-
-
 def _citations_like(path: StrPath, scale: float, seed: int, num_features: int, num_classes: int) -> Source:
     """The generated data set; the kernels' lookup tables take a few hundred kB at any scale."""
     limits = {"scale": (scale, 0, 1), "seed": (seed, 0, math.inf)}
@@ -165,7 +156,11 @@ def _citations_like(path: StrPath, scale: float, seed: int, num_features: int, n
         raise InputError(f"scale: expected at least {smallest}, got {scale!r}, which makes {num_nodes} nodes")
     random = np.random.default_rng(seed)
     keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
-    order = time_order(num_nodes, random)
+    # N, a multiplier, its inverse modulo N, and a shift: id = (time * multiplier + shift) mod N.
+    multiplier = int(num_nodes * 0.6180339887)  # the golden section spreads neighbors in time over all ids
+    while math.gcd(multiplier, num_nodes) != 1:
+        multiplier += 1
+    order = np.array([num_nodes, multiplier, pow(multiplier, -1, num_nodes), int(random.integers(num_nodes))], np.int64)
     quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
     degrees = quantile / quantile.mean() * (PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK))
     weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
@@ -173,7 +168,7 @@ def _citations_like(path: StrPath, scale: float, seed: int, num_features: int, n
     sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
     slot_class, class_slot = np.repeat(np.arange(num_classes), sizes), np.concatenate([[0], np.cumsum(sizes)])
     field_blocks = max(1, num_nodes // _FIELD)
-    shape = (*_SHAPE, field_blocks, _LOYALTY, _FIELD_FAME_POWER)
+    shape = (_HOMOPHILY, _RECENT, _RECENT_SPAN, _AGE_POWER, _FAME_POWER, field_blocks, _LOYALTY, _FIELD_FAME_POWER)
     rank = min(_RANK, num_features)
     axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
     latent = random.standard_normal((num_classes, rank))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -111,9 +112,7 @@ def _by_node(table: Table, own: str | None, column: str, nodes: Nodes) -> Iterat
         ids = np.arange(piece.begin, piece.begin + len(piece.values))
         if ids_piece:
             ids = nodes(ids_piece[0])
-            again = seen[ids]
-            again[np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])] = True
-            ids_piece[0].refuse(again, "each node once")
+            ids_piece[0].refuse(seen[ids] | pd.Index(ids).duplicated(), "each node once")
             seen[ids] = True
         yield ids, piece
 
@@ -180,8 +179,7 @@ def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Arr
     for ids, piece in _by_node(table, own, column, nodes):
         words = without_missing(piece.cast("string", "the name of a split"))
         places = pc.index_in(pc.utf8_lower(words), value_set=pa.array([*_SPLIT_OF]))
-        wrong = np.asarray(places.is_null()) & np.asarray(words.is_valid())
-        piece.refuse(wrong, "train, valid, test or an empty cell")
+        piece.refuse(pc.and_(places.is_null(), words.is_valid()), "train, valid, test or an empty cell")
         codes = places.fill_null(-1).to_numpy()
         for place, split in enumerate(_SPLIT_OF.values()):
             parts[split].append(ids[codes == place])
