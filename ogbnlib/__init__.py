@@ -48,15 +48,12 @@ _RENAMED = {
 __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 
 
-def _asked_by_jedi() -> bool:
-    return str(sys._getframe(2).f_globals.get("__name__")).startswith("jedi.")
-
-
 def __getattr__(name: str) -> Any:
     if name in _MODULE:
         module = f"{__name__}.{_MODULE[name]}"
         # At TAB, jedi asks for the type of every name. Most of the modules import torch, which takes seconds.
-        if module not in sys.modules and name != "TrainConfig" and _asked_by_jedi():
+        by_jedi = str(sys._getframe(1).f_globals.get("__name__")).startswith("jedi.")
+        if module not in sys.modules and name != "TrainConfig" and by_jedi:
             raise AttributeError(name)
         return getattr(importlib.import_module(module), name)
     now = _RENAMED.get(name)

@@ -1,7 +1,7 @@
 """Registries of models and loading policies; classes by dotted path, so that forecasts import no torch."""
 
-import importlib
 import itertools
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 Widths = list[tuple[int, int]]
 
 
+@dataclass(frozen=True)
 class _Entry:
     path: str  # module:Class
 
     def load(self) -> Any:
         """Import the class."""
-        module, _, name = self.path.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(self.path)
 
 
 class Layer(NamedTuple):
@@ -48,7 +48,6 @@ class LayerMemory(NamedTuple):
 class Model(_Entry):
     """One model; `load` imports torch."""
 
-    path: str
     weights: Callable[[Layer], int]  # of one layer
     memory: Callable[[Layer], LayerMemory]
     propagated: bool = False  # whether it learns from propagated features instead of sampled neighbors
@@ -171,7 +170,6 @@ MODELS = {
 class Policy(_Entry):
     """One loading policy: its class loads, builds loaders, and forecasts its phases; see `sampling.policies`."""
 
-    path: str
     on_disk: bool = False  # whether features stay in a store, in its own dtype, and are read batch by batch
     propagated: bool = False  # whether batches are rows of propagated features instead of sampled subgraphs
     smaller: tuple[str, ...] = ()  # policies that take less memory for the same batches, the fastest first

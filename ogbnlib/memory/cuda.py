@@ -113,11 +113,7 @@ _SIZES = {
     "free_bytes": ("of which {} is free", "; {} free", "- [Ff]ree:? {}", "- {} (?:is )?free"),
     "allowed_bytes": ("{} allowed",),
     "allocated_bytes": ("{} is allocated by PyTorch", "{} already allocated"),
-    "unallocated_bytes": (
-        "{} is reserved by PyTorch but unallocated",
-        "{} reserved but unallocated",
-        "[Rr]eserved but unallocated:? {}",
-    ),
+    "unallocated_bytes": ("{} (?:is )?reserved (?:by PyTorch )?but unallocated", "[Rr]eserved but unallocated:? {}"),
     "reserved_bytes": ("{} reserved in total by PyTorch",),
 }
 

@@ -47,6 +47,7 @@ class Limit:
     """
 
     name = "none"
+    longest_pause_s = 0.25  # between two readings
     cgroup: Cgroup | None = None  # the tree's own
     killed_by: str | None = None  # "kernel" or "watchdog"
     _outer: Cgroup | None = None  # the cgroup above whose limit was met, if the kernel killed for that one
@@ -63,10 +64,12 @@ class Limit:
 
     def check(self, reading: Reading) -> Reading | None:
         """Kill the tree if it passed the limit or lost a member to the kernel; return the reading, None after that."""
+        # The kernel picks one process. If that is a DataLoader worker, its parent would soon die of a confusing error,
+        # so the whole tree is killed with it, as `memory.oom.group` does under v2.
+        if self.pid is not None and self.killed_by is None and self.cgroup is not None and self.cgroup.oom_kills():
+            self._blame_kernel()
+            kill_tree(self.pid)
         return None if self.killed_by else reading
-
-    def longest_pause_s(self) -> float:
-        return 0.25
 
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup
@@ -102,13 +105,6 @@ class Limit:
         met = next((group for group, before in self._limits if group.met_its_limit(before)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self._outer = met
-
-    def _follow(self, kills: int | None) -> None:
-        # The kernel picks one process. If that is a DataLoader worker, its parent would soon die of a confusing error,
-        # so the whole tree is killed with it, as `memory.oom.group` does under v2.
-        if kills and self.killed_by is None and self.pid is not None:
-            self._blame_kernel()
-            kill_tree(self.pid)
 
     def close(self) -> None:
         """Release the limit's resources."""
@@ -148,10 +144,6 @@ class CgroupLimit(Limit):
         enter = 'echo $$ > "$1" && shift && exec "$@"'
         return ["/bin/sh", "-c", enter, "watch", str(self.cgroup.path / "cgroup.procs"), *argv]
 
-    def check(self, reading: Reading) -> Reading | None:
-        self._follow(self.oom_kills())
-        return super().check(reading)
-
     def close(self) -> None:
         for _ in range(100):  # a dying process leaves its cgroup within milliseconds, a large one later
             for pid in self.cgroup.pids():
@@ -185,8 +177,6 @@ class SystemdLimit(Limit):
                 self._watch_limits(lineage(*pair))
                 # The scope and its counter vanish with its last process; v2 counts its kills in its parent too.
                 self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
-        if self.cgroup is not None:
-            self._follow(self.cgroup.oom_kills())
         return super().check(reading)
 
 
@@ -202,7 +192,6 @@ class Watchdog(Limit):
     name = "watchdog"
     _next_s = 0.0
     _next_sum = 0
-    _left_bytes = 2**60
 
     def __init__(self, limit_bytes: int | None, around: tuple[Cgroup, Path] | None = None):
         super().__init__(limit_bytes)
@@ -210,15 +199,12 @@ class Watchdog(Limit):
             self._count_kills_of(around[0])
             self._watch_limits(lineage(*around))
 
-    def longest_pause_s(self) -> float:
-        """Time to fill the memory left at 20 GB/s, from 20 ms up."""
-        return min(super().longest_pause_s(), max(0.02, self._left_bytes / (20 * 2**30)))
-
     def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.pid is None:
             return super().check(reading)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
-        self._left_bytes = self.limit_bytes - summed
+        # Time to fill the memory left at 20 GB/s, from 20 ms up.
+        self.longest_pause_s = min(Limit.longest_pause_s, max(0.02, (self.limit_bytes - summed) / (20 * 2**30)))
         begin_s = time.monotonic()
         if summed <= self.limit_bytes or (begin_s < self._next_s and summed < self._next_sum):
             return reading

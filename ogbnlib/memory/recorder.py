@@ -14,16 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from ..errors import MB
-from .cgroup import Cgroup
 from .cuda import cuda_reading
+from .limits import Limit
 from .reading import Reading, own_memory, read_memory, reset_peak
 from .record import BOUNDARIES, SAMPLE_COLUMNS, Event, Record, RunPaths, parse_events, phase_label
 
 T = TypeVar("T")
-Check: TypeAlias = Callable[[Reading], Reading | None]
 RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"  # a file to which each attempt of a run adds its folder, for an outer watcher
 # Closes a line that a kill cut off. Without it, half a number in the last column would pass for a whole one.
 TORN = " torn\n"
@@ -200,30 +199,31 @@ class Recorder:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._on_unwritable: Callable[[OSError], None] = lambda error: None
 
     def start(
         self,
         pid: int,
+        limit: Limit | None = None,  # gets each reading, and ends the recording when it has killed the tree
         *,
-        cgroup: Callable[[], Cgroup | None] = lambda: None,  # for each sample: systemd makes a scope later
         interval_s: float = 0.05,
-        longest_pause_s: Callable[[], float] = lambda: 0.25,
         on_sample: Callable[[Reading], None] = lambda reading: None,
-        check: Check = lambda reading: reading,  # such as `Limit.check`; None ends the recording
         on_error: Callable[[], None] = lambda: None,  # called on an error in the thread, which `stop` raises
-        on_unwritable: Callable[[OSError], None] = lambda error: None,  # called once; sampling goes on, for the limit
+        on_unwritable: Callable[[OSError], None] = lambda error: None,  # at each failure; it samples on, for the limit
     ) -> Self:
         """Start a thread that samples the process tree of `pid`."""
-        self._on_unwritable = on_unwritable
+        watched = limit or Limit(None)
 
         def loop() -> None:
             ended, before, unchanged = False, 0, 0
             try:
                 while True:
                     begin = time.monotonic()
-                    if (reading := self.sample(pid, cgroup(), check)) is None:
+                    if (reading := self._sample(pid, watched)) is None:
                         return
+                    try:
+                        self.add(round(time.time(), 4), reading)  # rounded as in both files
+                    except OSError as error:
+                        on_unwritable(OSError(error.errno, error.strerror, str(self._rows.path)))
                     on_sample(reading)
                     if ended:
                         return
@@ -231,7 +231,7 @@ class Recorder:
                     unchanged = 0 if abs(held_bytes - before) > before / 200 else unchanged + 1
                     # A sample takes 0.1 to 0.6 ms of CPU time; memory at rest needs fewer of them.
                     before, pause_s = held_bytes, interval_s if unchanged < 10 else max(interval_s, 0.15)
-                    pause_s = min(pause_s, longest_pause_s())
+                    pause_s = min(pause_s, watched.longest_pause_s)
                     ended = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
                     if ended and not Path(f"/proc/{pid}").exists():
                         return
@@ -254,12 +254,12 @@ class Recorder:
         if self._error is not None:
             raise self._error
 
-    def sample(self, pid: int, cgroup: Cgroup | None = None, check: Check = lambda reading: reading) -> Reading | None:
-        """Take one reading and record the result of `check`, see `start`."""
+    def _sample(self, pid: int, limit: Limit) -> Reading | None:
+        """Take one reading and return the result of `limit.check`."""
         # PSS makes the kernel walk page tables, so it is read at most once a second and for about 0.5 % of the time.
         # Where only PSS tells what several processes use together, it is read for up to 5 % of the time, and whenever
         # their sum of RSS has grown, so that no peak falls between two readings.
-        begin = time.monotonic()
+        begin, cgroup = time.monotonic(), limit.cgroup  # which systemd makes later
         reading = read_memory(pid, cgroup=cgroup, pss=begin >= self._pss_due_s)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
         grown = summed > 1.02 * self._pss_sum + MB
@@ -269,14 +269,7 @@ class Recorder:
             cost_s, several = time.monotonic() - begin, cgroup is None and (reading.num_processes or 1) > 1
             self._pss_allowed_s, self._pss_sum = begin + (20 if several else 200) * cost_s, summed
             self._pss_due_s = max(begin + 1.0, self._pss_allowed_s)
-        if (checked := check(reading)) is None:
-            return None
-        try:
-            self.add(round(time.time(), 4), checked)  # rounded as in both files
-        except OSError as error:
-            report, self._on_unwritable = self._on_unwritable, lambda error: None
-            report(OSError(error.errno, error.strerror, str(self._rows.path)))
-        return checked
+        return limit.check(reading)
 
     def add(self, time_s: float, reading: Reading) -> None:
         """Record a reading, after the events before it."""

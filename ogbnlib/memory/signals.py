@@ -29,17 +29,15 @@ class StopRequest:
         self.number = number
 
 
-class Forward:
+class Forward(StopRequest):
     """Handler that passes signals on to one process, including those that come before its start."""
-
-    last = 0  # number of the last signal, 0 before the first
 
     def __init__(self) -> None:
         self._pid: int | None = None
         self._waiting: list[int] = []
 
     def __call__(self, number: int, frame: object = None) -> None:
-        self.last = number
+        self.number = number
         if self._pid is None:
             self._waiting.append(number)
             return

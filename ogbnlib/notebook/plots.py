@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import GB, MB, InputError
+from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import held_memory
@@ -18,7 +19,6 @@ from ..runs.timeline import held_memory
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 # Strong colours for memory that can't be reclaimed, a pale one for the file cache.
 PARTS = {
@@ -48,7 +48,7 @@ _PLAIN: dict[str, Any] = {"fontsize": 8, "facecolor": "white", "edgecolor": "non
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, NDArray[Any]]:
+def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Array]:
     """Create a transparent figure whose text is readable in light and dark themes; return it and its grid of axes."""
     figure, grid = plt.subplots(
         rows, columns, figsize=size, squeeze=False, layout="constrained", facecolor="none", **options
@@ -77,7 +77,7 @@ def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
     return (GB, "GB", "{:.2f} GB".format) if largest_bytes >= GB else (MB, "MB", "{:.0f} MB".format)
 
 
-def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> NDArray[np.float64]:
+def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> Array:
     return np.asarray(table[[*layers]].fillna(0), np.float64).T  # bytes [layers, samples]
 
 
@@ -87,12 +87,7 @@ def _top_bytes(run: Run) -> float:
 
 
 def _draw_layers(
-    ax: Axes,
-    run: Run,
-    time_s: NDArray[np.float64],
-    stacks: NDArray[np.float64],
-    layers: Mapping[str, tuple[str, str]],
-    title: str | None,
+    ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[str, tuple[str, str]], title: str | None
 ) -> float:
     """Draw stacked layers over the run's phases; return the right end of the axis."""
     names, colours = zip(*layers.values(), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,8 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
             inside.clear()
     columns = ["when", "ended", "peak GB", "run s", "epochs", "best valid", "test at best", "command"]
     table = pd.DataFrame(list(rows.values()), pd.Index(rows, name="run"), columns)
-    usual = {}
-    for name in dict.fromkeys(name for texts in settings.values() for name in texts):
-        values = [texts[name] for texts in settings.values() if name in texts]
-        usual[name] = max(values, key=values.count)
+    names = dict.fromkeys(name for texts in settings.values() for name in texts)
+    usual = {name: statistics.mode(texts[name] for texts in settings.values() if name in texts) for name in names}
     table["settings"] = [
         " ".join(f"{name}={text}" for name, text in texts.items() if text != usual[name]) if texts else None
         for texts in settings.values()

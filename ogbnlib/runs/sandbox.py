@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def run(
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock,)}
         with drawn(lambda: Run(folder)._repr_html_()) if live else contextlib.nullcontext():
-            return _carry_out(attempt, argv, limit, more, env, **how)
+            return _carry_out(attempt, argv, limit, more, env=env, **how)
 
 
 def _own_tmp() -> tempfile.TemporaryDirectory[str]:
@@ -238,16 +238,9 @@ def _too_large_to_start(config: TrainConfig, size: GraphSize, limit_bytes: int |
     return Diagnosis(text, "not started", None, None, remedy=remedy)
 
 
-def _carry_out(
-    attempt: Attempt,
-    argv: list[str],
-    limit: Limit,
-    more: dict[str, Any],
-    env: Mapping[str, str] | None = None,
-    **how: Any,
-) -> Run:
+def _carry_out(attempt: Attempt, argv: list[str], limit: Limit, more: dict[str, Any], **how: Any) -> Run:
     """Run a child and write the attempt's result, with `more` in it; `how` is for `supervise`."""
-    env = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
+    env = how.pop("env", {}) | {RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
     interrupts: list[int] = []

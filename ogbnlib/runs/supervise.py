@@ -128,9 +128,7 @@ def supervise(
             limit.pid = process.pid
             recorder.start(
                 process.pid,
-                cgroup=lambda: limit.cgroup,
-                longest_pause_s=limit.longest_pause_s,
-                check=limit.check,
+                limit,
                 on_error=lambda: kill_tree(process.pid),  # a run without a watchdog must not go on
                 on_unwritable=unwritable,
             )
@@ -152,7 +150,7 @@ def supervise(
     if evidence["killed_by"]:
         evidence |= {"ended_with": status} if status >= 0 else {}
         code = 137  # also where the killer chose a worker, or the parent ended first
-    return Outcome(code, tail, recorder.record, evidence, peak, interrupted, unwritable.message, forward.last)
+    return Outcome(code, tail, recorder.record, evidence, peak, interrupted, unwritable.message, forward.number)
 
 
 def _stop_if_asked(pid: int, interrupts: list[int], until_s: list[float], live: Live) -> None:
