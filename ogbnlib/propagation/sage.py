@@ -163,25 +163,21 @@ def _parts(count: int) -> list[slice]:
     return [slice(begin, min(begin + _PART_ROWS, count)) for begin in range(0, max(1, count), _PART_ROWS)]
 
 
-def _rows(value: Tensor, rows: slice) -> Tensor:
-    return value if rows.stop - rows.start == len(value) else value[rows]  # a view takes 3 microseconds
-
-
 def _layer(x: Tensor, edges: Array, col: Array, weights: list[Tensor], hidden: bool) -> tuple[Tensor, Tensor]:
     """Return what `_gather` writes for a layer, and the layer's output."""
     (weight_l, bias, weight_r), count, width, values = weights, len(edges) - 1, x.shape[1], _values(x)
     both, out = bias.new_empty(count, 2 * width), bias.new_empty(count, len(bias))
     means, own, array, parts = both[:, :width], both[:, width:], both.numpy(), _parts(count)
-    left, right = weight_l.t(), weight_r.t()
+    left, right, several = weight_l.t(), weight_r.t(), len(parts) > 1
 
     def compute(rows: slice) -> None:
-        part = _rows(out, rows)
         _gather(rows.start, rows.stop, edges, col, values, array)
-        torch.addmm(bias, _rows(means, rows), left, out=part)
-        if len(parts) == 1:
+        part = out[rows] if several else out  # a view takes 3 microseconds
+        torch.addmm(bias, means[rows] if several else means, left, out=part)
+        if several:  # saves a pass over the output
+            part.addmm_(own[rows], right)
+        else:
             part += own @ right
-        else:  # saves a pass over the output
-            part.addmm_(_rows(own, rows), right)
         if hidden:
             part.relu_()
 
@@ -199,13 +195,14 @@ def _layer_gradients(
     count, width, values, again, parts = len(grad), x.shape[1], _values(x), both is None, _parts(len(grad))
     means = grad.new_empty(count, 2 * width) if both is None else both
     array, columns = means.numpy(), [slice(0, width), slice(width, 2 * width)]
-    if len(parts) > 1:  # one product takes 7 % less time
+    several = len(parts) > 1
+    if several:  # one product takes 7 % less time
         weights, columns = [torch.cat(weights, 1)], [slice(0, 2 * width)]
 
     def differentiate(rows: slice) -> list[Tensor]:
         if again:
             _gather(rows.start, rows.stop, edges, col, values, array)
-        part, inputs = _rows(grad, rows), [_rows(means, rows)[:, which] for which in columns]
+        part, inputs = grad[rows] if several else grad, [means[rows, which] for which in columns]
         sums = [*(part.t() @ value for value in inputs), part.sum(0)]
         if scale is not None:
             for weight, value in zip(weights, inputs, strict=True):
@@ -265,7 +262,7 @@ class Layers(NamedTuple):
         gradients: list[Tensor] = []
         while kept:
             x, both, edges, weights = kept.pop()
-            scale = float(torch.ones(()).div_(1 - self.dropout)) if kept else None
+            scale = (float(torch.ones(()).div_(1 - self.dropout)) if self.dropout else 1.0) if kept else None
             own, grad = _layer_gradients(x, both, edges, self.col, weights, grad, scale)
             gradients = own + gradients
             del x, both

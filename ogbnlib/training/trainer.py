@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import signal
 import time
@@ -100,7 +101,7 @@ class Trainer:
         since_s = time.monotonic() - self.checkpointer.saved_s
         due = training and 0 < self.config.checkpoint_every_s <= since_s
         # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks it.
-        spoiled = training and self.learner.device.type == "cpu" and not bool(torch.isfinite(self.learner.loss_sum))
+        spoiled = training and self.learner.device.type == "cpu" and not math.isfinite(self.learner.loss_sum)
         number, due_anywhere, diverged = self.ranks.highest(self.stop.number, int(due), int(spoiled))
         if diverged:
             raise self.checkpointer.diverged(self.state)
