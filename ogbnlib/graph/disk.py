@@ -236,7 +236,7 @@ class DiskArray:
             putting: Future[Any] = writer.submit(int)
             for begin, end in itertools.pairwise(_ranges(counts, room_bytes // 2 // self.row_bytes)):
                 row = index.dtype.type(min(end * unit, self.num_rows))  # for another dtype numpy copies the list
-                sizes = np.array([np.searchsorted(index[i:j], row) for i, j in zip(before, ends, strict=True)], np.intp)
+                sizes = np.array([index[i:j].searchsorted(row) for i, j in zip(before, ends, strict=True)], np.int64)
                 upto = before + sizes
                 place = np.cumsum(sizes) - sizes
                 if len(buffers[0]) < sizes.sum():
