@@ -95,9 +95,9 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": trial})}
 
 
-# From which on a second thread gains: on two cores a step of [3, 2] x 128 x 16 (0.02 GFLOP) ran at 893 batches/s with
-# one thread and at 332 with two, as the second one waits in a loop and takes the core of the thread that samples; one
-# of [15, 10, 5] x 1024 x 256 (27 GFLOP) ran at 1.29 and 2.03.
+# From which on a second thread gains: on two cores a step of [3, 2] x 128 x 16 (0.02 GFLOP) ran at 551 batches/s with
+# one thread and at 375 with two, as the second one waits in a loop between products; one of [15, 10, 5] x 1024 x 64 (7
+# GFLOP) ran at 4.5 and 7.4.
 LARGE_FLOPS = 5e8
 
 

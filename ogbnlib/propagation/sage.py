@@ -14,29 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 from torch import Tensor
 
-from ..graph.bits import kernel
+from ..graph.bits import kernel, widened
 from ..graph.npz import Array
 
 T = TypeVar("T")
 # What a thread takes at a time. A product of 4,096 rows takes 8 ms, and its inputs and outputs stay in the cache.
 _PART_ROWS = 4096
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _widened(context: Any, value: Any) -> Any:
-    """A float16, given as its bits in a uint16, as float32; another number as it is."""
-    if value != types.uint16:
-        return value(value), lambda context, builder, signature, values: values[0]
-
-    def convert(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), convert
 
 
 @kernel
@@ -62,20 +48,20 @@ def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> No
         if last > first:
             source = col[first]
             for c in range(width):
-                out[t, c] = _widened(x[source, c])
+                out[t, c] = widened(x[source, c])
         else:
             for c in range(width):
                 out[t, c] = zero
         for e in range(first + 1, last):
             source = col[e]
             for c in range(width):
-                out[t, c] += _widened(x[source, c])
+                out[t, c] += widened(x[source, c])
         if last > first + 1:
             degree = out.dtype.type(last - first)
             for c in range(width):
                 out[t, c] /= degree
         for c in range(width):
-            out[t, width + c] = _widened(x[t, c])
+            out[t, width + c] = widened(x[t, c])
 
 
 @kernel

@@ -11,11 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from ..graph.bits import NodeSet, has, kernel, put, rank
+from ..graph.bits import NodeSet, has, kernel, put, rank, widened
 from ..graph.disk import disk_array
 from ..graph.npz import Array
 from ..graph.store import Store
@@ -26,19 +23,6 @@ THREADS = min(8, len(os.sched_getaffinity(0))) + 1
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-@intrinsic
-def _value(typing_context, held):  # type: ignore[no-untyped-def]
-    """Return a float32, or the bits of a float16, as float32. Numba has no float16 on CPUs."""
-
-    # The conversion is one instruction for eight values (vcvtph2ps).
-    def widen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if held == types.float32:
-            return arguments[0]
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(held), widen
 
 
 @kernel
@@ -65,7 +49,7 @@ def _sweep(
             count[at] = 1 if loops else 0
             own = node if dense else rank(words, before, node)
             for c in range(width):
-                total[c] = _value(held[own, c]) if loops else np.float32(0)
+                total[c] = widened(held[own, c]) if loops else np.float32(0)
         for e in range(start, min(ptr[at + 1], end)):
             source = piece[e - begin]
             if source < 0 or source >= num_nodes:
@@ -74,7 +58,7 @@ def _sweep(
                 continue
             place = source if dense else rank(words, before, source)
             for c in range(width):
-                total[c] += _value(held[place, c])
+                total[c] += widened(held[place, c])
             count[at] += 1
         if ptr[at + 1] > end:
             break

@@ -18,19 +18,13 @@ from ogbnlib.graph.store import open_store
 from ogbnlib.sources.synth import synthesize_store
 
 SETTING = {"num_neighbors": [3, 2], "batch_size": 128, "hidden_channels": 16, "eval_splits": ["valid", "test"]}
-LARGE = {
-    "num_neighbors": [15, 10, 5],
-    "batch_size": 1024,
-    "hidden_channels": 256,
-    "num_threads": "auto",
-    "eval_splits": [],
-}
+LARGE = {**SETTING, "num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256, "eval_splits": []}
 
 
 def config(asked: argparse.Namespace, path: Path, epochs: int, **changes: object) -> TrainConfig:
     setting = LARGE if asked.large else SETTING
     values = {"dataset": str(path), "loading": "store", "epochs": epochs, "train_eval": "never", **setting, **changes}
-    return TrainConfig.create({"progress": "lines", **values})
+    return TrainConfig.create({"progress": "lines", "num_threads": "auto", **values})
 
 
 def batches(asked: argparse.Namespace, path: Path) -> tuple[int, int]:
