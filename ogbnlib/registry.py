@@ -18,6 +18,10 @@ class _Entry:
         return pkgutil.resolve_name(self.path)
 
 
+# Rows of a GraphSAGE layer that a thread takes at a time: their product takes 8 ms, and stays in the cache.
+PART_ROWS = 4096
+
+
 class Layer(NamedTuple):
     """One layer of a training step."""
 
@@ -76,9 +80,13 @@ def _sage(layer: Layer) -> LayerMemory:
     """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
     if layer.fused:
         # Keeps the mean and the targets' own features, [T, 2 in], whose memory their gradients take, and the output.
-        # The two matrices are copied side by side, as is their gradient. The first layer's input has no gradient.
-        out = 4 * layer.targets * layer.outputs * (layer.dropout and not layer.last)
-        scratch = 16 * layer.inputs * layer.outputs + (out if layer.first else 4 * layer.inputs * layer.sources)
+        # The two matrices are copied side by side, and each part has their gradient. The first layer's input has none;
+        # for the others' the edges are sorted by source.
+        scratch = 8 * layer.inputs * layer.outputs * (1 + -(-layer.targets // PART_ROWS))
+        if layer.first:
+            scratch += 4 * layer.targets * layer.outputs * (layer.dropout and not layer.last)
+        else:
+            scratch += 4 * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
         return _sum(layer, 8 * layer.targets * (layer.inputs + 1), scratch, masks=1)
     item, copy = (2, 2) if layer.half else (4, 0)
     matrix = 4 * layer.edges + 8 * layer.targets

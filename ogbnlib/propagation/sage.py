@@ -9,7 +9,7 @@ features lie side by side, and each gradient is written once: a training step of
 import functools
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,18 +19,22 @@ from torch import Tensor
 
 from ..graph.bits import kernel, widened
 from ..graph.npz import Array
+from ..registry import PART_ROWS
 
 T = TypeVar("T")
-# What a thread takes at a time. A product of 4,096 rows takes 8 ms, and its inputs and outputs stay in the cache.
-_PART_ROWS = 4096
 
 
 @kernel
-def bounds_of(sources: Any, targets: Any, num_sources: Any, bounds: Any) -> Any:
-    """Write where each target's edges begin, and their number to the end; return whether targets ascend, ids exist."""
-    t = 0
+def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
+    """Write where each target's edges begin, and their number to the end; return whether targets ascend, ids exist.
+
+    `sizes` are the nodes that each layer reads, the first layer's first, and those that the last one writes.
+    """
+    t, layer = 0, len(sizes) - 2
     for e in range(len(targets)):
-        if targets[e] < max(0, t - 1) or targets[e] >= len(bounds) - 1 or sources[e] < 0 or sources[e] >= num_sources:
+        while layer > 0 and targets[e] >= sizes[layer + 1]:
+            layer -= 1  # the last one that has this target
+        if targets[e] < max(0, t - 1) or targets[e] >= sizes[1] or sources[e] < 0 or sources[e] >= sizes[layer]:
             return False
         while t <= targets[e]:
             bounds[t] = e
@@ -125,19 +129,26 @@ def _share(work: Callable[[slice], T], parts: list[slice]) -> list[T]:
         return [work(part) for part in parts]
     numbers, results = iter(range(len(parts))), dict[int, T]()
 
-    def take() -> None:
-        for i in numbers:  # one thread at a time, as the interpreter has a lock
-            results[i] = work(parts[i])
+    inference = torch.is_inference_mode_enabled()  # which is a thread's own
 
-    own = torch.get_num_threads()
+    def take() -> None:
+        with torch.inference_mode(inference):
+            for i in numbers:  # one thread at a time, as the interpreter has a lock
+                results[i] = work(parts[i])
+
+    own, others = torch.get_num_threads(), list[Future[None]]()
     torch.set_num_threads(1)  # in each product; a new thread begins with as many
     try:
-        others = [_pool(own).submit(take) for _ in range(threads - 1)]
+        for _ in range(threads - 1):
+            others.append(_pool(own).submit(take))
         take()
-        for other in others:
-            other.result()
     finally:
+        for _ in numbers:  # after an error here the others end, too, before memory is measured
+            pass
+        wait(others)
         torch.set_num_threads(own)
+    for other in others:
+        other.result()
     return [results[i] for i in range(len(parts))]
 
 
@@ -146,7 +157,7 @@ def _values(x: Tensor) -> Array:
 
 
 def _parts(count: int) -> list[slice]:
-    return [slice(begin, min(begin + _PART_ROWS, count)) for begin in range(0, max(1, count), _PART_ROWS)]
+    return [slice(begin, min(begin + PART_ROWS, count)) for begin in range(0, max(1, count), PART_ROWS)]
 
 
 def _layer(x: Tensor, edges: Array, col: Array, weights: list[Tensor], hidden: bool) -> tuple[Tensor, Tensor]:
@@ -229,7 +240,10 @@ class Layers(NamedTuple):
     weights: list[Tensor]
 
     def forward(self, keep: str) -> tuple[Tensor, list[Any]]:
-        """Return the last layer's output, and what to keep: "nothing", each layer's "input", or "all"."""
+        """Return the last layer's output, and what to keep: "nothing", each layer's "input", or "all".
+
+        With "input" the backward pass gathers the means again, as activation checkpointing asks for.
+        """
         kept, x, last = [], self.x, len(self.targets) - 1
         for layer, count in enumerate(self.targets):
             weights = [value.detach() for value in self.weights[3 * layer : 3 * layer + 3]]
@@ -256,9 +270,9 @@ class Layers(NamedTuple):
 
 
 def compile_layer() -> None:
-    """Compile the kernels of `FusedSAGE`, or load them from disk; see `sampling.window.compile_kernels`."""
+    """Compile the kernels of `Layers`, or load them from disk; see `sampling.window.compile_kernels`."""
     none, one = np.zeros(1, np.int64), torch.ones(1, 1)
-    bounds_of(none[:0], none[:0], 0, none)
+    bounds_of(none[:0], none[:0], none, none)
     for x in (one, one.half()):
         _gather(0, 0, none, none, _values(x), one.numpy())
     _spread(0, 0, none, *_by_source(none, none, 0), one.numpy(), one.numpy(), 0.0, one.numpy())

@@ -208,6 +208,7 @@ def compile_kernels(num_neighbors: list[int]) -> None:
     empty, offsets, one = np.empty(0, np.int64), np.zeros(2, np.int64), np.zeros(1, np.int64)
     restore_input_order(offsets, empty, empty)
     for dtype in (np.int32, np.int64):
+        take_rows(np.empty((1, 1), np.uint8), one[:0].astype(dtype), np.empty((1, 1), np.uint8))
         sampler = CSCSampler(offsets, np.empty(0, dtype), num_neighbors)
     with tempfile.NamedTemporaryFile() as file:  # a graph of one node on disk
         file.write(bytes(_BLOCK))

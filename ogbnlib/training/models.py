@@ -109,8 +109,6 @@ class GNN(nn.Module):
         super().__init__()
         self.model, self.dropout, self.dtype = config.model, config.dropout, DTYPES[config.precision]
         self.checkpointing = config.activation_checkpointing
-        # Fused layers are for the CPU in float32; under autocast and on a GPU PyG's layers take a sparse product.
-        self.is_fused = config.model == "sage" and config.precision == "fp32"
         hidden, depth = config.hidden_channels, len(config.num_neighbors)
         self.convs = nn.ModuleList()
         for layer, (width, out) in enumerate(itertools.pairwise([num_features, *[hidden] * (depth - 1), num_classes])):
@@ -133,7 +131,7 @@ class GNN(nn.Module):
             num_sampled_nodes: Nodes discovered at each hop, the seeds first; num_layers + 1 numbers.
             num_sampled_edges: Edges sampled at each hop; num_layers numbers.
         """
-        if self.is_fused and x.device.type == "cpu" and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and self.fuses(x):
             return self._fused(x, edge_index, num_sampled_nodes, num_sampled_edges).forward("nothing")[0].float()
         targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]
         # Our samplers list edges ascending by target, hop by hop, so a layer's edges are already in CSR order.
@@ -166,14 +164,25 @@ class GNN(nn.Module):
                     x = self._layer(layer, x, num_targets, *adjacency)
         return x.float()
 
+    def fuses(self, x: Tensor) -> bool:
+        """Whether `Layers` compute these: GraphSAGE's as made here, in float32, on the CPU."""
+        # Under autocast and on a GPU PyG's layers take a sparse product.
+        convs: Any = self.convs if self.model == "sage" and self.dtype == torch.float32 else [None]
+        weights = (conv.lin_l.weight for conv in convs if type(conv) is _SAGE)
+        return (
+            (x.device.type, self.dtype) == ("cpu", torch.float32)
+            and x.dtype in (torch.float16, torch.float32)
+            and sum(weight.is_leaf and weight.dtype == torch.float32 for weight in weights) == len(convs)
+        )
+
     def _fused(self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int], *num_sampled_edges: Any) -> Layers:
         targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]
-        bounds = np.empty(targets[0] + 1, np.int64)
+        bounds, sizes = np.empty(targets[0] + 1, np.int64), np.array([len(x), *targets])
         col, target = edge_index.contiguous().numpy()
-        if not bounds_of(col, target, len(x), bounds):
+        if not bounds_of(col, target, sizes, bounds):
             col, target = _ascending(edge_index, *num_sampled_edges).numpy()
-            if not bounds_of(col, target, len(x), bounds):
-                ids = f"sources below {len(x)} and targets below {targets[0]}, as num_sampled_nodes says"
+            if not bounds_of(col, target, sizes, bounds):
+                ids = f"sources below {len(x)} and targets below {targets[0]}, hop by hop as num_sampled_nodes says"
                 raise InputError(f"edge_index: expected {ids}, found others")
         layers: Any = self.convs
         weights = [value for conv in layers for value in (conv.lin_l.weight, conv.lin_l.bias, conv.lin_r.weight)]
@@ -182,18 +191,23 @@ class GNN(nn.Module):
     def add_gradients(self, batch: Data, labels: Tensor, scale: float) -> Tensor:
         """Add the gradients of `scale` times the loss, and return the loss: the sum of the seeds' cross-entropies.
 
-        As autograd does it, bit for bit, in two thirds of the time of a small step; for `is_fused` models in training.
+        As PyG's layers and autograd do it, in two thirds of the time of a small step, and with layers of at most
+        `PART_ROWS` nodes bit for bit; for batches that `fuses` accepts.
         """
         layers = self._fused(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
         with torch.no_grad():
             scores, kept = layers.forward("input" if self.checkpointing else "all")
             # The four kernels of `F.cross_entropy` and its backward pass; 2 is reduction="sum", -100 no label.
             rows, ops = torch.log_softmax(scores, 1), torch.ops.aten
+            del scores
             loss, weight = ops.nll_loss_forward(rows, labels, None, 2, -100)
             grad = ops.nll_loss_backward(rows.new_tensor(scale), rows, labels, None, 2, -100, weight)
-            gradients = layers.backward(kept, ops._log_softmax_backward_data(grad, rows, 1, rows.dtype))
+            grad = ops._log_softmax_backward_data(grad, rows, 1, rows.dtype)
+            del rows
+            gradients = layers.backward(kept, grad)
             for value, gradient in zip(layers.weights, gradients, strict=True):
-                value.grad = gradient.contiguous() if value.grad is None else value.grad.add_(gradient)
+                if value.requires_grad:
+                    value.grad = gradient.contiguous() if value.grad is None else value.grad.add_(gradient)
         return loss
 
     def _layer(self, layer: int, x: Tensor, num_targets: int, *adjacency: Tensor) -> Tensor:
@@ -271,9 +285,9 @@ class Call(NamedTuple):
 
     def scores(self, model: Callable[..., Any], batch: Data, device: torch.device) -> Any:
         """Return the model's own output, which may have rows for other nodes than the seeds."""
-        # Widen float16 features after the copy: half the bytes cross to the GPU. Our own models widen them themselves.
+        # Widen float16 features after the copy: half the bytes cross to the GPU. `GNN` widens them where it reads them.
         x = batch.x.to(device, non_blocking=True)
-        known = {"x": x if isinstance(model, GNN) else x.float()}
+        known = {"x": x if type(model) is GNN else x.float()}
         known |= {"edge_index": batch.edge_index.to(device, non_blocking=True)}
         known |= {name: batch[name] for name in ("num_sampled_nodes", "num_sampled_edges")}
         if "batch" in self.arguments.values():

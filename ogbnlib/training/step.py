@@ -94,7 +94,7 @@ class Learner:
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(key)
             labels = batch.y[: batch.batch_size].to(self.device, torch.int64)
-            if isinstance(self.model, GNN) and self.model.is_fused and self.device.type == "cpu":
+            if type(self.model) is GNN and self.device.type == "cpu" and self.model.fuses(batch.x):
                 loss = self.model.add_gradients(batch, labels, scale)
             else:
                 loss = F.cross_entropy(self.call(self.model, batch, self.device), labels, reduction="sum")

@@ -71,7 +71,7 @@ def gradients(name: str, fused: bool = True, **more: object) -> list[Tensor]:
     x, edges, *hops = batch([4, 3, 2], seeds=20)
     torch.manual_seed(5)
     labels = torch.arange(20) % 5
-    if fused and gnn.is_fused:
+    if fused and gnn.fuses(x):
         names = ("num_sampled_nodes", "num_sampled_edges")
         loss = gnn.add_gradients(Data(x, edges, **dict(zip(names, hops, strict=True))), labels, 0.05)
     else:
@@ -88,7 +88,7 @@ def test_the_fused_layers_have_pygs_loss_gradients_and_dropout(dropout: float) -
 
 
 def test_the_fused_gradients_are_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sage, "_PART_ROWS", 3)
+    monkeypatch.setattr(sage, "PART_ROWS", 3)
     results = []
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
