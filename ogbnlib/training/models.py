@@ -167,13 +167,12 @@ class GNN(nn.Module):
     def fuses(self, x: Tensor) -> bool:
         """Whether `Layers` compute these: GraphSAGE's as made here, in float32, on the CPU."""
         # Under autocast and on a GPU PyG's layers take a sparse product.
-        convs: Any = self.convs if self.model == "sage" and self.dtype == torch.float32 else [None]
-        weights = (conv.lin_l.weight for conv in convs if type(conv) is _SAGE)
-        return (
-            (x.device.type, self.dtype) == ("cpu", torch.float32)
-            and x.dtype in (torch.float16, torch.float32)
-            and sum(weight.is_leaf and weight.dtype == torch.float32 for weight in weights) == len(convs)
-        )
+        if self.model != "sage" or self.dtype != torch.float32 or x.device.type != "cpu":
+            return False
+        convs: Any = self.convs
+        weights = (weight for conv in convs if type(conv) is _SAGE for weight in (conv.lin_l.weight, conv.lin_r.weight))
+        plain = sum(weight.is_leaf and weight.dtype == torch.float32 for weight in weights) == 2 * len(convs)
+        return plain and x.dtype in (torch.float16, torch.float32)
 
     def _fused(self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int], *num_sampled_edges: Any) -> Layers:
         targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]

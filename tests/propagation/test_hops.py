@@ -96,8 +96,8 @@ import dataclasses, sys
 from ogbnlib import open_store, propagate
 from ogbnlib.propagation import sweep
 import ogbnlib.propagation.hops as hops
-sweep.SLICE_NODES, planned, width = 500, hops.Propagation.plan, int(sys.argv[3])
-hops.Propagation.plan = lambda self, left: dataclasses.replace(planned(self, left), widths=[width] * 4)
+sweep.SLICE_NODES, planned, width = 500, hops.plan_hops, int(sys.argv[3])
+hops.plan_hops = lambda *args, **how: dataclasses.replace(planned(*args, **how), widths=[width] * 4)
 print("ready", flush=True)
 propagate(open_store(sys.argv[1]), sys.argv[2], hops=4, progress=False)
 """
