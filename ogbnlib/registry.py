@@ -71,9 +71,9 @@ def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: in
     """Bytes of a layer from its products, its scratch space and its sparse matrix."""
     out = (4 if layer.last else item) * layer.targets * layer.outputs
     # Dropout keeps its mask and its result in addition to the output.
-    kept = products + out * (masks if layer.dropout and not layer.last else 1) + 8 * layer.targets
+    saved = products + out * (masks if layer.dropout and not layer.last else 1) + 8 * layer.targets
     peak = products + out * (3 if layer.last else 1) + scratch
-    return LayerMemory(kept, out + matrix, max(kept, peak))
+    return LayerMemory(saved, out + matrix, max(saved, peak))
 
 
 def _sage(layer: Layer) -> LayerMemory:

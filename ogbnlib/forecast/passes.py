@@ -10,7 +10,7 @@ from ..graph.store import GraphSize, Store
 from . import budget, sizes
 from .budget import BatchShape, Spooling, Windows
 from .draws import Batches, draw_batches
-from .step import activation_bytes, model_state_bytes
+from .step import activation_bytes, fuses, model_state_bytes
 
 MODEL = "model, gradients, Adam"
 BATCH, STEP, READY = "batch in use", "step: activations and sampling", "batches ready"
@@ -78,8 +78,8 @@ class Pass:
     def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
         """Bytes of the largest batch, of its float16 features widened to float32, and of its activations."""
         size, largest = self.size, self.batches.largest
-        read_in_place = self.config.model == "sage" and self.config.precision == "fp32" and not on_gpu
-        widened = 4 * largest.num_nodes * size.num_features if self.itemsize == 2 and not read_in_place else 0
+        copied = self.itemsize == 2 and not fuses(self.config, on_gpu)
+        widened = 4 * largest.num_nodes * size.num_features if copied else 0
         widths = size.num_features, size.num_classes
         activations = activation_bytes(self.config, largest, *widths, self.training, on_gpu)
         return budget.batch_bytes(largest, size.num_features, self.batch_itemsize), widened, activations
@@ -113,7 +113,7 @@ class Pass:
         return int(share * sum(parts.get(name, 0) for name in (BATCH, STEP, READY, *WORKERS)))
 
     def prefetched(self) -> dict[str, int]:
-        """Batches of a store that a thread prepares (`sampling.loader.prefetch`) and a step, without windows."""
+        """A step and the batches of a store that are ready for it (`sampling.loader.prefetch`), without windows."""
         others = max(0, self.num_batches - 1)
         ready = budget.queued_bytes(self.batch, self.size.num_features, self.batch_itemsize, others)
         return {READY: ready, **self.step()}

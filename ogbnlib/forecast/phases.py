@@ -102,7 +102,7 @@ _READ_BYTES, _THREADS, _PROBE_S = 8 * 2**20, 3, 0.1  # reads as `graph.disk` mak
 
 @dataclass(frozen=True)
 class Machine:
-    """What decides the time of a run without a GPU."""
+    """Figures of a machine for the time of a run without a GPU."""
 
     cores: int
     flops_per_s: float  # of one core, in a float32 product

@@ -43,8 +43,10 @@ def trained_edges(size: GraphSize, undirected: bool | None) -> int:
 @functools.cache
 def _degree_quantiles(sigma: float) -> tuple[float, ...]:
     """Log-normal degrees of mean 1, each of a 64th of the nodes."""
-    values = [math.exp(sigma * statistics.NormalDist().inv_cdf((i + 0.5) / 64)) for i in range(64)]
-    return tuple(64 * value / sum(values) for value in values)
+    normal = statistics.NormalDist()
+    values = [math.exp(sigma * normal.inv_cdf((i + 0.5) / 64)) for i in range(64)]
+    total = sum(values)
+    return tuple(64 * value / total for value in values)
 
 
 def _hit_weights(size: GraphSize, undirected: bool | None) -> tuple[float, ...]:
@@ -59,7 +61,8 @@ def _hit_weights(size: GraphSize, undirected: bool | None) -> tuple[float, ...]:
 
 def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> float:
     """Expected number of distinct nodes at the end of `draws` edges."""
-    return sum(size.num_nodes / 64 * -math.expm1(-draws * w / size.num_nodes) for w in _hit_weights(size, undirected))
+    share, count = size.num_nodes / 64, size.num_nodes
+    return sum(share * -math.expm1(-draws * w / count) for w in _hit_weights(size, undirected))
 
 
 def expected_batch(

@@ -101,6 +101,11 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
 LARGE_FLOPS = 5e8
 
 
+def fuses(config: TrainConfig, on_gpu: bool = False) -> bool:
+    """Whether `propagation.sage.Layers` train the model, which read float16 features in place; see `GNN.fuses`."""
+    return config.model == "sage" and config.precision == "fp32" and not on_gpu
+
+
 def layers_of(
     config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, on_gpu: bool = False
 ) -> list[Layer]:
@@ -117,9 +122,8 @@ def layers_of(
         reach = 1 if propagated else depth + 1 if own else depth - i
         sizes = sum(batch.hop_nodes[: reach + 1]), sum(batch.hop_nodes[:reach]), sum(batch.hop_edges[:reach])
         first, last, half = i == 0, i == len(widths) - 1, config.precision != "fp32"
-        fused, dropout = config.model == "sage" and not (half or on_gpu), config.dropout > 0
         numbers = *sizes, inputs, outputs, first, last, config.heads, config.hops
-        layers.append(Layer(*numbers, half, dropout, fused, own))
+        layers.append(Layer(*numbers, half, config.dropout > 0, fuses(config, on_gpu), own))
     return layers
 
 
@@ -158,10 +162,10 @@ def layer_memory(
     return [memory(layer) for layer in layers_of(config, batch, num_features, num_classes, on_gpu)]
 
 
-# Measured with hooks on saved tensors in all models, precisions and shapes of the tests, this was met within 1 % or up
-# to 25 % too high.
+# Measured in all models, precisions and shapes of the tests, with hooks on saved tensors where autograd keeps them, this
+# was met within 1 % or up to 25 % too high.
 def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> int:
-    """Bytes that autograd keeps between the passes over one batch, without the batch's own x and the parameters."""
+    """Bytes kept between the two passes over one batch, without the batch's own x and the parameters."""
     layers = layer_memory(config, batch, num_features, num_classes)
     if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
         return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]

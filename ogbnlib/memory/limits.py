@@ -208,7 +208,7 @@ class Watchdog(Limit):
         begin_s = time.monotonic()
         if summed <= self.limit_bytes or (begin_s < self._next_s and summed < self._next_sum):
             return reading
-        for _ in range(2):  # two in a row must pass the limit: during one, pages of a worker that ends are nobody's
+        for _ in range(2):  # two in a row must pass the limit: the first may count a worker that has ended
             reading = read_memory(self.pid)
             if reading.held_bytes is None:  # several processes need PSS
                 reading = read_memory(self.pid, pss=True)

@@ -176,7 +176,7 @@ def _own_tmp() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def _compile_kernels(how: str) -> None:
-    """Compile the sampling kernels in another process, unless numba has cached them beside their modules."""
+    """Compile the sampling kernels in another process, unless numba's cache has them."""
     # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no forecast counts.
     package = Path(__file__).parents[1]
     for name in ("graph/disk.py", "sampling/sampler.py", "sampling/window.py", "propagation/sage.py"):

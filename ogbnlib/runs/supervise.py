@@ -50,7 +50,7 @@ def trainer_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass
 class Outcome:
-    """How a supervised process tree ended. `exit_code` is 128 + N after signal N; `evidence` is `Limit.evidence`."""
+    """The end of a supervised process tree. `exit_code` is 128 + N after signal N; `evidence` is `Limit.evidence`."""
 
     exit_code: int
     tail: str

@@ -101,8 +101,8 @@ class GNN(nn.Module):
     Sources: GraphSAGE with mean aggregation (Hamilton et al. 2017), GCN (Kipf and Welling 2017), GAT (Velickovic et
     al. 2018), all as PyG implements them.
 
-    With `activation_checkpointing` the backward pass computes each layer again from its input (Chen et al. 2016). The
-    random state is kept with the input, so dropout and gradients are the same.
+    With `activation_checkpointing` the backward pass computes each layer again from its input (Chen et al. 2016), with
+    the same dropout and gradients.
     """
 
     def __init__(self, config: TrainConfig, num_features: int, num_classes: int):
@@ -133,7 +133,6 @@ class GNN(nn.Module):
         """
         if not torch.is_grad_enabled() and self.fuses(x):
             return self._fused(x, edge_index, num_sampled_nodes, num_sampled_edges).forward("nothing")[0].float()
-        targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]
         # Our samplers list edges ascending by target, hop by hop, so a layer's edges are already in CSR order.
         if not bool((edge_index[1].diff() >= 0).all()):
             edge_index = _ascending(edge_index, num_sampled_edges)
@@ -149,7 +148,7 @@ class GNN(nn.Module):
         with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
             for layer in range(len(self.convs)):
                 hops = len(self.convs) - layer
-                num_targets, edges = targets[layer], edge_index[:, : sum(num_sampled_edges[:hops])]
+                num_targets, edges = sum(num_sampled_nodes[:hops]), edge_index[:, : sum(num_sampled_edges[:hops])]
                 if self.model == "gat":
                     adjacency: tuple[Tensor, ...] = (edges,)
                 elif self.model == "sage":
@@ -195,7 +194,7 @@ class GNN(nn.Module):
         """
         layers = self._fused(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
         with torch.no_grad():
-            scores, kept = layers.forward("input" if self.checkpointing else "all")
+            scores, tape = layers.forward("input" if self.checkpointing else "all")
             # The four kernels of `F.cross_entropy` and its backward pass; 2 is reduction="sum", -100 no label.
             rows, ops = torch.log_softmax(scores, 1), torch.ops.aten
             del scores
@@ -203,7 +202,7 @@ class GNN(nn.Module):
             grad = ops.nll_loss_backward(rows.new_tensor(scale), rows, labels, None, 2, -100, weight)
             grad = ops._log_softmax_backward_data(grad, rows, 1, rows.dtype)
             del rows
-            gradients = layers.backward(kept, grad)
+            gradients = layers.backward(tape, grad)
             for value, gradient in zip(layers.weights, gradients, strict=True):
                 if value.requires_grad:
                     value.grad = gradient.contiguous() if value.grad is None else value.grad.add_(gradient)
@@ -284,7 +283,7 @@ class Call(NamedTuple):
 
     def scores(self, model: Callable[..., Any], batch: Data, device: torch.device) -> Any:
         """Return the model's own output, which may have rows for other nodes than the seeds."""
-        # Widen float16 features after the copy: half the bytes cross to the GPU. `GNN` widens them where it reads them.
+        # Widen float16 features after the copy: half the bytes cross to the GPU. `GNN` widens them while it reads.
         x = batch.x.to(device, non_blocking=True)
         known = {"x": x if type(model) is GNN else x.float()}
         known |= {"edge_index": batch.edge_index.to(device, non_blocking=True)}
