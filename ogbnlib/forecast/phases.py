@@ -6,7 +6,6 @@ set to a store is not among the phases: it keeps to any limit by itself.
 
 import contextlib
 import io
-import mmap
 import os
 import re
 import time
@@ -20,6 +19,7 @@ import numpy as np
 
 from ..config import TrainConfig
 from ..errors import MB, InputError
+from ..files import block_buffer
 from ..graph.store import GraphSize, Store
 from ..launcher import job_cores
 from ..registry import POLICIES
@@ -145,7 +145,7 @@ def _read(path: Path) -> float:
     begin = time.perf_counter()
 
     def part(thread: int) -> int:
-        buffer, done = mmap.mmap(-1, _READ_BYTES), 0
+        buffer, done = block_buffer(_READ_BYTES), 0
         while time.perf_counter() - begin < _PROBE_S:
             place = (thread + done * _THREADS) * 37 % pieces
             done += os.preadv(file.fileno(), [buffer], place * _READ_BYTES) // _READ_BYTES

@@ -162,8 +162,8 @@ def layer_memory(
     return [memory(layer) for layer in layers_of(config, batch, num_features, num_classes, on_gpu)]
 
 
-# Measured in all models, precisions and shapes of the tests, with hooks on saved tensors where autograd keeps them, this
-# was met within 1 % or up to 25 % too high.
+# Measured in all models, precisions and shapes of the tests (with hooks on tensors that autograd saves), this was met
+# within 1 % or up to 25 % too high.
 def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> int:
     """Bytes kept between the two passes over one batch, without the batch's own x and the parameters."""
     layers = layer_memory(config, batch, num_features, num_classes)

@@ -59,8 +59,8 @@ class Magics:
     def memory(self, line: str, cell: str | None = None) -> None:
         """%%memory
 
-        Run the cell as usual, then show its memory over time, sampled every 20 ms: the peak, and the memory that stays in use.
-        Child processes are included, each page once. Use `with ogbnlib.phase("load"):` in the cell to name moments.
+        Run the cell as usual, then show its memory over time, sampled every 20 ms, and its peak. Child processes are
+        included, each page once. Use `with ogbnlib.phase("load"):` in the cell to name moments.
         """
         if cell is not None:
             self._shell.run_cell(f"%%memory\n{cell}")

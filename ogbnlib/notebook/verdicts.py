@@ -132,7 +132,7 @@ def losses_differ(runs: Mapping[str, Run]) -> Finding:
 def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: float) -> Finding:
     """Check that epochs of `one_s` seconds take at most `factor` times as long as epochs of `other_s` seconds.
 
-    Each is compared with each: if neither answer has 9 of 10 pairs, the noise is larger than the difference in question.
+    Each is compared with each: if neither answer has 9 of 10 pairs, the noise is larger than the difference.
     """
     ratios = sorted(one / other for one in one_s for other in other_s)
     if not ratios:

@@ -1,9 +1,9 @@
 """GraphSAGE's layers and their gradients on the CPU, for edges in ascending order of their targets.
 
 PyG's `SAGEConv` makes a new large array each for the mean, two products, their sum and the ReLU. Autograd makes three
-more for the gradients of the slice of targets, of the mean, and their sum. Here the neighbors' mean and the targets' own
-features lie side by side, and each gradient is written once: a training step of [3, 2] x 128 x 16 takes 1.0 instead of
-1.4 ms. Sums are in PyG's order, so layers of one part have the same bits as PyG's.
+more for the gradients of the slice of targets, of the mean, and their sum. Here the neighbors' mean and the targets'
+own features lie side by side, and each gradient is written once: a training step of [3, 2] x 128 x 16 takes 1.0
+instead of 1.4 ms. Sums are in PyG's order, so layers of one part have the same bits as PyG's.
 """
 
 import functools

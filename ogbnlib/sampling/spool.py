@@ -13,71 +13,25 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
-import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import explained
-from ..files import Stream
+from ..files import whole_blocks
 from ..forecast.budget import WINDOW_BYTES
-from ..graph.disk import CHUNK_BYTES, DiskArray, Interrupted, disk_array
+from ..graph.disk import CHUNK_BYTES, DiskArray, DiskFull, Interrupted, SpoolFile, disk_array, disk_errors
 from ..graph.npz import Array
 from .window import Seeds, Window, sample_windows
 
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
 _ROW_CHUNK_BYTES = 2**14  # smaller ones read less and make their table of 8 bytes a chunk larger
-
-
-class DiskFull(OSError):
-    """A window can't be written to disk, or read from there."""
-
-
-@contextlib.contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DiskFull(error.errno, error.strerror, str(folder)) from None
-
-
-class SpoolFile(Stream):
-    """A file without a name; the kernel deletes it with its last user, at the latest with this process."""
-
-    most_dirty_bytes = 128 * 2**20
-
-    def __init__(self, folder: Path, num_bytes: int = 0):
-        self.folder = folder
-        with _disk_errors(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            super().__init__(os.dup(file.fileno()))
-            if num_bytes:
-                os.posix_fallocate(self.fileno(), 0, num_bytes)
-
-    def store(self, array: Array) -> Callable[[], Array]:
-        """Write an array behind the others and return the function that reads it."""
-        offset = self.size
-        self.append(array.reshape(-1).view(np.uint8).data)
-        return functools.partial(self.load, offset, array.shape, array.dtype)
-
-    def put(self, data: Any, offset: int) -> None:
-        with _disk_errors(self.folder):
-            super().put(data, offset)
-
-    def load(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array from byte `offset` on, past the page cache."""
-        out = np.empty(shape, dtype)
-        with _disk_errors(self.folder):
-            self.fill(out.reshape(-1).view(np.uint8).data, offset)
-        os.posix_fadvise(self.fileno(), offset, out.nbytes, os.POSIX_FADV_DONTNEED)
-        return out
 
 
 class StoredWindow(NamedTuple):
@@ -182,7 +136,7 @@ class Spool:
             read = colptr.bytes_read + row.bytes_read - before
             self._loader.on_pass(batches=at, sample_s=round(time.monotonic() - begun, 3), bytes_read=read)
         for spool, (file, windows) in zip(spools, structures, strict=True):
-            with _disk_errors(file.folder):
+            with disk_errors(file.folder):
                 file.drop()
             spool._structure = windows
 
@@ -192,7 +146,8 @@ class Spool:
         begun, before, targets = time.monotonic(), x.bytes_read, list[tuple[SpoolFile, int]]()
         for shard in shards:
             sizes = [stored.num_ids * x.row_bytes for stored in shard.values()]
-            file, offsets = SpoolFile(self._loader.spool_dir, sum(sizes)), np.cumsum([0, *sizes]).tolist()
+            offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
+            file = SpoolFile(self._loader.spool_dir, offsets[-1])
             filled.append({})
             for (key, stored), offset in zip(shard.items(), offsets, strict=False):
                 shape = stored.num_ids, store.num_features
@@ -210,6 +165,8 @@ class Spool:
             file.put(rows.reshape(-1).data, offset + done * x.row_bytes)
 
         x.deal(index, bounds, buffer_bytes, put)
+        for file in {file for file, _ in targets}:
+            file.finish()
         took = {"features_s": round(time.monotonic() - begun, 3), "bytes_read": x.bytes_read - before}
         written = len(index) * x.row_bytes
         self._loader.on_pass(windows=len(windows), distinct_nodes=len(index), **took, bytes_written=written)

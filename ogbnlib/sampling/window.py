@@ -14,8 +14,9 @@ import numpy as np
 from numba import uint64
 
 from ..errors import InputError
+from ..files import BLOCK
 from ..graph.bits import NodeSet, kernel
-from ..graph.disk import _BLOCK, DiskArray
+from ..graph.disk import DiskArray
 from ..graph.npz import Array
 from ..graph.sort import restore_input_order
 from .choice import choose_all, choose_shared, count_chosen, hop_state
@@ -211,7 +212,7 @@ def compile_kernels(num_neighbors: list[int]) -> None:
         take_rows(np.empty((1, 1), np.uint8), one[:0].astype(dtype), np.empty((1, 1), np.uint8))
         sampler = CSCSampler(offsets, np.empty(0, dtype), num_neighbors)
     with tempfile.NamedTemporaryFile() as file:  # a graph of one node on disk
-        file.write(bytes(_BLOCK))
+        file.write(bytes(BLOCK))
         file.flush()
         colptr, row, x = (DiskArray(file.name, 0, size, 2) for size in (8, 4, 8))
         for dtype in (np.int32, np.int64):

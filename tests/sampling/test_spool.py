@@ -3,7 +3,10 @@
 import contextlib
 import dataclasses
 import errno
+import fcntl
+import functools
 import gc
+import itertools
 import json
 import os
 import threading
@@ -23,7 +26,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.files import file_system
 from ogbnlib.forecast import budget
 from ogbnlib.forecast.budget import Spooling, Windows, spool_bytes
-from ogbnlib.graph.disk import DiskArray, Interrupted
+from ogbnlib.graph.disk import DiskArray, DiskFull, Interrupted, SpoolFile
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
@@ -178,6 +181,27 @@ def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(make: Buil
     batches.close()
     loader.close()
     assert len(os.listdir("/proc/self/fd")) == before - 3  # of the store
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_arrays_written_in_parts_are_read_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    if not direct:  # as some network file systems answer
+        monkeypatch.setattr(fcntl, "fcntl", lambda *_: (_ for _ in ()).throw(OSError(errno.EINVAL, "Invalid argument")))
+    file, draw = SpoolFile(tmp_path), np.random.default_rng(0)
+    arrays = [draw.integers(0, 255, size, np.uint8) for size in (0, 1, 4095, 4096, 4097, 9_000_001)]
+    reads = [file.store(array) for array in arrays]
+    pair, begin = draw.integers(0, 2**31, (2, 3, 50_001), np.int32), file.size
+    for low, high in itertools.pairwise([0, 1, 1025, 2049, 2050, 40_000, 50_001]):  # of rows of 12 bytes, side by side
+        for place, rows in zip((begin, begin + 2**20), pair.transpose(0, 2, 1), strict=True):
+            file.put(np.ascontiguousarray(rows[low:high]).reshape(-1).view(np.uint8).data, place + 12 * low)
+    file.finish()
+    reads += [functools.partial(file.load, place, (50_001, 3), pair.dtype) for place in (begin, begin + 2**20)]
+    for array, read in zip([*arrays, *pair.transpose(0, 2, 1)], reads, strict=True):
+        assert np.array_equal(array, read())
+    with pytest.raises(DiskFull, match="ends early"):
+        file.load(file.size, (1,), pair.dtype)
 
 
 @pytest.mark.parametrize("calls", [0, 4, 12])
