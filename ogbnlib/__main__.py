@@ -6,7 +6,6 @@ if __name__ == "__main__":  # the imports below take a second, in which Ctrl-C e
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -147,10 +146,7 @@ def watch(
 
     with _interruptible():
         done = watch_command(command, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json)
-    if as_json:
-        typer.echo(json.dumps(done.result, indent=2))
-    else:
-        say(f"{done.diagnosis}\nEverything about it is in {done.run_dir}")
+    show(done.result, f"{done.diagnosis}\nEverything about it is in {done.run_dir}", as_json, err=True)
     raise typer.Exit(done.exit_code or 0)
 
 

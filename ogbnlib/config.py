@@ -149,13 +149,8 @@ class TrainConfig(_Parameters):
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
-        problems = [
-            f"unknown parameter {name!r}: write {v.REPLACED[name]}"
-            if name in v.REPLACED
-            else unknown_name(name, known, "parameter")
-            for name in values
-            if name not in known
-        ]
+        problems = [unknown_name(name, known, "parameter") for name in values if name not in {*known, *v.REPLACED}]
+        problems += [f"unknown parameter {name!r}: write {v.REPLACED[name]}" for name in values if name in v.REPLACED]
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -21,21 +21,20 @@ RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
 StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
 
 
-def show(value: dict[str, Any], text: str, as_json: bool) -> None:
-    typer.echo(json.dumps(value, indent=2) if as_json else text)
+def show(value: dict[str, Any], text: str, as_json: bool, *, err: bool = False) -> None:
+    """Print the text, with `err` on standard error, or the value as JSON."""
+    typer.echo(json.dumps(value, indent=2) if as_json else text, err=err and not as_json)
 
 
 def say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def read_options(
-    config: Path | None, assignments: list[str] | None, memory_limit: str | None
-) -> tuple[dict[str, Any], str | None]:
+def read_options(config: Path | None, pairs: list[str] | None, limit: str | None) -> tuple[dict[str, Any], str | None]:
     """Return the parameters of --config and --set, and the memory limit."""
     values = read_parameters(config) if config else {}
     limit_in_file = values.pop("memory_limit", None)
-    return {**values, **parse_assignments(assignments or [])}, limit_in_file if memory_limit is None else memory_limit
+    return {**values, **parse_assignments(pairs or [])}, limit_in_file if limit is None else limit
 
 
 def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:

@@ -11,11 +11,9 @@ from .errors import format_bytes
 from .output import Live
 
 
-def seconds(number: float) -> str:
+def seconds(value: float) -> str:
     """Format a duration: `47 s`, `12 min`, `3.4 h`."""
-    return (
-        f"{number:.0f} s" if number < 100 else f"{number / 60:.0f} min" if number < 6000 else f"{number / 3600:.1f} h"
-    )
+    return f"{value:.0f} s" if value < 100 else f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"
 
 
 @dataclass

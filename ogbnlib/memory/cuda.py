@@ -137,9 +137,7 @@ def oom_sizes(message: str) -> dict[str, int]:
     return sizes
 
 
-def record_oom(
-    error: BaseException, mark: Callable[..., None], suggest: Callable[[Mapping[str, Any]], list[str]]
-) -> None:
+def record_oom(error: BaseException, mark: Callable[..., None], suggest: Callable[[dict[str, Any]], list[str]]) -> None:
     """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still alive."""
     message = str(error).partition(" If reserved but unallocated")[0].splitlines()
     text = message[0] if message else type(error).__name__

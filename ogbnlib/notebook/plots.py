@@ -48,11 +48,10 @@ _PLAIN: dict[str, Any] = {"fontsize": 8, "facecolor": "white", "edgecolor": "non
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Array]:
+def _figure(rows: int, columns: int, size: tuple[float, float], sharey: bool = False) -> tuple[Figure, Array]:
     """Create a transparent figure whose text is readable in light and dark themes; return it and its grid of axes."""
-    figure, grid = plt.subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained", facecolor="none", **options
-    )
+    look: dict[str, Any] = {"figsize": size, "layout": "constrained", "facecolor": "none"}
+    figure, grid = plt.subplots(rows, columns, squeeze=False, sharey=sharey, **look)
     for ax in grid.flat:
         ax.tick_params(colors=_GREY)
         ax.spines[:].set_color(_GREY)

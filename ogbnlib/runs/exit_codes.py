@@ -37,68 +37,37 @@ _TABLE = {
     "1": ("error", "ended by a Python exception", _READ),
     "2": ("bad input", "refused its input, or could not read or write a file", "fix what the message names"),
     "75": ("stopped at a checkpoint", "stopped at a batch boundary on a signal; its checkpoint is written", _RESUME),
-    "76": (
-        "out of GPU memory",
-        "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
-        f"set expandable_segments=True, or make a step smaller: {_STEP}",
-    ),
-    "77": (
-        "diverged",
-        "diverged: the loss, a weight or a score was not finite",
-        "go on with a smaller lr (--resume --set lr=...)",
-    ),
-    "78": (
-        "not finished",
-        "ended before the training was finished, without an error: code of the model ended a process, or hung",
-        f"let that code raise an error instead, and {_RESUME}",
-    ),
+    "76": ("out of GPU memory", "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
+           f"set expandable_segments=True, or make a step smaller: {_STEP}"),
+    "77": ("diverged", "diverged: the loss, a weight or a score was not finite",
+           "go on with a smaller lr (--resume --set lr=...)"),
+    "78": ("not finished",
+           "ended before the training was finished, without an error: code of the model ended a process, or hung",
+           f"let that code raise an error instead, and {_RESUME}"),
     "126": ("never started", "never started: its file can't be executed", "check its permissions and first line"),
     "127": ("never started", "never started: it, or its interpreter, was not found", "check both names"),
     "129": ("SIGHUP", "ended by SIGHUP: its terminal was closed", "go on with resume=True, in tmux or by sbatch"),
-    "130": (
-        "interrupted",
-        "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)",
-        "go on with resume=True",
-    ),
-    "135": (
-        "error",
-        "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter",
-        "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else check the data "
-        "(`python -m ogbnlib verify`)",
-    ),
-    "137": (
-        "SIGKILL, cause unknown",
-        f"ended by SIGKILL, cause unknown: {_KILLED}",
-        "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence",
-    ),
-    "138": (
-        "SIGUSR1",
-        "ended by SIGUSR1 in its first second, before it could stop at a checkpoint",
-        "start it again, with resume=True (--resume) if its folder exists already",
-    ),
-    "139": (
-        "error",
-        "ended by SIGSEGV, a crash in compiled code",
-        "run with num_workers=0 and PYTHONFAULTHANDLER=1; check that torch and its extensions match",
-    ),
+    "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)",
+            "go on with resume=True"),
+    "135": ("error",
+            "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter",
+            "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else check the data "
+            "(`python -m ogbnlib verify`)"),
+    "137": ("SIGKILL, cause unknown", f"ended by SIGKILL, cause unknown: {_KILLED}",
+            "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence"),
+    "138": ("SIGUSR1", "ended by SIGUSR1 in its first second, before it could stop at a checkpoint",
+            "start it again, with resume=True (--resume) if its folder exists already"),
+    "139": ("error", "ended by SIGSEGV, a crash in compiled code",
+            "run with num_workers=0 and PYTHONFAULTHANDLER=1; check that torch and its extensions match"),
     "141": ("error", "ended by SIGPIPE: the reader of its output ended first", "write the output to a file"),
     "143": ("SIGTERM", "ended by SIGTERM: scancel, a time limit, preemption or kill", "go on with resume=True"),
-    "255": (
-        "error",
-        "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
-        "read the launcher's own messages: lost connection, missing image, node failure",
-    ),
-    "0:125": (
-        "out of memory",
-        "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY)",
-        "ask for more with --mem, or use loading=shared; note that srun itself returns 1 for such a step",
-    ),
-    "0:53": (
-        "never started",
-        "never started: Slurm could not open the batch script's output file or working directory",
-        "make the folder of --output and --chdir on a file system that the compute node sees",
-    ),
-}
+    "255": ("error", "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
+            "read the launcher's own messages: lost connection, missing image, node failure"),
+    "0:125": ("out of memory", "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY)",
+              "ask for more with --mem, or use loading=shared; note that srun itself returns 1 for such a step"),
+    "0:53": ("never started", "never started: Slurm could not open the batch script's output file or working directory",
+             "make the folder of --output and --chdir on a file system that the compute node sees"),
+}  # fmt: skip
 EXIT_CODES = {code: Meaning(*meaning) for code, meaning in _TABLE.items()}
 # Other meanings for a command that is not of this package, whose own codes 75 to 78 are unknown.
 _FOREIGN = {

@@ -113,14 +113,13 @@ def run(
         live: In a notebook, draw its memory as it grows.
         num_ranks: Processes on this machine that train together, under the one limit.
     """
-    if config is not None:
-        check_config(config)
     if live and not in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
     if config is None:
         if run_dir is None or not resume:
             raise InputError("config: expected one, or the folder of a run with resume=True to go on with its own")
         config = Run.open(run_dir).config
+    check_config(config)
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"

@@ -121,6 +121,7 @@ def supervise(
                 raise
             code, message = 127 if error.errno == errno.ENOENT else 126, f"error: {argv[0]}: {error.strerror}"
             return Outcome(code, message, recorder.record, evidence, None)
+        assert process.stdout is not None
         forward.begin(process.pid)
         unwritable = _Unwritable(process.pid, stops=holds_back)
         tail, status = "", -signal.SIGKILL
@@ -136,7 +137,7 @@ def supervise(
             with Live(text, how, apart=not holds_back, steps=echo) as live:
                 stop = functools.partial(_stop_if_asked, process.pid, interrupts, [], live)
                 show = live.write if echo else lambda data: None
-                tail = _relay(process, RunPaths(run_dir).output, show, unwritable, stop)
+                tail = _relay(process.pid, process.stdout.fileno(), RunPaths(run_dir).output, show, unwritable, stop)
         finally:
             forward.end()
             unwritable.timer.cancel()  # before the process is waited for
@@ -144,8 +145,9 @@ def supervise(
             try:
                 status = process.wait()
             finally:
+                process.stdout.close()
                 interrupted = bool(interrupts)
-                evidence, peak = _close(process, limit, recorder, 0 if interrupted else status, tail)
+                evidence, peak = _close(limit, recorder, 0 if interrupted else status, tail)
     code = 130 if interrupted else 128 - status if status < 0 else status
     if evidence["killed_by"]:
         evidence |= {"ended_with": status} if status >= 0 else {}
@@ -164,12 +166,8 @@ def _stop_if_asked(pid: int, interrupts: list[int], until_s: list[float], live: 
         kill_tree(pid)
 
 
-def _close(
-    process: subprocess.Popen[bytes], limit: Limit, recorder: Recorder, status: int, tail: str
-) -> tuple[dict[str, Any], int | None]:
-    """Close everything; return the limit's evidence and the kernel's peak."""
-    assert process.stdout is not None
-    process.stdout.close()
+def _close(limit: Limit, recorder: Recorder, status: int, tail: str) -> tuple[dict[str, Any], int | None]:
+    """Close recorder and limit; return the limit's evidence and the kernel's peak."""
     try:
         recorder.stop()
     finally:
@@ -184,43 +182,37 @@ def _close(
 
 
 def _relay(
-    process: subprocess.Popen[bytes],
-    log_path: Path,
-    show: Callable[[bytes], object],
-    unwritable: _Unwritable,
-    stop_if_asked: Callable[[], object],
+    pid: int, pipe: int, path: Path, show: Callable[[bytes], object], unwritable: _Unwritable, stop: Callable[[], None]
 ) -> str:
-    """Copy the child's output to the log and to `show` until it ends; return its tail."""
-    assert process.stdout is not None
-    descriptor, tail, pause_s, ended_s, pending = process.stdout.fileno(), b"", 0.2, 0.0, 0
-    log = -1
+    """Copy the child's output from a pipe to the log and to `show` until it ends; return its tail."""
+    tail, pause_s, ended_s, pending, log = b"", 0.2, 0.0, 0, -1
     try:
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
         unwritable(error)
     try:
         while True:
-            readable, _, _ = select.select([] if descriptor < 0 else [descriptor], [], [], pause_s)
-            stop_if_asked()
-            data = os.read(descriptor, 65536) if readable else b""
+            readable, _, _ = select.select([] if pipe < 0 else [pipe], [], [], pause_s)
+            stop()
+            data = os.read(pipe, 65536) if readable else b""
             if data:
                 try:
                     os.write(log, data)
                 except OSError as error:
-                    unwritable(OSError(error.errno, error.strerror, str(log_path)))
+                    unwritable(OSError(error.errno, error.strerror, str(path)))
                 tail, pending = (tail + data)[-4000:], pending - len(data)
                 show(data)
             elif readable:  # closed, which is nearly always the end; but a command may go on without output
-                descriptor, pause_s = -1, 0.001
+                pipe, pause_s = -1, 0.001
             else:
                 pause_s = min(0.2, 2 * pause_s)
             # WNOWAIT keeps the process number reserved until `supervise` has ended the whole tree.
-            if not ended_s and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if not ended_s and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 ended_s = time.monotonic()
-                if descriptor >= 0:
-                    (pending,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+                if pipe >= 0:
+                    (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
             # An orphaned worker may keep the pipe open for ever: half a second of silence, or of its output, ends it.
-            if ended_s and (descriptor < 0 or (time.monotonic() - ended_s > 0.5 and (not readable or pending <= 0))):
+            if ended_s and (pipe < 0 or (time.monotonic() - ended_s > 0.5 and (not readable or pending <= 0))):
                 return tail.decode(errors="replace")
     finally:
         if log >= 0:

@@ -133,10 +133,8 @@ def _features(begin, end, keys, order, slot_class, means, out):  # type: ignore[
         j = (v - shift + num_nodes) % num_nodes * inverse % num_nodes
         label, key = slot_class[j % 1024], _draw(keys[7], j, 0)
         for f in range(out.shape[1]):
-            bits = mix(key + np.uint64(f) * GAMMA)
-            four = (
-                (bits & low) + (bits >> np.uint64(16) & low) + (bits >> np.uint64(32) & low) + (bits >> np.uint64(48))
-            )
+            raw = mix(key + np.uint64(f) * GAMMA)
+            four = (raw & low) + (raw >> np.uint64(16) & low) + (raw >> np.uint64(32) & low) + (raw >> np.uint64(48))
             value = means[label, f] + (np.float64(four) - 131070.0) / 37837.0
             out[v - begin, f] = np.rint(value * 256.0) / 256.0
 
