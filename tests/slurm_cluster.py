@@ -112,9 +112,8 @@ class Cluster:
         (folder / "cgroup.conf").write_text(CGROUP_CONF.format(plugin=plugin))
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
-        keep = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "OGBNLIB"))
-        }
+        own = "SLURM", "SBATCH", "OGBNLIB"
+        keep = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         self.env = {**keep, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def _start(self, name: str, *argv: str) -> None:

@@ -48,9 +48,7 @@ def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_system_without_locks_is_written_to_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.fcntl, "flock", refuse(errno.ENOTSUP))
     with pytest.warns(UserWarning, match=r"lock: no locks on its file system, so a second"), new_folder(tmp_path / "a"):
         pass
@@ -64,10 +62,8 @@ def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> No
         "    (folder / 'half').write_text('x'); print('ready', flush=True); sys.stdin.readline()"
     )
     with python_child(code, str(tmp_path / "new")) as process:
-        with (
-            pytest.raises(InputError, match=f"it is being written by process {process.pid}"),
-            new_folder(tmp_path / "new"),
-        ):
+        words = f"it is being written by process {process.pid}"
+        with pytest.raises(InputError, match=words), new_folder(tmp_path / "new"):
             pass
         assert abandoned(tmp_path) == []
         process.kill()
@@ -93,9 +89,7 @@ def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
         home("data\r")
 
 
-def test_a_path_that_is_missing_is_named_with_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_path_is_named_with_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for look in (open_dataset, Run.open, list_runs, lambda path: run(TrainConfig.create(dataset=path), "1 GB")):
         with pytest.raises(InputError, match=f"; the working folder is {tmp_path}") as caught:

@@ -100,9 +100,7 @@ def test_sampled_predictions_have_the_accuracies_of_the_evaluations(
         assert float((np.load(everything)[nodes] == store.y[nodes]).mean()) == kept[split]
 
 
-def test_a_model_of_propagated_features_predicts_from_them(
-    tiny_config: Config, tiny_store: Path, tmp_path: Path
-) -> None:
+def test_a_model_of_propagated_features_can_predict(tiny_config: Config, tiny_store: Path, tmp_path: Path) -> None:
     config = tiny_config(loading="propagated", model="sign", data_dir=str(tmp_path), dataset=str(tiny_store))
     result = train(config, tmp_path / "run")
     found = np.load(predict(tmp_path / "run", tmp_path / "out.npy", **QUIET))

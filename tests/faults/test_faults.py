@@ -107,9 +107,7 @@ def told(ended: Ended, how: int, nth: int = COUNT) -> None:
 
 
 @pytest.mark.parametrize("how", [KILL, TORN, FULL, BROKEN], ids=["kill", "torn", "full disk", "broken disk"])
-def test_data_that_are_made_appear_whole_or_not_at_all(
-    faults: Faults, tiny_dir: Path, tmp_path: Path, how: int
-) -> None:
+def test_data_being_made_appear_whole_or_not_at_all(faults: Faults, tiny_dir: Path, tmp_path: Path, how: int) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
 

@@ -68,9 +68,7 @@ def sampled(store: Store, split: str, batch_size: int, fan_out: Sequence[int]) -
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 @pytest.mark.parametrize("fan_out", [[15, 10, 5], [25, -1]], ids=str)
-def test_batches_are_drawn_as_large_as_the_sampler_makes_them(
-    drawn_store: Store, fan_out: list[int], split: str
-) -> None:
+def test_drawn_batches_are_as_large_as_the_samplers(drawn_store: Store, fan_out: list[int], split: str) -> None:
     nodes, edges = sampled(drawn_store, split, 64, fan_out)
     drawn = draw_batches(drawn_store, split, 64, fan_out, training=split == "train", num_batches=100)
     assert drawn.source == "drawn"

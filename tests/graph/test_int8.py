@@ -79,9 +79,7 @@ def test_training_and_predictions_are_those_of_the_decoded_values(
     assert classes[:2] == classes[2:]
 
 
-def test_pygs_feature_store_and_a_propagation_see_the_decoded_values(
-    coded: Store, decoded: Store, tmp_path: Path
-) -> None:
+def test_pygs_feature_store_and_a_propagation_see_decoded_values(coded: Store, decoded: Store, tmp_path: Path) -> None:
     ids = torch.tensor([5, 0, 299])
     one, other = (store.feature_store().get_tensor(None, "x", index=ids) for store in (coded, decoded))
     assert torch.equal(one, other)

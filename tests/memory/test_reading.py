@@ -12,9 +12,7 @@ from ogbnlib.memory.cgroup import Cgroup, effective_limit
 from ogbnlib.memory.reading import memory_now, read_memory, read_pss
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
-FORKED = (
-    "import os, sys; block = b'x' * (100 << 20)\nif os.fork() == 0:\n    print('ready', flush=True)\nsys.stdin.read()"
-)
+FORKED = "import os, sys; x = b'x' * (100 << 20)\nif os.fork() == 0:\n    print('ready', flush=True)\nsys.stdin.read()"
 MAPPED = (
     "import mmap, sys; file = open(sys.argv[1], 'r+b'); block = mmap.mmap(file.fileno(), 0)\n"
     "sum(block[i] for i in range(0, len(block), 4096))\n" + READY

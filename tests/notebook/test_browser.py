@@ -22,9 +22,7 @@ ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("no chromium to open JupyterLab in; apt install chromium", allow_module_level=True)
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="no playwright to drive chromium; pip install playwright"
-)
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright for chromium; pip install playwright")
 
 SMALL = {"scale: float = 0.01": "scale: float = 0.002", "epochs: int = 2": "epochs: int = 1"}
 AGAIN = "00-shared-3"  # the run of the cell that is stopped once and then run again

@@ -181,9 +181,7 @@ def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machin
     assert 'Run.open("runs/NAME").follow()' in text
 
 
-def test_a_killed_kernel_is_shown_as_killed_and_papermill_exits_with_137(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(tmp_path: Path, environment: dict[str, str]) -> None:
     write_book(tmp_path, "print('before')", KILL, "print('after')")
     (tmp_path / "elsewhere").mkdir()
     done = subprocess.run(argv("--cwd", "elsewhere"), cwd=tmp_path, env=environment, capture_output=True, text=True)

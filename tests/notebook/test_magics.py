@@ -45,9 +45,8 @@ def test_memory_shows_peak_and_what_a_cell_left_behind_and_leaves_it_as_it_was()
     load = "import ogbnlib, time\nkept = bytearray(100 * 2**20)\nwith ogbnlib.phase('read'):\n"
     load += "    y = bytearray(200 * 2**20)\n    time.sleep(0.2)\n    del y\nlen(kept)"
     first, value, after, syntax = execute(f"%%memory\n{load}", "print(len(kept))", "%%memory\ndel kept", "%%memory\nf(")
-    found = re.search(
-        r"memory: [\d.]+ s, peak (\d+) MB, (\d+) MB above the start; (\d+) MB left behind", first["stdout"]
-    )
+    line = r"memory: [\d.]+ s, peak (\d+) MB, (\d+) MB above the start; (\d+) MB left behind"
+    found = re.search(line, first["stdout"])
     assert found
     assert 295 < int(found[2]) < 330
     assert 95 < int(found[3]) < 130

@@ -103,9 +103,8 @@ def test_what_does_not_go_together_is_refused_by_name(tiny_config: Config, graph
 
 @pytest.mark.parametrize("model", ["sgc", "sign", "sagn"])
 def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> None:
-    config = TrainConfig.create(
-        dataset="none", loading="propagated", model=model, hops=3, hidden_channels=64, dropout=0.5
-    )
+    values: dict[str, Any] = {"loading": "propagated", "hops": 3, "hidden_channels": 64, "dropout": 0.5}
+    config = TrainConfig.create(dataset="none", model=model, **values)
     net, seeds = HopModel(config, 4 * 40, 7), 1000
     assert sum(weight.numel() for weight in net.parameters()) == parameter_count(config, 4 * 40, 7)
     x, kept = torch.randn(seeds, 4 * 40), {}

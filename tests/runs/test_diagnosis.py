@@ -15,11 +15,7 @@ from ogbnlib.runs.folder import Run, diagnose
 @pytest.mark.parametrize(
     ("result", "cause", "words"),
     [
-        (
-            {"exit_code": 137, "limit_by": "cgroup v2", "oom_kills": 0},
-            "SIGKILL, cause unknown",
-            "no out-of-memory kill",
-        ),
+        ({"exit_code": 137, "limit_by": "cgroup v2", "oom_kills": 0}, "SIGKILL, cause unknown", "no out-of-memory"),
         ({"exit_code": 1, "last_output": "_ArrayMemoryError: Unable to allocate 53.0 GiB"}, "out of memory", "=shared"),
         ({"exit_code": 1, "last_output": "torch.OutOfMemoryError: CUDA out of memory."}, "error", "last words: torch"),
         ({"exit_code": None}, "no result", "No result was written.* resume=True"),
@@ -34,10 +30,8 @@ def test_without_evidence_of_memory_or_a_result_it_says_so(
 
 
 def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path, exit_code=137, memory_limit_bytes=256 * MB, limit_by="cgroup v1", killed_by="kernel", oom_kills=2
-    )
-    found = diagnose(run)
+    killed = {"memory_limit_bytes": 256 * MB, "limit_by": "cgroup v1", "killed_by": "kernel", "oom_kills": 2}
+    found = diagnose(write_run(tmp_path, exit_code=137, **killed))
     assert (found.cause, found.exit_code, found.phase) == ("out of memory", 137, "build valid loader")
     assert found.parts == {"edge_index (COO)": 160 * MB}
     for words in ("kernel", "137", "oom_kill counter 2", "256 MB (cgroup v1)", "build valid loader", "160 MB", "40 MB"):
@@ -65,15 +59,12 @@ def test_the_remedy_fits_the_config_and_the_phase(
     assert re.search(remedy, diagnose(run).remedy)
 
 
-def test_how_to_go_on_is_said_with_a_path_that_holds_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_to_go_on_is_said_with_a_path_valid_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = Run.open(write_run(Path("runs/a"), exit_code=75, memory_limit_bytes=1536 * MB))
     monkeypatch.chdir("/")  # a script's working folder may change
-    assert found.diagnosis.remedy.startswith(
-        f'go on with run(run_dir="{tmp_path}/runs/a", memory_limit="1.5 GB", resume=True)'
-    )
+    call = f'run(run_dir="{tmp_path}/runs/a", memory_limit="1.5 GB", resume=True)'
+    assert found.diagnosis.remedy.startswith(f"go on with {call}")
 
 
 def test_a_phase_that_failed_is_where_it_ended(tmp_path: Path) -> None:

@@ -27,9 +27,7 @@ def refusal(folder: Path, pid: int) -> str:
     return re.escape(f"{folder}: it is being trained in by process {pid} on ")
 
 
-def test_a_second_trainer_is_refused_by_folder_and_process_and_changes_nothing(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(tiny_config(epochs=1), folder)
     with python_child(HOLD, str(folder)) as holder:

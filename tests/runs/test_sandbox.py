@@ -122,9 +122,8 @@ def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on_under_
 def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "ogbnlib.runs.sandbox.effective_limit", lambda: (300 * MB, "memory cgroup v2 /sys/fs/cgroup/job")
-    )
+    found = 300 * MB, "memory cgroup v2 /sys/fs/cgroup/job"
+    monkeypatch.setattr("ogbnlib.runs.sandbox.effective_limit", lambda: found)
     code = "import os; print(os.environ['OGBNLIB_MEMORY_LIMIT_BYTES'])"
     result = watch(["-c", code], "4 GB", name="above", runs_dir=tmp_path).result
     said = "memory_limit: 4.00 GB is above memory cgroup v2 /sys/fs/cgroup/job: the limit is 300 MB"
@@ -142,9 +141,8 @@ def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(synth_dir: Pa
     assert scaled_limit("auto", str(synth_dir), "128 GB") - fixed == pytest.approx(0.128 * 2**30, rel=0.02)
     half = synthesize_store(tmp_path / "half.store", scale=0.0005, progress=False)
     assert scaled_limit("auto", str(half.path), "64 GB") - fixed == pytest.approx(0.032 * 2**30, rel=0.02)
-    assert scaled_limit("auto", str(half.path), "64 GB", full=str(synth_dir)) - fixed == pytest.approx(
-        32 * 2**30, rel=0.02
-    )
+    of_it = scaled_limit("auto", str(half.path), "64 GB", full=str(synth_dir)) - fixed
+    assert of_it == pytest.approx(32 * 2**30, rel=0.02)
     assert scaled_limit("2 GB", "none", "64 GB") == 2**31
     with pytest.raises(InputError, match="nothing-here"):
         scaled_limit("auto", "nothing-here")

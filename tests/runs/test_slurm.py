@@ -52,11 +52,7 @@ OOM = (
 ENDINGS = {
     "finished": (["2|2|COMPLETED|0:0|0:0|1000M||00:00:02|01:00:00|n0|None|WORK"], "finished", []),
     "out of memory": (OOM, "out of memory", ["memory of 300M", "more --mem"]),
-    "an exit code": (
-        ["2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK"],
-        "error",
-        ["output.log", "(exit code 1)"],
-    ),
+    "exit code": (["2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK"], "error", ["output.log", "(exit code 1)"]),
     "a signal": (["2|2|FAILED|0:11|0:0|1000M||00:00:00|01:00:00|n1|None|WORK"], "error", ["SIGSEGV", "139"]),
     "running": (
         ["2|2|RUNNING|0:0|0:0|1000M||00:01:27|01:00:00|n1|None|WORK", "2.batch|2.batch|RUNNING|0:0||||00:01:27||n1||"],
@@ -156,9 +152,7 @@ SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, list[
         {"JobState": "FAILED", "ExitCode": "1:0"}, TORCHRUN + STEP_CANCELLED, 1, "SIGKILL, cause unknown",
         ["rank 1", "exit code 137"], ["exception", "output.log"],
     ),
-    "a run that diverged": (
-        {"JobState": "FAILED", "ExitCode": "77:0"}, "", 77, "diverged", ["a smaller lr"], ["--set"],
-    ),
+    "a diverged run": ({"JobState": "FAILED", "ExitCode": "77:0"}, "", 77, "diverged", ["a smaller lr"], ["--set"]),
     "a job that is not requeued": (
         {"JobState": "FAILED", "ExitCode": "75:0"}, "ogbnlib: not requeued, as every attempt would stop so early\n", 75,
         "stopped at a checkpoint", ["into the queue: not requeued, as every attempt"], ["--set"],
@@ -204,9 +198,8 @@ def test_every_remedy_goes_on_with_the_run_in_another_job_and_not_on_the_login_n
     write_run(Path("runs/train-1"), exit_code=75 if state == "FAILED" else None)
     (Path("runs/train-1") / "config.json").touch()
     # A job that went on with the run of another one, which its log names.
-    Path("slurm-train-2.out").write_text(
-        "ogbnlib: job 2, restart 0, on n0, in /x\nogbnlib: the run is in runs/train-1\n"
-    )
+    log = "ogbnlib: job 2, restart 0, on n0, in /x\nogbnlib: the run is in runs/train-1\n"
+    Path("slurm-train-2.out").write_text(log)
     says(scontrol=shown(JobState=state, ExitCode="75:0" if state == "FAILED" else "0:15"))
     found = diagnose_job("2")
     assert "`sbatch slurm/train.sbatch --run-dir runs/train-1 --resume`" in found.remedy
@@ -222,14 +215,13 @@ def test_a_run_killed_by_its_own_limit_is_out_of_memory_though_slurm_knows_only_
 
 
 def test_an_array_is_told_task_by_task(says: Says) -> None:
-    says(
-        sacct=table(
-            "9_0|13|COMPLETED|0:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
-            "9_0.batch|13.batch|COMPLETED|0:0|||3300K|00:00:00||n1||",
-            "9_1|9|FAILED|1:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
-            "9_1.batch|9.batch|FAILED|1:0|||3296K|00:00:00||n1||",
-        )
+    rows = (
+        "9_0|13|COMPLETED|0:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
+        "9_0.batch|13.batch|COMPLETED|0:0|||3300K|00:00:00||n1||",
+        "9_1|9|FAILED|1:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
+        "9_1.batch|9.batch|FAILED|1:0|||3296K|00:00:00||n1||",
     )
+    says(sacct=table(*rows))
     found = diagnose_job("9")
     assert [(task.job_id, task.cause) for task in found.tasks] == [("9_0", "finished"), ("9_1", "error")]
     assert "of 2 tasks: 1 finished, 1 error" in found.text

@@ -57,9 +57,8 @@ class Planner:
     def run(self, config: TrainConfig, memory_limit: Any = None, **_: Any) -> MagicMock:
         limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
         own_bytes = min(limit_bytes or self.room_bytes, self.room_bytes)
-        size = (
-            size_of(config.dataset) if str(config.dataset) in SIZES else dataclasses.replace(PAPERS, hops=config.hops)
-        )
+        known = str(config.dataset) in SIZES
+        size = size_of(config.dataset) if known else dataclasses.replace(PAPERS, hops=config.hops)
         forecast = predict(config, size, memory_limit_bytes=own_bytes)
         answer, label = verdict(forecast, own_bytes), config.loading
         if answer == WILL_NOT_FIT and limit_bytes is not None and limit_bytes <= self.room_bytes:
@@ -106,9 +105,8 @@ def test_a_notebook_at_full_size_is_killed_where_it_means_to_be_and_fits_its_job
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "size_of", size_of)
-    code = [
-        cell for cell in nbformat.read(ROOT / "notebooks" / f"{path.stem}.ipynb", 4).cells if cell.cell_type == "code"
-    ]
+    cells = nbformat.read(ROOT / "notebooks" / f"{path.stem}.ipynb", 4).cells
+    code = [cell for cell in cells if cell.cell_type == "code"]
     (parameters,) = [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])]
     values = read_parameters(path)
     check_parameters(values, parameters)

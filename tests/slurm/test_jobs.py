@@ -96,9 +96,8 @@ def test_a_first_submission_trains_with_the_resources_named_to_sbatch(
 def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_and_remedy(
     slurm: Cluster, site: Path, large_dir: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
-    job_id = slurm.sbatch(
-        "--mem=640", "slurm/train.sbatch", f"dataset={large_dir}", "loading=eager", "device=cpu", cwd=site
-    )
+    values = f"dataset={large_dir}", "loading=eager", "device=cpu"
+    job_id = slurm.sbatch("--mem=640", "slurm/train.sbatch", *values, cwd=site)
     (job,) = slurm.wait(job_id)
     assert (job["JobState"], job["ExitCode"]) == ("OUT_OF_MEMORY", "0:125"), output(site, job_id)
     said = output(site, job_id)
@@ -115,9 +114,8 @@ def test_an_array_trains_one_run_for_each_line_of_the_file(
     slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
     (site / "params.txt").write_text('# two tasks\nlr=0.1 num_neighbors="2 1"\n\nlr=0.01')
-    job_id = slurm.sbatch(
-        *SMALL, "--array=1-3", "slurm/sweep.sbatch", "params.txt", f"dataset={tiny_dir}", *QUICK, cwd=site
-    )
+    sweep = "--array=1-3", "slurm/sweep.sbatch", "params.txt"
+    job_id = slurm.sbatch(*SMALL, *sweep, f"dataset={tiny_dir}", *QUICK, cwd=site)
     states = {job["ArrayTaskId"]: job["JobState"] for job in slurm.wait(job_id)}
     assert states == {"1": "COMPLETED", "2": "COMPLETED", "3": "FAILED"}
     configs = [TrainConfig.load(site / "runs" / f"sweep-{job_id}_{task}" / "config.json") for task in (1, 2)]

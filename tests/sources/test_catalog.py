@@ -74,9 +74,8 @@ def test_what_is_asked_for_is_in_the_stores_name(raw: Path, opened: Any, tmp_pat
     assert (both.path.name, both.undirected, both.feature_dtype) == ("mine-undirected.store", True, "float32")
     assert (small.path, small.feature_dtype) == (tmp_path / "stores" / "mine-float16.store", "float16")
     opened(raw, undirected=True, feature_dtype="float16")
-    assert left_in(tmp_path) == [
-        *("mine", "mine-undirected-float16.store", "mine-undirected.store", "mine.store", "stores")
-    ]
+    names = ["mine", "mine-undirected-float16.store", "mine-undirected.store", "mine.store", "stores"]
+    assert left_in(tmp_path) == names
 
 
 def test_an_official_csv_data_set_is_converted_beside_its_folder(
@@ -130,9 +129,8 @@ def test_a_folder_that_is_called_like_an_official_data_set_is_itself(
 
 
 def test_planning_imports_no_kernels() -> None:
-    code = (
-        "import sys, ogbnlib.forecast.planner, ogbnlib.sources.names; assert not {'numba', 'torch'} & set(sys.modules)"
-    )
+    code = "import sys, ogbnlib.forecast.planner, ogbnlib.sources.names; "
+    code += "assert not {'numba', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 

@@ -194,9 +194,7 @@ def test_features_that_cannot_be_held_are_counted(
 
 
 @pytest.mark.slow
-def test_it_lives_in_a_cgroup_that_the_raw_file_does_not_fit_in(
-    tmp_path: Path, kernel_limit: Callable[[int], Limit]
-) -> None:
+def test_it_lives_in_a_cgroup_smaller_than_the_raw_file(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
     from ogbnlib.sources.synth import synthesize
 
     limit = kernel_limit(340 * 2**20)

@@ -268,13 +268,9 @@ def test_what_is_no_archive_or_needs_more_disk_is_refused(
     assert left_in(root) == []
     with Remote(b"<html>no such bucket</html>") as server:
         located = locate_official("ogbn-arxiv", root)
-        monkeypatch.setattr(
-            official,
-            "locate_official",
-            lambda *_: dataclasses.replace(located, meta={**located.meta, "url": server.url}),
-        )
-        with pytest.raises(
-            InputError, match=r"arxiv\.zip: expected a sound \.zip file, found damage .*; download it again"
-        ):
+        other = dataclasses.replace(located, meta={**located.meta, "url": server.url})
+        monkeypatch.setattr(official, "locate_official", lambda *_: other)
+        words = r"arxiv\.zip: expected a sound \.zip file, found damage .*; download it again"
+        with pytest.raises(InputError, match=words):
             official.fetch("ogbn-arxiv", root)
     assert left_in(root) == []

@@ -118,10 +118,7 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
         {"features.csv": lines(*x.T, header="0,1,2")},
         {"features.csv": lines(*x.T, ids, header="a,b,c,paper_id"), "options": {"id_column": "paper_id"}},
         {"labels.csv": lines(y[shuffled], shuffled, header="label,node_id")},
-        {
-            "labels.csv": lines(y[shuffled], shuffled, header="topic,paper"),
-            "options": {"label_columns": ["paper", "topic"]},
-        },
+        {"labels.csv": lines(y[shuffled], shuffled, header="t,paper"), "options": {"label_columns": ["paper", "t"]}},
         {"labels.csv": lines(ids[::-1], y, header="rank,topic"), "options": {"label_columns": ["topic"]}},
         {"labels.csv": lines(np.where(some, y.astype(str), '""'), header="y")},
         {"labels.parquet": parquet(topic=pa.array([int(v) if v >= 0 else None for v in y]))},
@@ -268,9 +265,7 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
 
 
 @pytest.mark.parametrize("number", range(len(wrong_files(no_arrays()))))
-def test_a_wrong_file_is_refused_in_one_sentence_and_nothing_is_left(
-    number: int, small: Arrays, tmp_path: Path
-) -> None:
+def test_a_wrong_file_is_refused_in_a_sentence_and_nothing_is_left(number: int, small: Arrays, tmp_path: Path) -> None:
     files, sentence = wrong_files(small)[number]
     options = files.pop("options", {})
     with pytest.raises(InputError, match=sentence) as error:

@@ -184,9 +184,8 @@ def test_a_forward_may_take_the_whole_batch_or_features_alone() -> None:
 @pytest.mark.slow
 def test_two_ranks_evaluate_the_batch_norm_that_they_save(own: Config, tiny_store: Path) -> None:
     my_model(RESIDUAL.replace("torch.nn.LayerNorm if", "torch.nn.BatchNorm1d if"))
-    config = own(
-        epochs=2, lr=0.1, train_eval="final", batch_size=24, eval_batch_size=16
-    )  # 5 batches: one rank has none
+    # 5 batches: one rank has none.
+    config = own(epochs=2, lr=0.1, train_eval="final", batch_size=24, eval_batch_size=16)
     ended = run(config, run_dir="run", num_ranks=2, echo=False)
     assert ended.exit_code == 0, ended.diagnosis
     store, last = open_store(tiny_store), ended.metrics.iloc[-1]

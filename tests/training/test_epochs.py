@@ -43,9 +43,7 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     [("cosine", {"T_max": 9, "eta_min": 0.001}, CosineAnnealingLR), ("step", {"step_size": 2, "gamma": 0.5}, StepLR)],
     ids=str,
 )
-def test_the_learning_rate_of_an_epoch_is_that_of_torchs_scheduler(
-    name: str, args: dict[str, Any], theirs: Any
-) -> None:
+def test_an_epochs_learning_rate_is_that_of_torchs_scheduler(name: str, args: dict[str, Any], theirs: Any) -> None:
     config = TrainConfig.create(
         dataset="x", lr=0.02, lr_schedule=f"{name}:" + ", ".join(f"{key}={value}" for key, value in args.items())
     )

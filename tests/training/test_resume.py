@@ -167,11 +167,8 @@ def test_an_edited_config_is_held_against_the_checkpoint(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "hidden_channels": 16, "seed": 5}))
     edited = Run(folder).config
-    refused(
-        folder,
-        lambda: train(edited, folder, resume=True),
-        "can't resume with other values .*hidden_channels was 8, now 16; seed was 0, now 5",
-    )
+    words = "can't resume with other values .*hidden_channels was 8, now 16; seed was 0, now 5"
+    refused(folder, lambda: train(edited, folder, resume=True), words)
 
 
 def test_another_lr_counts_from_there_on_and_is_said(
@@ -182,11 +179,8 @@ def test_another_lr_counts_from_there_on_and_is_said(
     assert (kept["lr"], kept["weight_decay"]) == (0.5, 0.1)
     assert [row["loss"] for row in changed.history][:2] == [row["loss"] for row in straight.history][:2]
     assert not same(changed.model.state_dict(), straight.model.state_dict())
-    for said in (
-        "lr is 0.5 from here on, 0.01 before",
-        "weight_decay is 0.1",
-        "num_threads is 2 from here on, 1 before",
-    ):
+    lr = "lr is 0.5 from here on, 0.01 before"
+    for said in (lr, "weight_decay is 0.1", "num_threads is 2 from here on, 1 before"):
         assert any(note.startswith(said) for note in notes(folder))
 
 

@@ -66,9 +66,8 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
 
     with monkeypatch.context() as patch:
         patch.setattr("ogbnlib.sources.names.open_raw", lambda _: dataclasses.replace(source, x_chunks=chunks))
-        with pytest.raises(
-            Stopped, match="stopped by SIGUSR1 while the data set was converted; go on with resume=True"
-        ):
+        words = "stopped by SIGUSR1 while the data set was converted; go on with resume=True"
+        with pytest.raises(Stopped, match=words):
             train(config, tmp_path / "run")
     assert left_in(tmp_path) == ["mine", "run"]
     found = diagnose(tmp_path / "run")
@@ -80,14 +79,11 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
 def test_workers_change_no_loss(tiny_config: Config, plain: TrainResult, policy: str, persistent: bool) -> None:
     config = tiny_config(loading=policy, num_workers=2, persistent_workers=persistent, eval_splits="valid")
     result = train(config)
-    assert [column(result, name) for name in ("loss", "train", "valid")] == [
-        column(plain, name) for name in ("loss", "train", "valid")
-    ]
+    for name in ("loss", "train", "valid"):
+        assert column(result, name) == column(plain, name)
 
 
-def test_the_same_config_gives_the_same_weights_and_another_seed_others(
-    tiny_config: Config, plain: TrainResult
-) -> None:
+def test_the_same_config_gives_equal_weights_and_another_seed_others(tiny_config: Config, plain: TrainResult) -> None:
     again, other = train(tiny_config()), train(tiny_config(seed=1))
     assert same(again.model.state_dict(), plain.model.state_dict())
     assert not same(other.model.state_dict(), plain.model.state_dict())
@@ -123,19 +119,9 @@ def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(tiny_co
 def test_an_accuracy_with_one_fan_out_does_not_depend_on_batches_or_policy(
     tiny_config: Config, tiny_store: Path, model: str, fan_out: int
 ) -> None:
+    config = tiny_config(dataset=str(tiny_store), model=model, train_eval="every_epoch", eval_num_neighbors=fan_out)
     found = {
-        tuple(
-            tuple(row[split] for split in ("train", "valid", "test"))
-            for row in train(
-                tiny_config(
-                    dataset=str(tiny_store),
-                    model=model,
-                    train_eval="every_epoch",
-                    eval_num_neighbors=fan_out,
-                    **changes,
-                )
-            ).history
-        )
+        tuple((row["train"], row["valid"], row["test"]) for row in train(config.replace(**changes)).history)
         for changes in (
             {"loading": "shared", "eval_batch_size": 7},
             {"loading": "lazy", "eval_batch_size": 100},
@@ -219,9 +205,7 @@ def test_a_run_in_bfloat16_learns_resumes_exactly_and_keeps_float32_weights(
     assert column(half, "loss") != column(plain, "loss")
 
 
-def test_no_tensor_is_held_from_one_step_or_epoch_to_the_next(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_tensor_outlives_its_step_or_epoch(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     import gc
 
     from ogbnlib.training.trainer import Trainer
