@@ -18,6 +18,7 @@ LimitBy = Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-
 MemoryLimit = Annotated[str | None, typer.Option(help='Such as "4 GB"; by default there is no limit.')]
 DataDir = Annotated[Path, typer.Option(help="Folder of official data sets.")]
 RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
+_NewDtype = Annotated[str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")]
 StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
 
 
@@ -107,9 +108,7 @@ def convert(
     relabel: Annotated[bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")] = False,
     data_dir: DataDir = Path("dataset"),
     undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
-    feature_dtype: Annotated[
-        str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")
-    ] = None,
+    feature_dtype: _NewDtype = None,
     memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')] = None,
     as_json: Json = False,
 ) -> None:

@@ -100,8 +100,7 @@ def _arguments(value: object) -> object:
         arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
         return json.loads(json.dumps(arguments, allow_nan=False))
     except (TypeError, ValueError):
-        example = '{"heads": 4}'
-        raise ValueError(f"expected names and values as JSON has them, such as {example}, got {value!r}") from None
+        raise ValueError(f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}') from None
 
 
 Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # the range of a 32-bit integer

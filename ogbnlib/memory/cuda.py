@@ -55,8 +55,7 @@ def prepare_allocator(config: TrainConfig) -> None:
 def begin(config: TrainConfig, device: str) -> list[str]:
     """Set the memory cap and reset the peaks; returns notes on options without effect here."""
     if device != "cuda":
-        options = ("expandable_segments", "max_cuda_memory")
-        names = [name for name in options if getattr(config, name)]
+        names = [name for name in ("expandable_segments", "max_cuda_memory") if getattr(config, name)]
         return [f"{', '.join(names)}: without effect on the CPU"] if names else []
     torch, notes = sys.modules["torch"], []
     torch.cuda.init()
@@ -139,8 +138,7 @@ def oom_sizes(message: str) -> dict[str, int]:
 
 def record_oom(error: BaseException, mark: Callable[..., None], suggest: Callable[[dict[str, Any]], list[str]]) -> None:
     """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still alive."""
-    message = str(error).partition(" If reserved but unallocated")[0].splitlines()
-    text = message[0] if message else type(error).__name__
+    text = (str(error).partition(" If reserved but unallocated")[0].splitlines() or [type(error).__name__])[0]
     sizes = {**(cuda_reading(largest=True) or {}), **oom_sizes(text)}
     mark("cuda_oom", message=text, suggestions=suggest(sizes), **sizes)
 

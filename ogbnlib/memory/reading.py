@@ -22,8 +22,7 @@ from .cuda import cuda_in_use, cuda_reading
 class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
-    `rss_*` count pages that forked workers share once per worker, `pss_*` once. `cgroup_file_bytes` excludes shared
-    memory.
+    `rss_*` count pages shared by forked workers once per worker, `pss_*` once. `cgroup_file_bytes` lacks shared memory.
     """
 
     num_processes: int | None = None
@@ -122,8 +121,7 @@ def read_memory(pid: int, *, cgroup: Cgroup | None = None, pss: bool = False) ->
     if cgroup:  # first: processes that still have an RSS afterwards were not being killed meanwhile
         counted = cgroup.usage_bytes(), *cgroup.parts(), cgroup.peak_bytes(), cgroup.limit_bytes()
     pids = process_tree(pid)
-    shares = read_pss(pids) if pss else [None] * 4
-    return Reading(len(pids), *read_rss(pids), *shares, *counted)
+    return Reading(len(pids), *read_rss(pids), *(read_pss(pids) if pss else [None] * 4), *counted)
 
 
 def memory_now() -> str:

@@ -216,8 +216,7 @@ class Record:
             self.events[kind] = {name: value for name, value in event.items() if name != "previous"}
         elif kind == "begin":
             info = {key: value for key, value in event.items() if key not in ("time_s", "event", "phase")}
-            phase = Phase(event["phase"], at, len(self._open), self.attempt, info)
-            self._newest = phase
+            phase = self._newest = Phase(event["phase"], at, len(self._open), self.attempt, info)
             self._open.append(phase)
             if self._history is not None:
                 self._history.append(phase)

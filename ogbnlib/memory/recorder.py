@@ -134,11 +134,11 @@ class EventLog:
         self._last_cuda_s, self._last_largest_s = now, now if largest else self._last_largest_s
         reading["time_s"] = round(now, 4)
         readings = [self._cuda.add(now, reading["allocated_bytes"], reading)]
-        if force and (best := self._cuda.close()) is not reading:
-            readings.append(best)
-        for one in [*readings, *([reading] if force else [])]:
-            if one is not None:
-                self.mark("cuda", **one)
+        if force:
+            best = self._cuda.close()
+            readings += [None if best is reading else best, reading]
+        for one in filter(None, readings):
+            self.mark("cuda", **one)
 
     def follow(self) -> Iterator[Event]:
         """Yield the events that any process has added since this log was opened or last followed."""

@@ -76,8 +76,7 @@ def check_parameters(values: dict[str, Any], defaults: str) -> None:
             # papermill's -p turns "8" into a number and leaves "[5, 4]" as text
             example = json.dumps(known[name][1], default=list)
             how = f"-r {name} TEXT" if _accepts(kind, "text") else f"-y '{name}: {example}'"
-            problem = f"expected {kind}, found {value!r} ({type(value).__name__})"
-            problems.append(f"{name}: {problem}; pass it as in {how}")
+            problems.append(f"{name}: expected {kind}, found {value!r} ({type(value).__name__}); pass it as in {how}")
     if problems:
         raise ParameterError("\n".join(problems))
 

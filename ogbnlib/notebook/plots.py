@@ -85,9 +85,7 @@ def _top_bytes(run: Run) -> float:
     return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
 
-def _draw_layers(
-    ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[str, tuple[str, str]], title: str | None
-) -> float:
+def _draw_run(ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[str, Any], title: str | None) -> float:
     """Draw stacked layers over the run's phases; return the right end of the axis."""
     names, colours = zip(*layers.values(), strict=True)
     visible = stacks.max(axis=1, initial=0) > 0.005 * stacks.sum(axis=0).max(initial=0)
@@ -141,7 +139,7 @@ def plot_timeline(
     time_s, top_bytes = samples["time_s"].to_numpy(), top_bytes or _top_bytes(run)
     unit, name, text = _unit(top_bytes / _ROOM)
     stacks = _stacks(samples, PARTS) / unit
-    end_s = _draw_layers(ax, run, time_s, stacks, PARTS, title)
+    end_s = _draw_run(ax, run, time_s, stacks, PARTS, title)
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
@@ -179,7 +177,7 @@ def plot_cuda(run: RunLike) -> Axes:
     time_s, stacks = table["time_s"].to_numpy(), _stacks(table, CUDA_LAYERS)
     unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
     stacks = stacks / unit
-    _draw_layers(ax, run, time_s, stacks, CUDA_LAYERS, None)
+    _draw_run(ax, run, time_s, stacks, CUDA_LAYERS, None)
     base = stacks[0] + np.minimum((table["cuda_largest_free_bytes"] / unit).to_numpy(), stacks[1])
     ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
     where = time_s[(table["cuda_alloc_retries"].diff() > 0).to_numpy()]
@@ -225,8 +223,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
         # Crosses of several policies at one limit stand side by side.
         shift = 0.12 * (policies.index(policy) - len(policies) / 2)
         dead = [i + shift for i, run in points if run.exit_code != 0]
-        if dead:
-            ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **{**_CROSS, "color": line.get_color()})
+        ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **{**_CROSS, "color": line.get_color()})
     ax.set_xticks(range(len(limits)), limits)
     label = "memory limit at full size (cross: killed)"
     ax.set(ylim=(0, 1.15 * highest or 1), ylabel="seconds per epoch", xlabel=label)
@@ -307,6 +304,5 @@ def plot_knobs(forecasts: pd.DataFrame) -> Axes:
     ax.bar_label(bars, [f"{size:.1f} GB" for size in forecasts[full]], padding=10, fontsize=9)
     ax.set(xlim=(0, 1.15 * float(peaks.max().max())), xlabel="peak memory in MB", ylabel="")
     ax.set_title(f"beside each bar: the forecast for {full.removesuffix(' GB')}", fontsize=10)
-    figure: Any = ax.get_figure()
-    figure.legend(loc="outside lower center", ncol=2, **_PLAIN)
+    ax.figure.legend(loc="outside lower center", ncol=2, **_PLAIN)
     return ax

@@ -44,8 +44,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
     """
     rows = {}
     for name, run in named(runs).items():
-        limit_bytes = run.result.get("memory_limit_bytes")
-        here = predict(run.config, memory_limit_bytes=limit_bytes)
+        here = predict(run.config, memory_limit_bytes=run.result.get("memory_limit_bytes"))
         full_forecast = predict(run.config.replace(dataset=full), size_of(full))
         measured = run.held_peak_bytes if run.exit_code == 0 else float("nan")
         rows[name] = {

@@ -49,8 +49,7 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
     class Table(pd.DataFrame):  # type: ignore[misc]
         def _repr_html_(self) -> str | None:
             with pd.option_context("display.max_colwidth", None):  # show settings in full
-                text: str | None = super()._repr_html_()
-            return text
+                return super()._repr_html_()
 
     return Table(table.sort_values("when", kind="stable").dropna(axis="columns", how="all"))
 

@@ -117,7 +117,7 @@ class Attempt:
             forecast = audit(self.config, values["memory_limit_bytes"], record.phases, record.largest_parts, size)
             values["forecast"] = {"size_from": "run" if event else "files", **forecast}
         result = Result.model_validate(values)
-        result.diagnosis = result.diagnosis or explain(self.run_dir, self.config, result, record)
+        result.diagnosis = result.diagnosis or explain(self.run_dir, self.config, result, record, at_work=False)
         written = result.model_dump(mode="json", exclude_unset=True)
         try:
             # An attempt that refused its input before it has resumed leaves the folder as it was.

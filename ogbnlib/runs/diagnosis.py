@@ -137,9 +137,7 @@ def _cuda_sizes(oom: Mapping[str, Any]) -> str:
     return ", ".join(sizes) + "." if sizes else ""
 
 
-def explain(
-    run_dir: Path, config: TrainConfig | None, result: Result, record: Record, at_work: bool = False
-) -> Diagnosis:
+def explain(run_dir: Path, config: TrainConfig | None, result: Result, record: Record, at_work: bool) -> Diagnosis:
     """Diagnose the last attempt of a run, or describe a run at work; `result` is empty where none was written."""
     label = record.phase.label if record.phase else None
     foreign, code = _is_foreign(record), result.exit_code
@@ -168,9 +166,8 @@ def explain(
         text = [f"No result was written: the watching process was itself killed. After {took} the run was {where}."]
         text += [*in_use, *climbs, f"Next: {remedy}."]
         return Diagnosis(" ".join(text), "no result", None, label, *memory, remedy)
-    around = ""
-    if kills := result.kills_around:
-        around = f" Meanwhile the kernel's out-of-memory killer struck {kills} times in its cgroup: perhaps this run."
+    struck = f"the kernel's out-of-memory killer struck {result.kills_around} times in its cgroup: perhaps this run."
+    around = f" Meanwhile {struck}" if result.kills_around else ""
     if code == 0:
         cause = f"Finished without an error in {took}{result.under_limit()}"
         if peak := result.held_peak_bytes:

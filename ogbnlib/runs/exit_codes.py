@@ -76,25 +76,21 @@ _FOREIGN = {
     "138": Meaning("SIGUSR1", "ended by SIGUSR1, which it does not catch", "catch SIGUSR1, or do not send it"),
 }
 # State of a Slurm job -> cause, sentence and remedy; the exit code explains any other state.
-PENDING = Meaning(
-    "pending", "is {state}: {Reason}", "it starts by itself: submit no second one; squeue --start says when"
-)
+_WAIT = "it starts by itself: submit no second one; squeue --start says when"
+PENDING = Meaning("pending", "is {state}: {Reason}", _WAIT)
 RUNNING = Meaning("running", "is {state} after {Elapsed} of {Timelimit}", "watch it with squeue -j {job}")
 STATES = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), PENDING),
     **dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"), RUNNING),
-    "OUT_OF_MEMORY": Meaning(
-        "out of memory",
-        "had a process killed for passing its memory of {ReqMem}",
-        "ask for more --mem, or: {less}; then {resume}",
-    ),
+    "OUT_OF_MEMORY": Meaning("out of memory", "had a process killed for passing its memory of {ReqMem}",
+                             "ask for more --mem, or: {less}; then {resume}"),
     "TIMEOUT": Meaning("time limit", "reached its time limit of {Timelimit}", "{resume}, or ask for more --time"),
     "DEADLINE": Meaning("time limit", "reached its --deadline after {Elapsed}", "{resume}"),
     "PREEMPTED": Meaning("preempted", "was preempted by another job", "{resume}; with --requeue Slurm restarts it"),
     "CANCELLED": Meaning("cancelled", "was cancelled after {Elapsed} (scancel)", "{resume}"),
     "NODE_FAIL": Meaning("node failure", "lost its node {NodeList}", "{resume}; --exclude={NodeList} avoids that node"),
     "BOOT_FAIL": Meaning("node failure", "got a node that did not boot, {NodeList}", "{resume}"),
-}
+}  # fmt: skip
 # Line of a job's log -> state. "hit memory limit at least once" proves nothing: the page cache does so without a kill.
 LOG_LINES = {
     r"error: .*oom[-_]kill event|^srun: error: .*: Out Of Memory": "OUT_OF_MEMORY",
@@ -126,9 +122,7 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
         remedy = meaning.remedy.replace("go on with resume=True", "start it again") if foreign else meaning.remedy
         return meaning._replace(remedy=remedy)
     if 128 < number <= 192:
-        name = ""
-        with contextlib.suppress(ValueError):
-            name = f" ({signal.Signals(number - 128).name})"
+        name = next((f" ({one.name})" for one in signal.Signals if one == number - 128), "")
         return Meaning("error", f"ended by signal {number - 128}{name}", f"{_READ}, and `man 7 signal`")
     return Meaning("error", f"ended with exit code {key}, which has no fixed meaning", _READ)
 

@@ -22,7 +22,6 @@ from ..files import home, whereabouts
 from ..memory.record import METRIC_COLUMNS, SAMPLE_COLUMNS, Event, Growth, Phase, Record, RunPaths, parse_events
 from ..output import Live
 from ..progress import Count, details, read_count, seconds
-from . import timeline as tables
 from .diagnosis import Diagnosis, Result, ended, explain
 
 if TYPE_CHECKING:
@@ -30,6 +29,13 @@ if TYPE_CHECKING:
 
 RunLike: TypeAlias = "Run | str | os.PathLike[str]"
 Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
+
+
+def _tables() -> Any:
+    """Import the module `timeline` on use: it needs pandas, and a trainer does without."""
+    from . import timeline
+
+    return timeline
 
 
 class RunEnded(RuntimeError):
@@ -76,24 +82,23 @@ class _RunFiles:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv, `time_s` in `time.time()` seconds."""
-        path = self.paths.timeline
-        return tables.csv_table(_content(path), SAMPLE_COLUMNS, path).astype(float)
+        return _tables().csv_table(_content(self.paths.timeline), SAMPLE_COLUMNS, self.paths.timeline).astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
         """The recorded samples with their phases."""
-        return tables.timeline_table(self.samples, self.phases, self.cuda, self._origin_s)
+        return _tables().timeline_table(self.samples, self.phases, self.cuda, self._origin_s)
 
     @cached_property
     def cuda(self) -> pd.DataFrame:
         """The recorded readings of GPU memory, see `timeline.cuda_table`; empty for a run without a GPU."""
-        return tables.cuda_table(self.events, self._origin_s)
+        return _tables().cuda_table(self.events, self._origin_s)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """metrics.csv, one row per epoch; empty when none was finished."""
         path = self.paths.metrics
-        table = tables.csv_table(_content(path), METRIC_COLUMNS, path)
+        table = _tables().csv_table(_content(path), METRIC_COLUMNS, path)
         if (epochs := table["epoch"].tolist()) != [*range(1, len(table) + 1)]:
             expected = "expected a line for each epoch from 1 on"
             raise InputError(f"{path}: {expected}, found {epochs}. Resume the run, which rewrites the file.")
@@ -118,7 +123,7 @@ class _RunFiles:
     @cached_property
     def record(self) -> Record:
         """The record of the last attempt, from events and samples."""
-        return tables.record_of(self.events, self.samples)
+        return _tables().record_of(self.events, self.samples)
 
     @property
     def _parsed(self) -> Result | None:
@@ -153,7 +158,7 @@ class Run(_RunFiles):
     def _repr_html_(self) -> str:
         rows = {"run": str(self.run_dir)}
         try:
-            memory, status = tables.held_memory(self.timeline), self.status
+            memory, status = _tables().held_memory(self.timeline), self.status
             limit_bytes = status["memory_limit_bytes"]
             limit = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
             rows |= {"state": self.state, "phase": status["phase"] or "before the first"}
@@ -162,7 +167,7 @@ class Run(_RunFiles):
                 for which, row in (("last", evaluated.iloc[-1]), ("best", evaluated.loc[evaluated["valid"].idxmax()])):
                     accuracies = f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
                     rows[f"{which} accuracy"] = accuracies
-            sketch = tables.sketch(memory, limit_bytes) if len(memory) else ""
+            sketch = _tables().sketch(memory, limit_bytes) if len(memory) else ""
         except InputError as error:
             rows, sketch = rows | {"damaged": str(error)}, ""
         style = "text-align:left;vertical-align:top"
@@ -234,7 +239,7 @@ class Run(_RunFiles):
     @cached_property
     def phase_memory(self) -> pd.DataFrame:
         """Memory of each phase, see `timeline.phase_memory`."""
-        return tables.phase_memory(self.phases)
+        return _tables().phase_memory(self.phases)
 
     @property
     def exit_code(self) -> int | None:
@@ -263,7 +268,7 @@ class Run(_RunFiles):
         """Peak RSS in any sample, summed over the run's processes: the RES of top and htop."""
         if peak := self.result.get("sampled_peaks_bytes", {}).get("rss_bytes"):
             return int(peak)
-        columns = [f"rss_{part}_bytes" for part in tables.PARTS]
+        columns = [f"rss_{part}_bytes" for part in _tables().PARTS]
         return int(self.samples[columns].sum(axis=1).max() if len(self.samples) else 0)
 
     @property

@@ -125,8 +125,7 @@ def run(
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
     before_bytes = Run(folder).memory_limit_bytes if resume and memory_limit is None else None
-    requested = before_bytes if memory_limit is None else memory_limit
-    limit_bytes, notes = _attainable(requested, say=echo, as_before=bool(before_bytes))
+    limit_bytes, notes = _attainable(before_bytes or memory_limit, say=echo, as_before=bool(before_bytes))
     while run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
         earlier, same = Run(folder), False
         with contextlib.suppress(InputError):  # of another version, or of a watched command
@@ -156,10 +155,9 @@ def run(
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
         argv += ["--resume"] if resume else []
         argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
-        progress = "none" if config.progress == "none" else "relayed"
-        env = {"OGBNLIB_PROGRESS": progress, PARENT_VARIABLE: str(os.getpid()), "TMPDIR": tmp}
-        env |= {**trainer_environment(os.environ), CONFIG_VARIABLE: config.model_dump_json()}
-        env |= allocator_environment(config, os.environ) | tried
+        env = {"OGBNLIB_PROGRESS": "none" if config.progress == "none" else "relayed", "TMPDIR": tmp}
+        env |= {PARENT_VARIABLE: str(os.getpid()), CONFIG_VARIABLE: config.model_dump_json()}
+        env |= trainer_environment(os.environ) | allocator_environment(config, os.environ) | tried
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
         how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock,)}
         with drawn(lambda: Run(folder)._repr_html_()) if live else contextlib.nullcontext():
@@ -177,9 +175,8 @@ def _own_tmp() -> tempfile.TemporaryDirectory[str]:
 def _compile_kernels(how: str) -> None:
     """Compile the sampling kernels in another process, unless numba's cache has them."""
     # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no forecast counts.
-    package = Path(__file__).parents[1]
     for name in ("graph/disk.py", "sampling/sampler.py", "sampling/window.py", "propagation/sage.py"):
-        source = package / name
+        source = Path(__file__).parents[1] / name
         folder = source.parent / "__pycache__"
         cached = [file.stat().st_mtime for file in folder.glob(f"{source.stem}.*.nbi")]
         # Where the package's folder can't be written numba caches elsewhere, so there each process asks once (5 s).
@@ -201,10 +198,9 @@ def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = 
         notes.append(f"{limit_text} as before; give another one to change it")
     if requested > available:
         notes.append(f"{limit_text} is above {source}: the limit is {format_bytes(available)}")
-        requested = available
     if say:
         print(*notes, sep="\n", end="\n" if notes else "", flush=True)
-    return requested, notes
+    return min(requested, available), notes
 
 
 def _has_ended(run: Run, limit_bytes: int | None) -> bool:
@@ -247,15 +243,10 @@ def _carry_out(attempt: Attempt, argv: list[str], limit: Limit, more: dict[str, 
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
         lines = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")] or (lines if outcome.exit_code != 137 else [])
-        done = attempt.end(
-            outcome.exit_code,
-            memory_limit_bytes=limit.limit_bytes,
-            limit_by=limit.name if limit.limit_bytes is not None else None,
-            kernel_peak_bytes=outcome.peak_bytes,
-            last_output=outcome.unwritable or (errors[-1] if errors and outcome.exit_code != 0 else None),
-            **outcome.evidence,
-            **more,
-        )
+        more |= {"memory_limit_bytes": limit.limit_bytes, "kernel_peak_bytes": outcome.peak_bytes}
+        more["limit_by"] = limit.name if limit.limit_bytes is not None else None
+        more["last_output"] = outcome.unwritable or (errors[-1] if errors and outcome.exit_code != 0 else None)
+        done = attempt.end(outcome.exit_code, **outcome.evidence, **more)
     if outcome.interrupted or interrupts:
         resume = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
         then = resume if attempt.config else done.diagnosis.remedy

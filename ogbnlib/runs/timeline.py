@@ -1,25 +1,20 @@
 """Tables of a run: samples with their phases, GPU readings, memory of each phase. Torn lines are dropped."""
 
-from __future__ import annotations
-
 import heapq
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
 
 from ..errors import InputError
 from ..memory.reading import Reading
 from ..memory.record import SAMPLE_COLUMNS, Event, Phase, Record
 from ..memory.recorder import TORN
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-CUDA_COLUMNS = (
-    *("allocated_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes", "alloc_retries", "ooms"),
-    *("peak_allocated_bytes", "peak_reserved_bytes"),
-)
+CUDA_COLUMNS = ["allocated_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes", "alloc_retries", "ooms"]
+CUDA_COLUMNS += ["peak_allocated_bytes", "peak_reserved_bytes"]
 PARTS = ("anon", "shmem", "file")
 
 
@@ -44,8 +39,6 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     `kept_bytes` is RssAnon + RssShmem at its end minus its beginning, `transient_bytes` the highest RSS inside minus
     that at its beginning. The trainer's process alone, without workers.
     """
-    import pandas as pd
-
     rows = []
     for phase in phases:
         needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
@@ -57,8 +50,6 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
 
 def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
     """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of `cuda.cuda_reading`."""
-    import pandas as pd
-
     cuda = pd.DataFrame([event for event in events if event["event"] == "cuda"])
     cuda = cuda.reindex(columns=["time_s", *CUDA_COLUMNS]).astype(float)  # NaN what the run's version did not record
     cuda["time_s"] -= origin_s
@@ -71,8 +62,6 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
 
 def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
     """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`; only `columns` if it is empty."""
-    import pandas as pd
-
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
     commas = lines[0].count(",") if lines else 0
     whole = [line for line in lines if line.endswith("\n") and not line.endswith(TORN) and line.count(",") == commas]
@@ -92,9 +81,6 @@ def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
 
 def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.DataFrame, origin_s: float) -> pd.DataFrame:
     """Add the phase of each sample (innermost, "" between phases), and the last GPU reading before it, to `samples`."""
-    import numpy as np
-    import pandas as pd
-
     table = samples.assign(time_s=samples["time_s"] - origin_s).sort_values("time_s")
     labels = np.full(len(table), "", dtype=object)
     first = np.searchsorted(table["time_s"], [phase.start_s for phase in phases])
@@ -109,8 +95,6 @@ def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.Data
 
 def held_memory(table: pd.DataFrame) -> pd.DataFrame:
     """Memory in use in a timeline's samples: `time_s`, `anon`, `shmem` and `file`, in bytes, as in `Reading.held`."""
-    import pandas as pd
-
     table = table.reindex(columns=SAMPLE_COLUMNS)
     source = pd.Series("rss", table.index)
     if table["pss_anon_bytes"].notna().any():

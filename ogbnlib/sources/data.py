@@ -95,8 +95,7 @@ def from_arrays(
         hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
         raise InputError(f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}")
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
-        actual = f"{edge_index.dtype} {list(edge_index.shape)}"
-        raise InputError(f"edge_index: expected whole numbers [2, E], got {actual}")
+        raise InputError(f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} {list(edge_index.shape)}")
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
         actual = f"{edge_index.min()} to {edge_index.max()}"
         raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
