@@ -32,7 +32,7 @@ Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
 
 
 def _tables() -> Any:
-    """Import the module `timeline` on use: it needs pandas, and a trainer does without."""
+    """Import the module `timeline` on use: it needs pandas, and a process that only watches a command does without."""
     from . import timeline
 
     return timeline
