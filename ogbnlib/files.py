@@ -285,9 +285,13 @@ def block_buffer(num_bytes: int) -> memoryview:
     """Return page-aligned memory for O_DIRECT, whole blocks, in huge pages from 2 MB on where the kernel has them."""
     # The disk gets a request for each few pages: three threads with 8 MB each read 0.7 GB/s into pages of 4 KB and 1.9
     # GB/s into huge ones, at a fifth of the CPU time.
-    buffer = mmap.mmap(-1, whole_blocks(max(1, num_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        buffer = mmap.mmap(-1, whole_blocks(max(1, num_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        raise MemoryError(f"Unable to allocate {format_bytes(num_bytes)} to read or write a file") from None
     with contextlib.suppress(OSError):  # a kernel without huge pages
-        buffer.madvise(mmap.MADV_HUGEPAGE)
+        if len(buffer) >= 2**21:
+            buffer.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(buffer)
 
 

@@ -88,11 +88,12 @@ def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
     arguments = ["plan", "--config", str(tmp_path / "mine.yaml"), "--json"]
     assert json.loads(cli(*arguments).stdout)["verdict"] == "WILL NOT FIT"
     assert json.loads(cli(*arguments, "--set", "loading=shared").stdout)["verdict"] == "FITS"
-    assert json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)["verdict"] == "FITS"
+    found = json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)
+    assert (found["verdict"], found["run_s"] > 0) == ("FITS", True)
 
 
 @pytest.mark.parametrize(("spool", "minutes"), [("30 GB", 8), ("off", 43)])
-def test_the_hours_that_plan_prints_are_those_that_a_run_at_full_size_took(spool: str, minutes: int) -> None:
+def test_the_forecast_hours_are_those_that_a_run_at_full_size_took(spool: str, minutes: int) -> None:
     # 20 epochs with two evaluations each from disk in 4 GB, measured before there was a spool and with it, on the
     # machine `REFERENCE`; `plan` measures its own, where a busy one adds a quarter.
     values = {"loading": "store", "feature_dtype": "float16", "epochs": 20, "train_eval": "never", "spool": spool}

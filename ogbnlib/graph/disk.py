@@ -122,7 +122,7 @@ class DiskArray:
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
             os.preadv(self.descriptor, [block_buffer(BLOCK)], 0)
-        except OSError:  # tmpfs and some network file systems have no O_DIRECT
+        except OSError:  # some network file systems, and tmpfs before Linux 6.6, have no O_DIRECT
             self.close()
             self.descriptor, self.direct = os.open(path, os.O_RDONLY), False
 
@@ -150,13 +150,13 @@ class DiskArray:
         buffer = self._read(first // BLOCK * BLOCK, last)
         return np.frombuffer(buffer, dtype, (last - first) // dtype.itemsize, first % BLOCK)
 
-    def _read(self, begin: int, end: int) -> memoryview:
-        """Read the blocks from byte `begin` (a block's first) to `end` into a buffer of this thread."""
+    def _read(self, begin: int, end: int, room_bytes: int = 0) -> memoryview:
+        """Read the blocks from byte `begin` (a block's first) to `end` into this thread's buffer of `room_bytes`."""
         if self.abandoned.is_set():
             raise Interrupted
         buffer = getattr(self._local, "buffer", None)
         if buffer is None or len(buffer) < end - begin:
-            buffer = self._local.buffer = block_buffer(max(end - begin, self.chunk_bytes))
+            buffer = self._local.buffer = block_buffer(max(end - begin, room_bytes))
         if (view := read_blocks(self.descriptor, buffer, begin, end - begin)) is None:
             raise self.damaged(f"expected {end} bytes, found the file's end")
         if not self.direct:
@@ -195,7 +195,8 @@ class DiskArray:
             # Read from the first to the last row needed: a chunk may have only one.
             begin = (self.offset + int(index[which].min()) * self.row_bytes) // BLOCK * BLOCK
             last = index[which] + (counts if isinstance(counts, int) else counts[which])
-            buffer = self._read(begin, self.offset + int(last.max()) * self.row_bytes)  # may end in the next chunk
+            # It may end in the next chunk, and a whole number of huge pages is aligned to them.
+            buffer = self._read(begin, self.offset + int(last.max()) * self.row_bytes, 2 * self.chunk_bytes)
             take(buffer, begin, which)
             return len(buffer)
 
@@ -234,7 +235,7 @@ class DiskArray:
                 def read(piece: tuple[int, int], lists: tuple[Array, Array, Array] = (before, upto, place)) -> int:
                     low, high = piece[0] * unit, min(piece[1] * unit, self.num_rows)
                     at, end = (self.offset + row * self.row_bytes for row in (low, high))
-                    buffer = self._read(at // BLOCK * BLOCK, end)
+                    buffer = self._read(at // BLOCK * BLOCK, end, 2 * self.chunk_bytes)
                     words = np.frombuffer(buffer, word, (end - at) // word.itemsize, at % BLOCK)
                     _deal(words.reshape(-1, width), low, high, index, *lists, buffers[0])
                     return len(buffer)
@@ -295,9 +296,13 @@ class SpoolFile(Stream):
             super().__init__(os.dup(file.fileno()))
             if num_bytes:
                 os.posix_fallocate(self.fileno(), 0, num_bytes)
-            with contextlib.suppress(OSError):  # tmpfs and some network file systems have no O_DIRECT
-                fcntl.fcntl(self, fcntl.F_SETFL, fcntl.fcntl(self, fcntl.F_GETFL) | os.O_DIRECT)
+            flags = fcntl.fcntl(self, fcntl.F_GETFL)
+            try:  # overlayfs takes the flag, and refuses to write
+                fcntl.fcntl(self, fcntl.F_SETFL, flags | os.O_DIRECT)
+                os.pwrite(self.fileno(), block_buffer(BLOCK), 0)
                 self.most_dirty_bytes = 2**62
+            except OSError:  # as in `DiskArray`
+                fcntl.fcntl(self, fcntl.F_SETFL, flags)
 
     def store(self, array: Array) -> Callable[[], Array]:
         """Write an array behind the others and return the function that reads it."""

@@ -15,7 +15,7 @@ from ogbnlib.runs.folder import Run, diagnose
 @pytest.mark.parametrize(
     ("result", "cause", "words"),
     [
-        ({"exit_code": 137, "limit_by": "cgroup v2", "oom_kills": 0}, "SIGKILL, cause unknown", "no out-of-memory"),
+        ({"exit_code": 137, "limit_by": "cgroup v2", "oom_kills": 0}, "SIGKILL, cause unknown", "no out-of-.* kill"),
         ({"exit_code": 1, "last_output": "_ArrayMemoryError: Unable to allocate 53.0 GiB"}, "out of memory", "=shared"),
         ({"exit_code": 1, "last_output": "torch.OutOfMemoryError: CUDA out of memory."}, "error", "last words: torch"),
         ({"exit_code": None}, "no result", "No result was written.* resume=True"),
