@@ -234,11 +234,11 @@ def test_waiting_ends_where_the_run_is_to_stop(make: Build, monkeypatch: pytest.
     loader, slow = make(8), threading.Event()
     read = DiskArray._read
 
-    def hesitant(self: DiskArray, begin: int, end: int) -> memoryview:
+    def hesitant(self: DiskArray, *place: int) -> memoryview:
         slow.set()
         while not self.abandoned.wait(0.01):
             pass
-        return read(self, begin, end)
+        return read(self, *place)
 
     monkeypatch.setattr(DiskArray, "_read", hesitant)
     loader.waiting = lambda reading: slow.is_set()
