@@ -1,5 +1,6 @@
 """A PyG `NodeLoader` over a store on disk: batches from its maps, or from windows; see `window` and `spool`."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -8,7 +9,7 @@ import tempfile
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,7 +31,7 @@ from ..memory.reading import malloc_trim, own_memory, read_rss
 from .choice import EpochSampler, GivenOrder
 from .sampler import CSCSampler
 from .spool import WindowReader
-from .window import take_rows
+from .window import Window, take_rows
 
 T = TypeVar("T")
 _SMALL_BYTES = 2**20  # of features; a batch of [3, 2] x 128 has 0.3 MB and takes 0.25 ms, its step 1.2 ms
@@ -39,12 +40,16 @@ NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in 
 
 
 def prefetch(
-    source: Iterator[T], waiting: Callable[[], bool] = lambda: False, abandon: Callable[[], None] = lambda: None
-) -> Iterator[T]:
+    source: Iterator[T],
+    waiting: Callable[[], bool] = lambda: False,
+    abandon: Callable[[], None] = lambda: None,
+    early: bool = True,
+) -> Generator[T, None, None]:
     """Yield the items of `source`, which a thread produces some ahead, see `queue_depth`; its errors are raised here.
 
     `waiting` is called a few times a second while the caller waits, and ends that with `Interrupted` by returning True.
-    `abandon` is called if the caller leaves early, before the thread is joined.
+    `abandon` is called if the caller leaves early, before the thread is joined. Without `early` an item is made when
+    the caller has dropped the last one and waits for it.
     """
     end, ahead, user, ended = object(), deque[Future[Any]](), threading.get_ident(), False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -63,10 +68,12 @@ def prefetch(
             values = item.to_dict().values() if isinstance(item, Data) else [item]
             item_bytes = sum(value.nbytes for value in values if isinstance(value, Tensor))
             del values
-            while len(ahead) < queue_depth(item_bytes) + 1:  # one more in the thread's hand
+            while early and len(ahead) < queue_depth(item_bytes) + 1:  # one more in the thread's hand
                 ahead.append(thread.submit(next, source, end))
             yield item
             del item
+            if not early:
+                ahead.append(thread.submit(next, source, end))
         ended = True
     finally:
         if not ended:
@@ -218,14 +225,20 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             if self._running_passes == 1:
                 reader.abandoned.set()
 
+        how = (lambda: self.waiting(reader.progress())), abandon
+        windows, size = reader.windows(epoch, start), self.windows
+        small = size.window_bytes < _SMALL_BYTES * (size.window_batches or 1)  # as in `_ahead_if_large`
         try:
-            batches = self._window_batches(reader, epoch, start)
-            yield from prefetch(batches, lambda: self.waiting(reader.progress()), abandon)
+            if small:
+                with contextlib.closing(prefetch(windows, *how, early=False)) as read:
+                    yield from self._window_batches(read)
+            else:
+                yield from prefetch(self._window_batches(windows), *how)
         finally:
             self._running_passes -= 1
 
-    def _window_batches(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
-        for window in reader.windows(epoch, start):
+    def _window_batches(self, windows: Iterator[Window]) -> Iterator[Data]:
+        for window in windows:
             features = torch.from_numpy(window.features)
             for positions, slots, edges, *hops in window.batches():
                 yield self._batch(
