@@ -16,7 +16,7 @@ class Launch(NamedTuple):
 
 
 def job_cores() -> int:
-    """Cores that this job may use on this node: its CPU affinity, and in a Slurm job at most what it asked for."""
+    """Cores that this job may use on this node: its CPU affinity, and at most the cores that a Slurm job has."""
     cores, job_cpus = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_PER_TASK", "")
     return min(cores, int(job_cpus)) if job_cpus.isdecimal() and int(job_cpus) else cores
 

@@ -1,4 +1,4 @@
-"""Verdict table: what people believe, what was measured, and whether the belief holds.
+"""Verdict table: beliefs about memory, their measurements, and whether each belief holds.
 
 A missing figure (NaN) and the peak of a killed run count as "not measured".
 """

@@ -129,8 +129,8 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its
 def _share(work: Callable[[slice], T], parts: list[slice]) -> list[T]:
     """Return `work(part)` for all parts; the threads, as many as torch has, take one after another as they get free.
 
-    With torch's own threads each has a fixed part, and waits in a loop for one whose core the sampling of the next
-    batch has taken: on two cores a step of [15, 10, 5] x 1024 x 64 beside it took 0.16 s, and takes 0.12 s so.
+    Torch's own threads have fixed parts, and wait in a loop for one whose core is taken by the sampling of the next
+    batch. On two cores a step of [15, 10, 5] x 1024 x 64 beside it took 0.16 s with them, and takes 0.12 s here.
     """
     if len(parts) == 1:
         return [work(parts[0])]
@@ -237,7 +237,7 @@ class Layers(NamedTuple):
     """Layers of `mean(x[neighbors]) @ weight_l.T + bias + x[targets] @ weight_r.T`, with ReLU and dropout between them.
 
     Args:
-        x: [num_sources, channels], on the CPU, the targets first; float16 is widened in each reading.
+        x: [num_sources, channels], on the CPU, the targets first; each reading widens float16.
         bounds: int64 [num_targets + 1], bounds of each target's edges; `col` has their sources, int64.
         targets: How many nodes each layer computes.
         dropout: The share left out, 0 in an evaluation.

@@ -144,7 +144,7 @@ def run(
         _compile_kernels(config.progress)
     limit, refused = make_limit(limit_bytes, limit_by)
     with contextlib.closing(limit), open_run_dir(config, folder, resume=resume) as (before, lock), _own_tmp() as tmp:
-        with contextlib.suppress(InputError):  # of a damaged metrics.csv, which the trainer writes anew
+        with contextlib.suppress(InputError):  # of a damaged metrics.csv; the trainer writes another
             if before.is_finished and before.config == config:
                 return before
         reason = _too_large_to_start(config, size, limit_bytes)
