@@ -36,7 +36,7 @@ class Layer(NamedTuple):
     hops: int  # of propagated features
     half: bool  # under autocast
     dropout: bool
-    fused: bool  # by `propagation.sage`: on the CPU, without autocast
+    fused: bool  # by `propagation.sage`: on the CPU
     edge_list: bool  # in place of a sparse matrix, as `forward(x, edge_index)` gets it
 
 
@@ -78,17 +78,17 @@ def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: in
 
 def _sage(layer: Layer) -> LayerMemory:
     """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
+    item, copy = (2, 2) if layer.half else (4, 0)
     if layer.fused:
         # Keeps the mean and the targets' own features, [T, 2 in], whose memory their gradients take, and the output.
         # The two matrices are copied side by side, and each part has their gradient. The first layer's input has none;
         # for the others' the edges are sorted by source.
         scratch = 8 * layer.inputs * layer.outputs * (1 + -(-layer.targets // PART_ROWS))
         if layer.first:
-            scratch += 4 * layer.targets * layer.outputs * (layer.dropout and not layer.last)
+            scratch += item * layer.targets * layer.outputs * (layer.dropout and not layer.last)
         else:
-            scratch += 4 * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
-        return _sum(layer, 8 * layer.targets * (layer.inputs + 1), scratch, masks=1)
-    item, copy = (2, 2) if layer.half else (4, 0)
+            scratch += item * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
+        return _sum(layer, 2 * layer.targets * (item * layer.inputs + 4), scratch, item=item, masks=1)
     matrix = 4 * layer.edges + 8 * layer.targets
     products = (4 if layer.first else item) * layer.targets * layer.inputs + matrix
     if layer.first:  # two more outputs

@@ -22,6 +22,7 @@ from ..errors import MB, InputError
 from ..files import block_buffer
 from ..graph.store import GraphSize, Store
 from ..launcher import job_cores
+from ..memory.reading import processor
 from ..registry import POLICIES
 from ..sources.names import check_store, graph_for
 from .budget import DISK_BYTES_PER_S, BatchShape, Windows, sweep_s
@@ -158,12 +159,10 @@ def _read(path: Path) -> float:
 
 def probe(size: GraphSize) -> Machine:
     """Measure this machine; the disk by a store's features, else the reference machine's is taken."""
-    flags, disk = set[str](), 0.0
-    with contextlib.suppress(OSError):
-        flags = {*Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()}
+    disk = 0.0
     with contextlib.suppress(OSError):
         disk = _read(size.file_path("x")) if isinstance(size, Store) else 0.0
-    return Machine(job_cores(), _product(), disk or DISK_BYTES_PER_S, bool(flags & {"avx512_bf16", "amx_bf16"}))
+    return Machine(job_cores(), _product(), disk or DISK_BYTES_PER_S, bool(processor() & {"avx512_bf16", "amx_bf16"}))
 
 
 class Forecast(Ledger):

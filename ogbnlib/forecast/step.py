@@ -103,7 +103,7 @@ LARGE_FLOPS = 5e8
 
 def fuses(config: TrainConfig, on_gpu: bool = False) -> bool:
     """Whether `propagation.sage.Layers` train the model, which read float16 features in place; see `GNN.fuses`."""
-    return config.model == "sage" and config.precision == "fp32" and not on_gpu
+    return config.model == "sage" and not on_gpu
 
 
 def layers_of(

@@ -18,7 +18,7 @@ from numba import njit
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from ..graph.bits import kernel, widened
+from ..graph.bits import kernel, narrowed, widened
 from ..graph.npz import Array
 from ..registry import PART_ROWS
 
@@ -47,26 +47,24 @@ def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
 @kernel
 def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> None:
     """Write the mean of the neighbors' rows of `x` and the own row of the targets from `begin` to `end`."""
-    width, zero = x.shape[1], out.dtype.type(0)
+    width = x.shape[1]
+    total = np.zeros(width, np.float32)
     for t in range(begin, end):
         first, last = bounds[t], bounds[t + 1]
         if last > first:
             source = col[first]
             for c in range(width):
-                out[t, c] = widened(x[source, c])
+                total[c] = widened(x[source, c])
         else:
-            for c in range(width):
-                out[t, c] = zero
+            total[:] = 0
         for e in range(first + 1, last):
             source = col[e]
             for c in range(width):
-                out[t, c] += widened(x[source, c])
-        if last > first + 1:
-            degree = out.dtype.type(last - first)
-            for c in range(width):
-                out[t, c] /= degree
+                total[c] += widened(x[source, c])
+        degree = np.float32(max(1, last - first))
         for c in range(width):
-            out[t, width + c] = widened(x[t, c])
+            out[t, c] = narrowed(total[c] / degree, out[t, c])
+            out[t, width + c] = narrowed(widened(x[t, c]), out[t, c])
 
 
 @kernel
@@ -95,20 +93,20 @@ def _spread(
     x is the output of a ReLU, and of dropout that kept 1 / scale of it: no gradient where x is 0, and `scale` times as
     much elsewhere.
     """
-    width, zero, one, factor = x.shape[1], out.dtype.type(0), out.dtype.type(1), out.dtype.type(scale)
+    width, zero, factor = x.shape[1], np.float32(0), np.float32(scale)
+    total = np.empty(width, np.float32)
     for s in range(begin, end):
-        for c in range(width):
-            out[s, c] = zero
+        total[:] = zero
         for e in range(ends[s], ends[s + 1]):
             t = targets[e]
-            share = one / out.dtype.type(bounds[t + 1] - bounds[t])
+            share = np.float32(1) / np.float32(bounds[t + 1] - bounds[t])
             for c in range(width):
-                out[s, c] += grads[t, c] * share
+                total[c] += widened(grads[t, c]) * share
         if s < len(bounds) - 1:
             for c in range(width):
-                out[s, c] += grads[s, width + c]
+                total[c] += widened(grads[s, width + c])
         for c in range(width):
-            out[s, c] = zero if x[s, c] <= zero else out[s, c] * factor
+            out[s, c] = narrowed(zero if widened(x[s, c]) <= zero else total[c] * factor, out[s, c])
 
 
 @functools.cache
@@ -159,31 +157,41 @@ def _share(work: Callable[[slice], T], parts: list[slice]) -> list[T]:
     return [results[i] for i in range(len(parts))]
 
 
+# The integers that numba gets in place of these floats; see `graph.bits.widened`.
+_BITS = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}
+
+
 def _values(x: Tensor) -> Array:
-    return (x.view(torch.uint16) if x.dtype == torch.float16 else x.detach()).numpy()
+    return x.detach().view(_BITS.get(x.dtype, x.dtype)).numpy()
 
 
 def _parts(count: int) -> list[slice]:
     return [slice(begin, min(begin + PART_ROWS, count)) for begin in range(0, max(1, count), PART_ROWS)]
 
 
+def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return `left @ right`, float32 by numpy's library and bfloat16 by torch's oneDNN."""
+    if left.dtype != torch.float32:
+        return torch.mm(left, right, out=out)
+    return torch.from_numpy(np.dot(left.numpy(), right.numpy(), out=None if out is None else out.numpy()))
+
+
 def _layer(x: Tensor, edges: Array, col: Array, weights: list[Tensor], hidden: bool) -> tuple[Tensor, Tensor]:
     """Return what `_gather` writes for a layer, and the layer's output."""
     (weight_l, bias, weight_r), count, width, values = weights, len(edges) - 1, x.shape[1], _values(x)
     both, out = bias.new_empty(count, 2 * width), bias.new_empty(count, len(bias))
-    array, parts = both.numpy(), _parts(count)
-    several = len(parts) > 1
-    weight = torch.cat([weight_l, weight_r], 1).t().numpy() if several else np.empty(0)
+    array, parts = _values(both), _parts(count)
+    as_pyg = len(parts) == 1 and bias.dtype == torch.float32  # in its order
+    weight = bias if as_pyg else torch.cat([weight_l, weight_r], 1).t()
 
     def compute(rows: slice) -> None:
         _gather(rows.start, rows.stop, edges, col, values, array)
-        if several:
-            part = out[rows]
-            np.dot(array[rows], weight, out=part.numpy())
-            part += bias
-        else:  # in PyG's order
+        if as_pyg:
             part = torch.addmm(bias, both[:, :width], weight_l.t(), out=out)
             part += both[:, width:] @ weight_r.t()
+        else:
+            part = _product(both[rows], weight, out[rows])
+            part += bias
         if hidden:
             part.relu_()
 
@@ -194,29 +202,30 @@ def _layer(x: Tensor, edges: Array, col: Array, weights: list[Tensor], hidden: b
 def _layer_gradients(
     x: Tensor, both: Tensor | None, edges: Array, col: Array, weights: list[Tensor], grad: Tensor, scale: float | None
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return the gradients of a layer's weights and bias, and of `x`: None without a `scale` for `_spread`.
+    """Return the float32 gradients of a layer's weights and bias, and that of `x`: None without a `scale` for `_spread`.
 
     `both` is overwritten, and gathered again if it is None.
     """
     count, width, values, again, parts = len(grad), x.shape[1], _values(x), both is None, _parts(len(grad))
     means = grad.new_empty(count, 2 * width) if both is None else both
-    array, halves, several = means.numpy(), (means[:, :width], means[:, width:]), len(parts) > 1
-    weight = torch.cat(weights, 1).numpy() if several else np.empty(0)
+    array, halves = _values(means), (means[:, :width], means[:, width:])
+    as_pyg = len(parts) == 1 and grad.dtype == torch.float32
+    weight = grad if as_pyg else torch.cat(weights, 1)
 
     def differentiate(rows: slice) -> list[Tensor]:
         if again:
             _gather(rows.start, rows.stop, edges, col, values, array)
-        if several:
-            part = grad[rows].numpy()
-            product = torch.from_numpy(np.dot(part.T, array[rows]))
+        if as_pyg:
+            products = [grad.t() @ half for half in halves]
             if scale is not None:
-                np.dot(part, weight, out=array[rows])
-            return [product[:, :width], product[:, width:], grad[rows].sum(0)]
-        products = [grad.t() @ half for half in halves]
+                for each, half in zip(weights, halves, strict=True):
+                    torch.mm(grad, each, out=half)
+            return [*products, grad.sum(0)]
+        part = grad[rows]
+        product = _product(part.t(), means[rows]).float()
         if scale is not None:
-            for each, half in zip(weights, halves, strict=True):
-                torch.mm(grad, each, out=half)
-        return [*products, grad.sum(0)]
+            _product(part, weight, means[rows])
+        return [product[:, :width], product[:, width:], part.sum(0, dtype=torch.float32)]
 
     # The same parts on any number of threads, and one order of their sums: the same bits.
     total, *others = _share(differentiate, parts)
@@ -228,7 +237,7 @@ def _layer_gradients(
     if scale is None:
         return gradients, None
     into, sources = torch.empty_like(x), _by_source(edges, col, len(x))
-    arguments = edges, *sources, array, values, scale, into.numpy()
+    arguments = edges, *sources, array, values, scale, _values(into)
     _share(lambda rows: _spread(rows.start, rows.stop, *arguments), _parts(len(x)))
     return gradients, into
 
@@ -237,11 +246,12 @@ class Layers(NamedTuple):
     """Layers of `mean(x[neighbors]) @ weight_l.T + bias + x[targets] @ weight_r.T`, with ReLU and dropout between them.
 
     Args:
-        x: [num_sources, channels], on the CPU, the targets first; each reading widens float16.
+        x: float32 or float16 [num_sources, channels], on the CPU, the targets first; each reading widens float16.
         bounds: int64 [num_targets + 1], bounds of each target's edges; `col` has their sources, int64.
         targets: How many nodes each layer computes.
         dropout: The share left out, 0 in an evaluation.
-        weights: weight_l, bias and weight_r of each layer.
+        weights: weight_l, bias and weight_r of each layer, float32.
+        dtype: float32, or bfloat16 for products and what is kept between them, as autocast has it; sums are float32.
     """
 
     x: Tensor
@@ -250,6 +260,7 @@ class Layers(NamedTuple):
     targets: list[int]
     dropout: float
     weights: list[Tensor]
+    dtype: torch.dtype
 
     def forward(self, keep: str) -> tuple[Tensor, list[Any]]:
         """Return the last layer's output, and what to keep: "nothing", each layer's "input", or "all".
@@ -258,7 +269,7 @@ class Layers(NamedTuple):
         """
         tape, x, last = [], self.x, len(self.targets) - 1
         for layer, count in enumerate(self.targets):
-            weights = [value.detach() for value in self.weights[3 * layer : 3 * layer + 3]]
+            weights = [value.detach().to(self.dtype) for value in self.weights[3 * layer : 3 * layer + 3]]
             edges = self.bounds[: count + 1]
             both, out = _layer(x, edges, self.col, weights, layer < last)
             if self.dropout and layer < last:
@@ -270,8 +281,8 @@ class Layers(NamedTuple):
         return x, tape
 
     def backward(self, tape: list[Any], grad: Any) -> list[Tensor]:
-        """Return the gradients of the weights, and empty `tape`."""
-        gradients: list[Tensor] = []
+        """Return the gradients of the weights, float32, and empty `tape`."""
+        gradients, grad = list[Tensor](), grad.to(self.dtype)
         while tape:
             x, both, edges, weights = tape.pop()
             scale = (float(torch.ones(()).div_(1 - self.dropout)) if self.dropout else 1.0) if tape else None
@@ -285,6 +296,8 @@ def compile_layer() -> None:
     """Compile the kernels of `Layers`, or load them from disk; see `sampling.window.compile_kernels`."""
     none, one = np.zeros(1, np.int64), torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)
-    for x in (one, one.half()):
-        _gather(0, 0, none, none, _values(x), one.numpy())
-    _spread(0, 0, none, *_by_source(none, none, 0), one.numpy(), one.numpy(), 0.0, one.numpy())
+    sources = _by_source(none, none, 0)
+    for out in (one, one.bfloat16()):
+        for x in (one, one.half(), out):
+            _gather(0, 0, none, none, _values(x), _values(out))
+        _spread(0, 0, none, *sources, _values(out), _values(out), 0.0, _values(out))

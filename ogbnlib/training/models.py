@@ -164,9 +164,8 @@ class GNN(nn.Module):
         return x.float()
 
     def fuses(self, x: Tensor) -> bool:
-        """Whether `Layers` compute these: GraphSAGE's as made here, in float32, on the CPU."""
-        # Under autocast and on a GPU PyG's layers take a sparse product.
-        if self.model != "sage" or self.dtype != torch.float32 or x.device.type != "cpu":
+        """Whether `Layers` compute these: GraphSAGE's as made here, on the CPU. On a GPU PyG's take a sparse product."""
+        if self.model != "sage" or self.dtype == torch.float16 or x.device.type != "cpu":
             return False
         convs: Any = self.convs
         weights = (weight for conv in convs if type(conv) is _SAGE for weight in (conv.lin_l.weight, conv.lin_r.weight))
@@ -184,7 +183,7 @@ class GNN(nn.Module):
                 raise InputError(f"edge_index: expected {ids}, found others")
         layers: Any = self.convs
         weights = [value for conv in layers for value in (conv.lin_l.weight, conv.lin_l.bias, conv.lin_r.weight)]
-        return Layers(x, bounds, col, targets, self.dropout if self.training else 0.0, weights)
+        return Layers(x, bounds, col, targets, self.dropout if self.training else 0.0, weights, self.dtype)
 
     def add_gradients(self, batch: Data, labels: Tensor, scale: float) -> Tensor:
         """Add the gradients of `scale` times the loss, and return the loss: the sum of the seeds' cross-entropies.
@@ -196,7 +195,7 @@ class GNN(nn.Module):
         with torch.no_grad():
             scores, tape = layers.forward("input" if self.checkpointing else "all")
             # The four kernels of `F.cross_entropy` and its backward pass; 2 is reduction="sum", -100 no label.
-            rows, ops = torch.log_softmax(scores, 1), torch.ops.aten
+            rows, ops = torch.log_softmax(scores.float(), 1), torch.ops.aten
             del scores
             loss, weight = ops.nll_loss_forward(rows, labels, None, 2, -100)
             grad = ops.nll_loss_backward(rows.new_tensor(scale), rows, labels, None, 2, -100, weight)

@@ -1,7 +1,8 @@
 """Epochs from a store on disk under a hard limit, with a spool, against as many batches from RAM, in one run.
 
 Run it by hand from the repository root:
-`python tests/benchmarks/bench_spool.py STORE [--limit "4 GB"] [--epochs 20] [--spool "30 GB"] [--large]`.
+`python tests/benchmarks/bench_spool.py STORE [--limit "4 GB"] [--epochs 20] [--spool "30 GB"] [--large]
+[--precision bf16]`.
 STORE is a store larger than the limit. The other side is a generated one of `--scale`, small enough for the page cache:
 batches of the same shape are trained and evaluated for `--ram-epochs` epochs after one that is left out, and their time
 is taken per batch. Bytes are those of the kernel, /proc/PID/io.
@@ -23,6 +24,7 @@ LARGE = {**SETTING, "num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_ch
 
 def config(asked: argparse.Namespace, path: Path, epochs: int, **changes: object) -> TrainConfig:
     setting = LARGE if asked.large else SETTING
+    setting = {**setting, "precision": asked.precision}
     values = {"dataset": str(path), "loading": "store", "epochs": epochs, "train_eval": "never", **setting, **changes}
     return TrainConfig.create({"progress": "lines", "num_threads": "auto", **values})
 
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.05)
     parser.add_argument("--ram-epochs", type=int, default=3)
     parser.add_argument("--large", action="store_true", help="[15, 10, 5] x 1024 x 256, no evaluation")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="for what is generated and runs")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
