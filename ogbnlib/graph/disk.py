@@ -28,19 +28,30 @@ _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NV
 
 
 @kernel
-def _group(index: Any, stride: Any, offset: Any, chunk_bytes: Any, num_bytes: Any) -> Any:
-    """Counting sort of rows by the chunk of the file in which they begin: `(order, bounds)`."""
-    num_chunks = -(-num_bytes // chunk_bytes)
-    bounds = np.zeros(num_chunks + 2, np.int64)
+def _extent(index: Any, counts: Any) -> Any:
+    """The first row and the end of the last one."""
+    low, high = 0, 0
     for i in range(len(index)):
-        bounds[(offset + index[i] * stride) // chunk_bytes + 2] += 1
+        low, high = min(low, index[i]), max(high, index[i] + counts[i])
+    return low, high
+
+
+@kernel
+def _group(index: Any, counts: Any, stride: Any, offset: Any, shift: Any, num_bytes: Any) -> Any:
+    """Counting sort of rows by the chunk of the file in which they begin: `(order, bounds, first row, end of rows)`."""
+    num_chunks = (num_bytes >> shift) + 1  # a division would take as long as all the rest
+    bounds, low, high = np.zeros(num_chunks + 2, np.int64), np.full(num_chunks, 2**62), np.zeros(num_chunks, np.int64)
+    for i in range(len(index)):
+        c = (offset + index[i] * stride) >> shift
+        bounds[c + 2] += 1
+        low[c], high[c] = min(low[c], index[i]), max(high[c], index[i] + counts[i])
     bounds = bounds.cumsum()
     order = np.empty(len(index), np.int64)
     for i in range(len(index)):
-        c = (offset + index[i] * stride) // chunk_bytes + 1
+        c = ((offset + index[i] * stride) >> shift) + 1
         order[bounds[c]] = i
         bounds[c] += 1
-    return order, bounds[:-1]
+    return order, bounds[:-1], low, high
 
 
 @kernel
@@ -107,7 +118,7 @@ class Interrupted(Exception):
 class DiskArray:
     """Rows of one array in a file, read in order or by index, each pass ascending in the file.
 
-    Once `abandoned` is set, every read raises `Interrupted`.
+    `chunk_bytes`, of one read, is a power of two. Once `abandoned` is set, every read raises `Interrupted`.
     """
 
     bytes_read, progress = 0, (0, 0)  # by all passes; of the running pass, done and in total
@@ -185,19 +196,21 @@ class DiskArray:
 
         `take` is called in threads with a piece of the file, the place of its first byte, and which i lie in the piece.
         """
-        if (low := int(index.min(initial=0))) < 0:
+        counts = np.broadcast_to(counts, len(index))
+        low, high = _extent(index, counts)
+        if low < 0:
             raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {low}")
-        self._check_end(self.offset + int((index + counts).max(initial=0)) * self.row_bytes)
-        order, bounds = _group(index, self.row_bytes, self.offset, self.chunk_bytes, self.num_bytes)
+        self._check_end(self.offset + high * self.row_bytes)
+        where = self.row_bytes, self.offset, self.chunk_bytes.bit_length() - 1, self.num_bytes
+        order, bounds, first, last = _group(index, counts, *where)
 
         def read(c: int) -> int:
-            which = order[bounds[c] : bounds[c + 1]]
             # Read from the first to the last row needed: a chunk may have only one.
-            begin = (self.offset + int(index[which].min()) * self.row_bytes) // BLOCK * BLOCK
-            last = index[which] + (counts if isinstance(counts, int) else counts[which])
+            begin, end = (self.offset + int(row[c]) * self.row_bytes for row in (first, last))
+            begin = begin // BLOCK * BLOCK
             # It may end in the next chunk, and a whole number of huge pages is aligned to them.
-            buffer = self._read(begin, self.offset + int(last.max()) * self.row_bytes, 2 * self.chunk_bytes)
-            take(buffer, begin, which)
+            buffer = self._read(begin, end, 2 * self.chunk_bytes)
+            take(buffer, begin, order[bounds[c] : bounds[c + 1]])
             return len(buffer)
 
         chunks = np.flatnonzero(np.diff(bounds)).tolist()

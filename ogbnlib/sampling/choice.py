@@ -173,7 +173,7 @@ class EpochSampler(Sampler[int]):
     ) -> None:
         self.n, self.seed, self.shuffle = n - n % batch_size * drop_last, seed, shuffle
         self.rank, self.num_ranks, self.batch_size = rank, num_ranks, batch_size
-        self._dropped = n - self.n
+        self._dropped, self._order = n - self.n, (-1, torch.empty(0, dtype=torch.int64))
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -190,6 +190,12 @@ class EpochSampler(Sampler[int]):
 
     def order(self, epoch: int) -> Tensor:
         """All positions, int64 [n] in RAM, in the order of `epoch`."""
+        # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each time.
+        if (held := self._order)[0] != epoch:
+            held = self._order = epoch, self._drawn(epoch)
+        return held[1]
+
+    def _drawn(self, epoch: int) -> Tensor:
         if not self.shuffle:
             return torch.arange(self.n)
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
@@ -216,14 +222,11 @@ class GivenOrder(EpochSampler):
     """
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool = False) -> None:
-        self.sampler, self._order = sampler, (-1, torch.empty(0, dtype=torch.int64))
+        self.sampler = sampler
         shuffle = not isinstance(sampler, SequentialSampler)
         super().__init__(len(sampler), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)
 
-    def order(self, epoch: int) -> Tensor:
-        # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each time.
-        if self._order[0] != epoch:
-            if hasattr(self.sampler, "set_epoch"):
-                self.sampler.set_epoch(epoch)
-            self._order = epoch, torch.tensor(list(self.sampler), dtype=torch.int64)[: self.n]
-        return self._order[1]
+    def _drawn(self, epoch: int) -> Tensor:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+        return torch.tensor(list(self.sampler), dtype=torch.int64)[: self.n]

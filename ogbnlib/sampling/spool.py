@@ -27,7 +27,8 @@ from ..files import whole_blocks
 from ..forecast.budget import WINDOW_BYTES
 from ..graph.disk import CHUNK_BYTES, DiskArray, DiskFull, Interrupted, SpoolFile, disk_array, disk_errors
 from ..graph.npz import Array
-from .window import Seeds, Window, sample_windows
+from ..launcher import job_cores
+from .window import Sampled, Seeds, Window, in_threads, sample_windows
 
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
@@ -121,18 +122,24 @@ class Spool:
                     break
                 jobs.append((structure, following, seeds))
                 following = spool._reader.after(following, seeds.positions)
+
+        def pack(pair: tuple[Seeds, Sampled]) -> Window:
+            return Window.pack(*pair, colptr.num_rows - 1)
+
         while jobs:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
             count = max(1, sum(total <= spooling.sampled_batches for total in batches))
             group, jobs = jobs[:count], jobs[count:]
             begun, before, at = time.monotonic(), colptr.bytes_read + row.bytes_read, 0
             sampled = sample_windows([seeds for *_, seeds in group], colptr, row)
-            for (file, windows), key, seeds in group:
-                window = Window.pack(seeds, sampled, at, colptr.num_rows - 1)
-                arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
-                windows[key] = StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
-                at += len(seeds.ids)
-            del sampled, window
+            while group:
+                few, group = group[: job_cores()], group[job_cores() :]
+                pairs = [(seeds, sampled.pop(0)) for *_, seeds in few]
+                for (target, key, seeds), window in zip(few, in_threads(pack, pairs), strict=True):
+                    arrays = [target[0].store(array) for array in (window.ids, window.slots, window.edges)]
+                    target[1][key] = StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
+                    at += len(seeds.ids)
+                del pairs, window
             read = colptr.bytes_read + row.bytes_read - before
             self._loader.on_pass(batches=at, sample_s=round(time.monotonic() - begun, 3), bytes_read=read)
         for spool, (file, windows) in zip(spools, structures, strict=True):
@@ -179,7 +186,7 @@ class WindowReader:
     def __init__(self, loader: Any):
         self.loader, self.abandoned = loader, threading.Event()  # which ends the running pass at its next read
         # The three buffers of a pass may not outweigh a small window; reads below 256 KiB are slow.
-        chunk = min(CHUNK_BYTES, max(2**18, loader.windows.available_bytes // 64 // 4096 * 4096))
+        chunk = min(CHUNK_BYTES, 1 << max(2**18, loader.windows.available_bytes // 64).bit_length() - 1)
         self.arrays = {name: disk_array(loader.store, name, chunk) for name in _CONTENT}
         self._row_arrays: dict[str, DiskArray] = {}  # of the first window
         for array in self.arrays.values():
@@ -259,7 +266,7 @@ class WindowReader:
                     array.abandoned = self.abandoned
             before = sum(array.bytes_read for array in arrays.values())
             sampled = sample_windows([seeds], arrays["colptr"], arrays["row"])
-            window = Window.pack(seeds, sampled, 0, store.num_nodes)
+            window = Window.pack(seeds, *sampled, store.num_nodes)
             del sampled
             info["sample_s"], begun = round(time.monotonic() - begun, 3), time.monotonic()
             window.features = np.empty((len(window.ids), store.num_features), store.feature_dtype)

@@ -5,10 +5,12 @@ pass over `colptr` and one over `row` at each hop, for all of its batches, and o
 (SIGMOD 2025) and AGNES rest on the same idea. A window has the batches that `CSCSampler` draws one by one.
 """
 
+import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numba import uint64
@@ -19,8 +21,11 @@ from ..graph.bits import NodeSet, kernel
 from ..graph.disk import DiskArray
 from ..graph.npz import Array
 from ..graph.sort import restore_input_order
+from ..launcher import job_cores
 from .choice import choose_all, choose_shared, count_chosen, hop_state
 from .sampler import CSCSampler, absorb
+
+T, R = TypeVar("T"), TypeVar("R")
 
 
 class Seeds(NamedTuple):
@@ -33,20 +38,34 @@ class Seeds(NamedTuple):
 
 
 @kernel
-def _chosen(keys: Any, hops: Any, fanouts: Any, ids: Any, start: Any, degree: Any, parts: Any, begin: Any) -> Any:
-    """Choose the edges of all batches at one hop: `(places in row, targets, bounds of each batch's edges)`.
+def _to_degrees(ends: Any, num_edges: Any) -> Any:
+    """Replace the end of each column (begin, end) by its degree; return whether all lie within `num_edges`."""
+    for i in range(len(ends)):
+        if not 0 <= ends[i, 0] <= ends[i, 1] <= num_edges:
+            return False
+        ends[i, 1] -= ends[i, 0]
+    return True
 
-    `parts` bounds each batch's frontier, which begins at the batch's node `begin`; see `choose_all`.
-    """
+
+@kernel
+def _edge_bounds(degree: Any, parts: Any, fanouts: Any) -> Any:
+    """Bounds of each batch's chosen edges; `parts` bounds its frontier."""
     bounds = np.zeros(len(parts), np.int64)
-    for b in range(len(keys)):
+    for b in range(len(fanouts)):
         bounds[b + 1] = bounds[b] + count_chosen(degree[parts[b] : parts[b + 1]], fanouts[b])
-    places, targets = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int32)
-    for b in range(len(keys)):
+    return bounds
+
+
+@kernel
+def _choose_batches(
+    batches: Any, keys: Any, hops: Any, fanouts: Any, ids: Any, start: Any, degree: Any, parts: Any, begin: Any,
+    bounds: Any, out: Any, target: Any
+) -> None:  # fmt: skip
+    """Choose the edges of some batches at one hop; the frontier of batch b begins at its node `begin[b]`."""
+    for b in batches:
         i, j, e, end = parts[b], parts[b + 1], bounds[b], bounds[b + 1]
-        out, target = places[e:end], targets[e:end]
-        choose_all(keys[b], hops[b], ids[i:j], start[i:j], degree[i:j], fanouts[b], begin[b], out, target)
-    return places, targets, bounds
+        columns = ids[i:j], start[i:j], degree[i:j]
+        choose_all(keys[b], hops[b], *columns, fanouts[b], begin[b], out[e:end], target[e:end])
 
 
 @kernel
@@ -84,7 +103,8 @@ def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any) -> Any
 
     Returns `(place of the first id out of range or -1, nodes, bounds of each batch's nodes, local ids)`.
     """
-    grown, local = np.empty(len(nodes) + len(ids), np.int64), np.empty(len(ids), np.int32)
+    number, first = parts[-1] - parts[0], parts[0]
+    grown, local = np.empty(len(nodes) + number, np.int64), np.empty(number, np.int32)
     begin, no_table = np.zeros(len(bounds), np.int64), np.empty(0, np.uint64)
     for b in range(len(bounds) - 1):
         own, count = grown[begin[b] :], bounds[b + 1] - bounds[b]
@@ -93,7 +113,7 @@ def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any) -> Any
         bad, stop, count, _, _ = absorb(no_table, uint64(0), own, count, values, num_nodes)
         if bad:
             return parts[b] + stop, grown, begin, local
-        local[parts[b] : parts[b + 1]] = values
+        local[parts[b] - first : parts[b + 1] - first] = values
         begin[b + 1] = begin[b] + count
     return -1, grown[: begin[-1]], begin, local
 
@@ -107,62 +127,89 @@ def take_rows(rows: Any, ids: Any, out: Any) -> None:
             into[c] = row[c]
 
 
-class Sampled(NamedTuple):
-    """Batches that are sampled together, one after the other in every array; anonymous memory."""
+@dataclass
+class Sampled:
+    """The batches of a window, one after the other in every array; anonymous memory."""
 
     nodes: Array  # int64, each batch's global ids, seeds first, then hop by hop
     bounds: Array  # int64 [batches + 1], of each batch's nodes
-    hop_nodes: list[Array]  # for the seeds and for each hop, the number of new nodes, int64 [batches]
+    hop_nodes: list[Array] = field(default_factory=list)  # for the seeds and each hop, new nodes, int64 [batches]
     # For each hop, the edges' sources and targets, int32 places among the batch's nodes, ascending by target, and the
     # bounds of each batch's edges, int64 [batches + 1].
-    hop_edges: list[tuple[Array, Array, Array]]
+    hop_edges: list[tuple[Array, Array, Array]] = field(default_factory=list)
+
+    def grow(self, ids: Array, parts: Array, num_nodes: int) -> tuple[int, Array]:
+        """Append a hop's nodes, see `_grown`, and return the place of the first id out of range or -1, and local ids."""
+        before = np.diff(self.bounds)
+        bad, self.nodes, self.bounds, local = _grown(self.nodes, self.bounds, ids, parts, num_nodes)
+        self.hop_nodes.append(np.diff(self.bounds) - before)
+        return bad, local
+
+    def frontier(self) -> list[Array]:
+        """Each batch's nodes of the last hop."""
+        return [self.nodes[end - n : end] for end, n in zip(self.bounds[1:], self.hop_nodes[-1], strict=True)]
 
 
-def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> Sampled:
+def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[Sampled]:
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
 
-    The windows' samplers are over the same store, have equally many hops and sample in the same way.
+    The windows' samplers are over the same store, have equally many hops and sample in the same way. As many threads as
+    the job has cores choose neighbors, window by window.
     """
     num_nodes, seeds = colptr.num_rows - 1, [ids for window in windows for ids in window.ids]
     ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])
-    bad, nodes, bounds, _ = _grown(np.empty(0, np.int64), np.zeros(len(seeds) + 1, np.int64), ids, parts, num_nodes)
-    if bad >= 0:
-        raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
-    if bounds[-1] < len(ids):
+    first = np.cumsum([0, *(len(window.ids) for window in windows)]).tolist()  # batch of each window
+    sampled = [Sampled(np.empty(0, np.int64), np.zeros(len(window.ids) + 1, np.int64)) for window in windows]
+    shares = [slice(*pair) for pair in itertools.pairwise(first)]
+    for one, share in zip(sampled, shares, strict=True):
+        bad, _ = one.grow(ids, parts[share.start : share.stop + 1], num_nodes)
+        if bad >= 0:
+            raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
+    if sum(len(one.nodes) for one in sampled) < len(ids):
         raise InputError("input_nodes: expected each seed once per batch, found one twice")
-    hop_nodes, hop_edges = [np.diff(bounds)], list[tuple[Array, Array, Array]]()
     batches = [(one.sampler, one.epoch, int(positions[0])) for one in windows for positions in one.positions]
-    keys = np.array([sampler.batch_key(first, epoch) for sampler, epoch, first in batches], np.uint64)
+    keys = np.array([sampler.batch_key(seed, epoch) for sampler, epoch, seed in batches], np.uint64)
     for hop in range(len(windows[0].sampler.num_neighbors)):
-        frontier = np.concatenate([nodes[end - n : end] for end, n in zip(bounds[1:], hop_nodes[-1], strict=True)])
-        parts = np.append(0, np.cumsum(hop_nodes[-1]))
+        frontier = np.concatenate([nodes for one in sampled for nodes in one.frontier()])
+        sizes = np.concatenate([one.hop_nodes[-1] for one in sampled])
+        begin, parts = np.concatenate([np.diff(one.bounds) for one in sampled]) - sizes, np.append(0, np.cumsum(sizes))
         ends = np.empty((len(frontier), 2), np.int64)
         colptr.fetch(frontier, ends)
-        start, degree = ends[:, 0].copy(), ends[:, 1] - ends[:, 0]
-        del ends
-        if len(degree) and (degree.min() < 0 or start.min() < 0 or (start + degree).max() > row.num_rows):
+        if not _to_degrees(ends, row.num_rows):
             raise colptr.damaged(f"expected ascending offsets up to {row.num_rows}, found others")
+        start, degree = ends.T
         hops = np.array([0 if sampler.fixed else hop for sampler, *_ in batches])
         fanouts = np.array([sampler.num_neighbors[hop] for sampler, *_ in batches])
-        before = np.diff(bounds)
-        begin = before - hop_nodes[-1]
         if windows[0].sampler.labor:
             del frontier
             neighbors, targets, parts = _shared_neighbors(row, keys, hops, fanouts, start, degree, parts, begin)
-            del start, degree
+            del ends, start, degree
         else:
-            edge_places, targets, parts = _chosen(keys, hops, fanouts, frontier, start, degree, parts, begin)
-            del frontier, start, degree
-            neighbors = np.empty(len(edge_places), f"i{row.row_bytes}")
-            row.fetch(edge_places, neighbors)
-            del edge_places
-        bad, nodes, bounds, sources = _grown(nodes, bounds, neighbors, parts, num_nodes)
-        if bad >= 0:
+            bounds = _edge_bounds(degree, parts, fanouts)
+            places, targets = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int32)
+            columns = frontier, start, degree, parts, begin, bounds, places, targets
+            in_threads(lambda share: _choose_batches(np.arange(len(keys))[share], keys, hops, fanouts, *columns), shares)
+            del frontier, ends, start, degree, columns
+            neighbors, parts = np.empty(len(places), f"i{row.row_bytes}"), bounds
+            row.fetch(places, neighbors)
+            del places
+
+        def grow(number: int, ids: Array = neighbors, targets: Array = targets, parts: Array = parts) -> int:
+            bounds = parts[first[number] : first[number + 1] + 1]
+            bad, sources = sampled[number].grow(ids, bounds, num_nodes)
+            sampled[number].hop_edges.append((sources, targets[bounds[0] : bounds[-1]], bounds - bounds[0]))
+            return bad
+
+        if max(in_threads(grow, range(len(windows)))) >= 0:
             raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
-        hop_nodes.append(np.diff(bounds) - before)
-        hop_edges.append((sources, targets, parts))
-        del neighbors
-    return Sampled(nodes, bounds, hop_nodes, hop_edges)
+        del neighbors, grow
+    return sampled
+
+
+def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return `work` of each item, by as many threads as the job has cores."""
+    with ThreadPoolExecutor(job_cores()) as pool:
+        return list(pool.map(work, items))
 
 
 @dataclass
@@ -177,17 +224,16 @@ class Window:
     features: Array = field(default_factory=lambda: np.empty(0))  # [distinct nodes, num_features], the store's dtype
 
     @classmethod
-    def pack(cls, seeds: Seeds, sampled: Sampled, begin: int, num_nodes: int) -> Self:
-        """Make a window without features from the batches of `sampled` from `begin` on."""
-        end, distinct = begin + len(seeds.ids), NodeSet(num_nodes)
-        nodes = sampled.nodes[sampled.bounds[begin] : sampled.bounds[end]]
-        distinct.add(nodes)
+    def pack(cls, seeds: Seeds, sampled: Sampled, num_nodes: int) -> Self:
+        """Make a window without features."""
+        distinct = NodeSet(num_nodes)
+        distinct.add(sampled.nodes)
         ids = distinct.members().astype(np.int32 if num_nodes < 2**31 else np.int64)
-        slots = distinct.ranks(nodes).astype(np.int32)
-        counts = np.array([np.diff(bounds[begin : end + 1]) for _, _, bounds in sampled.hop_edges])
-        hops = zip(np.array(sampled.hop_nodes)[:, begin:end].T.tolist(), counts.T.tolist(), strict=True)
+        slots = distinct.ranks(sampled.nodes).astype(np.int32)
+        counts = np.array([np.diff(bounds) for _, _, bounds in sampled.hop_edges])
+        hops = zip(np.array(sampled.hop_nodes).T.tolist(), counts.T.tolist(), strict=True)
         # Of each batch the sources of all hops, then their targets; a hop's bounds are behind these two.
-        order = ((b, side) for b in range(begin, end) for side in (0, 1))
+        order = ((b, side) for b in range(len(seeds.ids)) for side in (0, 1))
         parts = [hop[side][hop[2][b] : hop[2][b + 1]] for b, side in order for hop in sampled.hop_edges]
         return cls(seeds.positions, list(hops), ids, slots, np.concatenate(parts))
 
@@ -218,7 +264,7 @@ def compile_kernels(num_neighbors: list[int]) -> None:
         for dtype in (np.int32, np.int64):
             row.fetch(one, np.empty((1, 1), dtype))
         seeds = Seeds(sampler, 0, [one], [one])
-        window = Window.pack(seeds, sample_windows([seeds], colptr, row), 0, 1)
+        window = Window.pack(seeds, *sample_windows([seeds], colptr, row), 1)
         x.fetch(window.ids, np.empty((1, 4), np.float16))
         x.deal(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
         for array in (colptr, row, x):
