@@ -28,30 +28,24 @@ _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NV
 
 
 @kernel
-def _extent(index: Any, counts: Any) -> Any:
-    """The first row and the end of the last one."""
-    low, high = 0, 0
-    for i in range(len(index)):
-        low, high = min(low, index[i]), max(high, index[i] + counts[i])
-    return low, high
-
-
-@kernel
 def _group(index: Any, counts: Any, stride: Any, offset: Any, shift: Any, num_bytes: Any) -> Any:
-    """Counting sort of rows by the chunk of the file in which they begin: `(order, bounds, first row, end of rows)`."""
-    num_chunks = (num_bytes >> shift) + 1  # a division would take as long as all the rest
+    """Counting sort by the chunk in which rows begin: `(row out of range or -1, order, bounds, first rows, ends)`."""
+    num_chunks = (num_bytes >> shift) + 1  # of 2**shift bytes: a division would take as long as all the rest
     bounds, low, high = np.zeros(num_chunks + 2, np.int64), np.full(num_chunks, 2**62), np.zeros(num_chunks, np.int64)
-    for i in range(len(index)):
-        c = (offset + index[i] * stride) >> shift
-        bounds[c + 2] += 1
-        low[c], high[c] = min(low[c], index[i]), max(high[c], index[i] + counts[i])
-    bounds = bounds.cumsum()
     order = np.empty(len(index), np.int64)
+    for i in range(len(index)):
+        row, end = index[i], index[i] + counts[i]
+        if row < 0 or offset + end * stride > num_bytes:
+            return i, order, bounds, low, high
+        c = (offset + row * stride) >> shift
+        bounds[c + 2] += 1
+        low[c], high[c] = min(low[c], row), max(high[c], end)
+    bounds = bounds.cumsum()
     for i in range(len(index)):
         c = ((offset + index[i] * stride) >> shift) + 1
         order[bounds[c]] = i
         bounds[c] += 1
-    return order, bounds[:-1], low, high
+    return -1, order, bounds[:-1], low, high
 
 
 @kernel
@@ -196,21 +190,19 @@ class DiskArray:
 
         `take` is called in threads with a piece of the file, the place of its first byte, and which i lie in the piece.
         """
-        counts = np.broadcast_to(counts, len(index))
-        low, high = _extent(index, counts)
-        if low < 0:
-            raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {low}")
-        self._check_end(self.offset + high * self.row_bytes)
-        where = self.row_bytes, self.offset, self.chunk_bytes.bit_length() - 1, self.num_bytes
-        order, bounds, first, last = _group(index, counts, *where)
+        counts, shift = np.broadcast_to(counts, len(index)), self.chunk_bytes.bit_length() - 1
+        where = self.row_bytes, self.offset, shift, self.num_bytes
+        bad, order, bounds, first, last = _group(index, counts, *where)
+        if bad >= 0:
+            self._check_end(self.offset + int(index[bad] + counts[bad]) * self.row_bytes)
+            raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {index[bad]}")
 
         def read(c: int) -> int:
             # Read from the first to the last row needed: a chunk may have only one.
             begin, end = (self.offset + int(row[c]) * self.row_bytes for row in (first, last))
-            begin = begin // BLOCK * BLOCK
             # It may end in the next chunk, and a whole number of huge pages is aligned to them.
-            buffer = self._read(begin, end, 2 * self.chunk_bytes)
-            take(buffer, begin, order[bounds[c] : bounds[c + 1]])
+            buffer = self._read(begin // BLOCK * BLOCK, end, 2 * self.chunk_bytes)
+            take(buffer, begin // BLOCK * BLOCK, order[bounds[c] : bounds[c + 1]])
             return len(buffer)
 
         chunks = np.flatnonzero(np.diff(bounds)).tolist()

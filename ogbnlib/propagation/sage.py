@@ -202,7 +202,7 @@ def _layer(x: Tensor, edges: Array, col: Array, weights: list[Tensor], hidden: b
 def _layer_gradients(
     x: Tensor, both: Tensor | None, edges: Array, col: Array, weights: list[Tensor], grad: Tensor, scale: float | None
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Return the float32 gradients of a layer's weights and bias, and that of `x`: None without a `scale` for `_spread`.
+    """Return the gradients of a layer's weights and bias, float32, and of `x`: None without a `scale` for `_spread`.
 
     `both` is overwritten, and gathered again if it is None.
     """

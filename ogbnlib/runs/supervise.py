@@ -39,8 +39,8 @@ MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**22), "MALLOC
 # MB. With them the threshold of 4 MiB costs 4 % of a step and saves 33 MB, against 32 MiB 6 % and 78 MB.
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 # numpy's OpenBLAS (0.3.31) takes its kernels for AVX2 on AMD's Zen 5. With those for AVX-512 (SkylakeX) the products of
-# large layers run at 220 instead of 113 GFLOP/s a core, and torch's MKL at 95: an epoch of [15, 10, 5] x 1024 x 256 takes
-# 3.9 instead of 5.9 s.
+# large layers run at 220 instead of 113 GFLOP/s a core (torch's MKL: 95), and [15, 10, 5] x 1024 x 256 takes two thirds
+# of the time.
 AVX512 = {"OPENBLAS_CORETYPE": "SkylakeX"}
 GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end

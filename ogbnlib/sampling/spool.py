@@ -28,7 +28,7 @@ from ..forecast.budget import WINDOW_BYTES
 from ..graph.disk import CHUNK_BYTES, DiskArray, DiskFull, Interrupted, SpoolFile, disk_array, disk_errors
 from ..graph.npz import Array
 from ..launcher import job_cores
-from .window import Sampled, Seeds, Window, in_threads, sample_windows
+from .window import Seeds, Window, in_threads, sample_windows
 
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
@@ -123,9 +123,7 @@ class Spool:
                 jobs.append((structure, following, seeds))
                 following = spool._reader.after(following, seeds.positions)
 
-        def pack(pair: tuple[Seeds, Sampled]) -> Window:
-            return Window.pack(*pair, colptr.num_rows - 1)
-
+        pack = functools.partial(Window.pack, num_nodes=colptr.num_rows - 1)
         while jobs:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
             count = max(1, sum(total <= spooling.sampled_batches for total in batches))
@@ -134,12 +132,12 @@ class Spool:
             sampled = sample_windows([seeds for *_, seeds in group], colptr, row)
             while group:
                 few, group = group[: job_cores()], group[job_cores() :]
-                pairs = [(seeds, sampled.pop(0)) for *_, seeds in few]
-                for (target, key, seeds), window in zip(few, in_threads(pack, pairs), strict=True):
-                    arrays = [target[0].store(array) for array in (window.ids, window.slots, window.edges)]
-                    target[1][key] = StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
+                packed = in_threads(pack, [seeds for *_, seeds in few], [sampled.pop(0) for _ in few])
+                for ((file, windows), key, seeds), window in zip(few, packed, strict=True):
+                    arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
+                    windows[key] = StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
                     at += len(seeds.ids)
-                del pairs, window
+                del packed, window
             read = colptr.bytes_read + row.bytes_read - before
             self._loader.on_pass(batches=at, sample_s=round(time.monotonic() - begun, 3), bytes_read=read)
         for spool, (file, windows) in zip(spools, structures, strict=True):
@@ -266,7 +264,7 @@ class WindowReader:
                     array.abandoned = self.abandoned
             before = sum(array.bytes_read for array in arrays.values())
             sampled = sample_windows([seeds], arrays["colptr"], arrays["row"])
-            window = Window.pack(seeds, *sampled, store.num_nodes)
+            window = Window.pack(seeds, sampled[0], store.num_nodes)
             del sampled
             info["sample_s"], begun = round(time.monotonic() - begun, 3), time.monotonic()
             window.features = np.empty((len(window.ids), store.num_features), store.feature_dtype)

@@ -5,6 +5,7 @@ pass over `colptr` and one over `row` at each hop, for all of its batches, and o
 (SIGMOD 2025) and AGNES rest on the same idea. A window has the batches that `CSCSampler` draws one by one.
 """
 
+import functools
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from ..launcher import job_cores
 from .choice import choose_all, choose_shared, count_chosen, hop_state
 from .sampler import CSCSampler, absorb
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
 
 
 class Seeds(NamedTuple):
@@ -57,15 +58,13 @@ def _edge_bounds(degree: Any, parts: Any, fanouts: Any) -> Any:
 
 
 @kernel
-def _choose_batches(
-    batches: Any, keys: Any, hops: Any, fanouts: Any, ids: Any, start: Any, degree: Any, parts: Any, begin: Any,
-    bounds: Any, out: Any, target: Any
-) -> None:  # fmt: skip
-    """Choose the edges of some batches at one hop; the frontier of batch b begins at its node `begin[b]`."""
-    for b in batches:
+def _choose_share(arguments: Any, first: Any, last: Any) -> None:
+    """Choose the edges of batches `first` to `last` at one hop; a batch's frontier begins at its node `begin[b]`."""
+    keys, hops, fanouts, ids, start, degree, parts, begin, bounds, places, targets = arguments
+    for b in range(first, last):
         i, j, e, end = parts[b], parts[b + 1], bounds[b], bounds[b + 1]
         columns = ids[i:j], start[i:j], degree[i:j]
-        choose_all(keys[b], hops[b], *columns, fanouts[b], begin[b], out[e:end], target[e:end])
+        choose_all(keys[b], hops[b], *columns, fanouts[b], begin[b], places[e:end], targets[e:end])
 
 
 @kernel
@@ -138,8 +137,8 @@ class Sampled:
     # bounds of each batch's edges, int64 [batches + 1].
     hop_edges: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
-    def grow(self, ids: Array, parts: Array, num_nodes: int) -> tuple[int, Array]:
-        """Append a hop's nodes, see `_grown`, and return the place of the first id out of range or -1, and local ids."""
+    def grow(self, parts: Array, ids: Array, num_nodes: int) -> tuple[int, Array]:
+        """Append a hop's nodes; return the place of the first id out of range or -1, and local ids. See `_grown`."""
         before = np.diff(self.bounds)
         bad, self.nodes, self.bounds, local = _grown(self.nodes, self.bounds, ids, parts, num_nodes)
         self.hop_nodes.append(np.diff(self.bounds) - before)
@@ -158,11 +157,10 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     """
     num_nodes, seeds = colptr.num_rows - 1, [ids for window in windows for ids in window.ids]
     ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])
-    first = np.cumsum([0, *(len(window.ids) for window in windows)]).tolist()  # batch of each window
+    shares = list(itertools.pairwise(itertools.accumulate((len(one.ids) for one in windows), initial=0)))  # batches
     sampled = [Sampled(np.empty(0, np.int64), np.zeros(len(window.ids) + 1, np.int64)) for window in windows]
-    shares = [slice(*pair) for pair in itertools.pairwise(first)]
-    for one, share in zip(sampled, shares, strict=True):
-        bad, _ = one.grow(ids, parts[share.start : share.stop + 1], num_nodes)
+    for one, (begin, end) in zip(sampled, shares, strict=True):
+        bad, _ = one.grow(parts[begin : end + 1], ids, num_nodes)
         if bad >= 0:
             raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
     if sum(len(one.nodes) for one in sampled) < len(ids):
@@ -187,29 +185,26 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         else:
             bounds = _edge_bounds(degree, parts, fanouts)
             places, targets = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int32)
-            columns = frontier, start, degree, parts, begin, bounds, places, targets
-            in_threads(lambda share: _choose_batches(np.arange(len(keys))[share], keys, hops, fanouts, *columns), shares)
-            del frontier, ends, start, degree, columns
+            arguments = keys, hops, fanouts, frontier, start, degree, parts, begin, bounds, places, targets
+            in_threads(functools.partial(_choose_share, arguments), *zip(*shares, strict=True))
+            del frontier, ends, start, degree, arguments
             neighbors, parts = np.empty(len(places), f"i{row.row_bytes}"), bounds
             row.fetch(places, neighbors)
             del places
-
-        def grow(number: int, ids: Array = neighbors, targets: Array = targets, parts: Array = parts) -> int:
-            bounds = parts[first[number] : first[number + 1] + 1]
-            bad, sources = sampled[number].grow(ids, bounds, num_nodes)
-            sampled[number].hop_edges.append((sources, targets[bounds[0] : bounds[-1]], bounds - bounds[0]))
-            return bad
-
-        if max(in_threads(grow, range(len(windows)))) >= 0:
+        own = [parts[begin : end + 1] for begin, end in shares]
+        grown = in_threads(functools.partial(Sampled.grow, ids=neighbors, num_nodes=num_nodes), sampled, own)
+        if max(bad for bad, _ in grown) >= 0:
             raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
-        del neighbors, grow
+        for one, bounds, (_, sources) in zip(sampled, own, grown, strict=True):
+            one.hop_edges.append((sources, targets[bounds[0] : bounds[-1]], bounds - bounds[0]))
+        del neighbors
     return sampled
 
 
-def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return `work` of each item, by as many threads as the job has cores."""
+def in_threads(work: Callable[..., T], *items: Iterable[Any]) -> list[T]:
+    """Return `list(map(work, *items))`, by as many threads as the job has cores."""
     with ThreadPoolExecutor(job_cores()) as pool:
-        return list(pool.map(work, items))
+        return list(pool.map(work, *items))
 
 
 @dataclass
@@ -264,7 +259,7 @@ def compile_kernels(num_neighbors: list[int]) -> None:
         for dtype in (np.int32, np.int64):
             row.fetch(one, np.empty((1, 1), dtype))
         seeds = Seeds(sampler, 0, [one], [one])
-        window = Window.pack(seeds, *sample_windows([seeds], colptr, row), 1)
+        window = Window.pack(seeds, sample_windows([seeds], colptr, row)[0], 1)
         x.fetch(window.ids, np.empty((1, 4), np.float16))
         x.deal(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
         for array in (colptr, row, x):

@@ -164,7 +164,7 @@ class GNN(nn.Module):
         return x.float()
 
     def fuses(self, x: Tensor) -> bool:
-        """Whether `Layers` compute these: GraphSAGE's as made here, on the CPU. On a GPU PyG's take a sparse product."""
+        """Whether `Layers` compute these: GraphSAGE's as made here, on the CPU. On a GPU they are sparse products."""
         if self.model != "sage" or self.dtype == torch.float16 or x.device.type != "cpu":
             return False
         convs: Any = self.convs
