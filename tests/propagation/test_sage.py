@@ -1,7 +1,8 @@
-"""The threads of the fused GraphSAGE layer: one pool for outputs of all sizes, and none of a parent's in a fork."""
+"""The fused GraphSAGE layer: its bfloat16 is torch's, its threads one pool, and none of a parent's in a fork."""
 
 import multiprocessing
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,3 +24,17 @@ def test_outputs_of_all_sizes_share_a_pool_and_a_fork_makes_its_own(monkeypatch:
     child.start()
     child.join(60)
     assert child.exitcode == 0
+
+
+def test_a_gathered_bfloat16_is_rounded_as_torch_does() -> None:
+    ties = [1.00390625, 1.01171875, -1.01171875]  # half-way between two: to the even one
+    values = [0.0, -0.0, *ties, 3.4e38, float("inf"), -float("inf"), float("nan"), 1e-40, *torch.randn(500).tolist()]
+    x, none = torch.tensor([values]), np.zeros(2, np.int64)
+    both = torch.empty(1, 2 * len(values), dtype=torch.bfloat16)
+    sage._gather(0, 1, none, none, sage._values(x), sage._values(both))
+    own = both[0, len(values) :]
+    torch.testing.assert_close(own, x[0].bfloat16(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(own.signbit(), x[0].signbit())
+    again = torch.empty_like(both)
+    sage._gather(0, 1, none, none, sage._values(own[None].contiguous()), sage._values(again))
+    torch.testing.assert_close(again[0, len(values) :], own, rtol=0, atol=0, equal_nan=True)

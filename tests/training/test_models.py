@@ -80,19 +80,26 @@ def gradients(name: str, fused: bool = True, **more: object) -> list[Tensor]:
     return [loss.detach(), *(p.grad for p in gnn.parameters() if p.grad is not None), torch.rand(1)]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_the_fused_layers_have_pygs_loss_gradients_and_dropout(dropout: float) -> None:
-    both = (gradients("sage", fused, dropout=dropout) for fused in (True, False))
+# A bfloat16 has 8 bits, and the two sides round at other places.
+@pytest.mark.parametrize(
+    ("dropout", "precision", "within"), [(0.0, "fp32", 1e-6), (0.5, "fp32", 1e-6), (0.5, "bf16", 0.01)]
+)
+def test_the_fused_layers_have_pygs_loss_gradients_and_dropout(dropout: float, precision: str, within: float) -> None:
+    both = (gradients("sage", fused, dropout=dropout, precision=precision) for fused in (True, False))
     for one, other in zip(*both, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+        assert one.dtype == other.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=within, atol=within)
 
 
-def test_the_fused_gradients_are_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_fused_gradients_are_the_same_bits_on_any_number_of_threads(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sage, "PART_ROWS", 3)
     results = []
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        results.append(gradients("sage", dropout=0.5))
+        results.append(gradients("sage", dropout=0.5, precision=precision))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
