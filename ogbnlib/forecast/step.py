@@ -164,9 +164,11 @@ def layer_memory(
 
 # Measured in all models, precisions and shapes of the tests (with hooks on tensors that autograd saves), this was met
 # within 1 % or up to 25 % too high.
-def saved_bytes(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> int:
+def saved_bytes(
+    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, on_gpu: bool = False
+) -> int:
     """Bytes kept between the two passes over one batch, without the batch's own x and the parameters."""
-    layers = layer_memory(config, batch, num_features, num_classes)
+    layers = layer_memory(config, batch, num_features, num_classes, on_gpu)
     if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
         return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]
     # Autocast keeps a half-width copy of the weights as well.

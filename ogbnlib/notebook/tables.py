@@ -187,6 +187,6 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     for name, changes in options.items():
         forecast = predict(config.replace(**changes))
         size, gpu = forecast.size, forecast.gpu
-        backward_bytes = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes)
+        backward_bytes = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes, on_gpu=True)
         rows[name] = {"kept MB": backward_bytes, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
     return (pd.DataFrame.from_dict(rows, orient="index") / MB).round(1)
