@@ -3,11 +3,12 @@
 Run it by hand from the repository root: `python tests/benchmarks/bench_training.py [--scale 0.02] [--dir DIR]`.
 Stock PyG is its `NeighborLoader` with float32 features in RAM and the forward of its documentation, in which every
 layer computes every sampled node; it needs torch-sparse or pyg-lib. Both sides train GraphSAGE with Adam. Stock PyG
-runs with one torch thread and with torch's default, and the better of the two is compared. The environment is the same
-for both; THP_MEM_ALLOC_ENABLE=1 in it gives both the huge pages that `run` asks for.
+runs with one torch thread and with torch's default, and the better of the two is compared. Both sides run with the
+environment that `run` gives its trainer: malloc's settings, huge pages, OpenBLAS's kernels.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256 with GraphBolt of
-dgl 2.1.0 instead, as its users run it and with the huge pages that we ask for, each side in processes of its own. Its
+dgl 2.1.0 instead, in float32 and in the same precision, as its users run it and with the huge pages that we ask for,
+each side in processes of its own. Its
 environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1 torchdata==0.7.1 'numpy<2'
 'pandas<3' pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
 """
@@ -35,7 +36,7 @@ from torch_geometric.nn import SAGEConv
 
 from ogbnlib import TrainConfig
 from ogbnlib.graph.store import Store, is_store, open_store
-from ogbnlib.runs.supervise import HUGE_PAGES, MALLOC
+from ogbnlib.runs.supervise import HUGE_PAGES, trainer_environment
 from ogbnlib.sources.synth import synthesize_store
 from ogbnlib.training.train import train
 
@@ -119,22 +120,25 @@ def compare_graphbolt(store: Store, python: Path, precision: str, seconds: float
         for number, pages, threads in itertools.product(range(rounds), "10", (1, 2)):
             plain = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}
             env = {**plain, "OMP_NUM_THREADS": str(threads), **({HUGE_PAGES: "1"} if pages == "1" else {})}
-            argv = [python, Path(__file__).with_name("peer_graphbolt.py"), tmp, "15,10,5", 1024, 256, precision]
-            done = subprocess.run([*map(str, argv), str(threads), str(seconds)], env=env, stdout=-1, check=True)
-            rates["GraphBolt", pages, threads].append(json.loads(done.stdout.splitlines()[-1])["rate"])
+            for theirs in {"fp32", precision}:
+                argv = [python, Path(__file__).with_name("peer_graphbolt.py"), tmp, "15,10,5", 1024, 256, theirs]
+                done = subprocess.run([*map(str, argv), str(threads), str(seconds)], env=env, stdout=-1, check=True)
+                rates[theirs, pages, threads].append(json.loads(done.stdout.splitlines()[-1])["rate"])
             common = {"dataset": str(store.path), "loading": "store", "progress": "none", "device": "cpu"}
             values = {**common, **setting, "num_threads": threads, "precision": precision, "epochs": 4}
             argv = [sys.executable, "-c", OURS, json.dumps({**values, "train_eval": "never", "eval_splits": []})]
-            env |= {**MALLOC}
+            env |= {name: value for name, value in trainer_environment(env).items() if name != HUGE_PAGES}
             done = subprocess.run([*argv, f"{tmp}/run-{number}-{pages}-{threads}"], env=env, stdout=-1, check=True)
             rates["ours", pages, threads].append(batches / json.loads(done.stdout.splitlines()[-1])["time_s"])
     for pages, threads in itertools.product("10", (1, 2)):
-        ours, *peers = (median(rates[key]) for key in (
-            ("ours", pages, threads), ("GraphBolt", "0", threads), ("GraphBolt", "1", threads)))  # fmt: skip
-        size = "huge" if pages == "1" else "4 KB"
-        print(f"{precision}, {threads} thread(s), {size} pages: ours {ours:.2f} batches/s, "
-              f"{ours / peers[0]:.2f} x GraphBolt as it comes ({peers[0]:.2f}), "
-              f"{ours / peers[1]:.2f} x GraphBolt with huge pages ({peers[1]:.2f})")  # fmt: skip
+        ours = median(rates["ours", pages, threads])
+        print(
+            f"{precision}, {threads} thread(s), {'huge' if pages == '1' else '4 KB'} pages: ours {ours:.2f} batches/s"
+        )
+        for theirs, peer_pages in itertools.product(sorted({"fp32", precision}), "01"):
+            peer = median(rates[theirs, peer_pages, threads])
+            how = "with huge pages" if peer_pages == "1" else "as it comes"
+            print(f"  {ours / peer:.2f} x GraphBolt in {theirs} {how} ({peer:.2f})")
 
 
 def main() -> None:
@@ -153,6 +157,8 @@ def main() -> None:
         print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features")
         if options.peer == "graphbolt":
             return compare_graphbolt(store, options.peer_python, options.precision, options.seconds, options.rounds)
+        if missing := trainer_environment(os.environ):
+            os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
         have_stock = installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE
         default_threads = torch.get_num_threads()
         data = None
