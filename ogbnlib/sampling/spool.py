@@ -27,7 +27,6 @@ from ..files import whole_blocks
 from ..forecast.budget import WINDOW_BYTES
 from ..graph.disk import CHUNK_BYTES, DiskArray, DiskFull, Interrupted, SpoolFile, disk_array, disk_errors
 from ..graph.npz import Array
-from ..launcher import job_cores
 from .window import Seeds, Window, in_threads, sample_windows
 
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
@@ -131,7 +130,7 @@ class Spool:
             begun, before, at = time.monotonic(), colptr.bytes_read + row.bytes_read, 0
             sampled = sample_windows([seeds for *_, seeds in group], colptr, row)
             while group:
-                few, group = group[: job_cores()], group[job_cores() :]
+                few, group = group[:2], group[2:]  # each has a set of all nodes, 21 MB for papers100M
                 packed = in_threads(pack, [seeds for *_, seeds in few], [sampled.pop(0) for _ in few])
                 for ((file, windows), key, seeds), window in zip(few, packed, strict=True):
                     arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
