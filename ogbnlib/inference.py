@@ -51,7 +51,6 @@ def _exact(
     if ids is not None:
         targets, order = NodeSet(store.num_nodes), np.argsort(ids)
         targets.add(ids)
-        targets.count()
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers), THREADS) - _STEP_BYTES
     if work.exists():  # from a killed process
         shutil.rmtree(work)

@@ -70,12 +70,20 @@ def doing(what: str, how: str = "auto") -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted(
-    what: str, total: int, progress: bool | Callable[[Count], object], unit: str = "bytes"
+    what: str,
+    total: int,
+    progress: bool | Callable[[Count], object],
+    unit: str = "bytes",
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
-    """Count work on `total` units, shown or passed to `progress`; yields a function to call with each number done."""
+    """Count work on `total` units, shown or passed to `progress`; yields a function to call with each number done.
+
+    Each call begins with `check`, whose exception ends the work.
+    """
     count = Count(total, unit)
 
     def done(number: int) -> None:
+        check()
         count.add(number)
         if callable(progress):
             progress(count)

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, format_bytes
@@ -134,13 +134,6 @@ def oom_sizes(message: str) -> dict[str, int]:
         free = max(0, sizes["allowed_bytes"] - sizes["reserved_bytes"])
         sizes["free_bytes"] = min(free, sizes.get("free_bytes", free))
     return sizes
-
-
-def record_oom(error: BaseException, mark: Callable[..., None], suggest: Callable[[dict[str, Any]], list[str]]) -> None:
-    """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still alive."""
-    text = (str(error).partition(" If reserved but unallocated")[0].splitlines() or [type(error).__name__])[0]
-    sizes = {**(cuda_reading(largest=True) or {}), **oom_sizes(text)}
-    mark("cuda_oom", message=text, suggestions=suggest(sizes), **sizes)
 
 
 def resolve_device(device: str) -> torch.device:

@@ -89,6 +89,4 @@ class Columns:
         with contextlib.closing(in_order(firsts, fill)) as filled:
             for _ in filled:
                 done(self.nbytes // len(firsts))
-        swept = edges.sweep(values, self.members, targets, loops=loops, mean=mean, done=done)
-        with contextlib.closing(swept) as slices:
-            yield from slices
+        yield from edges.sweep(values, self.members, targets, loops=loops, mean=mean, done=done)

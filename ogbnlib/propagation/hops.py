@@ -248,17 +248,7 @@ def propagate(
         planned(kept=0, reached=[0] * hops)
         how = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes, "made_of": _made_of(store)}
         target.parent.mkdir(parents=True, exist_ok=True)
-
-        @contextlib.contextmanager
-        def shown(what: str, total: int) -> Iterator[Done]:
-            with counted(what, total, progress) as count:
-
-                def done(num_bytes: int) -> None:
-                    check()
-                    count(num_bytes)
-
-                yield done
-
+        shown = functools.partial(counted, progress=progress, check=check)
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
             run.survey(shown)

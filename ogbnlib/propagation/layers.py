@@ -100,8 +100,7 @@ def layer_scores(
                 members.count()
         for number, members in enumerate(needed):
             if number == len(layers) - 1 and len(blocks[number]) == 1:
-                with contextlib.closing(compute(number, source, blocks[number][0])) as scores:
-                    yield from scores
+                yield from compute(number, source, blocks[number][0])
                 source.close()
                 return
             for columns in blocks[number]:

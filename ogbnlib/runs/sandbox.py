@@ -34,7 +34,7 @@ from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, handled
 from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
-from ..sources.names import locate_for, size_of
+from ..sources.names import check_store, locate, options_of, size_of
 from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
 from .diagnosis import Diagnosis
 from .exit_codes import STOPPED, resumption
@@ -280,7 +280,8 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
-    size = locate_for(config)
+    size = locate(config.dataset, **options_of(config))
+    check_store(size, config)
     if config.epochs and not size.num_seeds["train"]:
         raise InputError(f"{config.dataset}: expected nodes in the train split to train on, found none")
     needed = "early_stopping" if config.early_stopping else "keep=best" if config.keep == "best" else ""

@@ -226,13 +226,7 @@ def convert(
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # int8: one more pass
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     made_of = {**source.origin, "num_nodes": source.num_nodes}
-
-    with new_folder(target) as folder, counted("convert", total, progress) as advance:
-
-        def done(count: int) -> None:
-            check()
-            advance(count)
-
+    with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
         writer = StoreWriter(folder)
         _write(source, writer, done, x_dtype, undirected, workspace)
         source.check_unchanged()

@@ -145,13 +145,6 @@ def options_of(config: TrainConfig) -> dict[str, Any]:
     return values | {"feature_dtype": config.feature_dtype if rounded else None}
 
 
-def locate_for(config: TrainConfig) -> GraphSize:
-    """`locate` the data set of a run, and `check_store`."""
-    size = locate(config.dataset, **options_of(config))
-    check_store(size, config)
-    return size
-
-
 def graph_for(config: TrainConfig) -> GraphSize:
     """Open the store of a run's data set; before it exists, return its sizes (`size_of`)."""
     with contextlib.suppress(InputError, OSError):  # a missing official data set too

@@ -227,8 +227,10 @@ def train_prepared(
             trainer.run()
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
-    except torch.OutOfMemoryError as error:
-        cuda.record_oom(error, log.mark, lambda oom: oom_suggestions(config, oom))
+    except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
+        text = (str(error).partition(" If reserved but unallocated")[0].splitlines() or [type(error).__name__])[0]
+        sizes = {**(cuda.cuda_reading(largest=True) or {}), **cuda.oom_sizes(text)}
+        log.mark("cuda_oom", message=text, suggestions=oom_suggestions(config, sizes), **sizes)
         raise
     finally:
         shown.close()
