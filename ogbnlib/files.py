@@ -150,8 +150,7 @@ def warn_if_remote(path: StrPath, what: str) -> None:
     """Warn once per folder that `what` is unreliable on its network file system."""
     # Each machine caches pages and locks on its own there.
     if (kind := file_system(path)).startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
-        place = os.path.realpath(path)
-        warnings.warn(f"{place}: it lies on a network file system ({kind}): {what}", stacklevel=2)
+        warnings.warn(f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {what}", stacklevel=2)
 
 
 def check_space(path: StrPath, needed_bytes: int, what: str) -> None:

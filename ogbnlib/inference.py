@@ -187,8 +187,7 @@ def predict(
             sampled_batches = _sampled(store, config, parts, size, memory_limit)
             chunks = _by_model(config, weights, path, store, sampled_batches, total, progress)
         else:
-            work = sibling_path(target, "work")
-            chunks = _exact(store, config, weights, ids, work, memory_limit, progress)
+            chunks = _exact(store, config, weights, ids, sibling_path(target, "work"), memory_limit, progress)
         dtype = np.dtype(np.float32 if scores else label_dtype(store.num_classes))
         shape = (store.num_nodes if ids is None else len(ids), *([store.num_classes] if scores else []))
 

@@ -121,8 +121,7 @@ class Growth:
         """Judge by the minimum of each of some equal time spans, which leaves out what one batch needs for a while."""
         late = floors[len(floors) // 3 :]
         slope, climbs = _climb(late)
-        ends = late[0], late[-1], len(late) * step_s
-        return cls("climbs" if climbs else "levels off", slope * 60 / step_s, 0, *ends)
+        return cls("climbs" if climbs else "levels off", slope * 60 / step_s, 0, late[0], late[-1], len(late) * step_s)
 
     def __str__(self) -> str:
         ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"

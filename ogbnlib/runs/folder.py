@@ -266,10 +266,8 @@ class Run(_RunFiles):
     @property
     def rss_peak_bytes(self) -> int:
         """Peak RSS in any sample, summed over the run's processes: the RES of top and htop."""
-        if peak := self.result.get("sampled_peaks_bytes", {}).get("rss_bytes"):
-            return int(peak)
-        columns = [f"rss_{part}_bytes" for part in _tables().PARTS]
-        return int(self.samples[columns].sum(axis=1).max() if len(self.samples) else 0)
+        sampled = self.result.get("sampled_peaks_bytes", {})
+        return int(sampled.get("rss_bytes") or self.record.peaks.get("rss_bytes", 0))
 
     @property
     def is_finished(self) -> bool:

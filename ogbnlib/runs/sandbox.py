@@ -66,8 +66,7 @@ def watch(
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(f"argv: expected a command that can be run (`python` before a script), got {argv}")
-    script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
-    name = name or Path(script).stem
+    name = name or Path(next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])).stem
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
     while run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
         earlier = Run(folder)

@@ -246,9 +246,8 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
             log.mark("stop", signal=name, epoch=0, position=0)
             raise Stopped(f"stopped by {name} while the data set was converted; go on with resume=True (--resume)")
 
-    limit = own_memory()[0] + min(available_bytes(), 2**30)
     how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
-    store = open_for(config, memory_limit=limit, **how)
+    store = open_for(config, memory_limit=own_memory()[0] + min(available_bytes(), 2**30), **how)
     if not config.propagated:
         return store
     with log.phase("propagate"):

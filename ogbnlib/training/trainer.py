@@ -98,8 +98,7 @@ class Trainer:
 
     def _boundary(self, training: bool = False) -> None:
         """Save or stop between two steps or two batches of an evaluation; a run stops on a signal only here."""
-        since_s = time.monotonic() - self.checkpointer.saved_s
-        due = training and 0 < self.config.checkpoint_every_s <= since_s
+        due = training and 0 < self.config.checkpoint_every_s <= time.monotonic() - self.checkpointer.saved_s
         # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks it.
         spoiled = training and self.learner.device.type == "cpu" and not math.isfinite(self.learner.loss_sum)
         number, due_anywhere, diverged = self.ranks.highest(self.stop.number, int(due), int(spoiled))
