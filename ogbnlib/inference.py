@@ -19,7 +19,7 @@ from .graph.checks import HEADER_BYTES, label_dtype, npy_header
 from .graph.npz import Array, load
 from .graph.store import Store
 from .memory.cuda import resolve_device
-from .progress import counted
+from .progress import Progress, counted
 from .propagation.hops import left_bytes, propagated
 from .propagation.layers import Layer, layer_scores
 from .propagation.loader import HopLoader
@@ -29,7 +29,6 @@ from .registry import MODELS
 from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
 from .sources.catalog import open_for
-from .sources.convert import Progress
 from .training.checkpoint import check_data, fingerprint, load_state, read_model
 from .training.custom_model import make_model
 from .training.models import Call

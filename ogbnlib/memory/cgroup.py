@@ -91,20 +91,16 @@ class Cgroup:
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     """Memory cgroup of a process and its mount point; None if no memory controller is mounted."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-        mounted = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return None
+    lines, mounted = (os.fsdecode(read_whole(f"/proc/{file}") or b"") for file in (f"{pid}/cgroup", "self/mountinfo"))
     mounts: dict[int, list[tuple[str, Path]]] = {1: [], 2: []}
-    for line in mounted:
+    for line in mounted.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split()[-1].split(",")):
             root, point = before.split()[3:5]
             mounts[2 if kind == "cgroup2" else 1].append((root, Path(point)))
     for version in (1, 2):  # a hybrid host has v1 memory and a v2 tree without the memory controller
-        for line in lines:
+        for line in lines.splitlines():
             _, controllers, inside = line.split(":", 2)
             if ("memory" not in controllers.split(",")) if version == 1 else controllers:
                 continue

@@ -121,8 +121,7 @@ def oom_sizes(message: str) -> dict[str, int]:
     """Sizes named by the message of a torch.OutOfMemoryError, in bytes."""
     sizes, units = {}, {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     for name, forms in _SIZES.items():
-        pattern = "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms)
-        if match := re.search(pattern, message):
+        if match := re.search("|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms), message):
             number, unit = filter(None, match.groups())
             sizes[name] = int(float(number) * units[unit])
     allocated = sizes.get("allocated_bytes", 0)

@@ -28,9 +28,9 @@ from ..graph.store import Store, is_store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
-from ..progress import counted
+from ..progress import Progress, counted
 from ..sources.catalog import made_once
-from ..sources.convert import FeatureDtype, Progress
+from ..sources.convert import FeatureDtype
 from ..sources.names import check_hops
 from .columns import Columns, Done, pick
 from .plan import NORMS, fixed_bytes, plan_hops, propagated_path

@@ -17,8 +17,7 @@ from ..graph.bits import NodeSet
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.writer import StoreWriter
-from ..progress import counted
-from ..sources.convert import Progress
+from ..progress import Progress, counted
 from .columns import Columns, pick
 from .sweep import Edges
 

@@ -292,10 +292,8 @@ def is_locked(run_dir: Path) -> bool:
     try:
         with open(RunPaths(run_dir).lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # another user's run, one of a version without locks, a file system without them
-        pass
+    except OSError as error:  # else another user's run, one of a version without locks, a file system without them
+        return isinstance(error, BlockingIOError)
     return False
 
 

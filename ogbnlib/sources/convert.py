@@ -25,13 +25,12 @@ from ..graph.store import Store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
-from ..progress import Count, counted
+from ..progress import Progress, counted
 from .data import Source, as_ids, from_arrays, is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 
 FeatureDtype = Literal["float16", "float32", "int8"]
-Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
 _DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
 _KERNEL_BYTES = 96 * 2**20  # compiling the kernels
 _CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES  # chunks of features and edges, and pages not yet on disk
