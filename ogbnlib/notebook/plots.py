@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import GB, MB, InputError
@@ -15,10 +17,6 @@ from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import held_memory
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Strong colours for memory that can't be reclaimed, a pale one for the file cache.
 PARTS = {

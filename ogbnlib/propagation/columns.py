@@ -44,10 +44,9 @@ class Columns:
     def open(cls, folder: Path, name: str, num_nodes: int, members: NodeSet | None) -> Self:
         """Open the files `NAME-FIRST.npy`; FIRST is the file's first column."""
         paths = sorted(folder.glob(f"{name}-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2]))
-        arrays = [load(path) for path in paths]
-        sizes = [(HEADER_BYTES, array.itemsize * array.shape[1], len(array)) for array in arrays]
-        files = [DiskArray(path, *size) for path, size in zip(paths, sizes, strict=True)]
-        return cls(files, arrays[0].dtype, num_nodes, members)
+        arrays = {path: load(path) for path in paths}
+        files = [DiskArray(path, HEADER_BYTES, array.strides[0], len(array)) for path, array in arrays.items()]
+        return cls(files, arrays[paths[0]].dtype, num_nodes, members)
 
     @property
     def nbytes(self) -> int:

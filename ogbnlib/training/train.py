@@ -210,8 +210,7 @@ def train_prepared(
                 effect = "a resumed run and predict start with the values of its __init__"
                 progress.note(f"the model's buffers {unsaved} are in no checkpoint (persistent=False): {effect}")
             device = resolve_device(config.device)
-            for text in cuda.begin(config, device.type):
-                progress.note(text)
+            progress.note(*cuda.begin(config, device.type))
             log.part("model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters()))
             learner = Learner(config, model, device, ranks, log)
             ranks.expect_beats(store.nbytes)
@@ -220,8 +219,7 @@ def train_prepared(
             if resume:
                 with ranks.together():
                     trainer.state, notes = checkpointer.restore()
-                for text in notes:
-                    progress.note(text)
+                progress.note(*notes)
                 if ranks.first:
                     checkpointer.take_over(trainer.state)
             trainer.run()

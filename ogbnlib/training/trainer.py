@@ -46,10 +46,11 @@ class Progress:
         if self._how != "none":
             self.live.write(f"{line}\n")
 
-    def note(self, text: str) -> None:
-        """Print a note and record it in the run's events."""
-        self._log.mark("note", text=text)
-        self.say(text)
+    def note(self, *texts: str) -> None:
+        """Print notes and record them in the run's events."""
+        for text in texts:
+            self._log.mark("note", text=text)
+            self.say(text)
 
     def _text(self) -> tuple[str, str]:
         phase = (self._log.open[-1:] or ["starting"])[0]
