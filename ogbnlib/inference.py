@@ -192,7 +192,6 @@ def predict(
 
         def write(file: Any) -> None:
             file.write(npy_header(dtype, shape))
-            row_bytes = dtype.itemsize * math.prod(shape[1:])
             for places, values in chunks:
                 if not np.isfinite(values).all():
                     raise InputError(f"{target}: scores are not finite; run `python -m ogbnlib verify {store.path}`")
@@ -201,7 +200,7 @@ def predict(
                 order = order[places[order] >= 0]
                 for run in np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1):  # consecutive rows
                     if len(run):
-                        file.seek(HEADER_BYTES + int(places[run[0]]) * row_bytes)
+                        file.seek(HEADER_BYTES + int(places[run[0]]) * dtype.itemsize * math.prod(shape[1:]))
                         file.write(np.ascontiguousarray(rows[run]).data)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 own = np.asarray(ids)  # written here, as np.save hides the cause of a failed write

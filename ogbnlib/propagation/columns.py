@@ -56,10 +56,9 @@ class Columns:
         for file in self.files:
             file.close()
 
-    def _places(self, first: int, end: int) -> tuple[int, int]:
+    def _places(self, first: int, end: int) -> list[int]:
         """Return the range of rows of the nodes `first` to `end`."""
-        begin, stop = (first, end) if self.members is None else self.members.ranks(np.array([first, end])).tolist()
-        return begin, stop
+        return [first, end] if self.members is None else self.members.ranks(np.array([first, end])).tolist()
 
     def rows(self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None) -> Array:
         """Return float32 rows of the members, or of `targets` among them, in the nodes `first` to `end`."""

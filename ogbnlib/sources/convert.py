@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -50,10 +50,6 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
-class _Abandoned(Exception):
-    """Another thread has failed; its error is the one to report."""
-
-
 def _write(
     source: Source, writer: StoreWriter, done: Callable[[int], object], dtype: DTypeLike, undirected: bool, space: int
 ) -> None:
@@ -68,7 +64,7 @@ def _write(
 
     def count(number: int) -> None:
         if stop.is_set():
-            raise _Abandoned
+            raise CancelledError  # another thread has failed; its error is the one to report
         with lock:
             done(number)
 
@@ -114,7 +110,7 @@ def _write(
             if source.label_names is not None:
                 writer.write("label_name", source.label_names)
             features.result()
-        except _Abandoned:
+        except CancelledError:
             features.result()
         finally:
             stop.set()

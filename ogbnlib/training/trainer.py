@@ -238,7 +238,6 @@ def evaluator() -> Callable[[Tensor, Tensor], float]:
 def epoch_line(row: Row) -> str:
     """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186.0s + 80.2s eval`."""
     parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]
-    for name, split in (("Train", "train"), ("Val", "valid"), ("Test", "test")):
-        if row[split] is not None:
-            parts.append(f"{name}: {row[split]:.4f}")
+    names = {"Train": "train", "Val": "valid", "Test": "test"}
+    parts += [f"{name}: {row[split]:.4f}" for name, split in names.items() if row[split] is not None]
     return " | ".join([*parts, f"Time: {row['time_s']:.1f}s + {row['eval_time_s']:.1f}s eval"])
