@@ -97,9 +97,8 @@ def existing(pending: Pending) -> Store | None:
         return None
     store = open_store(pending.target)
     raw, files = store.origin.get("raw"), store.origin.get("files")
-    exists = pending.folder.exists()
-    now = origin_of(pending.folder, stamped(pending.find(pending.folder)) if exists else {})
-    if exists and files != now["files"]:
+    now = origin_of(pending.folder, stamped(pending.find(pending.folder))) if pending.folder.exists() else store.origin
+    if files != now.get("files"):
         if raw != now["raw"]:
             raise InputError(f"{store.path}: expected the store of {pending.folder}, found one of {raw}; move it away")
         hint = "delete the store to convert the data again, or name the store as the data set to keep the old data"
