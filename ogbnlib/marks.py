@@ -24,6 +24,14 @@ _log: EventLog | None = None
 _lock = -1
 
 
+def phase(name: str, epoch: int | str | None = None) -> _Phase:
+    """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`, as a phase.
+
+    Phases nest. `Run.growth` compares the ends of phases named "epoch".
+    """
+    return _Phase(name, epoch)
+
+
 def mark(name: str, /, **info: Any) -> None:
     """Record a moment of the run. `Run.growth` compares moments named "epoch": `mark("epoch", loss=...)`.
 
@@ -55,19 +63,16 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
         _folder, _log, _lock = before
 
 
-class phase(contextlib.ContextDecorator):
-    """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`, as a phase.
-
-    Phases nest. `Run.growth` compares the ends of phases named "epoch". The watcher is looked for on entry.
-    """
+class _Phase(contextlib.ContextDecorator):
+    """A phase that looks for the watcher when it is entered."""
 
     _entered: tuple[contextlib.AbstractContextManager[None], ...] = ()  # the innermost first
 
-    def __init__(self, name: str, epoch: int | str | None = None):
+    def __init__(self, name: object, epoch: object):
         self._name, self._epoch = name, epoch
 
-    def _recreate_cm(self) -> phase:  # each call of a decorated function has its own phase
-        return phase(self._name, self._epoch)
+    def _recreate_cm(self) -> _Phase:  # each call of a decorated function has its own phase
+        return _Phase(self._name, self._epoch)
 
     def __enter__(self) -> None:
         if _folder is None:
