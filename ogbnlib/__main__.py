@@ -98,7 +98,7 @@ def train(
         die_with_parent()
         end_here()
         quiet = planned.replace(progress="none") if as_json else planned
-        code = exit_code(lambda: train_here(quiet, run_dir, resume=resume), lambda error: say(str(error)))
+        code = exit_code(lambda: train_here(quiet, run_dir, resume=resume), say)
         if os.environ["RANK"] == "0" and code != 2:
             ended = Run(run_dir)
             show(ended.result, f"{ended.diagnosis}\nEverything about it is in {run_dir}", as_json)

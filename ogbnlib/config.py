@@ -239,8 +239,7 @@ class TrainConfig(_Parameters):
         """The fan-outs of a pass, one per layer."""
         if training or self.eval_num_neighbors is None:
             return self.num_neighbors
-        repeats = len(self.num_neighbors) if len(self.eval_num_neighbors) == 1 else 1
-        return self.eval_num_neighbors * repeats
+        return self.eval_num_neighbors * (len(self.num_neighbors) if len(self.eval_num_neighbors) == 1 else 1)
 
     def splits_to_evaluate(self, epoch: int) -> list[str]:
         """The splits to evaluate after `epoch`: every `eval_every` epochs and after the last."""

@@ -1,5 +1,6 @@
 """The command line's options, and its commands that create and check data sets."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,15 +21,12 @@ DataDir = Annotated[Path, typer.Option(help="Folder of official data sets.")]
 RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
 _NewDtype = Annotated[str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")]
 StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
+say = functools.partial(typer.echo, err=True)
 
 
 def show(value: dict[str, Any], text: str, as_json: bool, *, err: bool = False) -> None:
     """Print the text, with `err` on standard error, or the value as JSON."""
     typer.echo(json.dumps(value, indent=2) if as_json else text, err=err and not as_json)
-
-
-def say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 def read_options(config: Path | None, pairs: list[str] | None, limit: str | None) -> tuple[dict[str, Any], str | None]:

@@ -150,8 +150,7 @@ def warn_if_remote(path: StrPath, what: str) -> None:
     """Warn once per folder that `what` is unreliable on its network file system."""
     # Each machine caches pages and locks on its own there.
     if (kind := file_system(path)).startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
-        place = os.path.realpath(path)
-        warnings.warn(f"{place}: it lies on a network file system ({kind}): {what}", stacklevel=2)
+        warnings.warn(f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {what}", stacklevel=2)
 
 
 def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
@@ -167,19 +166,17 @@ def hold(path: StrPath) -> int | None:
     # A killed process loses the lock. A child that inherits the descriptor has it too, until the last of them ends.
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
             if os.fstat(descriptor).st_nlink:  # else its last holder has removed it just now
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                stack.pop_all()
                 return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from .graph.checks import HEADER_BYTES, label_dtype, npy_header
 from .graph.npz import Array, load
 from .graph.store import Store
 from .memory.cuda import resolve_device
-from .progress import counted
+from .progress import Progress, counted
 from .propagation.hops import left_bytes, propagated
 from .propagation.layers import Layer, layer_scores
 from .propagation.loader import HopLoader
@@ -29,7 +29,6 @@ from .registry import MODELS
 from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
 from .sources.catalog import open_for
-from .sources.convert import Progress
 from .training.checkpoint import check_data, fingerprint, load_state, read_model
 from .training.custom_model import make_model
 from .training.models import Call
@@ -51,7 +50,6 @@ def _exact(
     if ids is not None:
         targets, order = NodeSet(store.num_nodes), np.argsort(ids)
         targets.add(ids)
-        targets.count()
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers), THREADS) - _STEP_BYTES
     if work.exists():  # from a killed process
         shutil.rmtree(work)
@@ -188,14 +186,12 @@ def predict(
             sampled_batches = _sampled(store, config, parts, size, memory_limit)
             chunks = _by_model(config, weights, path, store, sampled_batches, total, progress)
         else:
-            work = sibling_path(target, "work")
-            chunks = _exact(store, config, weights, ids, work, memory_limit, progress)
+            chunks = _exact(store, config, weights, ids, sibling_path(target, "work"), memory_limit, progress)
         dtype = np.dtype(np.float32 if scores else label_dtype(store.num_classes))
         shape = (store.num_nodes if ids is None else len(ids), *([store.num_classes] if scores else []))
 
         def write(file: Any) -> None:
             file.write(npy_header(dtype, shape))
-            row_bytes = dtype.itemsize * math.prod(shape[1:])
             for places, values in chunks:
                 if not np.isfinite(values).all():
                     raise InputError(f"{target}: scores are not finite; run `python -m ogbnlib verify {store.path}`")
@@ -204,7 +200,7 @@ def predict(
                 order = order[places[order] >= 0]
                 for run in np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1):  # consecutive rows
                     if len(run):
-                        file.seek(HEADER_BYTES + int(places[run[0]]) * row_bytes)
+                        file.seek(HEADER_BYTES + int(places[run[0]]) * dtype.itemsize * math.prod(shape[1:]))
                         file.write(np.ascontiguousarray(rows[run]).data)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 own = np.asarray(ids)  # written here, as np.save hides the cause of a failed write

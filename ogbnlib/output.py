@@ -49,15 +49,14 @@ def _safe_stream(stream: Any) -> Any:
 @contextlib.contextmanager
 def steady_output() -> Iterator[Callable[[], OSError | None]]:
     """Drop output that can't be written; yields a function that returns standard output's first error, or None."""
-    before = sys.stdout, sys.stderr
-    streams = stdout, _ = sys.stdout, sys.stderr = _safe_stream(sys.stdout), _safe_stream(sys.stderr)
-    try:
-        yield lambda: getattr(getattr(getattr(stdout, "buffer", None), "raw", None), "error", None)
-    finally:
-        for stream in streams:
-            with contextlib.suppress(ValueError):  # closed inside
-                stream.flush()
-        sys.stdout, sys.stderr = before
+    stdout, stderr = _safe_stream(sys.stdout), _safe_stream(sys.stderr)
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            yield lambda: getattr(getattr(getattr(stdout, "buffer", None), "raw", None), "error", None)
+        finally:
+            for stream in (stdout, stderr):
+                with contextlib.suppress(ValueError):  # closed inside
+                    stream.flush()
 
 
 @contextlib.contextmanager

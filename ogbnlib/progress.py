@@ -45,6 +45,9 @@ class Count:
         return str(tqdm.format_meter(self.done, self.total, time.time() - self.began_s, **scale, **shown))
 
 
+Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
+
+
 def read_count(path: Path) -> Count | None:
     """Read progress.json; None if it is missing, half written or not one."""
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -70,12 +73,16 @@ def doing(what: str, how: str = "auto") -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted(
-    what: str, total: int, progress: bool | Callable[[Count], object], unit: str = "bytes"
+    what: str, total: int, progress: Progress, unit: str = "bytes", check: Callable[[], None] = lambda: None
 ) -> Iterator[Callable[[int], None]]:
-    """Count work on `total` units, shown or passed to `progress`; yields a function to call with each number done."""
+    """Count work on `total` units, shown or passed to `progress`; yields a function to call with each number done.
+
+    Each call begins with `check`, whose exception ends the work.
+    """
     count = Count(total, unit)
 
     def done(number: int) -> None:
+        check()
         count.add(number)
         if callable(progress):
             progress(count)

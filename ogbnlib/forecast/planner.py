@@ -151,7 +151,6 @@ class Advice:
     def to_dict(self) -> dict[str, Any]:
         forecast = self.forecast
         phases = [{"name": one.name, "held_bytes": one.held_bytes, "parts": dict(one.parts)} for one in forecast.phases]
-        would_fit = [{"changes": changes, "peak_bytes": changed.peak_bytes} for changes, changed in self.alternatives]
         return {
             "dataset": forecast.size.name,
             "verdict": self.verdict,
@@ -167,7 +166,7 @@ class Advice:
             "phases": phases,
             "gpu": dict(forecast.gpu),
             "model_taken_for": formula_of(forecast.config),
-            "would_fit": would_fit,
+            "would_fit": [{"changes": changes, "peak_bytes": other.peak_bytes} for changes, other in self.alternatives],
         }
 
 

@@ -43,8 +43,7 @@ def trained_edges(size: GraphSize, undirected: bool | None) -> int:
 @functools.cache
 def _degree_quantiles(sigma: float) -> tuple[float, ...]:
     """Log-normal degrees of mean 1, each of a 64th of the nodes."""
-    normal = statistics.NormalDist()
-    values = [math.exp(sigma * normal.inv_cdf((i + 0.5) / 64)) for i in range(64)]
+    values = [math.exp(sigma * statistics.NormalDist().inv_cdf((i + 0.5) / 64)) for i in range(64)]
     total = sum(values)
     return tuple(64 * value / total for value in values)
 

@@ -1,5 +1,6 @@
 """Memory cgroups, v1 and v2: the kernel's counters and the lowest limit on this process."""
 
+import io
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,18 +10,12 @@ LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # a run's memory_limit, which no 
 
 
 def read_whole(path: str) -> bytes | None:
-    """Read a file of the kernel; None if it is gone or not readable. Three times as fast as `Path.read_bytes`."""
-    descriptor, data = -1, b""
+    """Read a file of the kernel; None if it is gone or not readable. Faster than `Path.read_bytes`, by 4 us of 12."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        while chunk := os.read(descriptor, 2**16):
-            data += chunk
-        return data
+        with io.FileIO(path) as file:
+            return file.readall()
     except OSError:
         return None
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
@@ -91,20 +86,16 @@ class Cgroup:
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     """Memory cgroup of a process and its mount point; None if no memory controller is mounted."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-        mounted = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return None
+    lines, mounted = (os.fsdecode(read_whole(f"/proc/{file}") or b"") for file in (f"{pid}/cgroup", "self/mountinfo"))
     mounts: dict[int, list[tuple[str, Path]]] = {1: [], 2: []}
-    for line in mounted:
+    for line in mounted.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split()[-1].split(",")):
             root, point = before.split()[3:5]
             mounts[2 if kind == "cgroup2" else 1].append((root, Path(point)))
     for version in (1, 2):  # a hybrid host has v1 memory and a v2 tree without the memory controller
-        for line in lines:
+        for line in lines.splitlines():
             _, controllers, inside = line.split(":", 2)
             if ("memory" not in controllers.split(",")) if version == 1 else controllers:
                 continue

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, format_bytes
@@ -121,8 +121,7 @@ def oom_sizes(message: str) -> dict[str, int]:
     """Sizes named by the message of a torch.OutOfMemoryError, in bytes."""
     sizes, units = {}, {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     for name, forms in _SIZES.items():
-        pattern = "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms)
-        if match := re.search(pattern, message):
+        if match := re.search("|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms), message):
             number, unit = filter(None, match.groups())
             sizes[name] = int(float(number) * units[unit])
     allocated = sizes.get("allocated_bytes", 0)
@@ -134,13 +133,6 @@ def oom_sizes(message: str) -> dict[str, int]:
         free = max(0, sizes["allowed_bytes"] - sizes["reserved_bytes"])
         sizes["free_bytes"] = min(free, sizes.get("free_bytes", free))
     return sizes
-
-
-def record_oom(error: BaseException, mark: Callable[..., None], suggest: Callable[[dict[str, Any]], list[str]]) -> None:
-    """Mark the event `cuda_oom`; call it in the `except` block, where the failed step's tensors are still alive."""
-    text = (str(error).partition(" If reserved but unallocated")[0].splitlines() or [type(error).__name__])[0]
-    sizes = {**(cuda_reading(largest=True) or {}), **oom_sizes(text)}
-    mark("cuda_oom", message=text, suggestions=suggest(sizes), **sizes)
 
 
 def resolve_device(device: str) -> torch.device:

@@ -149,13 +149,11 @@ class CgroupLimit(Limit):
             for pid in self.cgroup.pids():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            try:
+            with contextlib.suppress(OSError):
                 self.cgroup.path.rmdir()
+            if not self.cgroup.path.exists():
                 return
-            except FileNotFoundError:
-                return
-            except OSError:
-                time.sleep(0.05)
+            time.sleep(0.05)
         print(f"warning: {self.cgroup.path} could not be removed, processes are left in it", file=sys.stderr)
 
 

@@ -3,6 +3,7 @@
 `Record` takes events and samples one by one and keeps none of them, so it is as small after a week as after a minute.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -52,12 +53,9 @@ BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and ano
 def parse_events(data: bytes) -> Iterator[Event]:
     """Yield the events in these lines, without lines that a kill tore or that are damaged."""
     for line in data.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if _is_sound(event):
-            yield event
+        with contextlib.suppress(ValueError):
+            if _is_sound(event := json.loads(line)):
+                yield event
 
 
 def _is_sound(event: Any) -> bool:
@@ -121,8 +119,7 @@ class Growth:
         """Judge by the minimum of each of some equal time spans, which leaves out what one batch needs for a while."""
         late = floors[len(floors) // 3 :]
         slope, climbs = _climb(late)
-        ends = late[0], late[-1], len(late) * step_s
-        return cls("climbs" if climbs else "levels off", slope * 60 / step_s, 0, *ends)
+        return cls("climbs" if climbs else "levels off", slope * 60 / step_s, 0, late[0], late[-1], len(late) * step_s)
 
     def __str__(self) -> str:
         ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"

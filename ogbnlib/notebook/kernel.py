@@ -21,7 +21,7 @@ from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
 from ..errors import format_bytes
-from ..memory.cgroup import counting_cgroup, effective_limit
+from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
 from ..memory.reading import Reading, read_memory
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
@@ -70,11 +70,9 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         """Note the cell's peak and forward signals, SIGUSR1 once the kernel has a handler: else it would end by it."""
         self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
         for signum in sorted(self._pending):
-            try:
-                status = Path(f"/proc/{self._process.pid}/status").read_text()
-            except OSError:  # the kernel has ended
+            if (status := read_whole(f"/proc/{self._process.pid}/status")) is None:  # the kernel has ended
                 return
-            mask = int(status.partition("SigCgt:")[2].split()[0], 16)  # its lowest bit is signal 1
+            mask = int(status.partition(b"SigCgt:")[2].split()[0], 16)  # its lowest bit is signal 1
             if signum != signal.SIGUSR1 or mask >> (signum - 1) & 1:
                 self._pending.discard(signum)
                 logger.warning(f"{signal.Signals(signum).name} received and forwarded to the kernel")

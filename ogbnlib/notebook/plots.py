@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import GB, MB, InputError
@@ -15,10 +17,6 @@ from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import held_memory
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Strong colours for memory that can't be reclaimed, a pale one for the file cache.
 PARTS = {
@@ -99,8 +97,7 @@ def _draw_run(ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
     phases = [phase for phase in run.phases if not is_training or phase.name.lower().startswith((*_SHADES,))]
     # Before the first phase Python imports torch, which takes 0.3 GB.
-    before = "imports" if is_training else "start"
-    spans = [(0.0, min(phase.start_s for phase in phases), before)] if phases else []
+    spans = [(0.0, min(phase.start_s for phase in phases), "imports" if is_training else "start")] if phases else []
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
         shades = (shade for prefix, shade in _SHADES.items() if phase.name.lower().startswith(prefix))
@@ -221,8 +218,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
         (line,) = ax.plot([*alive], [*alive.values()], "o-", label=policy, zorder=3)
         highest = max([highest, *alive.values()])
         # Crosses of several policies at one limit stand side by side.
-        shift = 0.12 * (policies.index(policy) - len(policies) / 2)
-        dead = [i + shift for i, run in points if run.exit_code != 0]
+        dead = [i + 0.12 * (policies.index(policy) - len(policies) / 2) for i, run in points if run.exit_code != 0]
         ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **{**_CROSS, "color": line.get_color()})
     ax.set_xticks(range(len(limits)), limits)
     label = "memory limit at full size (cross: killed)"
@@ -287,8 +283,7 @@ def plot_forecast(run: RunLike) -> Axes:
     largest = parts.max().nlargest(7).index
     stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(height=0.5 * len(phases) + 1.6)
-    colours = [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"]
-    _draw_forecasts(ax, stacks / unit, measured / unit, colours)
+    _draw_forecasts(ax, stacks / unit, measured / unit, [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"])
     ax.set_xlabel(f"anonymous + shared memory in {name}")
     ax.set_title(f"{run.run_dir.name}: predicted parts, measured peaks", fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)

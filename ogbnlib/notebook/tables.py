@@ -88,14 +88,13 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
     rows = {}
     for name, run in named(runs).items():
         table, metrics = run.cuda, run.metrics
-        emptied = [event for event in run.events if event["event"] == "release" and "took_s" in event]
         rows[name] = {
             "ended": run.state,
             "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GB,
             "reserved GB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GB,
             "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
             "retries": table["cuda_alloc_retries"].max(),
-            "release s": sum(event["took_s"] for event in emptied),
+            "release s": sum(event.get("took_s", 0) for event in run.events if event["event"] == "release"),
             "epoch s": metrics["time_s"].mean() if len(metrics) else float("nan"),
         }
     return pd.DataFrame.from_dict(rows, orient="index").round(3)

@@ -44,10 +44,9 @@ class Columns:
     def open(cls, folder: Path, name: str, num_nodes: int, members: NodeSet | None) -> Self:
         """Open the files `NAME-FIRST.npy`; FIRST is the file's first column."""
         paths = sorted(folder.glob(f"{name}-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2]))
-        arrays = [load(path) for path in paths]
-        sizes = [(HEADER_BYTES, array.itemsize * array.shape[1], len(array)) for array in arrays]
-        files = [DiskArray(path, *size) for path, size in zip(paths, sizes, strict=True)]
-        return cls(files, arrays[0].dtype, num_nodes, members)
+        arrays = {path: load(path) for path in paths}
+        files = [DiskArray(path, HEADER_BYTES, array.strides[0], len(array)) for path, array in arrays.items()]
+        return cls(files, arrays[paths[0]].dtype, num_nodes, members)
 
     @property
     def nbytes(self) -> int:
@@ -57,10 +56,9 @@ class Columns:
         for file in self.files:
             file.close()
 
-    def _places(self, first: int, end: int) -> tuple[int, int]:
+    def _places(self, first: int, end: int) -> list[int]:
         """Return the range of rows of the nodes `first` to `end`."""
-        begin, stop = (first, end) if self.members is None else self.members.ranks(np.array([first, end])).tolist()
-        return begin, stop
+        return [first, end] if self.members is None else self.members.ranks(np.array([first, end])).tolist()
 
     def rows(self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None) -> Array:
         """Return float32 rows of the members, or of `targets` among them, in the nodes `first` to `end`."""
@@ -89,6 +87,4 @@ class Columns:
         with contextlib.closing(in_order(firsts, fill)) as filled:
             for _ in filled:
                 done(self.nbytes // len(firsts))
-        swept = edges.sweep(values, self.members, targets, loops=loops, mean=mean, done=done)
-        with contextlib.closing(swept) as slices:
-            yield from slices
+        yield from edges.sweep(values, self.members, targets, loops=loops, mean=mean, done=done)

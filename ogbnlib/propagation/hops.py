@@ -28,9 +28,9 @@ from ..graph.store import Store, is_store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
-from ..progress import counted
+from ..progress import Progress, counted
 from ..sources.catalog import made_once
-from ..sources.convert import FeatureDtype, Progress
+from ..sources.convert import FeatureDtype
 from ..sources.names import check_hops
 from .columns import Columns, Done, pick
 from .plan import NORMS, fixed_bytes, plan_hops, propagated_path
@@ -64,7 +64,6 @@ class Propagation:
         self.store, self.hops, self.norm, self.loops, self.kept, self.dtype = store, hops, norm, self_loops, kept, dtype
         # Sums can outgrow float16; means can't.
         self.rows_dtype = np.dtype(np.float32) if norm == "none" else dtype
-        self.num_kept = self._size(kept)
         self.edges = Edges(store)
 
     def survey(self, shown: Shown) -> None:
@@ -73,7 +72,8 @@ class Propagation:
         with shown("reading the graph", total) as done:
             self.reached = self.edges.needed(self.kept, self.hops, done)
             self.scale = self._scales(done)
-        self.num_reached = [self._size(members) for members in self.reached]
+        self.num_reached = [self.store.num_nodes if members is None else members.count() for members in self.reached]
+        self.num_kept = self.num_reached[-1]
 
     def _scales(self, done: Done) -> Array:
         # The bits of magnitudes, as whole numbers, have the same order. Comparing them is ten times faster.
@@ -91,9 +91,6 @@ class Propagation:
         # Scaling by powers of two is exact; it moves each column into the range where float16 is most precise.
         exponents, half = np.frexp(largest.view(dtype).astype(np.float32))[1], self.rows_dtype == np.float16
         return np.ldexp(np.float32(1), np.where(half, np.clip(14 - exponents, -100, 100), 0)).astype(np.float32)
-
-    def _size(self, members: NodeSet | None) -> int:
-        return self.store.num_nodes if members is None else members.count()
 
     def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> dict[str, int]:
         """Write the files of hop `number`, `width` columns at a time; return their checksums."""
@@ -248,17 +245,7 @@ def propagate(
         planned(kept=0, reached=[0] * hops)
         how = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes, "made_of": _made_of(store)}
         target.parent.mkdir(parents=True, exist_ok=True)
-
-        @contextlib.contextmanager
-        def shown(what: str, total: int) -> Iterator[Done]:
-            with counted(what, total, progress) as count:
-
-                def done(num_bytes: int) -> None:
-                    check()
-                    count(num_bytes)
-
-                yield done
-
+        shown = functools.partial(counted, progress=progress, check=check)
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
             run.survey(shown)

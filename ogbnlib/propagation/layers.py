@@ -17,8 +17,7 @@ from ..graph.bits import NodeSet
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.writer import StoreWriter
-from ..progress import counted
-from ..sources.convert import Progress
+from ..progress import Progress, counted
 from .columns import Columns, pick
 from .sweep import Edges
 
@@ -100,8 +99,7 @@ def layer_scores(
                 members.count()
         for number, members in enumerate(needed):
             if number == len(layers) - 1 and len(blocks[number]) == 1:
-                with contextlib.closing(compute(number, source, blocks[number][0])) as scores:
-                    yield from scores
+                yield from compute(number, source, blocks[number][0])
                 source.close()
                 return
             for columns in blocks[number]:

@@ -81,6 +81,5 @@ def plan_hops(
 def propagated_path(store: Store, config: TrainConfig) -> Path:
     """The store of a run's propagated features: next to the graph's store or in `data_dir`."""
     norm, self_loops = NORMS[config.norm]
-    loops = "-loops" if self_loops else ""
-    name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{norm}{loops}.store"
+    name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{norm}{'-loops' * self_loops}.store"
     return (store.path.parent if config.data_dir is None else home(config.data_dir)) / name

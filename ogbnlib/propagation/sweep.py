@@ -98,8 +98,7 @@ def in_order(items: Iterable[Item], work: Callable[[Item], Result]) -> Generator
             while ahead:
                 yield ahead.popleft().result()
         finally:
-            for future in ahead:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 _NO_WORDS, _NO_RANKS = np.empty(0, np.uint64), np.empty(0, np.int32)

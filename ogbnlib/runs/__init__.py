@@ -8,6 +8,10 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import GB, InputError
+from ..files import home, whereabouts
+from ..memory.record import RunPaths
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -20,10 +24,6 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
     in which it differs from most runs. Missing values are NaN.
     """
     import pandas as pd
-
-    from ..errors import InputError
-    from ..files import home, whereabouts
-    from ..memory.record import RunPaths
 
     root = home(folder)
     if not root.is_dir():
@@ -57,7 +57,6 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
 def _row(folder: str) -> tuple[dict[str, Any], dict[str, str]]:
     import pandas as pd
 
-    from ..errors import GB, InputError
     from .folder import Run
 
     run, config = Run(folder), dict[str, Any]()

@@ -32,14 +32,13 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
     Yields the run as it was before, and the lock's descriptor. The config.json of a new run is written here; that of a
     resumed one by the trainer, after it has accepted data set and checkpoint. A watched command has no config.
     """
-    paths = RunPaths(run_dir)
     _check_content(run_dir, resume=resume)
     run_dir.mkdir(parents=True, exist_ok=True)
     warn_if_remote(run_dir, "its lock may not keep out a second run from another machine; start none")
     with naming(run_dir), lock_of(run_dir) as lock:
         _check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
-        resumed = paths.config.is_file()
+        resumed = run.paths.config.is_file()
         if resumed and config is not None:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
             num_epochs = 0
@@ -50,7 +49,7 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
         for torn in run_dir.glob(TORN_FILES):
             torn.unlink(missing_ok=True)
         if config is not None and not resumed:
-            config.save(paths.config)
+            config.save(run.paths.config)
         yield run, lock
 
 

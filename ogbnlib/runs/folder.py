@@ -266,10 +266,8 @@ class Run(_RunFiles):
     @property
     def rss_peak_bytes(self) -> int:
         """Peak RSS in any sample, summed over the run's processes: the RES of top and htop."""
-        if peak := self.result.get("sampled_peaks_bytes", {}).get("rss_bytes"):
-            return int(peak)
-        columns = [f"rss_{part}_bytes" for part in _tables().PARTS]
-        return int(self.samples[columns].sum(axis=1).max() if len(self.samples) else 0)
+        sampled = self.result.get("sampled_peaks_bytes", {})
+        return int(sampled.get("rss_bytes") or self.record.peaks.get("rss_bytes", 0))
 
     @property
     def is_finished(self) -> bool:
@@ -294,10 +292,8 @@ def is_locked(run_dir: Path) -> bool:
     try:
         with open(RunPaths(run_dir).lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # another user's run, one of a version without locks, a file system without them
-        pass
+    except OSError as error:  # else another user's run, one of a version without locks, a file system without them
+        return isinstance(error, BlockingIOError)
     return False
 
 

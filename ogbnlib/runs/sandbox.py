@@ -34,7 +34,7 @@ from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, handled
 from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
-from ..sources.names import locate_for, size_of
+from ..sources.names import check_store, locate, options_of, size_of
 from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
 from .diagnosis import Diagnosis
 from .exit_codes import STOPPED, resumption
@@ -66,8 +66,7 @@ def watch(
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(f"argv: expected a command that can be run (`python` before a script), got {argv}")
-    script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
-    name = name or Path(script).stem
+    name = name or Path(next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])).stem
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
     while run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
         earlier = Run(folder)
@@ -280,7 +279,8 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
-    size = locate_for(config)
+    size = locate(config.dataset, **options_of(config))
+    check_store(size, config)
     if config.epochs and not size.num_seeds["train"]:
         raise InputError(f"{config.dataset}: expected nodes in the train split to train on, found none")
     needed = "early_stopping" if config.early_stopping else "keep=best" if config.keep == "best" else ""

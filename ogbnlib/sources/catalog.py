@@ -9,7 +9,8 @@ from ..config import TrainConfig
 from ..errors import clear_errors, format_bytes
 from ..files import StrPath, home, locked, sibling_path
 from ..graph.store import Store, is_store, open_store
-from .convert import FeatureDtype, Progress, convert, disk_bytes
+from ..progress import Progress
+from .convert import FeatureDtype, convert, disk_bytes
 from .names import existing, options_of, resolve
 from .synth import synthesize_store
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -25,13 +25,12 @@ from ..graph.store import Store, open_store
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
-from ..progress import Count, counted
+from ..progress import Progress, counted
 from .data import Source, as_ids, from_arrays, is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 
 FeatureDtype = Literal["float16", "float32", "int8"]
-Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
 _DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
 _KERNEL_BYTES = 96 * 2**20  # compiling the kernels
 _CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES  # chunks of features and edges, and pages not yet on disk
@@ -51,10 +50,6 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
-class _Abandoned(Exception):
-    """Another thread has failed; its error is the one to report."""
-
-
 def _write(
     source: Source, writer: StoreWriter, done: Callable[[int], object], dtype: DTypeLike, undirected: bool, space: int
 ) -> None:
@@ -69,7 +64,7 @@ def _write(
 
     def count(number: int) -> None:
         if stop.is_set():
-            raise _Abandoned
+            raise CancelledError  # another thread has failed; its error is the one to report
         with lock:
             done(number)
 
@@ -115,7 +110,7 @@ def _write(
             if source.label_names is not None:
                 writer.write("label_name", source.label_names)
             features.result()
-        except _Abandoned:
+        except CancelledError:
             features.result()
         finally:
             stop.set()
@@ -226,13 +221,7 @@ def convert(
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # int8: one more pass
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     made_of = {**source.origin, "num_nodes": source.num_nodes}
-
-    with new_folder(target) as folder, counted("convert", total, progress) as advance:
-
-        def done(count: int) -> None:
-            check()
-            advance(count)
-
+    with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
         writer = StoreWriter(folder)
         _write(source, writer, done, x_dtype, undirected, workspace)
         source.check_unchanged()

@@ -97,9 +97,8 @@ def existing(pending: Pending) -> Store | None:
         return None
     store = open_store(pending.target)
     raw, files = store.origin.get("raw"), store.origin.get("files")
-    exists = pending.folder.exists()
-    now = origin_of(pending.folder, stamped(pending.find(pending.folder)) if exists else {})
-    if exists and files != now["files"]:
+    now = origin_of(pending.folder, stamped(pending.find(pending.folder))) if pending.folder.exists() else store.origin
+    if files != now.get("files"):
         if raw != now["raw"]:
             raise InputError(f"{store.path}: expected the store of {pending.folder}, found one of {raw}; move it away")
         hint = "delete the store to convert the data again, or name the store as the data set to keep the old data"
@@ -143,13 +142,6 @@ def options_of(config: TrainConfig) -> dict[str, Any]:
     rounded = config.on_disk and config.feature_dtype != "float32"  # in RAM it is rounded on reading
     values = {name: getattr(config, name) for name in ("data_dir", "undirected", "download")}
     return values | {"feature_dtype": config.feature_dtype if rounded else None}
-
-
-def locate_for(config: TrainConfig) -> GraphSize:
-    """`locate` the data set of a run, and `check_store`."""
-    size = locate(config.dataset, **options_of(config))
-    check_store(size, config)
-    return size
 
 
 def graph_for(config: TrainConfig) -> GraphSize:

@@ -26,9 +26,9 @@ from .ogb import layout_files, open_raw, read_split_files
 
 
 def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
-    splits = dict(zip(("train", "valid", "test"), seeds, strict=True))
     both = name in ("ogbn-products", "ogbn-proteins")
     stored: Literal["raw", "csv"] = "raw" if name == "ogbn-papers100M" else "csv"
+    splits = dict(zip(SPLITS, seeds, strict=True))
     return GraphSize(name, nodes, edges * (2 if both else 1), features, classes, splits, both, stored)
 
 

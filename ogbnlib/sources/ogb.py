@@ -81,10 +81,9 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         raise InputError(f"{path / 'raw'}: expected arrays of {num_nodes} nodes, found shapes {shapes}")
     if missing := [name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()]:
         raise InputError(f"{split_folder(path)}: expected {missing[0]}.csv.gz, found none")
-    meta, file = dict[str, Any](), path / "meta.json"
-    if file.is_file():
-        with naming(file, "a JSON object"):
-            meta = dict(json.loads(file.read_text()))
+    file = path / "meta.json"
+    with naming(file, "a JSON object"):
+        meta: dict[str, Any] = dict(json.loads(file.read_text() if file.is_file() else "{}"))
     num_classes = meta.get("num_classes") if num_classes is None else num_classes
 
     def label_chunks(num_classes: int) -> Iterator[Array]:

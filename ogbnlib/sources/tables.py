@@ -141,8 +141,7 @@ def read_labels(
         print(f"{table.file}: taken for no label: {', '.join(sorted(words))}", file=sys.stderr)
     for ids, piece in _by_node(table, own, column, nodes):
         if names:
-            places = pc.index_in(without_missing(piece.values), value_set=pa.array(names))
-            labels[ids] = places.fill_null(-1).to_numpy()
+            labels[ids] = pc.index_in(without_missing(piece.values), value_set=pa.array(names)).fill_null(-1).to_numpy()
             continue
         expected = f"whole labels from 0 to {num_classes - 1}, or NaN or -1 where there is none"
         values = numbers(piece.cast("double", expected))

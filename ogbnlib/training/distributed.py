@@ -101,8 +101,7 @@ class Ranks:
             return
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
         self._take_part(dist.broadcast, flat, src=0)
-        parts = torch.split(flat, [tensor.nbytes for tensor in shared])
-        for tensor, part in zip(shared, parts, strict=True):
+        for tensor, part in zip(shared, torch.split(flat, [tensor.nbytes for tensor in shared]), strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -83,10 +83,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         ranks.share(self.model.buffers())  # a resumed run starts with the first rank's buffers, too
         size = config.batch_size
-        own = len(range(begin + ranks.rank * size, end, ranks.num_ranks * size))
         scale, loss_sum = 1 / (end - begin), self.loss_sum
         self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
-        for _ in range(own):
+        for _ in range(begin + ranks.rank * size, end, ranks.num_ranks * size):
             batch = next(batches)
             # Dropout is a function of (seed, epoch, batch), like the choice of neighbors.
             key = int(batch_key(np.uint64(config.seed), epoch, int(batch.input_id[0])))

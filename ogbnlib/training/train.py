@@ -210,8 +210,7 @@ def train_prepared(
                 effect = "a resumed run and predict start with the values of its __init__"
                 progress.note(f"the model's buffers {unsaved} are in no checkpoint (persistent=False): {effect}")
             device = resolve_device(config.device)
-            for text in cuda.begin(config, device.type):
-                progress.note(text)
+            progress.note(*cuda.begin(config, device.type))
             log.part("model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters()))
             learner = Learner(config, model, device, ranks, log)
             ranks.expect_beats(store.nbytes)
@@ -220,15 +219,16 @@ def train_prepared(
             if resume:
                 with ranks.together():
                     trainer.state, notes = checkpointer.restore()
-                for text in notes:
-                    progress.note(text)
+                progress.note(*notes)
                 if ranks.first:
                     checkpointer.take_over(trainer.state)
             trainer.run()
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
-    except torch.OutOfMemoryError as error:
-        cuda.record_oom(error, log.mark, lambda oom: oom_suggestions(config, oom))
+    except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
+        text = (str(error).partition(" If reserved but unallocated")[0].splitlines() or [type(error).__name__])[0]
+        sizes = {**(cuda.cuda_reading(largest=True) or {}), **cuda.oom_sizes(text)}
+        log.mark("cuda_oom", message=text, suggestions=oom_suggestions(config, sizes), **sizes)
         raise
     finally:
         shown.close()
@@ -244,9 +244,8 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
             log.mark("stop", signal=name, epoch=0, position=0)
             raise Stopped(f"stopped by {name} while the data set was converted; go on with resume=True (--resume)")
 
-    limit = own_memory()[0] + min(available_bytes(), 2**30)
     how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
-    store = open_for(config, memory_limit=limit, **how)
+    store = open_for(config, memory_limit=own_memory()[0] + min(available_bytes(), 2**30), **how)
     if not config.propagated:
         return store
     with log.phase("propagate"):

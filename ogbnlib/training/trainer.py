@@ -46,10 +46,11 @@ class Progress:
         if self._how != "none":
             self.live.write(f"{line}\n")
 
-    def note(self, text: str) -> None:
-        """Print a note and record it in the run's events."""
-        self._log.mark("note", text=text)
-        self.say(text)
+    def note(self, *texts: str) -> None:
+        """Print notes and record them in the run's events."""
+        for text in texts:
+            self._log.mark("note", text=text)
+            self.say(text)
 
     def _text(self) -> tuple[str, str]:
         phase = (self._log.open[-1:] or ["starting"])[0]
@@ -98,8 +99,7 @@ class Trainer:
 
     def _boundary(self, training: bool = False) -> None:
         """Save or stop between two steps or two batches of an evaluation; a run stops on a signal only here."""
-        since_s = time.monotonic() - self.checkpointer.saved_s
-        due = training and 0 < self.config.checkpoint_every_s <= since_s
+        due = training and 0 < self.config.checkpoint_every_s <= time.monotonic() - self.checkpointer.saved_s
         # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks it.
         spoiled = training and self.learner.device.type == "cpu" and not math.isfinite(self.learner.loss_sum)
         number, due_anywhere, diverged = self.ranks.highest(self.stop.number, int(due), int(spoiled))
@@ -238,7 +238,6 @@ def evaluator() -> Callable[[Tensor, Tensor], float]:
 def epoch_line(row: Row) -> str:
     """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186.0s + 80.2s eval`."""
     parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]
-    for name, split in (("Train", "train"), ("Val", "valid"), ("Test", "test")):
-        if row[split] is not None:
-            parts.append(f"{name}: {row[split]:.4f}")
+    names = {"Train": "train", "Val": "valid", "Test": "test"}
+    parts += [f"{name}: {row[split]:.4f}" for name, split in names.items() if row[split] is not None]
     return " | ".join([*parts, f"Time: {row['time_s']:.1f}s + {row['eval_time_s']:.1f}s eval"])
