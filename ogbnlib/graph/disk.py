@@ -191,8 +191,7 @@ class DiskArray:
         `take` is called in threads with a piece of the file, the place of its first byte, and which i lie in the piece.
         """
         counts, shift = np.broadcast_to(counts, len(index)), self.chunk_bytes.bit_length() - 1
-        where = self.row_bytes, self.offset, shift, self.num_bytes
-        bad, order, bounds, first, last = _group(index, counts, *where)
+        bad, order, bounds, first, last = _group(index, counts, self.row_bytes, self.offset, shift, self.num_bytes)
         if bad >= 0:
             self._check_end(self.offset + int(index[bad] + counts[bad]) * self.row_bytes)
             raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {index[bad]}")

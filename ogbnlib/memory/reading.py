@@ -67,11 +67,9 @@ def huge_pages() -> str:
 @functools.cache
 def processor() -> set[str]:
     """The processor's vendor, as "AuthenticAMD", and its flags, as "avx512f"; empty where the kernel names none."""
-    with contextlib.suppress(OSError):
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-        rows = (line.partition(":") for line in first.splitlines())
-        return {word for name, _, text in rows if name.strip() in ("vendor_id", "flags") for word in text.split()}
-    return set()
+    first = os.fsdecode(read_whole("/proc/cpuinfo") or b"").partition("\n\n")[0]
+    rows = (line.partition(":") for line in first.splitlines())
+    return {word for name, _, text in rows if name.strip() in ("vendor_id", "flags") for word in text.split()}
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numba import uint64
@@ -25,8 +25,6 @@ from ..graph.sort import restore_input_order
 from ..launcher import job_cores
 from .choice import choose_all, choose_shared, count_chosen, hop_state
 from .sampler import CSCSampler, absorb
-
-T = TypeVar("T")
 
 
 class Seeds(NamedTuple):
@@ -46,15 +44,6 @@ def _to_degrees(ends: Any, num_edges: Any) -> Any:
             return False
         ends[i, 1] -= ends[i, 0]
     return True
-
-
-@kernel
-def _edge_bounds(degree: Any, parts: Any, fanouts: Any) -> Any:
-    """Bounds of each batch's chosen edges; `parts` bounds its frontier."""
-    bounds = np.zeros(len(parts), np.int64)
-    for b in range(len(fanouts)):
-        bounds[b + 1] = bounds[b] + count_chosen(degree[parts[b] : parts[b + 1]], fanouts[b])
-    return bounds
 
 
 @kernel
@@ -144,10 +133,6 @@ class Sampled:
         self.hop_nodes.append(np.diff(self.bounds) - before)
         return bad, local
 
-    def frontier(self) -> list[Array]:
-        """Each batch's nodes of the last hop."""
-        return [self.nodes[end - n : end] for end, n in zip(self.bounds[1:], self.hop_nodes[-1], strict=True)]
-
 
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[Sampled]:
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
@@ -168,7 +153,8 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     batches = [(one.sampler, one.epoch, int(positions[0])) for one in windows for positions in one.positions]
     keys = np.array([sampler.batch_key(seed, epoch) for sampler, epoch, seed in batches], np.uint64)
     for hop in range(len(windows[0].sampler.num_neighbors)):
-        frontier = np.concatenate([nodes for one in sampled for nodes in one.frontier()])
+        last = ((one.nodes, zip(one.bounds[1:], one.hop_nodes[-1], strict=True)) for one in sampled)
+        frontier = np.concatenate([nodes[end - n : end] for nodes, batches in last for end, n in batches])
         sizes = np.concatenate([one.hop_nodes[-1] for one in sampled])
         begin, parts = np.concatenate([np.diff(one.bounds) for one in sampled]) - sizes, np.append(0, np.cumsum(sizes))
         ends = np.empty((len(frontier), 2), np.int64)
@@ -183,7 +169,8 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
             neighbors, targets, parts = _shared_neighbors(row, keys, hops, fanouts, start, degree, parts, begin)
             del ends, start, degree
         else:
-            bounds = _edge_bounds(degree, parts, fanouts)
+            columns = zip(itertools.pairwise(parts.tolist()), fanouts, strict=True)
+            bounds = np.cumsum([0, *(count_chosen(degree[i:j], k) for (i, j), k in columns)])
             places, targets = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int32)
             arguments = keys, hops, fanouts, frontier, start, degree, parts, begin, bounds, places, targets
             in_threads(functools.partial(_choose_share, arguments), *zip(*shares, strict=True))
@@ -201,7 +188,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     return sampled
 
 
-def in_threads(work: Callable[..., T], *items: Iterable[Any]) -> list[T]:
+def in_threads(work: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
     """Return `list(map(work, *items))`, by as many threads as the job has cores."""
     with ThreadPoolExecutor(job_cores()) as pool:
         return list(pool.map(work, *items))
