@@ -18,6 +18,7 @@ import pytest
 from slurm_cluster import Cluster, cluster, unavailable
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.graph.store import Store, open_store
 from ogbnlib.memory.limits import Limit, make_limit
 from ogbnlib.memory.record import SAMPLE_COLUMNS
 
@@ -116,6 +117,26 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
 
 
+def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Losses and accuracies of each epoch, without the times, which differ between equal runs."""
+    return [{name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in history]
+
+
+def batches_of(loader: Any, epoch: int, start: int = 0) -> list[Any]:
+    """The batches of an epoch from position `start` of its order."""
+    from ogbnlib.sampling.policies import set_epoch
+
+    set_epoch(loader, epoch, start)
+    return list(loader)
+
+
+def flip(file: Path, at: int, bits: int = 1) -> None:
+    """Damage one byte of a file."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= bits
+    file.write_bytes(content)
+
+
 @pytest.fixture(scope="session")
 def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store, papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 labelled."""
@@ -155,6 +176,11 @@ def tiny_store(tiny_dir: Path) -> Path:
     from ogbnlib.sources.catalog import open_dataset
 
     return open_dataset(str(tiny_dir), say=lambda line: None).path
+
+
+@pytest.fixture
+def store(tiny_store: Path) -> Store:
+    return open_store(tiny_store)
 
 
 @pytest.fixture(scope="session")

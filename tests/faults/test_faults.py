@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from conftest import left_in, tree, weights
+from conftest import flip, left_in, same, tree, weights
 
 HERE = Path(__file__).parent
 KILL, TORN, FULL, BROKEN = 0, -1, errno.ENOSPC, -errno.EIO  # what the shim does at the nth call
@@ -143,8 +142,7 @@ def test_a_run_goes_on_to_the_same_weights(faults: Faults, tiny_config: Any, tmp
         told(faults.train(run_dir, config, nth=nth, how=how), how, nth)
         again = faults.train(run_dir, config)
         assert again.code == 0, f"call {nth}: {again.output}"
-        for name, value in weights(run_dir).items():
-            assert torch.equal(value, expected[name]), f"call {nth}"
+        assert same(weights(run_dir), expected), f"call {nth}"
         lines = (run_dir / "metrics.csv").read_text().splitlines()
         assert [line.split(",")[0] for line in lines] == ["epoch", "1", "2"], f"call {nth}"
         shutil.rmtree(run_dir)
@@ -154,12 +152,6 @@ def positions(size: int) -> list[int]:
     """Which of so many bytes to flip: 4, or with OGBNLIB_FAULTS=300 60, from the first to the last."""
     count = 60 if os.environ.get("OGBNLIB_FAULTS") else 4
     return sorted({round(i * (size - 1) / (count - 1)) for i in range(count)})
-
-
-def flipped(file: Path, position: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[position] ^= 1 << position % 8
-    file.write_bytes(data)
 
 
 RUN_FILES = ["checkpoint.pt", "config.json", "metrics.csv", "events.jsonl"]
@@ -176,13 +168,13 @@ def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
     for position in positions((tmp_path / "begun" / name).stat().st_size):
         run_dir = tmp_path / "run"
         shutil.copytree(tmp_path / "begun", run_dir)
-        flipped(run_dir / name, position)
+        flip(run_dir / name, position, 1 << position % 8)
         told(faults.command(tmp_path, "diagnose", str(run_dir)), BROKEN)
         kept = {key: (run_dir / key).read_bytes() for key in ("checkpoint.pt", "config.json", "metrics.csv")}
         ended = faults.train(run_dir, config)
         told(ended, BROKEN)
         if ended.code == 0:
-            assert all(torch.equal(value, expected[key]) for key, value in weights(run_dir).items()), f"byte {position}"
+            assert same(weights(run_dir), expected), f"byte {position}"
         else:
             assert str(run_dir) in ended.output, f"byte {position}: {ended.output}"
             assert {key: (run_dir / key).read_bytes() for key in kept} == kept, f"byte {position}"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import raw_arrays
+from conftest import raw_arrays, same
 
 from ogbnlib import InputError, TrainConfig, predict
 from ogbnlib.graph.store import Store, open_store
@@ -74,8 +74,7 @@ def test_training_and_predictions_are_those_of_the_decoded_values(
         for sampled in (False, True):
             out = predict(folder, folder / f"{sampled}.npy", sampled=sampled, progress=False, say=lambda text: None)
             classes.append(np.load(out).tolist())
-    expected = runs[1].model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in runs[0].model.state_dict().items())
+    assert same(runs[0].model.state_dict(), runs[1].model.state_dict())
     assert classes[:2] == classes[2:]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import csc_of, raw_arrays
+from conftest import csc_of, flip, raw_arrays
 
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz, store
@@ -38,12 +38,6 @@ def plain(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def copy(made: Store, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made.path, tmp_path / "copy"))
-
-
-def flip(file: Path, at: int) -> None:
-    content = bytearray(file.read_bytes())
-    content[at] ^= 1
-    file.write_bytes(content)
 
 
 def rewrite(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:

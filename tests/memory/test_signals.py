@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import is_alive, wait_until, weights
+from conftest import is_alive, same, scores, wait_until, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.reading import process_tree
@@ -20,7 +20,7 @@ from ogbnlib.runs.exit_codes import STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.training.models import GNN
 from ogbnlib.training.step import Learner
-from ogbnlib.training.train import TrainResult, train
+from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
 BATCHES = 8  # of an epoch of 120 seeds in batches of 16
@@ -50,10 +50,6 @@ def position(folder: Path) -> tuple[int, int]:
     return state["epoch"], state["position"]
 
 
-def scores(result: TrainResult) -> list[dict[str, float | None]]:
-    return [{name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in result.history]
-
-
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_in_an_epoch_stops_after_the_running_batch_with_a_checkpoint_of_it(
     tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None], number: signal.Signals
@@ -79,7 +75,7 @@ def test_a_signal_in_an_evaluation_costs_neither_training_nor_the_evaluations_re
         train(config, tmp_path / "run")
     assert position(tmp_path / "run") == (0, 120)
     assert not len(Run(tmp_path / "run").metrics)
-    assert scores(train(config, tmp_path / "run", resume=True)) == scores(straight)
+    assert scores(train(config, tmp_path / "run", resume=True).history) == scores(straight.history)
     again = [phase.name for phase in Run(tmp_path / "run").phases if phase.attempt == 2]
     assert "eval valid" in again
     assert not {"train epoch", "build train loader"} & set(again)
@@ -91,21 +87,20 @@ def test_a_run_stopped_every_few_batches_ends_with_equal_weights_under_any_seque
     on_disk = {"dataset": str(tiny_store), "loading": "store"}
     policies: list[dict[str, Any]] = [{"loading": policy} for policy in ("shared", "lazy", "eager")]
     policies += [{**on_disk, "lookahead": lookahead} for lookahead in ("off", "9 kB", 5000)]
-    same: dict[str, Any] = {"dropout": 0.5, "epochs": 2, "eval_splits": "", "train_eval": "never"}
-    straight = train(tiny_config(**same), tmp_path / "straight")
+    common: dict[str, Any] = {"dropout": 0.5, "epochs": 2, "eval_splits": "", "train_eval": "never"}
+    straight = train(tiny_config(**common), tmp_path / "straight")
     for attempt in range(20):
         changes = policies[attempt % len(policies)]
         signal_at(5)
         try:
-            resumed = train(tiny_config(**{**same, **changes}), tmp_path / "run", resume=attempt > 0)
+            resumed = train(tiny_config(**{**common, **changes}), tmp_path / "run", resume=attempt > 0)
             break
         except Stopped:
             continue
     assert attempt == 3
-    assert scores(resumed) == scores(straight)
+    assert scores(resumed.history) == scores(straight.history)
     assert Run(tmp_path / "run").metrics["epoch"].tolist() == [1, 2]
-    expected = weights(tmp_path / "straight")
-    assert all(torch.equal(value, expected[name]) for name, value in weights(tmp_path / "run").items())
+    assert same(weights(tmp_path / "run"), weights(tmp_path / "straight"))
 
 
 def test_workers_outlive_a_signal_to_their_group_until_the_trainer_stops(

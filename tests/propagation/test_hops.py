@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MB, left_in, python_child, wait_until
+from conftest import MB, flip, left_in, python_child, wait_until
 from graphs import make_store, matrix, powers, random_edges
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ogbnlib import InputError, open_store, propagate
 from ogbnlib.__main__ import main
+from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.propagation import hops as module
 from ogbnlib.propagation import sweep
@@ -74,9 +75,8 @@ def test_it_is_the_power_of_the_adjacency(
 
 
 def test_the_result_is_a_sound_store_with_the_labels_and_splits_of_the_nodes_that_are_kept(
-    tiny_store: Path, tmp_path: Path
+    store: Store, tmp_path: Path
 ) -> None:
-    store = open_store(tiny_store)
     made = propagate(store, tmp_path / "made", hops=3, norm="row", progress=False)
     assert verify_store(made.path) == []
     assert (made.hops, made.num_features, made.num_edges, made.num_classes) == (3, 4 * store.num_features, 0, 4)
@@ -183,9 +183,8 @@ def test_bad_parameters_are_refused_before_anything_is_written(
 
 
 def test_a_full_disk_and_propagated_features_are_refused(
-    tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(tiny_store)
     made = propagate(store, tmp_path / "made", progress=False)
     with pytest.raises(InputError, match=r"expected a graph.* found the features of 2 hops"):
         propagate(made, tmp_path / "again", progress=False)
@@ -198,10 +197,7 @@ def test_a_full_disk_and_propagated_features_are_refused(
 @pytest.mark.parametrize("name", ["colptr", "row", "x"])
 def test_damage_is_found_before_anything_is_made_of_it(tiny_store: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(tiny_store, tmp_path / "store")
-    file = tmp_path / "store" / f"{name}.npy"
-    content = bytearray(file.read_bytes())
-    content[-6] ^= 0x11
-    file.write_bytes(content)
+    flip(tmp_path / "store" / f"{name}.npy", -6, 0x11)
     with pytest.raises(InputError, match=rf"{name}\.npy: "):
         propagate(open_store(tmp_path / "store"), tmp_path / "made", hops=1, progress=False)
     assert left_in(tmp_path) == ["store"]

@@ -140,7 +140,8 @@ def test_status_and_diagnose_say_where_a_run_is_that_goes_on() -> None:
     arguments = ["watch", "--memory-limit", "300 MB", "--run-dir", "run", "--", sys.executable, script(code)]
     process = subprocess.Popen([*OGBNLIB, *arguments], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     run = Path("run")
-    wait_until(lambda: run.is_dir() and (run / "result.json").exists() is False and _held(run) > 50 * MB, "the phase")
+    wait_until((run / "timeline.csv").exists, "the first sample")
+    wait_until(lambda: (now := Run(run).record).phase and (now.held_bytes or 0) > 50 * MB, "the phase")
     said = cli("diagnose", "run").stdout
     assert said.startswith("At work, in phase 'epoch 3' for ")
     assert " MB of 300 MB, " in said
@@ -152,11 +153,6 @@ def test_status_and_diagnose_say_where_a_run_is_that_goes_on() -> None:
     process.communicate(b"\n")
     assert "finished" in cli("status", "run", "--json").stdout
     assert "Finished without an error" in cli("status", "run").stdout
-
-
-def _held(run: Path) -> int:
-    found = Run(run)
-    return found.record.held_bytes or 0 if (run / "timeline.csv").exists() and found.record.phase else 0
 
 
 def test_a_run_whose_watcher_was_killed_is_not_said_to_be_at_work() -> None:

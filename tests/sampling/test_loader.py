@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MB
+from conftest import MB, batches_of, scores
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
@@ -30,10 +30,9 @@ from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import write_raw
-from ogbnlib.training.train import TrainResult, train
+from ogbnlib.training.train import train
 
 N, FEATURES, CLASSES, BATCH, NUM_NEIGHBORS = 1500, 301, 4, 16, [3, 2]
-COLUMNS = ("epoch", "loss", "train", "valid", "test")
 Make = Callable[..., StoreLoader]
 
 
@@ -138,11 +137,6 @@ def assert_same(batches: list[Data], expected: Iterator[dict[str, Any]]) -> None
                 assert batch[name] == value, name
 
 
-def epoch_of(loader: StoreLoader, epoch: int) -> list[Data]:
-    set_epoch(loader, epoch)
-    return list(loader)
-
-
 def new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread not in before]
 
@@ -160,8 +154,8 @@ def test_any_window_gives_the_batches_of_plain_indexing(
     store = stores(**kind)
     loader = make(window_batches, overlapped, store)
     assert len(loader) == 15
-    assert_same(epoch_of(loader, 1), expected_batches(store, 1))
-    assert_same(epoch_of(loader, 2), expected_batches(store, 2))
+    assert_same(batches_of(loader, 1), expected_batches(store, 1))
+    assert_same(batches_of(loader, 2), expected_batches(store, 2))
     if window_batches is not None:  # the windows cover each epoch exactly
         full, rest = divmod(15, window_batches)
         assert [window["batches"] for window in loader.seen] == ([window_batches] * full + [rest] * (rest > 0)) * 2
@@ -181,15 +175,11 @@ def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
             if number == taken:
                 break
         assert "prefetch_0" not in [thread.name for thread in new_threads(before)]
-    assert_same(epoch_of(loader, 1), expected_batches(stores(), 1))
+    assert_same(batches_of(loader, 1), expected_batches(stores(), 1))
     loader.close()
     assert not new_threads(before)
     assert open_files() == files
     loader.close()
-
-
-def scores(result: TrainResult) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in COLUMNS} for row in result.history]
 
 
 ALL = {"dropout": 0.5, "train_eval": "every_epoch"}
@@ -197,7 +187,7 @@ ALL = {"dropout": 0.5, "train_eval": "every_epoch"}
 
 @pytest.fixture(scope="module")
 def shared(config: Callable[..., TrainConfig]) -> list[dict[str, Any]]:
-    return scores(train(config(**ALL)))
+    return scores(train(config(**ALL)).history)
 
 
 @pytest.mark.parametrize("lookahead", ["auto", "1 MB", "1 kB"])
@@ -211,7 +201,7 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
     before = set(threading.enumerate())
     changes = {"dataset": str(stores().path), "loading": "store", "lookahead": lookahead, **ALL}
     folder = tmp_path / "run" if lookahead in ("auto", "1 MB") else None
-    assert scores(train(config(**changes), folder)) == shared
+    assert scores(train(config(**changes), folder).history) == shared
     assert not new_threads(before)
     if folder is not None:
         windows = [event for event in Run(folder).events if event["event"] == "window"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import batches_of
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.lightning import LightningNodeData
@@ -14,20 +15,15 @@ from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling
 
-from ogbnlib import InputError, TrainConfig, convert, open_store
+from ogbnlib import InputError, TrainConfig, convert
 from ogbnlib.graph.store import Store
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.loader import StoreLoader
-from ogbnlib.sampling.policies import make_loaders, set_epoch
+from ogbnlib.sampling.policies import make_loaders
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
 Config = Callable[..., TrainConfig]
 FIELDS = ("x", "edge_index", "y", "n_id", "input_id")
-
-
-@pytest.fixture
-def store(tiny_store: Path) -> Store:
-    return open_store(tiny_store)
 
 
 def assert_same(ours: Iterable[Data], theirs: Iterable[Data]) -> None:
@@ -49,8 +45,7 @@ def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
     assert (loader.windows.window_batches is None) == (memory_limit is None)
     orders = []
     for epoch in (1, 2):
-        theirs = loaders.train_loader()
-        set_epoch(theirs, epoch)
+        theirs = batches_of(loaders.train_loader(), epoch)
         ours = list(loader)
         assert len(ours) == len(loader)
         assert_same(ours, theirs)
@@ -59,17 +54,12 @@ def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
         orders.append(torch.cat([batch.n_id[: batch.batch_size] for batch in ours]))
     assert not torch.equal(orders[0], orders[1])
     loader.set_epoch(2)
-    assert_same(loader, list_of_epoch(loaders.train_loader(), 2))
+    assert_same(loader, batches_of(loaders.train_loader(), 2))
     for split in ("valid", "test"):
         loader = store.loader(split, num_neighbors=[4, 3], batch_size=16, seed=7, memory_limit=memory_limit)
         for _ in range(2):
             assert_same(loader, loaders.eval_batches(split))
     loaders.close()
-
-
-def list_of_epoch(loader: NodeLoader, epoch: int) -> list[Data]:
-    set_epoch(loader, epoch)
-    return list(loader)
 
 
 def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: Store) -> None:

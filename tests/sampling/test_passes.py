@@ -1,7 +1,6 @@
 """Passes over a loader: each draws new neighbors and negatives, and the same ones for the same seed."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,16 +8,10 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader, LinkNeighborLoader, NeighborLoader, NodeLoader
 
-from ogbnlib import open_store
 from ogbnlib.graph.store import Store
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
 Draws = list[list[tuple[list[int], list[int]]]]
-
-
-@pytest.fixture
-def store(tiny_store: Path) -> Store:
-    return open_store(tiny_store)
 
 
 def both(store: Store) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections import namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import python_child
+from conftest import batches_of, python_child, same, scores
 from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
@@ -26,7 +26,7 @@ from ogbnlib.files import file_system
 from ogbnlib.forecast import budget
 from ogbnlib.forecast.budget import Spooling, Windows, spool_bytes
 from ogbnlib.graph.disk import DiskArray, DiskFull, Interrupted, SpoolFile
-from ogbnlib.graph.store import Store, open_store
+from ogbnlib.graph.store import Store
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.choice import EpochSampler
@@ -39,11 +39,6 @@ from ogbnlib.training.train import train
 WINDOWS = Windows(3, True, 0, 2**20)
 GB = 2**30
 Build = Callable[..., Any]
-
-
-@pytest.fixture
-def store(tiny_store: Path) -> Store:
-    return open_store(tiny_store)
 
 
 @pytest.fixture(autouse=True)
@@ -85,24 +80,13 @@ def make(store: Store, tmp_path: Path) -> Iterator[Build]:
         loader.close()
 
 
-def batches_of(loader: StoreLoader, epoch: int, start: int = 0) -> list[Data]:
-    set_epoch(loader, epoch, start)
-    return list(loader)
-
-
 def assert_equal(batches: list[Data], others: list[Data]) -> None:
     assert len(batches) == len(others)
     for one, other in zip(batches, others, strict=True):
         assert one.keys() == other.keys()
         for name in one.keys():  # noqa: SIM118  # not a dict
-            same = torch.equal(one[name], other[name]) if torch.is_tensor(one[name]) else one[name] == other[name]
-            assert same, name
+            assert torch.equal(one[name], other[name]) if torch.is_tensor(one[name]) else one[name] == other[name], name
             assert not torch.is_tensor(one[name]) or one[name].dtype == other[name].dtype, name
-
-
-def assert_same_weights(result: Any, other: Any) -> None:
-    expected = other.model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in result.model.state_dict().items())
 
 
 @pytest.mark.parametrize("sampled", [5, 100])
@@ -278,17 +262,14 @@ def test_a_run_scores_the_same_with_and_without(
     asked |= {"epochs": 3, "train_eval": "every_epoch"}
     results = {spool: train(tiny_config(**asked, spool=spool), tmp_path / f"run-{spool}") for spool in ("off", room)}
     plain, spooled = results.values()
-    names = ("loss", "train", "valid", "test")
-    assert [[row[name] for name in names] for row in spooled.history] == [
-        [row[name] for name in names] for row in plain.history
-    ]
-    assert_same_weights(spooled, plain)
+    assert scores(spooled.history) == scores(plain.history)
+    assert same(spooled.model.state_dict(), plain.model.state_dict())
     windows = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] in ("window", "pass")]
     moved = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] == "disk"]
     assert [event["epoch"] for event in moved] == [1, 2, 3]
     if file_system(tmp_path) not in ("tmpfs", "ramfs"):  # which are no disk
         assert 0 < moved[0]["write_bytes"] <= moved[2]["write_bytes"]
-    read = {split: sum("bytes_read" in window for window in windows if window["loader"] == split) for split in names}
+    read = Counter(window["loader"] for window in windows if "bytes_read" in window)
     assert not list(scratch.iterdir())
     assert read["train"] > 0 == read["valid"] == read["test"]  # with the first pass of training
     assert 1 <= sum("features_s" in window for window in windows) < 3  # of three epochs and nine evaluations
@@ -303,8 +284,7 @@ def test_a_rank_may_have_no_batch_of_an_evaluation_or_none_at_all(
     loaders = make_loaders(open_for(config, say=len), config, EventLog(None), rank=1, num_ranks=2)
     with contextlib.closing(loaders):
         trained = loaders.train_loader()
-        set_epoch(trained, 1)
-        seeds = {"train": sum(batch.batch_size for batch in trained)}
+        seeds = {"train": sum(batch.batch_size for batch in batches_of(trained, 1))}
         assert trained.windows.spooling is not None
         for split in ("valid", "test"):
             seeds[split] = sum(batch.batch_size for batch in loaders.eval_batches(split))
@@ -345,4 +325,4 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_weights_and_nothing_is_left
         assert not list(scratch.iterdir())
     resumed = train(config, tmp_path / "run", resume=True)
     assert [row["loss"] for row in resumed.history] == [row["loss"] for row in straight.history]
-    assert_same_weights(resumed, straight)
+    assert same(resumed.model.state_dict(), straight.model.state_dict())

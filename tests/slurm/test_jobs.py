@@ -16,8 +16,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import torch
-from conftest import wait_until
+from conftest import same, wait_until, weights
 from slurm_cluster import Cluster
 
 from ogbnlib.config import TrainConfig
@@ -239,9 +238,7 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
     assert Run(run).metrics["epoch"].tolist() == list(range(1, 60 * KILLS + 1))
     config = TrainConfig.load(run / "config.json")
     run_alone(config.replace(progress="none"), run_dir=site / "alone", echo=False)
-    one, other = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (run, site / "alone"))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert same(weights(run), weights(site / "alone"))
 
 
 def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(

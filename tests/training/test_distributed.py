@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import is_alive, wait_until
+from conftest import is_alive, scores, wait_until
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.reading import process_tree
@@ -23,7 +23,6 @@ from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
-COLUMNS = ("epoch", "loss", "train", "valid", "test")
 
 # Trains what each line of standard input asks for, in one launch: starting two processes takes ten seconds.
 SCRIPT = """
@@ -50,10 +49,6 @@ dist.destroy_process_group()
 def torchrun(*arguments: str, ranks: int = 2, **more: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, **more)
-
-
-def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in COLUMNS} for row in history]
 
 
 # Adam alone divides a wrong factor of the gradient out again; weight decay shows it.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import raw_arrays, same, tree, weights
+from conftest import flip, raw_arrays, same, tree, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
@@ -81,9 +81,7 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before_it_to_the_s
 ) -> None:
     path = folder / "checkpoint.pt"
     if content == "flipped":
-        data = bytearray(path.read_bytes())
-        data[len(data) // 3] ^= 1
-        path.write_bytes(data)
+        flip(path, path.stat().st_size // 3)
     elif content is None:
         path.unlink()
     else:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import left_in, raw_arrays, same, weights
+from conftest import left_in, raw_arrays, same, scores, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
@@ -31,10 +31,6 @@ def column(result: TrainResult, name: str) -> list[float | None]:
     return [row[name] for row in result.history]
 
 
-def scores(result: TrainResult) -> list[dict[str, float | None]]:
-    return [{name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in result.history]
-
-
 @pytest.fixture(scope="module")
 def plain(tiny_config: Config) -> TrainResult:
     return train(tiny_config())
@@ -43,7 +39,7 @@ def plain(tiny_config: Config) -> TrainResult:
 @pytest.mark.parametrize("undirected", [False, True])
 def test_losses_and_accuracies_of_all_policies_agree_exactly(tiny_config: Config, undirected: bool) -> None:
     results = [train(tiny_config(loading=policy, undirected=undirected, dropout=0.3)) for policy in POLICIES]
-    assert all(scores(result) == scores(results[0]) for result in results)
+    assert all(scores(result.history) == scores(results[0].history) for result in results)
     assert len(results[0].history) == 2
 
 
@@ -72,7 +68,7 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
     assert left_in(tmp_path) == ["mine", "run"]
     found = diagnose(tmp_path / "run")
     assert (found.exit_code, found.phase) == (75, "open")
-    assert scores(train(config, tmp_path / "run", resume=True)) == scores(plain)
+    assert scores(train(config, tmp_path / "run", resume=True).history) == scores(plain.history)
 
 
 @pytest.mark.parametrize(("policy", "persistent"), [("lazy", False), ("shared", True)])
