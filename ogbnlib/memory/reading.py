@@ -67,9 +67,8 @@ def huge_pages() -> str:
 @functools.cache
 def processor() -> set[str]:
     """The processor's vendor, as "AuthenticAMD", and its flags, as "avx512f"; empty where the kernel names none."""
-    first = os.fsdecode(read_whole("/proc/cpuinfo") or b"").partition("\n\n")[0]
-    rows = (line.partition(":") for line in first.splitlines())
-    return {word for name, _, text in rows if name.strip() in ("vendor_id", "flags") for word in text.split()}
+    rows = (line.split() for line in os.fsdecode(read_whole("/proc/cpuinfo") or b"").splitlines())
+    return {word for name, *words in filter(None, rows) if name in ("vendor_id", "flags") for word in words}
 
 
 @functools.cache

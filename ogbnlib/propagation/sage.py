@@ -162,7 +162,7 @@ _BITS = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}
 
 
 def _values(x: Tensor) -> Array:
-    return x.detach().view(_BITS.get(x.dtype, x.dtype)).numpy()
+    return (x.view(_BITS[x.dtype]) if x.dtype in _BITS else x.detach()).numpy()
 
 
 def _parts(count: int) -> list[slice]:

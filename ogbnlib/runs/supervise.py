@@ -38,10 +38,6 @@ MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**22), "MALLOC
 # [15, 10, 5] x 1024 x 256 takes 0.58 instead of 0.85 CPU seconds, with the same losses and the same peak, 1026 and 1028
 # MB. With them the threshold of 4 MiB costs 4 % of a step and saves 33 MB, against 32 MiB 6 % and 78 MB.
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-# numpy's OpenBLAS (0.3.31) takes its kernels for AVX2 on AMD's Zen 5. With those for AVX-512 (SkylakeX) the products of
-# large layers run at 220 instead of 113 GFLOP/s a core (torch's MKL: 95), and [15, 10, 5] x 1024 x 256 takes two thirds
-# of the time.
-AVX512 = {"OPENBLAS_CORETYPE": "SkylakeX"}
 GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end
 
@@ -50,7 +46,10 @@ def trainer_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings of malloc, torch's allocator and OpenBLAS for a trainer, but for those that `environ` has already."""
     values = {**MALLOC, HUGE_PAGES: "1"} if huge_pages() in ("always", "madvise") else MALLOC
     if {"AuthenticAMD", "avx512f", "avx512bw", "avx512dq", "avx512vl"} <= processor():
-        values = values | AVX512
+        # numpy's OpenBLAS (0.3.31) takes its kernels for AVX2 on AMD's Zen 5. With those for AVX-512 products of large
+        # layers run at 220 instead of 113 GFLOP/s a core (torch's MKL: 95), and [15, 10, 5] x 1024 x 256 takes two
+        # thirds of the time.
+        values = values | {"OPENBLAS_CORETYPE": "SkylakeX"}
     return {name: value for name, value in values.items() if name not in environ}
 
 

@@ -197,9 +197,9 @@ class GNN(nn.Module):
             # The four kernels of `F.cross_entropy` and its backward pass; 2 is reduction="sum", -100 no label.
             rows, ops = torch.log_softmax(scores.float(), 1), torch.ops.aten
             del scores
-            loss, weight = ops.nll_loss_forward(rows, labels, None, 2, -100)
-            grad = ops.nll_loss_backward(rows.new_tensor(scale), rows, labels, None, 2, -100, weight)
-            grad = ops._log_softmax_backward_data(grad, rows, 1, rows.dtype)
+            loss, weight = ops.nll_loss_forward.default(rows, labels, None, 2, -100)
+            grad = ops.nll_loss_backward.default(rows.new_tensor(scale), rows, labels, None, 2, -100, weight)
+            grad = ops._log_softmax_backward_data.default(grad, rows, 1, rows.dtype)
             del rows
             gradients = layers.backward(tape, grad)
             for value, gradient in zip(layers.weights, gradients, strict=True):
