@@ -40,3 +40,9 @@ def launch() -> Launch | None:
     if num_ranks == 1:
         return None
     return Launch(rank, num_ranks, number("LOCAL_RANK", 0, num_ranks - 1), number("LOCAL_WORLD_SIZE", 1, num_ranks))
+
+
+def local_ranks() -> int:
+    """Return how many processes a launcher started on this node to train together; raises as `launch`."""
+    here = launch()
+    return 1 if here is None else here.num_local_ranks

@@ -34,7 +34,7 @@ class Layer(NamedTuple):
     last: bool
     heads: int
     hops: int  # of propagated features
-    half: bool  # under autocast
+    half: bool  # 16-bit precision
     dropout: bool
     fused: bool  # by `propagation.sage`: on the CPU
     edge_list: bool  # in place of a sparse matrix, as `forward(x, edge_index)` gets it

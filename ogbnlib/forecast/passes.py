@@ -182,7 +182,7 @@ def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) 
     size = min(num_batches, max(1, min(memory // 24, budget.WINDOW_BYTES) // each, min(8, memory // 12 // each)))
     # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
     working, total = memory - memory // 8 - 4 * size * each, num_batches * (passes if one.training else 1)
-    fixed = 2 * budget.window_fixed_bytes(num_nodes)  # two windows are packed at a time
+    fixed = 2 * budget.window_fixed_bytes(num_nodes) + 4 * sampled_bytes  # two are packed at a time, four sampled
     sampled = max(0, working - fixed) // sampled_bytes
     # A pass over the features has the ids in memory, int32, or int64 from 2**31 nodes on; a file has seeds, sizes.
     index, per_batch = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500

@@ -1,4 +1,4 @@
-"""Sets of nodes as bits with ranks (21 MB for papers100M), the hash of all random draws, and the bits of float16."""
+"""Sets of nodes as bits with ranks (21 MB for papers100M), the hash of all random draws, and 16-bit floats."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

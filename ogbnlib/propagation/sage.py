@@ -3,7 +3,7 @@
 PyG's `SAGEConv` makes a new large array each for the mean, two products, their sum and the ReLU. Autograd makes three
 more for the gradients of the slice of targets, of the mean, and their sum. Here the neighbors' mean and the targets'
 own features lie side by side, and each gradient is written once: a training step of [3, 2] x 128 x 16 takes 1.0
-instead of 1.4 ms. Sums are in PyG's order, so layers of one part have the same bits as PyG's.
+instead of 1.4 ms. Sums are in PyG's order, so float32 layers of one part have the same bits.
 """
 
 import functools
@@ -112,7 +112,7 @@ def _spread(
 @functools.cache
 def _numpys_blas() -> ThreadpoolController:
     """The library of numpy's products: OpenBLAS, in its wheels."""
-    # On AMD's processors it reaches 73 to 82 GFLOP/s a core in a part's products, and torch's MKL 68 to 72.
+    # With AVX2 on AMD it reaches 73 to 82 GFLOP/s a core in a part's products, and torch's MKL 68 to 72.
     return ThreadpoolController().select(user_api="blas")
 
 
@@ -285,7 +285,11 @@ class Layers(NamedTuple):
         gradients, grad = list[Tensor](), grad.to(self.dtype)
         while tape:
             x, both, edges, weights = tape.pop()
-            scale = (float(torch.ones(()).div_(1 - self.dropout)) if self.dropout else 1.0) if tape else None
+            scale = (
+                (float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout)) if self.dropout else 1.0)
+                if tape
+                else None
+            )
             own, grad = _layer_gradients(x, both, edges, self.col, weights, grad, scale)
             gradients = own + gradients
             del x, both
@@ -296,8 +300,7 @@ def compile_layer() -> None:
     """Compile the kernels of `Layers`, or load them from disk; see `sampling.window.compile_kernels`."""
     none, one = np.zeros(1, np.int64), torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)
-    sources = _by_source(none, none, 0)
     for out in (one, one.bfloat16()):
         for x in (one, one.half(), out):
             _gather(0, 0, none, none, _values(x), _values(out))
-        _spread(0, 0, none, *sources, _values(out), _values(out), 0.0, _values(out))
+        _spread(0, 0, none, *_by_source(none, none, 0), _values(out), _values(out), 0.0, _values(out))

@@ -190,14 +190,14 @@ class EpochSampler(Sampler[int]):
 
     def order(self, epoch: int) -> Tensor:
         """All positions, int64 [n] in RAM, in the order of `epoch`."""
-        # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each time.
-        if (held := self._order)[0] != epoch:
-            held = self._order = epoch, self._drawn(epoch)
-        return held[1]
-
-    def _drawn(self, epoch: int) -> Tensor:
         if not self.shuffle:
             return torch.arange(self.n)
+        # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each time.
+        if (drawn := self._order)[0] != epoch:
+            drawn = self._order = epoch, self._draw(epoch)
+        return drawn[1]
+
+    def _draw(self, epoch: int) -> Tensor:
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
         generator = torch.Generator().manual_seed(mixed & (2**63 - 1))
         return torch.randperm(self.n + self._dropped, generator=generator)[: self.n]
@@ -226,7 +226,7 @@ class GivenOrder(EpochSampler):
         shuffle = not isinstance(sampler, SequentialSampler)
         super().__init__(len(sampler), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)
 
-    def _drawn(self, epoch: int) -> Tensor:
+    def _draw(self, epoch: int) -> Tensor:
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
         return torch.tensor(list(self.sampler), dtype=torch.int64)[: self.n]

@@ -25,7 +25,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from ..forecast.budget import Windows, queue_depth, usable_bytes
 from ..graph.disk import CHUNK_BYTES, Interrupted
 from ..graph.store import Store
-from ..launcher import launch
+from ..launcher import local_ranks
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
 from .choice import EpochSampler, GivenOrder
@@ -100,12 +100,6 @@ def available_bytes() -> int:
     launcher = (read_rss([os.getppid()])[0] or 0) if ranks > 1 else 0
     own_share = (usable_bytes(effective_limit()[0]) - launcher) // ranks - own_memory()[0]
     return max(0, min(own_share, usable_bytes(psutil.virtual_memory().available) // ranks))
-
-
-def local_ranks() -> int:
-    """Return how many processes a launcher started on this node to train together; raises as `launch`."""
-    here = launch()
-    return 1 if here is None else here.num_local_ranks
 
 
 def fill_page_cache(store: Store) -> None:

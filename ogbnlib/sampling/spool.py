@@ -31,7 +31,7 @@ from .window import Seeds, Window, in_threads, sample_windows
 
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
-_ROW_CHUNK_BYTES = 2**14  # smaller ones read less and make their table of 8 bytes a chunk larger
+_ROW_CHUNK_BYTES = 2**14  # smaller ones read less and make their table of 24 bytes a chunk larger
 
 
 class StoredWindow(NamedTuple):
@@ -208,7 +208,7 @@ class WindowReader:
         """The seeds of the window at `place`, of as many batches as usual if `num_batches` is 0."""
         (epoch, start, begin), loader = place, self.loader
         end = begin + loader.batch_size * (num_batches or loader.windows.window_batches or 1)
-        positions = loader.sampler.share(epoch, start)[begin:end].clone()  # a view would keep the whole order alive
+        positions = loader.sampler.share(epoch, start)[begin:end].clone()  # a view would keep the whole order
         batches = positions.split(loader.batch_size)
         return Seeds(loader.node_sampler, epoch, batches, [loader.input_data.node[part].numpy() for part in batches])
 

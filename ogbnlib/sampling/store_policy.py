@@ -14,7 +14,7 @@ from ..forecast.phases import Ledger
 from ..forecast.sizes import label_itemsize, store_bytes
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store import Store
-from ..launcher import launch
+from ..launcher import launch, local_ranks
 from .policies import STREAM, Loaders
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class StoreLoaders(DiskLoaders):
             add(f"final {split}", passes[split], eval_windows.get(split) or passes[split].windows(memory, room), 1, 0)
 
     def _load(self, store: Store) -> Data:
-        from .loader import available_bytes, local_ranks
+        from .loader import available_bytes
 
         danger = "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
         warn_if_remote(store.path, danger)

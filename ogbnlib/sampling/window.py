@@ -22,7 +22,7 @@ from ..graph.bits import NodeSet, kernel
 from ..graph.disk import DiskArray
 from ..graph.npz import Array
 from ..graph.sort import restore_input_order
-from ..launcher import job_cores
+from ..launcher import job_cores, local_ranks
 from .choice import choose_all, choose_shared, count_chosen, hop_state
 from .sampler import CSCSampler, absorb
 
@@ -137,8 +137,7 @@ class Sampled:
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[Sampled]:
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row` per hop.
 
-    The windows' samplers are over the same store, have equally many hops and sample in the same way. As many threads as
-    the job has cores choose neighbors, window by window.
+    The windows' samplers are over the same store, have equally many hops and sample in the same way.
     """
     num_nodes, seeds = colptr.num_rows - 1, [ids for window in windows for ids in window.ids]
     ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])
@@ -189,8 +188,8 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
 
 
 def in_threads(work: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
-    """Return `list(map(work, *items))`, by as many threads as the job has cores."""
-    with ThreadPoolExecutor(job_cores()) as pool:
+    """Return `list(map(work, *items))`, by a thread for each of this process's cores, 4 at most: each holds a batch."""
+    with ThreadPoolExecutor(min(4, max(1, job_cores() // local_ranks()))) as pool:
         return list(pool.map(work, *items))
 
 

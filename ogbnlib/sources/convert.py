@@ -112,6 +112,7 @@ def _write(
             features.result()
         except CancelledError:
             features.result()
+            raise
         finally:
             stop.set()
 

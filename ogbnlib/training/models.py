@@ -188,8 +188,8 @@ class GNN(nn.Module):
     def add_gradients(self, batch: Data, labels: Tensor, scale: float) -> Tensor:
         """Add the gradients of `scale` times the loss, and return the loss: the sum of the seeds' cross-entropies.
 
-        As PyG's layers and autograd do it, in two thirds of the time of a small step, and with layers of at most
-        `PART_ROWS` nodes bit for bit; for batches that `fuses` accepts.
+        As PyG's layers and autograd do it, in two thirds of the time of a small step, and with float32 layers of
+        at most `PART_ROWS` nodes bit for bit; for batches that `fuses` accepts.
         """
         layers = self._fused(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
         with torch.no_grad():

@@ -25,7 +25,7 @@ from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.passes import Pass
 from ..forecast.step import LARGE_FLOPS, choose_threads, step_flops
 from ..graph.store import Store
-from ..launcher import job_cores
+from ..launcher import job_cores, local_ranks
 from ..memory import cuda
 from ..memory.cuda import resolve_device
 from ..memory.reading import huge_pages, own_memory
@@ -40,7 +40,7 @@ from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..runs.supervise import HUGE_PAGES
-from ..sampling.loader import available_bytes, local_ranks
+from ..sampling.loader import available_bytes
 from ..sampling.policies import make_loaders
 from ..sampling.window import compile_kernels
 from ..sources.catalog import open_for

@@ -151,14 +151,14 @@ def main() -> None:
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    if options.peer == "stock" and (missing := trainer_environment(os.environ)):
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
     with tempfile.TemporaryDirectory() as scratch:
         path = (options.dir or Path(scratch)) / f"bench-store-{options.scale:g}"
         store = open_store(path) if is_store(path) else synthesize_store(path, options.scale, progress=False)
         print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features")
         if options.peer == "graphbolt":
             return compare_graphbolt(store, options.peer_python, options.precision, options.seconds, options.rounds)
-        if missing := trainer_environment(os.environ):
-            os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
         have_stock = installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE
         default_threads = torch.get_num_threads()
         data = None
