@@ -251,7 +251,7 @@ class Layers(NamedTuple):
         targets: How many nodes each layer computes.
         dropout: The share left out, 0 in an evaluation.
         weights: weight_l, bias and weight_r of each layer, float32.
-        dtype: float32, or bfloat16 for products and what is kept between them, as autocast has it; sums are float32.
+        dtype: Of the products and of each layer's output, float32 or bfloat16; sums over neighbors are float32.
     """
 
     x: Tensor

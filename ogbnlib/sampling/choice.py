@@ -193,9 +193,9 @@ class EpochSampler(Sampler[int]):
         if not self.shuffle:
             return torch.arange(self.n)
         # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each time.
-        if (drawn := self._order)[0] != epoch:
-            drawn = self._order = epoch, self._draw(epoch)
-        return drawn[1]
+        if (last := self._order)[0] != epoch:
+            last = self._order = epoch, self._draw(epoch)
+        return last[1]
 
     def _draw(self, epoch: int) -> Tensor:
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
