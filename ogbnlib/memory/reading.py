@@ -66,9 +66,9 @@ def huge_pages() -> str:
 
 @functools.cache
 def processor() -> set[str]:
-    """The processor's vendor, as "AuthenticAMD", and its flags, as "avx512f"; empty where the kernel names none."""
+    """The processor's flags, such as "avx512_bf16"; empty where the kernel names none."""
     rows = (line.split() for line in os.fsdecode(read_whole("/proc/cpuinfo") or b"").splitlines())
-    return {word for name, *words in filter(None, rows) if name in ("vendor_id", "flags") for word in words}
+    return {word for name, *words in filter(None, rows) if name == "flags" for word in words}
 
 
 @functools.cache

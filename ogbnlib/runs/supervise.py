@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..memory.limits import Limit, kill_tree
-from ..memory.reading import huge_pages, processor
+from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
@@ -43,12 +43,8 @@ STOP_S = 4.0  # for a checkpoint, when a person waits for the end
 
 
 def trainer_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings of malloc, torch's allocator and OpenBLAS for a trainer, but for those that `environ` has already."""
+    """Settings of malloc and torch's allocator for a trainer, but for those that `environ` has already."""
     values = {**MALLOC, HUGE_PAGES: "1"} if huge_pages() in ("always", "madvise") else MALLOC
-    if {"AuthenticAMD", "avx512f", "avx512bw", "avx512dq", "avx512vl"} <= processor():
-        # numpy's OpenBLAS (0.3.31) takes its kernels for AVX2 on AMD's Zen 5. With those for AVX-512 products run at
-        # 220 instead of 113 GFLOP/s a core (torch's MKL: 95), and [15, 10, 5] x 1024 x 256 in two thirds of the time.
-        values = values | {"OPENBLAS_CORETYPE": "SkylakeX"}
     return {name: value for name, value in values.items() if name not in environ}
 
 

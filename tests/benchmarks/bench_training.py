@@ -4,7 +4,7 @@ Run it by hand from the repository root: `python tests/benchmarks/bench_training
 Stock PyG is its `NeighborLoader` with float32 features in RAM and the forward of its documentation, in which every
 layer computes every sampled node; it needs torch-sparse or pyg-lib. Both sides train GraphSAGE with Adam. Stock PyG
 runs with one torch thread and with torch's default, and the better of the two is compared. Both sides run with the
-environment that `run` gives its trainer: malloc's settings, huge pages, OpenBLAS's kernels.
+environment that `run` gives its trainer: malloc's settings and huge pages.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256 with GraphBolt of
 dgl 2.1.0 instead, in float32 and in the same precision, as its users run it and with the huge pages that we ask for,

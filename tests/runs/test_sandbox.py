@@ -217,13 +217,3 @@ def test_a_trainer_asks_for_huge_pages_where_the_kernel_gives_them(
     monkeypatch.setattr("ogbnlib.runs.supervise.huge_pages", lambda: kernel)
     assert (trainer_environment({}).get("THP_MEM_ALLOC_ENABLE") == "1") == asked
     assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})  # the user's own value
-
-
-@pytest.mark.parametrize(("vendor", "core"), [("AuthenticAMD", "SkylakeX"), ("GenuineIntel", None)])
-def test_numpys_products_use_avx512_where_openblas_does_not_know_the_processor(
-    vendor: str, core: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = {vendor, "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl"}
-    monkeypatch.setattr("ogbnlib.runs.supervise.processor", lambda: flags)
-    assert trainer_environment({}).get("OPENBLAS_CORETYPE") == core
-    assert "OPENBLAS_CORETYPE" not in trainer_environment({"OPENBLAS_CORETYPE": "Haswell"})
