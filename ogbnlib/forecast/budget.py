@@ -15,6 +15,8 @@ from ..files import file_system
 
 # Batches that wait for the model under loading=store: a number and a size, whichever is reached first.
 QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
+# Batches that are drawn together: 11 of [3, 2] x 128. Above 4 MB malloc would map their memory anew for each group.
+GROUP_BATCHES, GROUP_BYTES = 16, 2**22
 # For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9
 TRAIN_S_PER_NODE = 2.5e-6
@@ -42,15 +44,17 @@ def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
     return batch.num_nodes * (num_features * itemsize + 8) + batch.num_edges * 16
 
 
-def queue_depth(item_bytes: int) -> int:
-    """Items of this size in a queue."""
-    return max(1, min(QUEUE_BATCHES, QUEUE_BYTES // max(1, item_bytes)))
+def queue(one: int) -> tuple[int, int]:
+    """Batches of `one` bytes each that are drawn together, and groups of them in a queue."""
+    together = max(1, min(GROUP_BATCHES, GROUP_BYTES // max(1, one)))
+    return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // max(1, together * one)))
 
 
-def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: int = QUEUE_BATCHES + 1) -> int:
-    """Bytes of the batches in the queue and of the one that its thread prepares, at most `num_left` of them."""
+def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: int = 3 * GROUP_BATCHES) -> int:
+    """Bytes of the batches in the queue, in its thread, and behind the model's in its group, at most `num_left`."""
     one = batch_bytes(batch, num_features, itemsize)
-    return one * min(queue_depth(one) + 1, num_left)
+    together, groups = queue(one)
+    return one * min(together * (groups + 2) - 1, num_left)
 
 
 def sweep_s(files: Mapping[str, int], num_hops: int, bytes_per_s: float = DISK_BYTES_PER_S) -> float:

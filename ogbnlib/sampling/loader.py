@@ -1,18 +1,16 @@
 """A PyG `NodeLoader` over a store on disk: batches from its maps, or from windows; see `window` and `spool`."""
 
-import contextlib
 import copy
 import functools
-import itertools
 import os
 import tempfile
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -20,60 +18,45 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
-from torch_geometric.sampler import NodeSamplerInput
 
-from ..forecast.budget import Windows, queue_depth, usable_bytes
+from ..forecast.budget import Windows, queue, usable_bytes
 from ..graph.disk import CHUNK_BYTES, Interrupted
 from ..graph.store import Store
 from ..launcher import local_ranks
 from ..memory.cgroup import effective_limit
 from ..memory.reading import malloc_trim, own_memory, read_rss
 from .choice import EpochSampler, GivenOrder
-from .sampler import CSCSampler
+from .sampler import CSCSampler, Hops
 from .spool import WindowReader
 from .window import Window, take_rows
 
-T = TypeVar("T")
-_SMALL_BYTES = 2**20  # of features; a batch of [3, 2] x 128 has 0.3 MB and takes 0.25 ms, its step 1.2 ms
-_SAMPLED = ("num_sampled_nodes", "num_sampled_edges")  # of each hop
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 
-def prefetch(
-    source: Iterator[T],
-    waiting: Callable[[], bool] = lambda: False,
-    abandon: Callable[[], None] = lambda: None,
-    early: bool = True,
-) -> Generator[T, None, None]:
-    """Yield the items of `source`, which a thread produces some ahead, see `queue_depth`; its errors are raised here.
+def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Callable[[], None]) -> Iterator[Data]:
+    """Yield the batches of `groups`, which a thread draws some ahead, see `queue`; its errors are raised here.
 
     `waiting` is called a few times a second while the caller waits, and ends that with `Interrupted` by returning True.
-    `abandon` is called if the caller leaves early, before the thread is joined. Without `early` an item is made when
-    the caller has dropped the last one and waits for it.
+    `abandon` is called if the caller leaves early, before the thread is joined.
     """
     end, ahead, user, ended = object(), deque[Future[Any]](), threading.get_ident(), False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
-        ahead.append(thread.submit(next, source, end))
+        ahead.append(thread.submit(next, groups, end))
         while True:
             future = ahead.popleft()
             while not future.done():
                 wait([future], 0.2)
                 if not future.done() and waiting():
                     raise Interrupted
-            item = future.result()
+            group = future.result()
             del future
-            if item is end:
+            if group is end:
                 break
-            values = item.to_dict().values() if isinstance(item, Data) else [item]
-            item_bytes = sum(value.nbytes for value in values if isinstance(value, Tensor))
-            del values
-            while early and len(ahead) < queue_depth(item_bytes) + 1:  # one more in the thread's hand
-                ahead.append(thread.submit(next, source, end))
-            yield item
-            del item
-            if not early:
-                ahead.append(thread.submit(next, source, end))
+            while len(ahead) < queue(_mean_bytes(group))[1] + 1:  # one more in the thread's hand
+                ahead.append(thread.submit(next, groups, end))
+            yield from _batches_of(group)
+            del group
         ended = True
     finally:
         if not ended:
@@ -82,13 +65,22 @@ def prefetch(
         thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
 
 
-def _ahead_if_large(batches: Iterator[Data]) -> Iterator[Data]:
-    """Yield small batches as they come, where two threads would mostly wait for the interpreter's lock."""
-    for first in itertools.islice(batches, 1):
-        small = first.x.nbytes < _SMALL_BYTES
-        yield first
-        del first
-        yield from batches if small else prefetch(batches)
+def _mean_bytes(group: Data) -> int:
+    return sum(value.nbytes for value in group.to_dict().values() if isinstance(value, Tensor)) // len(group.hops)
+
+
+def _batches_of(group: Data) -> Iterator[Data]:
+    """Yield the batches of a group, which lie in its tensors; see `StoreLoader._group`."""
+    hop_nodes, hop_edges = zip(*group.hops, strict=True)
+    nodes, edges = [sum(hops) for hops in hop_nodes], [2 * sum(hops) for hops in hop_edges]
+    seeds = [hops[0] for hops in hop_nodes]
+    sizes = {"x": nodes, "n_id": nodes, "edge_index": edges, "y": seeds, "input_id": seeds}
+    # `data` has a version of its own, so that a change in place of one batch leaves the gradients of others possible.
+    parts: dict[str, Any] = {name: [part.data for part in group[name].split(each)] for name, each in sizes.items()}
+    parts |= {"batch_size": seeds, "num_sampled_nodes": hop_nodes, "num_sampled_edges": hop_edges}
+    for values in zip(*parts.values(), strict=True):
+        batch = dict(zip(parts, values, strict=True))
+        yield Data().update(batch | {"edge_index": batch["edge_index"].view(2, -1)})
 
 
 def available_bytes() -> int:
@@ -175,7 +167,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
-            return _ahead_if_large(self._mapped_batches(epoch, start))
+            return prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
         if not self.persistent_workers:  # a copy, as the workers of a second pass have another epoch
             own = copy.copy(self)
@@ -196,20 +188,37 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             batch.x = batch.x.float()
         return batch
 
-    def _batch(self, positions: Tensor, features: Tensor, rows: Any, edges: Any, n_id: Any, *hops: list[int]) -> Data:
-        """A batch as PyG's loader makes it, in two thirds of the time: 0.14 ms for [3, 2] x 128 in place of 0.20 ms."""
-        x, edge_index = features.new_empty(len(rows), features.shape[1]), torch.as_tensor(edges)
-        take_rows(features.view(torch.uint8).numpy(), np.asarray(rows), x.view(torch.uint8).numpy())
-        others = {"n_id": torch.as_tensor(n_id), **dict(zip(_SAMPLED, hops, strict=True))}
-        data = self._with_labels(Data(x, edge_index, batch_size=len(positions), input_id=positions, **others))
-        return data.pin_memory() if self.pin_memory else data
+    def _groups(self, features: Tensor, count: int, draw: Callable[[int, int], Any]) -> Iterator[Data]:
+        """Yield `count` batches; small ones in groups, so that the thread needs the interpreter's lock once a group.
 
-    def _mapped_batches(self, epoch: int, start: int) -> Iterator[Data]:
-        share, sampler = self.sampler.share(epoch, start), self.node_sampler.at_epoch(epoch)
-        for positions in share.split(self.batch_size) if len(share) else ():
-            out = sampler.sample_from_nodes(NodeSamplerInput(positions, self.input_data.node[positions]))
-            hops = out.num_sampled_nodes, out.num_sampled_edges
-            yield self._batch(positions, self.data.x, out.node, torch.stack([out.row, out.col]), out.node, *hops)
+        `draw` returns for the batches from one number to another their positions, rows of `features`, ids, edges, hops.
+        """
+        begin, size = 0, 1
+        while begin < count:
+            end = min(begin + size, count)
+            group = self._group(features, *draw(begin, end))
+            begin, size = end, min(2 * size, queue(_mean_bytes(group))[0])
+            yield group
+            del group
+
+    def _group(self, features: Tensor, positions: Tensor, rows: Any, n_id: Any, edges: Any, hops: Hops) -> Data:
+        """Batches one after the other in each tensor, edges as one row: of each batch all sources, then all targets."""
+        x = features.new_empty(len(rows), features.shape[1])
+        take_rows(features.view(torch.uint8).numpy(), np.asarray(rows), x.view(torch.uint8).numpy())
+        others = {"n_id": torch.as_tensor(n_id), "input_id": positions, "hops": hops}
+        group = self._with_labels(Data(x, torch.as_tensor(edges), **others))
+        return group.pin_memory() if self.pin_memory else group
+
+    def _mapped_groups(self, epoch: int, start: int) -> Iterator[Data]:
+        share, size = self.sampler.share(epoch, start), self.batch_size
+
+        def draw(begin: int, end: int) -> tuple[Any, ...]:
+            positions = share[begin * size : end * size]
+            seeds = self.input_data.node[positions]
+            node, edges, hops = self.node_sampler.sample_batches(positions, seeds, size, epoch)
+            return positions, node, node, edges, hops
+
+        return self._groups(self.data.x, -(-len(share) // size), draw)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
         reader.abandoned.clear()
@@ -219,24 +228,14 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             if self._running_passes == 1:
                 reader.abandoned.set()
 
-        how = (lambda: self.waiting(reader.progress())), abandon
-        windows, size = reader.windows(epoch, start), self.windows
-        small = size.window_bytes < _SMALL_BYTES * (size.window_batches or 1)  # as in `_ahead_if_large`
+        windows = self._window_groups(reader.windows(epoch, start))
         try:
-            if small:
-                with contextlib.closing(prefetch(windows, *how, early=False)) as read:
-                    yield from self._window_batches(read)
-            else:
-                yield from prefetch(self._window_batches(windows), *how)
+            yield from prefetch(windows, lambda: self.waiting(reader.progress()), abandon)
         finally:
             self._running_passes -= 1
 
-    def _window_batches(self, windows: Iterator[Window]) -> Iterator[Data]:
+    def _window_groups(self, windows: Iterator[Window]) -> Iterator[Data]:
         for window in windows:
-            features = torch.from_numpy(window.features)
-            for positions, slots, edges, *hops in window.batches():
-                yield self._batch(
-                    positions, features, slots, edges.astype(np.int64), window.ids[slots].astype(np.int64), *hops
-                )
-            del window, features, slots, edges
+            yield from self._groups(torch.from_numpy(window.features), len(window.hops), window.batches)
+            del window
             malloc_trim()  # a window is many small arrays; without this, memory grew from window to window

@@ -23,6 +23,8 @@ from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, choose_all_
 # An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for an empty slot. Its
 # size is a power of two, at least twice the entries, so it grows with the batch and not with the graph.
 
+Hops = list[tuple[list[int], list[int]]]  # of each batch, numbers of nodes of each hop, seeds first, and of edges
+
 _DONE, _FULL, _BAD_ID, _DUPLICATE, _BAD_COLUMN = range(5)
 
 
@@ -70,10 +72,13 @@ def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: An
 
 
 @kernel
-def _extended(array: Any, used: Any, size: Any) -> Any:
-    larger = np.empty(size, np.int64)
-    larger[:used] = array[:used]
-    return larger
+def _joined(parts: Any, room: Any) -> Any:
+    """Arrays one after the other, with room behind them."""
+    joined, at = np.empty(sum([len(part) for part in parts]) + room, np.int64), 0
+    for part in parts:
+        joined[at : at + len(part)] = part
+        at += len(part)
+    return joined
 
 
 @kernel
@@ -96,31 +101,32 @@ def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_node
 def _sample(
     colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fixed: Any, labor: Any, expected: Any
 ) -> Any:
-    """One batch: `(status, the id or column at fault, node, row, col, nodes per hop, edges per hop)`."""
+    """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their numbers)`."""
     num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
     hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
-    local, target = seeds.copy(), np.empty(0, np.int64)
+    sources: Any = []
+    targets: Any = []
+    local = seeds.copy()
     nodes = np.empty(len(seeds), np.int64)
     table, shift = _new_table(nodes, 0, max(expected, len(seeds)))
     _, stop, count = _relabel(table, shift, nodes, 0, local, 0, num_nodes)
     if stop < len(seeds):
-        return _BAD_ID, seeds[stop], nodes, local, target, hop_nodes, hop_edges
+        return _BAD_ID, seeds[stop], nodes, sources, targets, hop_nodes, hop_edges
     if count < len(seeds):
         for i in range(len(seeds)):
             if local[i] != i:
-                return _DUPLICATE, seeds[i], nodes, local, target, hop_nodes, hop_edges
+                return _DUPLICATE, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
     hop_nodes[0] = count
-    local = np.empty(0, np.int64)
 
     # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of one loop overlap.
-    begin, edges = 0, 0
+    begin = 0
     for hop in range(hops):
         end = count
         start, degree = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
         for i in range(begin, end):
             low, high = colptr[nodes[i]], colptr[nodes[i] + 1]
             if low < 0 or high < low or high > num_edges:
-                return _BAD_COLUMN, nodes[i], nodes, local, target, hop_nodes, hop_edges
+                return _BAD_COLUMN, nodes[i], nodes, sources, targets, hop_nodes, hop_edges
             start[i - begin], degree[i - begin] = low, high - low
         total = count_chosen(degree, num_neighbors[hop])
         sampled, into = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -131,16 +137,38 @@ def _sample(
             choose_all(key, drawn_at, nodes[begin:end], start, degree, k, begin, sampled, into)
             for e in range(len(sampled)):
                 sampled[e] = row[sampled[e]]
-        nodes = _extended(nodes, count, min(count + total, num_nodes))
+        nodes = _joined([nodes[:count]], min(total, num_nodes - count))
         status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
         if status == _BAD_ID:
-            return _BAD_COLUMN, nodes[into[stop]], nodes, local, target, hop_nodes, hop_edges
-        total += edges
-        local, target = _extended(local, edges, total), _extended(target, edges, total)
-        local[edges:], target[edges:] = sampled, into
-        hop_nodes[hop + 1], hop_edges[hop] = count - end, total - edges
-        begin, edges = end, total
-    return _DONE, 0, nodes[:count].copy(), local, target, hop_nodes, hop_edges
+            return _BAD_COLUMN, nodes[into[stop]], nodes, sources, targets, hop_nodes, hop_edges
+        sources.append(sampled)
+        targets.append(into)
+        hop_nodes[hop + 1], hop_edges[hop] = count - end, total
+        begin = end
+    return _DONE, 0, nodes[:count], sources, targets, hop_nodes, hop_edges
+
+
+@kernel
+def _sample_all(
+    colptr: Any, row: Any, seeds: Any, size: Any, num_neighbors: Any, keys: Any, fixed: Any, labor: Any, expected: Any
+) -> Any:
+    """Batches of `size` seeds: `(status, the id or column at fault, nodes, edges, nodes per hop, edges per hop)`.
+
+    They lie one after the other, and of each batch's edges first all sources, then all targets.
+    """
+    nodes, edges = [], []
+    hop_nodes = np.empty((len(keys), len(num_neighbors) + 1), np.int64)
+    hop_edges = np.empty((len(keys), len(num_neighbors)), np.int64)
+    for b in range(len(keys)):
+        own, how = seeds[b * size : (b + 1) * size], (num_neighbors, keys[b], fixed, labor, expected)
+        status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(colptr, row, own, *how)
+        if status != _DONE:
+            return status, culprit, node, node, hop_nodes, hop_edges
+        nodes.append(node)
+        edges.extend(sources)
+        edges.extend(targets)
+        expected = len(node)
+    return _DONE, 0, _joined(nodes, 0), _joined(edges, 0), hop_nodes, hop_edges
 
 
 def _read_only(name: str, part: Any, *dtypes: str) -> Array:
@@ -230,7 +258,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
         self._share_epoch(epoch)
-        self._draw(np.empty(0, np.int64), np.uint64(0))  # compile here, once, and not in every forked worker
+        self._draw(np.empty(0, np.int64), 0, [np.uint64(0)])  # compile here, once, and not in every forked worker
 
     def _share_epoch(self, epoch: Any) -> None:
         self._shared_epoch = epoch if epoch.is_shared() else epoch.share_memory_()
@@ -272,16 +300,18 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(f"inputs.node: expected int64 of one dimension, got {seeds.dtype} {list(seeds.shape)}")
         positions = seeds if ids is None else ids.numpy()
         key = self.batch_key(int(positions[0]) if len(seeds) else 0)
-        node, row, col, hop_nodes, hop_edges = self._draw(np.ascontiguousarray(seeds), key)
-        return SamplerOutput(
-            node=torch.from_numpy(node),
-            row=torch.from_numpy(row),
-            col=torch.from_numpy(col),
-            edge=None,
-            num_sampled_nodes=hop_nodes.tolist(),
-            num_sampled_edges=hop_edges.tolist(),
-            metadata=(ids, inputs.time),
-        )
+        node, edges, hops = self._draw(np.ascontiguousarray(seeds), len(seeds), [key])
+        row, col = edges.view(2, -1)
+        return SamplerOutput(node, row, col, None, None, *hops[0], metadata=(ids, inputs.time))
+
+    def sample_batches(self, positions: Tensor, seeds: Tensor, size: int, epoch: int) -> tuple[Tensor, Tensor, Hops]:
+        """Sample consecutive batches of `size` seeds, the last of the rest, in one call without the interpreter's lock.
+
+        `positions` and `seeds` (int64) are those of all batches. Returns the nodes' global ids, batch after batch, and
+        the edges' local ids, of each batch all sources, then all targets: both int64 in RAM; and each batch's hops.
+        """
+        keys = [self.batch_key(first, epoch) for first in positions[::size].tolist()]
+        return self._draw(seeds.numpy(), size, keys)
 
     def sample_from_edges(self, inputs: EdgeSamplerInput, neg_sampling: Any = None) -> SamplerOutput:
         """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for `LinkLoader`."""
@@ -303,9 +333,10 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         epoch = int(self._epoch[0]) if epoch is None else epoch
         return np.uint64(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0 if self.fixed else first))
 
-    def _draw(self, seeds: Array, key: np.uint64) -> tuple[Array, ...]:
-        graph, num_nodes = (self._colptr, self._row), len(self._colptr) - 1
-        status, culprit, *arrays = _sample(*graph, seeds, self._fanouts, key, self.fixed, self.labor, self._expected)
+    def _draw(self, seeds: Array, size: int, keys: list[np.uint64]) -> tuple[Tensor, Tensor, Hops]:
+        num_nodes, how = len(self._colptr) - 1, (np.array(keys), self.fixed, self.labor, self._expected)
+        asked = self._colptr, self._row, seeds, size, self._fanouts
+        status, culprit, nodes, edges, *hops = _sample_all(*asked, *how)
         if status == _DUPLICATE:
             raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
         if status == _BAD_ID:
@@ -313,5 +344,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         if status == _BAD_COLUMN:
             expected = f"expected ascending offsets and ids from 0 to {num_nodes - 1}"
             raise self._damaged(f"colptr, row: {expected}, found others in the column of node {culprit}")
-        self._expected = len(arrays[0])
-        return tuple(arrays)
+        self._expected = len(nodes) // len(keys)
+        of_batches = zip(*(numbers.tolist() for numbers in hops), strict=True)
+        return torch.from_numpy(nodes), torch.from_numpy(edges), list(of_batches)

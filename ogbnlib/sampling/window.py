@@ -8,13 +8,15 @@ pass over `colptr` and one over `row` at each hop, for all of its batches, and o
 import functools
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from numba import uint64
+from torch import Tensor
 
 from ..errors import InputError
 from ..files import BLOCK
@@ -24,7 +26,7 @@ from ..graph.npz import Array
 from ..graph.sort import restore_input_order
 from ..launcher import job_cores, local_ranks
 from .choice import choose_all, choose_shared, count_chosen, hop_state
-from .sampler import CSCSampler, absorb
+from .sampler import CSCSampler, Hops, absorb
 
 
 class Seeds(NamedTuple):
@@ -198,7 +200,7 @@ class Window:
     """Some batches and the features of all their nodes, each once; anonymous memory."""
 
     positions: Sequence[Any]  # as in `Seeds`
-    hops: list[tuple[list[int], list[int]]]  # for each batch, numbers of nodes of each hop, seeds first, and of edges
+    hops: Hops
     ids: Array  # int32 (int64 from 2**31 nodes on) [distinct nodes], global, ascending
     slots: Array  # int32 [nodes], the place in `ids` of each node, batch after batch
     edges: Array  # int32 [2 * edges], for each batch all sources, then all targets, as places among the batch's nodes
@@ -218,14 +220,17 @@ class Window:
         parts = [hop[side][hop[2][b] : hop[2][b + 1]] for b, side in order for hop in sampled.hop_edges]
         return cls(seeds.positions, list(hops), ids, slots, np.concatenate(parts))
 
-    def batches(self) -> Iterator[tuple[Any, Array, Array, list[int], list[int]]]:
-        """For each batch its positions, slots, edges [2, num_edges], and the numbers of nodes and edges of each hop."""
-        node = edge = 0
-        for positions, (hop_nodes, hop_edges) in zip(self.positions, self.hops, strict=True):
-            nodes, edges = sum(hop_nodes), 2 * sum(hop_edges)
-            parts = self.slots[node : node + nodes], self.edges[edge : edge + edges].reshape(2, -1)
-            yield positions, *parts, hop_nodes, hop_edges
-            node, edge = node + nodes, edge + edges
+    def batches(self, begin: int, end: int) -> tuple[Tensor, Array, Array, Array, Hops]:
+        """Positions, slots, ids, edges and hops of the batches from `begin` to `end`, integers as in a PyG batch."""
+        positions = torch.cat([torch.as_tensor(one) for one in self.positions[begin:end]])
+        nodes, edges = (self._bounds[[begin, end], side] for side in (0, 1))
+        slots = self.slots[slice(*nodes)]
+        n_id, edge_index = self.ids[slots].astype(np.int64), self.edges[slice(*edges)].astype(np.int64)
+        return positions, slots, n_id, edge_index, self.hops[begin:end]
+
+    @functools.cached_property
+    def _bounds(self) -> Array:
+        return np.cumsum([(0, 0), *((sum(nodes), 2 * sum(edges)) for nodes, edges in self.hops)], axis=0)
 
 
 def compile_kernels(num_neighbors: list[int]) -> None:

@@ -162,6 +162,22 @@ def test_any_window_gives_the_batches_of_plain_indexing(
         assert [window["epoch"] for window in loader.seen] == [1] * (full + (rest > 0)) + [2] * (full + (rest > 0))
 
 
+@pytest.mark.parametrize("window_batches", [None, 15])
+def test_a_batch_changed_in_place_leaves_others_and_their_gradients_as_they_are(
+    make: Make, stores: Callable[..., Store], window_batches: int | None
+) -> None:
+    wanted, total = list(expected_batches(stores(), 1)), torch.zeros(())
+    weight = torch.nn.Parameter(torch.ones(wanted[0]["x"].shape[1]))
+    for batch, values in zip(batches_of(make(window_batches), 1), wanted, strict=True):
+        assert torch.equal(batch.x, values["x"])
+        assert torch.equal(batch.edge_index, values["edge_index"])
+        batch.x.mul_(2)
+        batch.edge_index.add_(1)
+        total = total + (batch.x.float() @ weight).sum()
+    total.backward()
+    torch.testing.assert_close(weight.grad, sum(2 * values["x"].float().sum(0) for values in wanted))
+
+
 @pytest.mark.parametrize(("window_batches", "taken"), [(None, 1), (4, 1), (4, 5)])
 def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
     make: Make, stores: Callable[..., Store], window_batches: int | None, taken: int

@@ -153,9 +153,11 @@ def sample_window(
     window = Window.pack(asked, sample_windows([asked], *disks)[0], disks[0].num_rows - 1)
     assert window.slots.dtype == window.edges.dtype == np.int32
     np.testing.assert_array_equal(window.ids, np.unique(window.ids[window.slots]))
-    for (place, slots, edges, *sizes), at in zip(window.batches(), positions, strict=True):
-        assert place is at
-        yield window.ids[slots].tolist(), edges.tolist(), *sizes
+    for number, expected in enumerate(positions):
+        place, slots, n_id, edges, [sizes] = window.batches(number, number + 1)
+        assert place.tolist() == expected.tolist()
+        np.testing.assert_array_equal(window.ids[slots], n_id)
+        yield n_id.tolist(), edges.reshape(2, -1).tolist(), *sizes
 
 
 @st.composite
