@@ -71,6 +71,19 @@ def raw_arrays(path: Path) -> dict[str, np.ndarray]:
         return {"edge_index": data["edge_index"], "x": data["node_feat"], "y": np.nan_to_num(y, nan=-1).astype(int)}
 
 
+def random_arrays(num_nodes: int, num_edges: int, num_features: int, num_classes: int) -> dict[str, Any]:
+    """A random graph; its first 30 nodes have labels."""
+    random = np.random.default_rng(0)
+    y = np.full(num_nodes, -1)
+    y[:30] = [num_classes - 1, *random.integers(0, num_classes, 29)]
+    return {
+        "edge_index": random.integers(0, num_nodes, (2, num_edges)),
+        "x": random.standard_normal((num_nodes, num_features)).astype(np.float32),
+        "y": y,
+        "splits": {"train": np.arange(20), "valid": np.array([25, 21]), "test": np.arange(26, 30)},
+    }
+
+
 def csc_of(edge_index: np.ndarray, num_nodes: int, undirected: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """colptr and row of a graph: columns in the order of the edges, or both ways, sorted and without repeats."""
     src, dst = edge_index

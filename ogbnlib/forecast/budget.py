@@ -15,7 +15,7 @@ from ..files import file_system
 
 # Batches that wait for the model under loading=store: a number and a size, whichever is reached first.
 QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
-# Batches that are drawn together: 11 of [3, 2] x 128. Above 4 MB malloc would map their memory anew for each group.
+# Batches that are drawn together: 11 of [3, 2] x 128. For a larger group malloc would ask Linux for memory each time.
 GROUP_BATCHES, GROUP_BYTES = 16, 2**22
 # For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9

@@ -118,7 +118,7 @@ def _draw(
         seen[new] = True
         whole, distinct = edges[-1] / max(1, len(places)), float(len(new))
         if whole > 1.001 and distinct:
-            # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, b being what it was between m / 4
+            # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, with the b that holds between m / 4
             # and m: rather too many.
             cut, quarter = True, max(1, len(ids) // 4)
             growth = math.log(distinct / len(_distinct(ids[:quarter]))) / math.log(max(2.0, len(ids) / quarter))

@@ -334,9 +334,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         return np.uint64(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0 if self.fixed else first))
 
     def _draw(self, seeds: Array, size: int, keys: list[np.uint64]) -> tuple[Tensor, Tensor, Hops]:
-        num_nodes, how = len(self._colptr) - 1, (np.array(keys), self.fixed, self.labor, self._expected)
-        asked = self._colptr, self._row, seeds, size, self._fanouts
-        status, culprit, nodes, edges, *hops = _sample_all(*asked, *how)
+        num_nodes, graph = len(self._colptr) - 1, (self._colptr, self._row)
+        how = self._fanouts, np.array(keys), self.fixed, self.labor, self._expected
+        status, culprit, nodes, edges, *hops = _sample_all(*graph, seeds, size, *how)
         if status == _DUPLICATE:
             raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
         if status == _BAD_ID:

@@ -39,17 +39,12 @@ class Edge(nn.Module):
         return self.convs[-1](x, edge_index)
 
 
-class Gin(nn.Module):
+class Gin(Edge):
     def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
-        super().__init__()
+        nn.Module.__init__(self)
         widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
         mlp = lambda a, b: nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Linear(b, b))
         self.convs = nn.ModuleList(GINConv(mlp(a, b)) for a, b in zip(widths, widths[1:]))
-
-    def forward(self, x, edge_index):
-        for conv in self.convs[:-1]:
-            x = conv(x, edge_index).relu()
-        return self.convs[-1](x, edge_index)
 
 
 class Mlp(nn.Sequential):

@@ -8,9 +8,8 @@ environment that `run` gives its trainer: malloc's settings and huge pages.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256 with GraphBolt of
 dgl 2.1.0 instead, in float32 and in the same precision, as its users run it and with the huge pages that we ask for,
-each side in processes of its own. Its
-environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1 torchdata==0.7.1 'numpy<2'
-'pandas<3' pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
+each side in processes of its own. Its environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0
+torch==2.2.1 torchdata==0.7.1 'numpy<2' 'pandas<3' pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
 """
 
 import argparse
@@ -132,9 +131,8 @@ def compare_graphbolt(store: Store, python: Path, precision: str, seconds: float
             rates["ours", pages, threads].append(batches / json.loads(done.stdout.splitlines()[-1])["time_s"])
     for pages, threads in itertools.product("10", (1, 2)):
         ours = median(rates["ours", pages, threads])
-        print(
-            f"{precision}, {threads} thread(s), {'huge' if pages == '1' else '4 KB'} pages: ours {ours:.2f} batches/s"
-        )
+        size = "huge" if pages == "1" else "4 KB"
+        print(f"{precision}, {threads} thread(s), {size} pages: ours {ours:.2f} batches/s")
         for theirs, peer_pages in itertools.product(sorted({"fp32", precision}), "01"):
             peer = median(rates[theirs, peer_pages, threads])
             how = "with huge pages" if peer_pages == "1" else "as it comes"
@@ -159,10 +157,8 @@ def main() -> None:
         print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features")
         if options.peer == "graphbolt":
             return compare_graphbolt(store, options.peer_python, options.precision, options.seconds, options.rounds)
-        have_stock = installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE
-        default_threads = torch.get_num_threads()
-        data = None
-        if have_stock:
+        default_threads, data = torch.get_num_threads(), None
+        if installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE:
             x, y = torch.from_numpy(store.read("x", "float32")), torch.from_numpy(store.read("y"))
             data = Data(x=x, edge_index=torch.from_numpy(store.read_edge_index()), y=y)
         for setting in SETTINGS:

@@ -38,3 +38,14 @@ def test_a_gathered_bfloat16_is_rounded_as_torch_does() -> None:
     again = torch.empty_like(both)
     sage._gather(0, 1, none, none, sage._values(own[None].contiguous()), sage._values(again))
     torch.testing.assert_close(again[0, len(values) :], own, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropouts_factor_is_the_same_in_output_and_gradient(dtype: torch.dtype) -> None:
+    # A node without neighbors; the first layer gives ones and the second passes them on, so each output is the factor.
+    one, none, last = torch.ones(64, 1), torch.zeros(64), torch.eye(64)
+    weights, alone = [0 * one, none, one, 0 * last, none, last], np.zeros(2, np.int64)
+    layers = sage.Layers(torch.ones(1, 1), alone, alone[:0], [1, 1], 0.3, weights, dtype)
+    out, tape = layers.forward("all")
+    assert set(out.float().unique().tolist()) == {0.0, float(torch.ones((), dtype=dtype) / 0.7)}  # 0.08 % apart
+    assert torch.equal(layers.backward(tape, torch.ones_like(out))[1], out[0].float())

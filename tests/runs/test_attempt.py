@@ -23,9 +23,7 @@ def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path:
     assert (found.result, found.diagnosis, found.config) == (done.result, done.diagnosis, done.config)
     assert (found.exit_code, found.peak_bytes, found.held_peak_bytes) == (0, done.peak_bytes, done.held_peak_bytes)
     assert found.rss_peak_bytes == done.rss_peak_bytes > 50 * MB
-    # Peaks by phase are compared in test_recorder.py: here a sample may be taken while the training, another process,
-    # has noted the time of a phase's beginning and not yet written it.
-    assert max(found.record.phases.values()) == max(done.record.phases.values()) == done.held_peak_bytes
+    # For peaks by phase see test_recorder.py: here another process may note a phase's time and write it a sample later.
     assert (found.record.parts, found.record.largest_parts) == (done.record.parts, done.record.largest_parts)
     assert repr(found) == f"Run('{tmp_path}/run', finished)"
 

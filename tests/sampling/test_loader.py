@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -155,27 +156,14 @@ def test_any_window_gives_the_batches_of_plain_indexing(
     loader = make(window_batches, overlapped, store)
     assert len(loader) == 15
     assert_same(batches_of(loader, 1), expected_batches(store, 1))
-    assert_same(batches_of(loader, 2), expected_batches(store, 2))
+    first, *others = batches_of(loader, 2)
+    first.x.zero_()  # batches share memory, but neither rows nor the version by which autograd finds changed tensors
+    assert_same(others, itertools.islice(expected_batches(store, 2), 1, None))
+    assert not any(batch.x._version for batch in others)
     if window_batches is not None:  # the windows cover each epoch exactly
         full, rest = divmod(15, window_batches)
         assert [window["batches"] for window in loader.seen] == ([window_batches] * full + [rest] * (rest > 0)) * 2
         assert [window["epoch"] for window in loader.seen] == [1] * (full + (rest > 0)) + [2] * (full + (rest > 0))
-
-
-@pytest.mark.parametrize("window_batches", [None, 15])
-def test_a_batch_changed_in_place_leaves_others_and_their_gradients_as_they_are(
-    make: Make, stores: Callable[..., Store], window_batches: int | None
-) -> None:
-    wanted, total = list(expected_batches(stores(), 1)), torch.zeros(())
-    weight = torch.nn.Parameter(torch.ones(wanted[0]["x"].shape[1]))
-    for batch, values in zip(batches_of(make(window_batches), 1), wanted, strict=True):
-        assert torch.equal(batch.x, values["x"])
-        assert torch.equal(batch.edge_index, values["edge_index"])
-        batch.x.mul_(2)
-        batch.edge_index.add_(1)
-        total = total + (batch.x.float() @ weight).sum()
-    total.backward()
-    torch.testing.assert_close(weight.grad, sum(2 * values["x"].float().sum(0) for values in wanted))
 
 
 @pytest.mark.parametrize(("window_batches", "taken"), [(None, 1), (4, 1), (4, 5)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import csc_of, left_in, raw_arrays
+from conftest import csc_of, left_in, random_arrays, raw_arrays
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -45,16 +45,7 @@ def graphs(draw: st.DrawFn) -> Source:
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    y = np.full(N, -1)
-    y[:60] = rng.integers(0, C, 60)
-    y[0] = C - 1
-    return {
-        "edge_index": rng.integers(0, N, (2, E)),
-        "x": rng.standard_normal((N, F)).astype(np.float32),
-        "y": y,
-        "splits": {"train": np.arange(20), "valid": np.array([25, 21]), "test": np.arange(30, 40)},
-    }
+    return random_arrays(N, E, F, C)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import left_in, official_csv
+from conftest import left_in, official_csv, random_arrays
 from ogb_layout import meta_dict
 from web import Remote
 
@@ -40,16 +40,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def graph() -> dict[str, Any]:
-    random = np.random.default_rng(0)
-    y = random.integers(0, C, N)
-    y[30:] = -1
-    y[0] = C - 1
-    return {
-        "edge_index": random.integers(0, N, (2, E)),
-        "x": random.standard_normal((N, F)).astype(np.float32),
-        "y": y,
-        "splits": {"train": np.arange(20), "valid": np.array([25, 21]), "test": np.arange(26, 30)},
-    }
+    return random_arrays(N, E, F, C)
 
 
 @pytest.fixture
