@@ -36,9 +36,7 @@ def _packages() -> Check:
     if done.stderr and not done.stdout:
         return Check("packages", False, done.stderr.splitlines()[-1], "python -m ensurepip")
     wrong = [line for line in done.stdout.splitlines() if line.startswith("ogbnlib ")]
-    try:
-        importlib.metadata.version("ogbnlib")
-    except importlib.metadata.PackageNotFoundError:
+    if not any(importlib.metadata.distributions(name="ogbnlib")):
         wrong = ["ogbnlib is not installed, only its folder is on the path"]
     if wrong:
         return Check("packages", False, "; ".join(wrong), "pip install -e .")

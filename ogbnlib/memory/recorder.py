@@ -6,13 +6,12 @@ Both files are written without buffering, so that after a kill all lines but per
 
 import contextlib
 import errno
-import itertools
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -248,7 +247,7 @@ class Recorder:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self._follow(float("inf"))
+        self._events(self.log.follow())
         self._rows.close()
         self.log.close()
         if self._error is not None:
@@ -272,23 +271,17 @@ class Recorder:
         return limit.check(reading)
 
     def add(self, time_s: float, reading: Reading) -> None:
-        """Record a reading, after the events before it."""
-        later = self._follow(time_s)
+        """Record a reading, after the events before it; the last moment of a phase belongs to it."""
+        events, moment = [*self.log.follow()], (time_s, True)
+        later = (i for i, event in enumerate(events) if (event["time_s"], event["event"] == "end") >= moment)
+        first = next(later, len(events))
+        self._events(events[:first])
         self.record.sample(time_s, reading)
         self._rows.add(time_s, reading)
-        for event in later:
-            self._event(event)
+        self._events(events[first:])
 
-    def _follow(self, until_s: float) -> Iterator[Event]:
-        """Record the events up to `until_s` and return the others; the last moment of a phase belongs to it."""
-        events = self.log.follow()
+    def _events(self, events: Iterable[Event]) -> None:
         for event in events:
-            if event["time_s"] > until_s or (event["time_s"] == until_s and event["event"] == "end"):
-                return itertools.chain([event], events)
-            self._event(event)
-        return iter(())
-
-    def _event(self, event: Event) -> None:
-        if event["event"] in BOUNDARIES:
-            self._rows.boundary()
-        self.record.event(event)
+            if event["event"] in BOUNDARIES:
+                self._rows.boundary()
+            self.record.event(event)

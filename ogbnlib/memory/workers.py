@@ -30,22 +30,17 @@ class WorkerDied(RuntimeError):
         self.exit_code = exit_code
 
 
-class _Popen(popen_fork.Popen):
-    terminate = popen_fork.Popen.kill  # torch and Python's exit call terminate, but workers ignore SIGTERM
-
-
 class Worker(ForkProcess):
     """Forked process that dies with its parent and ends by SIGKILL."""
+
+    class _Popen(popen_fork.Popen):  # the name is multiprocessing's
+        terminate = popen_fork.Popen.kill  # torch and Python's exit call terminate, but workers ignore SIGTERM
 
     def start(self) -> None:
         _started.difference_update([worker for worker in _started if worker.exitcode is not None])
         with block_stop_signals():  # until `_begin` ignores them
             super().start()
         _started.add(self)
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> _Popen:  # the name is multiprocessing's
-        return _Popen(process_obj)
 
 
 class _Context(ForkContext):

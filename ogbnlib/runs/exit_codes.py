@@ -32,7 +32,7 @@ _KILLED = "an out-of-memory killer, scancel, a time limit, preemption or kill -9
 _STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL pairs: 125 is its
 # pseudo-signal for out of memory, 53 a batch script that could not be started.
-_TABLE = {
+EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
     "0": ("finished", "finished without an error", "nothing to fix"),
     "1": ("error", "ended by a Python exception", _READ),
     "2": ("bad input", "refused its input, or could not read or write a file", "fix what the message names"),
@@ -67,8 +67,7 @@ _TABLE = {
               "ask for more with --mem, or use loading=shared; note that srun itself returns 1 for such a step"),
     "0:53": ("never started", "never started: Slurm could not open the batch script's output file or working directory",
              "make the folder of --output and --chdir on a file system that the compute node sees"),
-}  # fmt: skip
-EXIT_CODES = {code: Meaning(*meaning) for code, meaning in _TABLE.items()}
+}.items()}  # fmt: skip
 # Other meanings for a command that is not of this package, whose own codes 75 to 78 are unknown.
 _FOREIGN = {
     "1": Meaning("error", "ended with 1, which for Python is an exception", _READ),

@@ -51,8 +51,11 @@ def named(runs: Runs) -> dict[str, Run]:
     return {run.run_dir.name if unique else str(run.run_dir): run for run in opened}
 
 
-class _RunFiles:
-    """Contents of a run's files, each read on first use, but for values in `known`."""
+class Run:
+    """A run by its folder, as `run` returns it and `Run.open` finds it again, however it ended.
+
+    Each file is read on first use, but for values in `known`.
+    """
 
     def __init__(self, run_dir: str | os.PathLike[str], **known: Any):
         self.run_dir = home(run_dir)  # as given, to be shown
@@ -135,10 +138,6 @@ class _RunFiles:
         if self.events:
             return float(self.events[0]["time_s"])
         return float(self.samples["time_s"].iloc[0]) if len(self.samples) else 0.0
-
-
-class Run(_RunFiles):
-    """A run by its folder, as `run` returns it and `Run.open` finds it again, however it ended."""
 
     @classmethod
     @clear_errors()

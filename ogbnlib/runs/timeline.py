@@ -15,7 +15,6 @@ from ..memory.recorder import TORN
 
 CUDA_COLUMNS = ["allocated_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes", "alloc_retries", "ooms"]
 CUDA_COLUMNS += ["peak_allocated_bytes", "peak_reserved_bytes"]
-PARTS = ("anon", "shmem", "file")
 
 
 def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
@@ -102,7 +101,7 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
     if table["cgroup_anon_bytes"].notna().any():
         source[:] = "cgroup"
     memory = pd.DataFrame({"time_s": table["time_s"]})
-    for part in PARTS:
+    for part in ("anon", "shmem", "file"):
         columns = [table[f"{kind}_{part}_bytes"].where(source == kind, 0.0) for kind in ("rss", "pss", "cgroup")]
         memory[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
     return memory[table["rss_anon_bytes"].notna() & memory["anon"].notna()]
