@@ -74,8 +74,7 @@ def raw_arrays(path: Path) -> dict[str, np.ndarray]:
 def random_arrays(num_nodes: int, num_edges: int, num_features: int, num_classes: int) -> dict[str, Any]:
     """A random graph; its first 30 nodes have labels."""
     random = np.random.default_rng(0)
-    y = np.full(num_nodes, -1)
-    y[:30] = [num_classes - 1, *random.integers(0, num_classes, 29)]
+    y = np.r_[num_classes - 1, random.integers(0, num_classes, 29), np.full(num_nodes - 30, -1)]
     return {
         "edge_index": random.integers(0, num_nodes, (2, num_edges)),
         "x": random.standard_normal((num_nodes, num_features)).astype(np.float32),

@@ -13,10 +13,9 @@ from pathlib import Path
 from ..errors import MB, format_bytes
 from ..files import file_system
 
-# Batches that wait for the model under loading=store: a number and a size, whichever is reached first.
+# Batches that wait for the model under loading=store, at least a group: a number or a size, whichever is reached first.
 QUEUE_BATCHES, QUEUE_BYTES = 4, 256 * 2**20
-# Batches that are drawn together: 11 of [3, 2] x 128. For a larger group malloc would ask Linux for memory each time.
-GROUP_BATCHES, GROUP_BYTES = 16, 2**22
+GROUP_BATCHES, GROUP_BYTES = 16, 2**22  # drawn together: 11 of [3, 2] x 128; for more malloc asks Linux each time
 # For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9
 TRAIN_S_PER_NODE = 2.5e-6
@@ -51,7 +50,7 @@ def queue(one: int) -> tuple[int, int]:
 
 
 def queued_bytes(batch: BatchShape, num_features: int, itemsize: int, num_left: int = 3 * GROUP_BATCHES) -> int:
-    """Bytes of the batches in the queue, in its thread, and behind the model's in its group, at most `num_left`."""
+    """Bytes of the batches that wait: in the queue, in its thread, in the model's group; of `num_left` at most."""
     one = batch_bytes(batch, num_features, itemsize)
     together, groups = queue(one)
     return one * min(together * (groups + 2) - 1, num_left)
@@ -77,7 +76,7 @@ class Spooling:
 class Windows:
     """The way in which a loader reads its store."""
 
-    window_batches: int | None  # None where batches are drawn one by one through the page cache
+    window_batches: int | None  # None where batches are drawn through the page cache
     overlapped: bool  # whether the next window is prepared while one is used, so that two are in memory
     window_bytes: int
     available_bytes: int
@@ -100,7 +99,7 @@ class Windows:
     def __str__(self) -> str:
         free = format_bytes(self.available_bytes)
         if self.window_batches is None:
-            return f"batches are drawn one by one through the page cache ({free} available)"
+            return f"batches are drawn through the page cache ({free} available)"
         how = "two held, one being prepared" if self.overlapped else "one held"
         if self.spooling:
             how = f"from a spool of {format_bytes(self.spooling.disk_bytes)} on disk at most, two held"
@@ -140,7 +139,7 @@ def usable_bytes(limit_bytes: int) -> int:
 def window_budget(
     lookahead: str | int, left_bytes: int | None, training: Windows | None = None, sharers: int = 1
 ) -> int | None:
-    """Bytes for the windows of one loader; None to draw batches one by one from any store.
+    """Bytes for the windows of one loader; None to draw batches from the maps of any store.
 
     A size as `lookahead` is for all `sharers` of this node together. `left_bytes` may still be used, None stands for no
     limit. `training` are the windows of the training loader, for an evaluation during training.

@@ -283,14 +283,10 @@ class Layers(NamedTuple):
     def backward(self, tape: list[Any], grad: Any) -> list[Tensor]:
         """Return the gradients of the weights, float32, and empty `tape`."""
         gradients, grad = list[Tensor](), grad.to(self.dtype)
+        scale = float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout))  # rounded as in `forward`
         while tape:
             x, both, edges, weights = tape.pop()
-            scale = (
-                (float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout)) if self.dropout else 1.0)
-                if tape
-                else None
-            )
-            own, grad = _layer_gradients(x, both, edges, self.col, weights, grad, scale)
+            own, grad = _layer_gradients(x, both, edges, self.col, weights, grad, scale if tape else None)
             gradients = own + gradients
             del x, both
         return gradients

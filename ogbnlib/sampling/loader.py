@@ -33,7 +33,7 @@ from .window import Window, take_rows
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 
-def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Callable[[], None]) -> Iterator[Data]:
+def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Callable[[], object]) -> Iterator[Data]:
     """Yield the batches of `groups`, which a thread draws some ahead, see `queue`; its errors are raised here.
 
     `waiting` is called a few times a second while the caller waits, and ends that with `Interrupted` by returning True.
@@ -53,10 +53,12 @@ def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Calla
             del future
             if group is end:
                 break
-            while len(ahead) < queue(_mean_bytes(group))[1] + 1:  # one more in the thread's hand
+            while len(ahead) < group.ahead + 1:  # one more in the thread's hand
                 ahead.append(thread.submit(next, groups, end))
-            yield from _batches_of(group)
-            del group
+            batches = _batches_of(group)[::-1]
+            del group  # of a batch that is handed out nothing may stay here: the user may move it to a GPU
+            while batches:
+                yield batches.pop()
         ended = True
     finally:
         if not ended:
@@ -65,12 +67,8 @@ def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Calla
         thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
 
 
-def _mean_bytes(group: Data) -> int:
-    return sum(value.nbytes for value in group.to_dict().values() if isinstance(value, Tensor)) // len(group.hops)
-
-
-def _batches_of(group: Data) -> Iterator[Data]:
-    """Yield the batches of a group, which lie in its tensors; see `StoreLoader._group`."""
+def _batches_of(group: Data) -> list[Data]:
+    """The batches of a group, which lie in its tensors; see `StoreLoader._group`."""
     hop_nodes, hop_edges = zip(*group.hops, strict=True)
     nodes, edges = [sum(hops) for hops in hop_nodes], [2 * sum(hops) for hops in hop_edges]
     seeds = [hops[0] for hops in hop_nodes]
@@ -78,9 +76,8 @@ def _batches_of(group: Data) -> Iterator[Data]:
     # `data` has a version of its own, so that a change in place of one batch leaves the gradients of others possible.
     parts: dict[str, Any] = {name: [part.data for part in group[name].split(each)] for name, each in sizes.items()}
     parts |= {"batch_size": seeds, "num_sampled_nodes": hop_nodes, "num_sampled_edges": hop_edges}
-    for values in zip(*parts.values(), strict=True):
-        batch = dict(zip(parts, values, strict=True))
-        yield Data().update(batch | {"edge_index": batch["edge_index"].view(2, -1)})
+    parts["edge_index"] = [part.view(2, -1) for part in parts["edge_index"]]
+    return [Data().update(dict(zip(parts, values, strict=True))) for values in zip(*parts.values(), strict=True)]
 
 
 def available_bytes() -> int:
@@ -197,7 +194,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         while begin < count:
             end = min(begin + size, count)
             group = self._group(features, *draw(begin, end))
-            begin, size = end, min(2 * size, queue(_mean_bytes(group))[0])
+            all_bytes = group.x.nbytes + group.n_id.nbytes + group.edge_index.nbytes
+            together, group.ahead = queue(all_bytes // len(group.hops))
+            begin, size = end, min(2 * size, together)
             yield group
             del group
 
@@ -205,32 +204,28 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         """Batches one after the other in each tensor, edges as one row: of each batch all sources, then all targets."""
         x = features.new_empty(len(rows), features.shape[1])
         take_rows(features.view(torch.uint8).numpy(), np.asarray(rows), x.view(torch.uint8).numpy())
-        others = {"n_id": torch.as_tensor(n_id), "input_id": positions, "hops": hops}
-        group = self._with_labels(Data(x, torch.as_tensor(edges), **others))
+        parts = {"edge_index": torch.as_tensor(edges), "n_id": torch.as_tensor(n_id), "input_id": positions}
+        group = self._with_labels(Data(x, **parts, hops=hops))
         return group.pin_memory() if self.pin_memory else group
 
     def _mapped_groups(self, epoch: int, start: int) -> Iterator[Data]:
-        share, size = self.sampler.share(epoch, start), self.batch_size
+        share, size, sampler = self.sampler.share(epoch, start), self.batch_size, self.node_sampler
 
         def draw(begin: int, end: int) -> tuple[Any, ...]:
             positions = share[begin * size : end * size]
-            seeds = self.input_data.node[positions]
-            node, edges, hops = self.node_sampler.sample_batches(positions, seeds, size, epoch)
+            keys = [sampler.batch_key(first, epoch) for first in positions[::size].tolist()]
+            node, edges, hops = sampler.sample_batches(self.input_data.node[positions].numpy(), size, keys)
             return positions, node, node, edges, hops
 
         return self._groups(self.data.x, -(-len(share) // size), draw)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
-        reader.abandoned.clear()
+        abandoned: Any = reader.abandoned
+        abandoned.clear()
         self._running_passes += 1
-
-        def abandon() -> None:
-            if self._running_passes == 1:
-                reader.abandoned.set()
-
-        windows = self._window_groups(reader.windows(epoch, start))
+        how = (lambda: self.waiting(reader.progress())), lambda: self._running_passes == 1 and abandoned.set()
         try:
-            yield from prefetch(windows, lambda: self.waiting(reader.progress()), abandon)
+            yield from prefetch(self._window_groups(reader.windows(epoch, start)), *how)
         finally:
             self._running_passes -= 1
 

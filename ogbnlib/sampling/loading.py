@@ -69,7 +69,7 @@ def loader(
 
     A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the seeds first, `y` int64
     [batch_size] of the seeds alone (-1 if there is no label), `num_sampled_nodes` and `num_sampled_edges` of each hop,
-    `batch_size`, and `input_id`, the seeds' places in `nodes`.
+    `batch_size`, and `input_id`, the seeds' places in `nodes`. Small batches share memory: keep a `batch.clone()`.
 
     Args:
         nodes: a split's name ("val" is "valid"), or distinct node ids or a mask of all nodes, numpy or torch; None, as

@@ -104,9 +104,8 @@ def _sample(
     """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their numbers)`."""
     num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
     hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
-    sources: Any = []
-    targets: Any = []
     local = seeds.copy()
+    sources, targets = [local[:0]], [local[:0]]  # with their type, which numba must know
     nodes = np.empty(len(seeds), np.int64)
     table, shift = _new_table(nodes, 0, max(expected, len(seeds)))
     _, stop, count = _relabel(table, shift, nodes, 0, local, 0, num_nodes)
@@ -258,7 +257,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
         self._share_epoch(epoch)
-        self._draw(np.empty(0, np.int64), 0, [np.uint64(0)])  # compile here, once, and not in every forked worker
+        self.sample_batches(np.empty(0, np.int64), 0, [np.uint64(0)])  # compiles, once and not in each forked worker
 
     def _share_epoch(self, epoch: Any) -> None:
         self._shared_epoch = epoch if epoch.is_shared() else epoch.share_memory_()
@@ -300,18 +299,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(f"inputs.node: expected int64 of one dimension, got {seeds.dtype} {list(seeds.shape)}")
         positions = seeds if ids is None else ids.numpy()
         key = self.batch_key(int(positions[0]) if len(seeds) else 0)
-        node, edges, hops = self._draw(np.ascontiguousarray(seeds), len(seeds), [key])
+        node, edges, hops = self.sample_batches(np.ascontiguousarray(seeds), len(seeds), [key])
         row, col = edges.view(2, -1)
         return SamplerOutput(node, row, col, None, None, *hops[0], metadata=(ids, inputs.time))
-
-    def sample_batches(self, positions: Tensor, seeds: Tensor, size: int, epoch: int) -> tuple[Tensor, Tensor, Hops]:
-        """Sample consecutive batches of `size` seeds, the last of the rest, in one call without the interpreter's lock.
-
-        `positions` and `seeds` (int64) are those of all batches. Returns the nodes' global ids, batch after batch, and
-        the edges' local ids, of each batch all sources, then all targets: both int64 in RAM; and each batch's hops.
-        """
-        keys = [self.batch_key(first, epoch) for first in positions[::size].tolist()]
-        return self._draw(seeds.numpy(), size, keys)
 
     def sample_from_edges(self, inputs: EdgeSamplerInput, neg_sampling: Any = None) -> SamplerOutput:
         """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for `LinkLoader`."""
@@ -333,9 +323,14 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         epoch = int(self._epoch[0]) if epoch is None else epoch
         return np.uint64(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0 if self.fixed else first))
 
-    def _draw(self, seeds: Array, size: int, keys: list[np.uint64]) -> tuple[Tensor, Tensor, Hops]:
+    def sample_batches(self, seeds: Array, size: int, keys: list[np.uint64]) -> tuple[Tensor, Tensor, Hops]:
+        """Sample batches of `size` seeds (int64), one for each key, in one call without the interpreter's lock.
+
+        Returns the nodes' global ids, batch after batch, and the edges' local ids, of each batch all sources, then all
+        targets: both int64 in RAM; and each batch's hops.
+        """
         num_nodes, graph = len(self._colptr) - 1, (self._colptr, self._row)
-        how = self._fanouts, np.array(keys), self.fixed, self.labor, self._expected
+        how = self._fanouts, np.array(keys, np.uint64), self.fixed, self.labor, self._expected
         status, culprit, nodes, edges, *hops = _sample_all(*graph, seeds, size, *how)
         if status == _DUPLICATE:
             raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
@@ -345,5 +340,5 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             expected = f"expected ascending offsets and ids from 0 to {num_nodes - 1}"
             raise self._damaged(f"colptr, row: {expected}, found others in the column of node {culprit}")
         self._expected = len(nodes) // len(keys)
-        of_batches = zip(*(numbers.tolist() for numbers in hops), strict=True)
+        of_batches = zip(*map(np.ndarray.tolist, hops), strict=True)
         return torch.from_numpy(nodes), torch.from_numpy(edges), list(of_batches)

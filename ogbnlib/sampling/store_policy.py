@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # A first window of few batches, by reads of single rows, about 10,000 a second here, in place of a pass of a minute.
 _LONG_PASS_BYTES, _FIRST_READS = 2**33, 2**17
+_EVALUATION = "evaluation of "  # before the split's name: its loader that stays between evaluations
 
 
 class DiskLoaders(Loaders):
@@ -149,7 +150,7 @@ class StoreLoaders(DiskLoaders):
                 windows = one.windows(memory, self._room)
             loader = self._loader(split, shuffle, windows)
             for name, chosen in eval_windows.items():
-                self._resident[_kept(name)] = other = self._loader(name, False, chosen)
+                self._resident[_EVALUATION + name] = other = self._loader(name, False, chosen)
                 loader.evaluations.append(other)
             for name, chosen in [(split, windows), *eval_windows.items()]:
                 self.log.mark("note", loader=name, windows=str(chosen), window_batches=chosen.window_batches)
@@ -177,13 +178,9 @@ class StoreLoaders(DiskLoaders):
 
     def eval_loader(self, split: str) -> NodeLoader:
         """As `Loaders.eval_loader`; a loader whose windows are on disk stays, with them."""
-        if (resident := self._resident.get(_kept(split))) is not None:
+        if (resident := self._resident.get(_EVALUATION + split)) is not None:
             return resident
         loader = self._build(split, shuffle=False)  # for `train` too, whose loader may have its next window
         if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
-            self._resident[_kept(split)] = loader
+            self._resident[_EVALUATION + split] = loader
         return loader
-
-
-def _kept(split: str) -> str:
-    return f"evaluation of {split}"

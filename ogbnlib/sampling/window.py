@@ -221,12 +221,11 @@ class Window:
         return cls(seeds.positions, list(hops), ids, slots, np.concatenate(parts))
 
     def batches(self, begin: int, end: int) -> tuple[Tensor, Array, Array, Array, Hops]:
-        """Positions, slots, ids, edges and hops of the batches from `begin` to `end`, integers as in a PyG batch."""
-        positions = torch.cat([torch.as_tensor(one) for one in self.positions[begin:end]])
+        """Positions, slots, ids, edges and hops of the batches from `begin` to `end`; ids and edges int64."""
         nodes, edges = (self._bounds[[begin, end], side] for side in (0, 1))
         slots = self.slots[slice(*nodes)]
         n_id, edge_index = self.ids[slots].astype(np.int64), self.edges[slice(*edges)].astype(np.int64)
-        return positions, slots, n_id, edge_index, self.hops[begin:end]
+        return torch.as_tensor(np.concatenate(self.positions[begin:end])), slots, n_id, edge_index, self.hops[begin:end]
 
     @functools.cached_property
     def _bounds(self) -> Array:

@@ -55,15 +55,12 @@ class Learner:
             problem = f"{', '.join(sorted(other))} created, replaced or removed later, which no optimizer trains"
             raise InputError(f"{self.config.model}: {expected}, found {problem}")
 
-    def begin_epoch(self, epoch: int) -> None:
-        self.model.train()
+    def begin(self, epoch: int = 0) -> None:
+        """Begin an epoch of training, or with 0 an evaluation."""
+        self.model.train(epoch > 0)
         self._batches = 0
-        for group in self.optimizer.param_groups:
+        for group in self.optimizer.param_groups if epoch else ():
             group["lr"] = self.config.learning_rate(epoch)
-
-    def begin_evaluation(self) -> None:
-        self.model.eval()
-        self._batches = 0
 
     def is_finite(self) -> bool:
         """Whether the loss so far, the weights and the optimizer's moments are finite."""

@@ -130,7 +130,7 @@ class Trainer:
         config, state, learner, num_seeds = self.config, self.state, self.learner, self.num_seeds["train"]
         epoch, loader = state.epoch + 1, self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
-        learner.begin_epoch(epoch)
+        learner.begin(epoch)
         begin = time.monotonic() - state.time_s
         shown = self.progress.over(loader, len(loader), self._complete)
         with self.log.phase("train epoch", epoch=epoch), contextlib.closing(shown) as batches:
@@ -160,7 +160,7 @@ class Trainer:
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
         score = evaluator()  # before the phase, whose memory should not include these imports
-        self.learner.begin_evaluation()
+        self.learner.begin()
         num_seeds, ranks = self.num_seeds[split], self.ranks
         size = self.config.eval_batch_size or self.config.batch_size
         predicted = torch.zeros(num_seeds, dtype=torch.int64)

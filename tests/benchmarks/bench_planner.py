@@ -29,9 +29,8 @@ class Edge(nn.Module):
     def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
         super().__init__()
         widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        pairs = zip(widths, widths[1:])
         mlp = lambda a, b: nn.Sequential(nn.Linear(2 * a, b), nn.ReLU(), nn.Linear(b, b))
-        self.convs = nn.ModuleList(EdgeConv(mlp(a, b)) for a, b in pairs)
+        self.convs = nn.ModuleList(EdgeConv(mlp(a, b)) for a, b in zip(widths, widths[1:]))
 
     def forward(self, x, edge_index):
         for conv in self.convs[:-1]:
