@@ -25,6 +25,12 @@ class ParameterError(click.ClickException, InputError):
 class _Engine:
     """`kernel.NotebookEngine`, imported on use: papermill loads entry points while it is half imported itself."""
 
+    def execute_notebook(self, nb: Any, kernel_name: str, **options: Any) -> Any:
+        """Check the parameters, then execute `nb`; refused parameters leave the output file as it was."""
+        cell = next((cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None)
+        check_parameters(dict(nb.metadata.papermill.get("parameters") or {}), cell.source if cell else "")
+        return self.__getattr__("execute_notebook")(nb, kernel_name, **options)
+
     def __getattr__(self, name: str) -> Any:
         from .kernel import NotebookEngine
 

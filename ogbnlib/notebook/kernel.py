@@ -27,7 +27,6 @@ from ..memory.recorder import RUNS_VARIABLE, Recorder
 from ..memory.signals import handled
 from ..runs.exit_codes import meaning_of
 from ..runs.folder import Run, RunEnded
-from .engine import check_parameters
 
 
 class KernelDied(DeadKernelError):
@@ -143,12 +142,8 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     @classmethod
     def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
-        """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits with its code.
-
-        Refused parameters leave the output file as it was.
-        """
-        exit_code, cell = None, next((c for c in nb.cells if "parameters" in c.metadata.get("tags", [])), None)
-        check_parameters(dict(nb.metadata.papermill.get("parameters") or {}), cell.source if cell else "")
+        """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits with its code."""
+        exit_code = None
         try:
             nb = super().execute_notebook(nb, kernel_name, **options)
         except KernelDied as error:

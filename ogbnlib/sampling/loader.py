@@ -45,9 +45,8 @@ def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Calla
         ahead.append(thread.submit(next, groups, end))
         while True:
             future = ahead.popleft()
-            while not future.done():
-                wait([future], 0.2)
-                if not future.done() and waiting():
+            while not wait([future], 0.2).done:
+                if waiting():
                     raise Interrupted
             group = future.result()
             del future
