@@ -69,8 +69,7 @@ def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Calla
 def _batches_of(group: Data) -> list[Data]:
     """The batches of a group, which lie in its tensors; see `StoreLoader._group`."""
     hop_nodes, hop_edges = zip(*group.hops, strict=True)
-    nodes, edges = [sum(hops) for hops in hop_nodes], [2 * sum(hops) for hops in hop_edges]
-    seeds = [hops[0] for hops in hop_nodes]
+    nodes, edges, seeds = [sum(n) for n in hop_nodes], [2 * sum(n) for n in hop_edges], [n[0] for n in hop_nodes]
     sizes = {"x": nodes, "n_id": nodes, "edge_index": edges, "y": seeds, "input_id": seeds}
     # `data` has a version of its own, so that a change in place of one batch leaves the gradients of others possible.
     parts: dict[str, Any] = {name: [part.data for part in group[name].split(each)] for name, each in sizes.items()}

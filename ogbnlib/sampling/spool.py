@@ -240,8 +240,7 @@ class WindowReader:
 
     def _read(self, place: Place) -> Window:
         """Read a window from the spool, or sample it and gather its features in memory."""
-        loader, begun = self.loader, time.monotonic()
-        info: dict[str, Any] = {}
+        loader, begun, info = self.loader, time.monotonic(), dict[str, Any]()
         first, loader.first_batches = loader.first_batches, 0
         if loader.sampler.count(place[1]) <= first * loader.batch_size:
             first = 0  # the pass would end with it, and an evaluation would begin while the first shard is recorded

@@ -92,6 +92,8 @@ class Ranks:
 
     def highest(self, *numbers: int) -> list[int]:
         """Return the maximum over all ranks of each number, for decisions that all ranks must share."""
+        if self.num_ranks == 1:
+            return list(numbers)
         return self._take_part(dist.all_reduce, torch.tensor(numbers), op=dist.ReduceOp.MAX).tolist()
 
     def share(self, tensors: Iterable[Tensor]) -> None:

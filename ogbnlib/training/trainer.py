@@ -106,12 +106,11 @@ class Trainer:
         if diverged:
             raise self.checkpointer.diverged(self.state)
         if number:
-            name, state = signal.Signals(number).name, self.state
+            name, state, folder = signal.Signals(number).name, self.state, self.checkpointer.run_dir
             self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.checkpointer.save(state)
             where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
-            has_folder = self.checkpointer.run_dir is not None
-            hint = "go on with resume=True (--resume)" if has_folder else "nothing is kept without run_dir"
+            hint = "go on with resume=True (--resume)" if folder else "nothing is kept without run_dir"
             raise Stopped(f"stopped by {name} {where}; {hint}")
         if due_anywhere:
             self.checkpointer.save(self.state)

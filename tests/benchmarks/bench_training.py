@@ -2,9 +2,9 @@
 
 Run it by hand from the repository root: `python tests/benchmarks/bench_training.py [--scale 0.02] [--dir DIR]`.
 Stock PyG is its `NeighborLoader` with float32 features in RAM and the forward of its documentation, in which every
-layer computes every sampled node; it needs torch-sparse or pyg-lib. Both sides train GraphSAGE with Adam. Stock PyG
-runs with one torch thread and with torch's default, and the better of the two is compared. Both sides run with the
-environment that `run` gives its trainer: malloc's settings and huge pages.
+layer computes every sampled node; it needs torch-sparse or pyg-lib. Both sides train GraphSAGE with Adam, in turn, with
+one torch thread and with torch's default; in each round the better of the two is compared, and the median of the
+rounds counts. Both sides run with the environment that `run` gives its trainer: malloc's settings and huge pages.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256 with GraphBolt of
 dgl 2.1.0 instead, in float32 and in the same precision, as its users run it and with the huge pages that we ask for,
@@ -33,14 +33,12 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import SAGEConv
 
-from ogbnlib import TrainConfig
 from ogbnlib.graph.store import Store, is_store, open_store
 from ogbnlib.runs.supervise import HUGE_PAGES, trainer_environment
 from ogbnlib.sources.synth import synthesize_store
-from ogbnlib.training.train import train
 
 SETTINGS = (
-    {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16, "epochs": 25},
+    {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16, "epochs": 60},
     {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 64, "epochs": 4},
 )
 
@@ -89,46 +87,59 @@ def stock_rate(store: Store, data: Data, setting: dict, seconds: float, threads:
                 return done / (time.perf_counter() - begin)
 
 
-def our_rate(store: Store, setting: dict, loading: str, threads: int | None) -> float:
-    """Training batches per second of ours, from whole epochs after the first."""
-    values = {"loading": loading, "train_eval": "never", "eval_splits": (), "progress": "none", "num_threads": threads}
-    history = train(TrainConfig.create(dataset=str(store.path), **values, **setting)).history[1:]
-    batches = -(-len(store.splits["train"]) // setting["batch_size"])
-    return batches * len(history) / sum(row["time_s"] or 0.0 for row in history)
-
-
 OURS = """
-import json, resource, sys
+import json, sys
 from ogbnlib import TrainConfig
 from ogbnlib.training.train import train
-values = json.loads(sys.argv[1])
-rows = train(TrainConfig.create(**values), sys.argv[2]).history[1:]
-print(json.dumps({"time_s": sum(row["time_s"] for row in rows) / len(rows)}))
+rows = train(TrainConfig.create(**json.loads(sys.argv[1])), sys.argv[2]).history[1:]
+print(sum(row["time_s"] for row in rows) / len(rows))
 """
+
+
+def our_rate(store: Store, setting: dict, threads: int, env: dict[str, str], precision: str = "fp32") -> float:
+    """Training batches per second of ours in a process of its own, from whole epochs after the first."""
+    values = {"dataset": str(store.path), "loading": "store", "progress": "none", "device": "cpu", **setting}
+    values |= {"train_eval": "never", "eval_splits": [], "num_threads": threads, "precision": precision}
+    with tempfile.TemporaryDirectory() as tmp:
+        argv = [sys.executable, "-c", OURS, json.dumps(values), f"{tmp}/run"]
+        done = subprocess.run(argv, env=env, stdout=-1, check=True)
+    return -(-len(store.splits["train"]) // setting["batch_size"]) / float(done.stdout.splitlines()[-1])
+
+
+def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> None:
+    """Print batches per second of both sides, in turn, and the ratios of all rounds."""
+    x, y = torch.from_numpy(store.read("x", "float32")), torch.from_numpy(store.read("y"))
+    data = Data(x=x, edge_index=torch.from_numpy(store.read_edge_index()), y=y)
+    threads = sorted({1, torch.get_num_threads()})
+    stock, ours = [], []
+    for _ in range(rounds):
+        stock.append([stock_rate(store, data, setting, seconds, number) for number in threads])
+        ours.append([our_rate(store, setting, number, dict(os.environ)) for number in threads])
+    for name, rates in {"stock PyG": stock, "ours": ours}.items():
+        for number, each in zip(threads, zip(*rates, strict=True), strict=True):
+            print(f"  {name}, {number} thread(s): {median(each):.2f} batches/s ({min(each):.2f} to {max(each):.2f})")
+    ratios = [max(a) / max(b) for a, b in zip(ours, stock, strict=True)]
+    print(f"  {median(ratios):.2f} x stock PyG; rounds: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
 
 
 def compare_graphbolt(store: Store, python: Path, precision: str, seconds: float, rounds: int) -> None:
     """Print batches per second of both sides, in turn, with huge pages and without, and the ratios of the medians."""
-    setting = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
-    batches, rates = -(-len(store.splits["train"]) // 1024), collections.defaultdict(list)
+    setting = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256, "epochs": 4}
+    rates = collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as tmp:
         arrays = {"colptr": store.colptr, "row": store.row, "x": store.read("x", "float32"), "y": store.read("y")}
         for name, array in {**arrays, "train": store.splits["train"]}.items():
             np.save(f"{tmp}/{name}.npy", array)
         del arrays
-        for number, pages, threads in itertools.product(range(rounds), "10", (1, 2)):
+        for _, pages, threads in itertools.product(range(rounds), "10", (1, 2)):
             plain = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}
             env = {**plain, "OMP_NUM_THREADS": str(threads), **({HUGE_PAGES: "1"} if pages == "1" else {})}
             for theirs in {"fp32", precision}:
                 argv = [python, Path(__file__).with_name("peer_graphbolt.py"), tmp, "15,10,5", 1024, 256, theirs]
                 done = subprocess.run([*map(str, argv), str(threads), str(seconds)], env=env, stdout=-1, check=True)
                 rates[theirs, pages, threads].append(json.loads(done.stdout.splitlines()[-1])["rate"])
-            common = {"dataset": str(store.path), "loading": "store", "progress": "none", "device": "cpu"}
-            values = {**common, **setting, "num_threads": threads, "precision": precision, "epochs": 4}
-            argv = [sys.executable, "-c", OURS, json.dumps({**values, "train_eval": "never", "eval_splits": []})]
             env |= {name: value for name, value in trainer_environment(env).items() if name != HUGE_PAGES}
-            done = subprocess.run([*argv, f"{tmp}/run-{number}-{pages}-{threads}"], env=env, stdout=-1, check=True)
-            rates["ours", pages, threads].append(batches / json.loads(done.stdout.splitlines()[-1])["time_s"])
+            rates["ours", pages, threads].append(our_rate(store, setting, threads, env, precision))
     for pages, threads in itertools.product("10", (1, 2)):
         ours = median(rates["ours", pages, threads])
         size = "huge" if pages == "1" else "4 KB"
@@ -157,26 +168,11 @@ def main() -> None:
         print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features")
         if options.peer == "graphbolt":
             return compare_graphbolt(store, options.peer_python, options.precision, options.seconds, options.rounds)
-        default_threads, data = torch.get_num_threads(), None
-        if installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE:
-            x, y = torch.from_numpy(store.read("x", "float32")), torch.from_numpy(store.read("y"))
-            data = Data(x=x, edge_index=torch.from_numpy(store.read_edge_index()), y=y)
+        if not (installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE):
+            sys.exit("stock PyG: needs torch-sparse or pyg-lib, found neither; install one, or give --peer graphbolt")
         for setting in SETTINGS:
-            print(f"\n{list(setting['num_neighbors'])}, batch {setting['batch_size']}, "
-                  f"GraphSAGE {setting['hidden_channels']}: training")  # fmt: skip
-            stock = 0.0
-            if data is not None:
-                for threads in sorted({1, default_threads}):
-                    rate = stock_rate(store, data, setting, options.seconds, threads)
-                    print(f"  stock PyG, {threads} thread(s)             {rate:8.2f} batches/s")
-                    stock = max(stock, rate)
-            else:
-                print("  stock PyG: needs torch-sparse or pyg-lib, not installed, not compared")
-            for loading in ("shared", "store"):
-                for threads in sorted({1, default_threads}):
-                    rate = our_rate(store, setting, loading, threads)
-                    ratio = f"  {rate / stock:6.2f} x stock" if stock else ""
-                    print(f"  ours, {loading:<6} {threads} thread(s)            {rate:8.2f} batches/s{ratio}")
+            print(f"\n{setting}")
+            compare_stock(store, setting, options.seconds, options.rounds)
 
 
 if __name__ == "__main__":

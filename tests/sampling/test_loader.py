@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MB, batches_of, scores
+from conftest import MB, batches_of, scores, wait_until
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
@@ -176,7 +177,10 @@ def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
     files, loader.last_epoch = open_files() - (0 if window_batches is None else 3), 9
     for _ in range(3):
         set_epoch(loader, 1)
-        for number, _ in enumerate(loader, 1):
+        for number, batch in enumerate(loader, 1):
+            held, batch.x = StorageWeakRef(batch.x.untyped_storage()), None
+            if number == 1:  # which shares its memory with no other
+                wait_until(held.expired, "the memory of an array that its user replaced", 20)
             if number == taken:
                 break
         assert "prefetch_0" not in [thread.name for thread in new_threads(before)]
