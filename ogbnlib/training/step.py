@@ -77,7 +77,7 @@ class Learner:
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
         """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the order."""
         config, ranks = self.config, self.ranks
-        for value in self._layers[1]:  # as `optimizer.zero_grad` does, which takes 10 us
+        for value in self._layers[1]:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
             value.grad = None
         ranks.share(self.model.buffers())  # a resumed run starts with the first rank's buffers, too
         size = config.batch_size
