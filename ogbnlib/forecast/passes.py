@@ -154,6 +154,11 @@ class Pass:
             return ram_windows
         return replace(spooled, in_memory=ram_windows, available_bytes=available)
 
+    def sampled_bytes(self, batch: BatchShape) -> int:
+        """The peak of a window's sampling for each batch of the size of `batch`."""
+        num_edges = sizes.trained_edges(self.size, self.config.undirected)
+        return budget.sampled_batch_bytes(batch, num_edges, self.config.sampling == "labor")
+
     def window_bytes(self, windows: Windows) -> int:
         """Real bytes of a window: each distinct node's features once, and every batch's own ids and edges."""
         assert windows.window_batches is not None
@@ -176,7 +181,7 @@ def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) 
     rows, structure = batch.num_nodes * row_bytes, 8 * (batch.num_nodes + batch.num_edges)  # all ids int32
     passes = max(1, config.epochs if one.training else config.num_evaluations(one.split))
     each = budget.compact_batch_bytes(batch, row_bytes)
-    sampled_bytes = budget.sampled_batch_bytes(batch, config.sampling == "labor")
+    sampled_bytes = one.sampled_bytes(batch)
     # Up to 8 large batches, which have nodes in common: at papers100M's size 8 of [15, 10, 5] x 1024 had 1.12 M nodes,
     # two windows of 4 had 1.36 M.
     size = min(num_batches, max(1, min(memory // 24, budget.WINDOW_BYTES) // each, min(8, memory // 12 // each)))

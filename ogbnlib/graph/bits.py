@@ -1,4 +1,4 @@
-"""Sets of nodes as bits with ranks (21 MB for papers100M), the hash of all random draws, and 16-bit floats."""
+"""Sets of nodes as bits with ranks (21 MB for papers100M), the hash of all draws, 16-bit floats, and prefetching."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 from llvmlite import ir
 from numba import njit, types, uint64
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .npz import Array
@@ -54,6 +55,21 @@ def narrowed(typing_context, value, held):  # type: ignore[no-untyped-def]
         return builder.trunc(builder.lshr(bits, word(16)), ir.IntType(16))
 
     return held(types.float32, held), narrow
+
+
+@intrinsic
+def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
+    """Ask for the cache line of `array[place]`, 1-D, and go on; a later read then does not wait for memory."""
+
+    def fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer, number = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, number(0), number(3), number(1)])  # data, to read, into all caches
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), fetch
 
 
 @kernel
@@ -112,23 +128,21 @@ def _count_before(words: Any, before: Any) -> Any:
 
 @kernel
 def _ranks(words: Any, before: Any, nodes: Any) -> Any:
-    out = np.empty(len(nodes), np.int64)
+    out = np.empty(len(nodes), before.dtype)
     for i in range(len(nodes)):
         out[i] = rank(words, before, nodes[i])
     return out
 
 
 @kernel
-def _members(words: Any, total: Any) -> Any:
-    ids, at = np.empty(total, np.int64), 0
+def _members(words: Any, total: Any, before: Any) -> Any:
+    ids, at = np.empty(total, before.dtype), 0
     for w in range(len(words)):
-        word, bit = words[w], 0
+        word = words[w]
         while word != _U0:
-            if word & _U1:
-                ids[at] = w * 64 + bit
-                at += 1
-            word >>= _U1
-            bit += 1
+            others = word & (word - _U1)  # all but the lowest bit
+            ids[at] = w * 64 + ones((word ^ others) - _U1)
+            word, at = others, at + 1
     return ids
 
 
@@ -156,9 +170,9 @@ class NodeSet:
         return int(_count_before(self.words, self.before))
 
     def members(self) -> Array:
-        """Return all ids, int64 ascending, and compute the ranks."""
-        return _members(self.words, self.count())
+        """Return all ids, ascending, int32 (int64 from 2**31 nodes on), and compute the ranks."""
+        return _members(self.words, self.count(), self.before)
 
     def ranks(self, nodes: Array) -> Array:
-        """Return the number of members below each id, int64 [len(nodes)]: a member's position in `members`."""
+        """Return the number of members below each id, which is a member's position in `members`, in its dtype."""
         return _ranks(self.words, self.before, nodes)

@@ -184,9 +184,9 @@ def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -
                     for first, values in store.chunks(name, checked=True):
                         out.write(pick(members, first, values))
         if "node_id" not in store.files and members is not None:
-            writer.write("node_id", members.members().astype(index_dtype(store.num_nodes)))
+            writer.write("node_id", members.members())
         for name, ids in store.splits.items():
-            writer.write(name, ids if members is None else members.ranks(ids))
+            writer.write(name, ids if members is None else members.ranks(ids).astype(np.int64))
         writer.finish(store.name, store.num_classes, undirected=store.undirected, origin=origin, hops=run.hops)
 
 

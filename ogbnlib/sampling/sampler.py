@@ -16,7 +16,7 @@ from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
 from ..files import check_same
-from ..graph.bits import GAMMA, kernel
+from ..graph.bits import GAMMA, kernel, prefetch
 from ..graph.npz import Array
 from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, choose_all_shared, count_chosen
 
@@ -29,12 +29,16 @@ _DONE, _FULL, _BAD_ID, _DUPLICATE, _BAD_COLUMN = range(5)
 
 
 @kernel
-def _new_table(nodes: Any, count: Any, entries: Any) -> Any:
-    """`(table, shift)` of `nodes[:count]` with room for `entries`."""
+def _new_table(nodes: Any, count: Any, entries: Any, old: Any) -> Any:
+    """`(table, shift)` of `nodes[:count]` with room for `entries`, in the memory of the table `old` if it is enough."""
     bits = 6
     while (1 << bits) < 2 * entries:
         bits += 1
-    table, shift, mask = np.zeros(1 << bits, np.uint64), _U64 - uint64(bits), (1 << bits) - 1
+    table, shift, mask = old[: 1 << bits], _U64 - uint64(bits), (1 << bits) - 1
+    if len(table) > mask:
+        table[:] = _U0
+    else:
+        table = np.zeros(1 << bits, np.uint64)
     for i in range(count):
         node = uint64(nodes[i])
         slot = np.int64((node * GAMMA) >> shift)  # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
@@ -54,6 +58,8 @@ def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: An
     for e in range(begin, len(ids)):
         if ids[e] < 0 or ids[e] >= num_nodes:
             return _BAD_ID, e, count
+        if e + 8 < len(ids):
+            prefetch(table, np.int64((uint64(ids[e + 8]) * GAMMA) >> shift))
         node = uint64(ids[e])
         slot = np.int64((node * GAMMA) >> shift)
         entry = table[slot]
@@ -85,15 +91,16 @@ def _joined(parts: Any, room: Any) -> Any:
 def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_nodes: Any) -> Any:
     """Turn the sampled global ids `values` into local ids, in place, and append the new ones to the batch.
 
-    `nodes` has room for all; an empty `table` is built from it. Returns `(status, stop, count, table, shift)`.
+    `nodes` has room for all. With a `shift` of 0, `table` is memory for a new table. Returns `(status, stop, count,
+    table, shift)`.
     """
-    if len(table) == 0:
-        table, shift = _new_table(nodes, count, 2 * count)
-    status, stop = _FULL, 0
+    status, stop, memory = _FULL, 0, table
+    if shift == 0:
+        table, shift = _new_table(nodes, count, 2 * count, memory)
     while status == _FULL:
         status, stop, count = _relabel(table, shift, nodes, count, values, stop, num_nodes)
         if status == _FULL:
-            table, shift = _new_table(nodes, count, 2 * count)
+            table, shift = _new_table(nodes, count, 2 * count, memory)
     return status, stop, count, table, shift
 
 
@@ -107,7 +114,7 @@ def _sample(
     local = seeds.copy()
     sources, targets = [local[:0]], [local[:0]]  # with their type, which numba must know
     nodes = np.empty(len(seeds), np.int64)
-    table, shift = _new_table(nodes, 0, max(expected, len(seeds)))
+    table, shift = _new_table(nodes, 0, max(expected, len(seeds)), np.empty(0, np.uint64))
     _, stop, count = _relabel(table, shift, nodes, 0, local, 0, num_nodes)
     if stop < len(seeds):
         return _BAD_ID, seeds[stop], nodes, sources, targets, hop_nodes, hop_edges

@@ -63,22 +63,35 @@ class Spool:
     def read(self, place: Place) -> Window:
         """Read the window at `place`, which is recorded first if necessary."""
         if place not in self.shard and self._next is not None:
-            coming, self._next, self.shard = self._next, None, {}
+            coming, used, self._next, self.shard = self._next, self.shard, None, {}
             with contextlib.suppress(Interrupted):  # it was recorded for a pass that was left early
                 self.shard = coming.result()
+            self._thread.submit(used.clear)  # to free a file of 10 GB takes Linux two seconds
         if place not in self.shard:
             self.shard = {}  # frees its file
-            self.shard = self._record(place)
-        if self._next is None:
-            last = next(reversed(self.shard))
-            if (following := self._reader.after(last, self.shard[last].positions)) is not None:
-                self._next = self._thread.submit(self._record, following)
+            self.shard = self._thread.submit(self._record, place).result()
+        if self._next is None and (following := self._following(self.shard)) is not None:
+            self._next = self._thread.submit(self._record, following)
+            self._thread.submit(self._sample_ahead, self._next, next(iter(self.shard)))
         stored = self.shard[place]
         return Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
         self._structure, self.shard, self._next = {}, {}, None
+
+    def _following(self, shard: Shard) -> Place | None:
+        last = next(reversed(shard))
+        return self._reader.after(last, shard[last].positions)
+
+    def _sample_ahead(self, recorded: Future[Shard], used: Place) -> None:
+        """Sample the next structure file while two shards of this one are on disk; with another one, room may lack.
+
+        An error ends this alone: the shard that needs the file samples it again, and raises it.
+        """
+        following = self._following(recorded.result())
+        if used in self._structure and following is not None and following not in self._structure:
+            self._sample([self], following)
 
     def _record(self, place: Place) -> Shard:
         """Record a shard from `place` on; windows that are not in the structure file are sampled first."""

@@ -6,7 +6,6 @@ import functools
 from typing import TYPE_CHECKING
 
 from ..files import warn_if_remote
-from ..forecast import budget
 from ..forecast.budget import BatchShape, Windows, spool_bytes, spool_dir, usable_bytes, window_budget
 from ..forecast.draws import Batches
 from ..forecast.passes import Pass, choose_loaders
@@ -86,7 +85,7 @@ class StoreLoaders(DiskLoaders):
                 passing |= {"windows": count * one.window_bytes(windows)}
                 if windows.spooling is None:  # its batches' samples, and three buffers that read the store
                     buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
-                    samples = batches * budget.sampled_batch_bytes(one.batches.largest, config.sampling == "labor")
+                    samples = batches * one.sampled_bytes(one.batches.largest)
                     passing["window being prepared"] = samples + buffers
                 elif windows not in eval_windows.values():
                     passing["pass for the spool"] = windows.spooling.working_bytes

@@ -88,24 +88,21 @@ def _shared_neighbors(
 
 
 @kernel
-def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any) -> Any:
-    """Append to the nodes of each batch b the new ones of `ids[parts[b] : parts[b + 1]]`.
+def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any, grown: Any) -> Any:
+    """Copy the nodes of each batch b to `grown`, and the new ones of `ids[parts[b] : parts[b + 1]]` behind them.
 
-    Returns `(place of the first id out of range or -1, nodes, bounds of each batch's nodes, local ids)`.
+    These ids become local ones. Returns `(place of the first id out of range or -1, bounds of each batch's nodes)`.
     """
-    number, first = parts[-1] - parts[0], parts[0]
-    grown, local = np.empty(len(nodes) + number, np.int64), np.empty(number, np.int32)
-    begin, no_table = np.zeros(len(bounds), np.int64), np.empty(0, np.uint64)
+    begin, table = np.zeros(len(bounds), np.int64), np.empty(0, np.uint64)
+    values = np.empty(np.max(np.diff(parts)), np.int64)  # one for all batches, as pages are slow when first written
     for b in range(len(bounds) - 1):
-        own, count = grown[begin[b] :], bounds[b + 1] - bounds[b]
-        own[:count] = nodes[bounds[b] : bounds[b + 1]]
-        values = ids[parts[b] : parts[b + 1]].astype(np.int64)
-        bad, stop, count, _, _ = absorb(no_table, uint64(0), own, count, values, num_nodes)
+        own, count, mine = grown[begin[b] :], bounds[b + 1] - bounds[b], ids[parts[b] : parts[b + 1]]
+        own[:count], values[: len(mine)] = nodes[bounds[b] : bounds[b + 1]], mine
+        bad, stop, count, table, _ = absorb(table, uint64(0), own, count, values[: len(mine)], num_nodes)
         if bad:
-            return parts[b] + stop, grown, begin, local
-        local[parts[b] - first : parts[b + 1] - first] = values
-        begin[b + 1] = begin[b] + count
-    return -1, grown[: begin[-1]], begin, local
+            return parts[b] + stop, begin
+        mine[:], begin[b + 1] = values[: len(mine)], begin[b] + count
+    return -1, begin
 
 
 @kernel
@@ -128,12 +125,13 @@ class Sampled:
     # bounds of each batch's edges, int64 [batches + 1].
     hop_edges: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
-    def grow(self, parts: Array, ids: Array, num_nodes: int) -> tuple[int, Array]:
-        """Append a hop's nodes; return the place of the first id out of range or -1, and local ids. See `_grown`."""
-        before = np.diff(self.bounds)
-        bad, self.nodes, self.bounds, local = _grown(self.nodes, self.bounds, ids, parts, num_nodes)
+    def grow(self, parts: Array, ids: Array, num_nodes: int) -> int:
+        """Append a hop's nodes, whose ids become local ones; return the place of the first out of range or -1."""
+        before, grown = np.diff(self.bounds), np.empty(len(self.nodes) + parts[-1] - parts[0], np.int64)
+        bad, self.bounds = _grown(self.nodes, self.bounds, ids, parts, num_nodes, grown)
+        self.nodes = grown[: self.bounds[-1]]
         self.hop_nodes.append(np.diff(self.bounds) - before)
-        return bad, local
+        return int(bad)
 
 
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[Sampled]:
@@ -146,8 +144,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     shares = list(itertools.pairwise(itertools.accumulate((len(one.ids) for one in windows), initial=0)))  # batches
     sampled = [Sampled(np.empty(0, np.int64), np.zeros(len(window.ids) + 1, np.int64)) for window in windows]
     for one, (begin, end) in zip(sampled, shares, strict=True):
-        bad, _ = one.grow(parts[begin : end + 1], ids, num_nodes)
-        if bad >= 0:
+        if (bad := one.grow(parts[begin : end + 1], ids, num_nodes)) >= 0:
             raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
     if sum(len(one.nodes) for one in sampled) < len(ids):
         raise InputError("input_nodes: expected each seed once per batch, found one twice")
@@ -172,19 +169,23 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         else:
             columns = zip(itertools.pairwise(parts.tolist()), fanouts, strict=True)
             bounds = np.cumsum([0, *(count_chosen(degree[i:j], k) for (i, j), k in columns)])
-            places, targets = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int32)
+            places = np.empty(bounds[-1], np.uint32 if row.num_rows < 2**32 else np.int64)
+            targets = np.empty(len(places), np.int32)
             arguments = keys, hops, fanouts, frontier, start, degree, parts, begin, bounds, places, targets
             in_threads(functools.partial(_choose_share, arguments), *zip(*shares, strict=True))
             del frontier, ends, start, degree, arguments
-            neighbors, parts = np.empty(len(places), f"i{row.row_bytes}"), bounds
+            dtype, parts = np.dtype(f"i{row.row_bytes}"), bounds
+            neighbors = places.view(dtype) if places.itemsize == dtype.itemsize else np.empty(len(places), dtype)
             row.fetch(places, neighbors)
             del places
         own = [parts[begin : end + 1] for begin, end in shares]
         grown = in_threads(functools.partial(Sampled.grow, ids=neighbors, num_nodes=num_nodes), sampled, own)
-        if max(bad for bad, _ in grown) >= 0:
+        if max(grown) >= 0:
             raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
-        for one, bounds, (_, sources) in zip(sampled, own, grown, strict=True):
-            one.hop_edges.append((sources, targets[bounds[0] : bounds[-1]], bounds - bounds[0]))
+        for one, bounds in zip(sampled, own, strict=True):
+            edges = slice(bounds[0], bounds[-1])
+            sources = neighbors[edges].astype(np.int32, copy=False)
+            one.hop_edges.append((sources, targets[edges], bounds - bounds[0]))
         del neighbors
     return sampled
 
@@ -211,8 +212,7 @@ class Window:
         """Make a window without features."""
         distinct = NodeSet(num_nodes)
         distinct.add(sampled.nodes)
-        ids = distinct.members().astype(np.int32 if num_nodes < 2**31 else np.int64)
-        slots = distinct.ranks(sampled.nodes).astype(np.int32)
+        ids, slots = distinct.members(), distinct.ranks(sampled.nodes).astype(np.int32, copy=False)
         counts = np.array([np.diff(bounds) for _, _, bounds in sampled.hop_edges])
         hops = zip(np.array(sampled.hop_nodes).T.tolist(), counts.T.tolist(), strict=True)
         # Of each batch the sources of all hops, then their targets; a hop's bounds are behind these two.

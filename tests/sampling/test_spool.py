@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import batches_of, python_child, same, scores
+from conftest import batches_of, python_child, same, scores, wait_until
 from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
@@ -107,6 +107,13 @@ def test_a_shard_has_room_for_more_batches_where_they_have_nodes_in_common(make:
     spooled = make(4, 100, structure=6, num_neighbors=(15, 10))
     batches_of(spooled, 1)
     assert max(window.get("windows", 0) for window in spooled.seen) > 1  # of 3 batches
+
+
+def test_the_next_structure_file_is_sampled_while_the_last_shards_of_this_one_are_used(make: Build) -> None:
+    loader = make(6, 100)  # two shards of two windows in each structure file
+    loader.reader.spool.read((1, 0, 0))
+    wait_until(lambda: sum("sample_s" in one for one in loader.seen) == 2, "a second pass over the graph", 20)
+    assert ["windows" in one for one in loader.seen] == [False, True, True, False]
 
 
 def test_a_few_first_batches_come_before_the_first_pass(make: Build) -> None:
