@@ -197,7 +197,7 @@ def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False)
     checks = examine(root)
     lines, ok = [], all(check.ok for check in checks)
     for check in checks:
-        lines.append(f"{'ok  ' if check.ok else 'FAIL'} {check.name:<14} {check.found}")
+        lines.append(f"{'ok  ' if check.ok else 'FAIL'} {check.name:<14} {check.result}")
         if not check.ok:
             lines.append(f"     {'':<14} fix: {check.fix}")
     show({"checks": [vars(check) for check in checks], "ok": ok}, "\n".join(lines), as_json)

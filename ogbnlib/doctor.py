@@ -26,7 +26,7 @@ class Check:
 
     name: str
     ok: bool
-    found: str
+    result: str
     fix: str = ""
 
 

@@ -43,8 +43,8 @@ class Layer(NamedTuple):
 class LayerMemory(NamedTuple):
     """Bytes of one layer in a training step."""
 
-    kept: int  # for the backward pass, the output included; the first layer's x belongs to the batch
-    checkpointed: int  # the part of `kept` that activation checkpointing keeps: the output and the sparse matrix
+    saved: int  # for the backward pass, the output included; the first layer's x belongs to the batch
+    checkpointed: int  # the part of `saved` that activation checkpointing keeps: the output and the sparse matrix
     peak: int  # the most that the forward or the backward pass has alive
 
 
@@ -129,13 +129,13 @@ def _linear_weights(layer: Layer) -> int:
     return layer.inputs * layer.outputs + layer.outputs
 
 
-def _linear(layer: Layer, kept: int = 0) -> LayerMemory:
-    """A last layer keeps its output and takes it twice more; the first one keeps `kept` and takes twice its rows."""
+def _linear(layer: Layer, saved: int = 0) -> LayerMemory:
+    """A last layer keeps its output and takes it twice more; the first one keeps `saved` and takes twice its rows."""
     rows = 4 * layer.targets * layer.outputs
     if layer.last:
         return LayerMemory(rows, rows, 3 * rows)
-    kept += 2 * layer.targets * layer.inputs * (layer.hops + 1) if layer.half else 0
-    return LayerMemory(kept, rows, kept + 2 * rows)
+    saved += 2 * layer.targets * layer.inputs * (layer.hops + 1) if layer.half else 0
+    return LayerMemory(saved, rows, saved + 2 * rows)
 
 
 def _sign(layer: Layer) -> LayerMemory:

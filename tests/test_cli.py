@@ -118,7 +118,7 @@ def test_doctor_reports_each_check_and_a_fix_for_each_failure() -> None:
         check["name"] for check in report["checks"]
     }
     for check in report["checks"]:
-        assert check["found"]
+        assert check["result"]
         assert bool(check["fix"]) != check["ok"]
 
 

@@ -66,7 +66,7 @@ class Spooling:
     """The passes that prepare windows on disk."""
 
     sampled_batches: int  # of one pass over the graph
-    reel_batches: int  # of one structure file: ids and edges without features
+    structure_batches: int  # of one structure file: ids and edges without features
     picked_batches: int  # of one feature shard, filled by one pass over the features
     working_bytes: int  # memory of either pass
     disk_bytes: int  # the most on disk, while one shard is used and the next is prepared

@@ -193,32 +193,33 @@ def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) 
     index, per_batch = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
     graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
     least = max(1, min(working // 4 // (index + per_batch), room_bytes // 2 // (structure + rows)))  # in one shard
-    reels, most_reels = 1, 1 + 2 * (total // least)
+    num_files, most_files = 1, 1 + 2 * (total // least)
     while True:
-        reel = min(total, -(-total // reels // size) * size)
-        most = (working // 4 - reel * per_batch) // max(1, index)  # of memory
-        alone = reels == 1 and total <= most and total * (structure + rows) <= room_bytes
-        structures = min(2, reels) * reel * structure
-        picked = total if alone else min(reel, most, (room_bytes - structures) // 2 // max(1, rows))
+        file_batches = min(total, -(-total // num_files // size) * size)
+        most = (working // 4 - file_batches * per_batch) // max(1, index)  # of memory
+        alone = num_files == 1 and total <= most and total * (structure + rows) <= room_bytes
+        structures = min(2, num_files) * file_batches * structure
+        picked = total if alone else min(file_batches, most, (room_bytes - structures) // 2 // max(1, rows))
         if min(sampled, picked) >= size:
-            parts = -(-reel // picked)
-            picked = min(picked // size, -(-reel // parts // size)) * size
-            moved = reels * (parts * files["x"] + -(-reel // sampled) * graph)
-            disk = structures + min(2, reels * parts) * picked * rows
-            choices.append((moved, -reels, reels * parts, reel, picked, disk))  # more files: training begins sooner
-        if reels == most_reels:
+            parts = -(-file_batches // picked)
+            picked = min(picked // size, -(-file_batches // parts // size)) * size
+            moved = num_files * (parts * files["x"] + -(-file_batches // sampled) * graph)
+            disk = structures + min(2, num_files * parts) * picked * rows
+            # Of two equal choices the one with more files: training begins sooner.
+            choices.append((moved, -num_files, num_files * parts, file_batches, picked, disk))
+        if num_files == most_files:
             break
-        reels = min(most_reels, reels + 1 + reels // 64)  # each of the first 64 numbers, then steps of 2 %
+        num_files = min(most_files, num_files + 1 + num_files // 64)  # each of the first 64 numbers, then steps of 2 %
     if not choices:
         return None
-    moved, _, parts, reel, picked, disk = min(choices)
-    sampling = fixed + min(reel, sampled) * sampled_bytes
+    moved, _, parts, file_batches, picked, disk = min(choices)
+    sampling = fixed + min(file_batches, sampled) * sampled_bytes
     picking = picked * index + min(working // 4, 2 * budget.WINDOW_BYTES, picked * rows)
     buffers = 4 * min(CHUNK_BYTES, memory // 64)  # of a pass's threads
-    working = min(working, max(sampling, picking) + reel * per_batch + buffers)
+    working = min(working, max(sampling, picking) + file_batches * per_batch + buffers)
     again = 1 if one.training or parts == 1 else passes
     moved = again * (moved + total * (structure + rows)) // passes + num_batches * (structure + rows)
-    spooling = Spooling(sampled, reel, picked, working, disk)
+    spooling = Spooling(sampled, file_batches, picked, working, disk)
     return Windows(size, True, size * each, memory, -(-num_batches // size), moved, spooling)
 
 

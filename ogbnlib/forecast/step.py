@@ -167,13 +167,13 @@ def layer_memory(
 def saved_bytes(
     config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, on_gpu: bool = False
 ) -> int:
-    """Bytes kept between the two passes over one batch, without the batch's own x and the parameters."""
+    """Bytes saved between the two passes over one batch, without the batch's own x and the parameters."""
     layers = layer_memory(config, batch, num_features, num_classes, on_gpu)
     if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
         return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]
     # Autocast keeps a half-width copy of the weights as well.
     copies = 2 * parameter_count(config, num_features, num_classes) if config.precision != "fp32" else 0
-    return sum(layer.kept for layer in layers) + copies
+    return sum(layer.saved for layer in layers) + copies
 
 
 # The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % higher and 25 % lower, in steps of more than
@@ -194,7 +194,7 @@ def activation_bytes(
     for layer in layer_memory(config, batch, num_features, num_classes, on_gpu):
         again = layer.checkpointed if training and config.activation_checkpointing else 0
         peak = max(peak, before + again + layer.peak)
-        before = before + (again or layer.kept) if training else layer.checkpointed
+        before = before + (again or layer.saved) if training else layer.checkpointed
     peak = max(peak, before)
     if (trial := _trial(config, num_features, num_classes)) is not None:
         peak = int(peak * trial["training" if training else "evaluation"])

@@ -126,7 +126,7 @@ class Spool:
         for number, (spool, structure) in enumerate(zip(spools, structures, strict=True)):
             following: Place | None = (0, 0, 0) if number else place
             first = following
-            room = 2**62 if number else spooling.reel_batches
+            room = 2**62 if number else spooling.structure_batches
             while following is not None:
                 seeds = spool._reader.seeds(following)
                 room -= len(seeds.ids)

@@ -117,6 +117,6 @@ def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> Non
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         F.cross_entropy(net(x), torch.zeros(seeds, dtype=torch.int64)).backward()
     found = sum(storage.nbytes() for key, storage in kept.items() if key not in known)
-    foretold = sum(step.kept for step in layer_memory(config, BatchShape((seeds,), ()), 4 * 40, 7))
+    foretold = sum(step.saved for step in layer_memory(config, BatchShape((seeds,), ()), 4 * 40, 7))
     assert found <= foretold * 1.01 + 20_000
     assert foretold <= 1.8 * found + 20_000
