@@ -24,27 +24,27 @@ _U0, _U1, _U6, _U27, _U30, _U31, _U63 = (np.uint64(n) for n in (0, 1, 6, 27, 30,
 
 
 @intrinsic
-def widened(typing_context, held):  # type: ignore[no-untyped-def]
+def widened(typing_context, value):  # type: ignore[no-untyped-def]
     """Return a float32, the bits of a float16 (uint16) or of a bfloat16 (int16) as float32. Numba has neither."""
 
     # float16: one instruction for eight values (vcvtph2ps). A bfloat16 is the upper half of a float32.
     def widen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if held == types.float32:
+        if value == types.float32:
             return arguments[0]
-        if held == types.uint16:
+        if value == types.uint16:
             return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
         word = ir.IntType(32)
         return builder.bitcast(builder.shl(builder.zext(arguments[0], word), word(16)), ir.FloatType())
 
-    return types.float32(held), widen
+    return types.float32(value), widen
 
 
 @intrinsic
-def narrowed(typing_context, value, held):  # type: ignore[no-untyped-def]
-    """Return a float32 as the type of `held`: as it is, or the bits of the nearest bfloat16 (int16), even on a tie."""
+def narrowed(typing_context, value, like):  # type: ignore[no-untyped-def]
+    """Return a float32 as the type of `like`: as it is, or the bits of the nearest bfloat16 (int16), even on a tie."""
 
     def narrow(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if held == types.float32:
+        if like == types.float32:
             return arguments[0]
         word = ir.IntType(32)
         bits = builder.bitcast(arguments[0], word)
@@ -54,12 +54,12 @@ def narrowed(typing_context, value, held):  # type: ignore[no-untyped-def]
         bits = builder.select(is_nan, word(0x7FC00000), bits)  # else the sum could make an infinity or a zero of it
         return builder.trunc(builder.lshr(bits, word(16)), ir.IntType(16))
 
-    return held(types.float32, held), narrow
+    return like(types.float32, like), narrow
 
 
 @intrinsic
 def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
-    """Ask for the cache line of `array[place]`, 1-D, and go on; a later read then does not wait for memory."""
+    """Ask for the cache line of item `place` of an array in C order, and go on: a later read then need not wait."""
 
     def fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data

@@ -21,30 +21,11 @@ from ..files import BLOCK, Stream, block_buffer, read_blocks, replaced, whole_bl
 from .bits import kernel, prefetch
 from .checks import HEADER_BYTES
 from .npz import Array
+from .sort import group_by_chunk
 from .store import Store
 
 CHUNK_BYTES, _WRITE_BYTES = 8 * 2**20, 4 * 2**20
 _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NVMe-like disk
-
-
-@kernel
-def _group(index: Any, counts: Any, stride: Any, offset: Any, shift: Any, num_bytes: Any, order: Any) -> Any:
-    """Counting sort into `order`, by the chunk in which rows begin: `(bad i or -1, bounds, first rows, ends)`."""
-    num_chunks = (num_bytes >> shift) + 1  # of 2**shift bytes: a division would take as long as all the rest
-    bounds, low, high = np.zeros(num_chunks + 2, np.int64), np.full(num_chunks, 2**62), np.zeros(num_chunks, np.int64)
-    for i in range(len(index)):
-        row, end = index[i], index[i] + counts[i]
-        if row < 0 or offset + end * stride > num_bytes:
-            return i, bounds, low, high
-        c = (offset + row * stride) >> shift
-        bounds[c + 2] += 1
-        low[c], high[c] = min(low[c], row), max(high[c], end)
-    bounds = bounds.cumsum()
-    for i in range(len(index)):
-        c = ((offset + index[i] * stride) >> shift) + 1
-        order[bounds[c]] = i
-        bounds[c] += 1
-    return -1, bounds[:-1], low, high
 
 
 @kernel
@@ -72,13 +53,13 @@ def _per_unit(index: Any, unit_rows: Any, num_units: Any) -> Any:
 @kernel
 def _deal(words: Any, low: Any, high: Any, index: Any, begin: Any, end: Any, place: Any, out: Any) -> None:
     """Copy the rows from `low` to `high` of each list from `words`, which begins with row `low`, to `out[place:]`."""
-    flat, width, line = words.reshape(-1), words.shape[1], 64 // words.itemsize
+    width, line = words.shape[1], 64 // words.itemsize
     for c in range(len(begin)):
         i = begin[c] + np.searchsorted(index[begin[c] : end[c]], low)
         while i < end[c] and index[i] < high:
             if i + 8 < end[c] and index[i + 8] < high:  # 152 ns for a row of 256 bytes without it, 51 with it
                 for w in range(0, width, line):
-                    prefetch(flat, (index[i + 8] - low) * width + w)
+                    prefetch(words, (index[i + 8] - low) * width + w)
             for w in range(width):
                 out[place[c] + i - begin[c], w] = words[index[i] - low, w]
             i += 1
@@ -202,7 +183,7 @@ class DiskArray:
         counts, shift = np.broadcast_to(counts, len(index)), self.chunk_bytes.bit_length() - 1
         order = np.empty(len(index), np.uint32 if len(index) < 2**32 else np.int64)
         where = self.row_bytes, self.offset, shift, self.num_bytes
-        bad, bounds, first, last = _group(index, counts, *where, order)
+        bad, bounds, first, last = group_by_chunk(index, counts, *where, order)
         if bad >= 0:
             self._check_end(self.offset + int(index[bad] + counts[bad]) * self.row_bytes)
             raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {index[bad]}")
@@ -242,8 +223,7 @@ class DiskArray:
             for begin, end in itertools.pairwise(_ranges(counts, room_bytes // 2 // self.row_bytes)):
                 row = index.dtype.type(min(end * unit, self.num_rows))  # for another dtype numpy copies the list
                 sizes = np.array([index[i:j].searchsorted(row) for i, j in zip(before, ends, strict=True)], np.int64)
-                upto = before + sizes
-                place = np.cumsum(sizes) - sizes
+                upto, place = before + sizes, np.cumsum(sizes) - sizes
                 if len(buffers[0]) < sizes.sum():
                     buffers[0] = np.empty((int(sizes.sum()), width), word)
 

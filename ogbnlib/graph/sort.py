@@ -1,4 +1,4 @@
-"""From edges to CSC with a stable external counting sort, without the edge list in RAM."""
+"""From edges to CSC with a stable external counting sort, without the edge list in RAM; rows by chunk of a file."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +33,26 @@ def _partition(src: Any, dst: Any, both: Any, shift: Any, starts: Any, out: Any)
             out[place, 0] = col & mask
             out[place, 1] = value
             at[col >> shift] = place + 1
+
+
+@kernel
+def group_by_chunk(index: Any, counts: Any, stride: Any, offset: Any, shift: Any, num_bytes: Any, order: Any) -> Any:
+    """Counting sort into `order`, by the chunk in which rows begin: `(bad i or -1, bounds, first rows, ends)`."""
+    num_chunks = (num_bytes >> shift) + 1  # of 2**shift bytes: a division would take as long as all the rest
+    bounds, low, high = np.zeros(num_chunks + 2, np.int64), np.full(num_chunks, 2**62), np.zeros(num_chunks, np.int64)
+    for i in range(len(index)):
+        row, end = index[i], index[i] + counts[i]
+        if row < 0 or offset + end * stride > num_bytes:
+            return i, bounds, low, high
+        c = (offset + row * stride) >> shift
+        bounds[c + 2] += 1
+        low[c], high[c] = min(low[c], row), max(high[c], end)
+    bounds = bounds.cumsum()
+    for i in range(len(index)):
+        c = ((offset + index[i] * stride) >> shift) + 1
+        order[bounds[c]] = i
+        bounds[c] += 1
+    return -1, bounds[:-1], low, high
 
 
 class Pairs(Stream):

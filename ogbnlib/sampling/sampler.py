@@ -118,10 +118,9 @@ def _sample(
     _, stop, count = _relabel(table, shift, nodes, 0, local, 0, num_nodes)
     if stop < len(seeds):
         return _BAD_ID, seeds[stop], nodes, sources, targets, hop_nodes, hop_edges
-    if count < len(seeds):
-        for i in range(len(seeds)):
-            if local[i] != i:
-                return _DUPLICATE, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
+    for i in range(len(seeds)):
+        if local[i] != i:
+            return _DUPLICATE, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
     hop_nodes[0] = count
 
     # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of one loop overlap.
