@@ -112,19 +112,21 @@ def compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
     return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8 + 2000
 
 
-def sampled_batch_bytes(batch: BatchShape, num_edges: int, labor: bool = False) -> int:
-    """The peak of `window.sample_windows` for each batch of a graph, seeds and their positions included."""
+def sampled_batch_bytes(batch: BatchShape, num_edges: int, labor: bool = False) -> tuple[int, int]:
+    """Bytes of `window.sample_windows` for each batch of a graph, seeds and their positions included: peak, result."""
     highest = nodes = edges = 0
     place = 4 if num_edges < 2**32 else 8  # of an edge in the store
-    for frontier, reached, new in zip(batch.hop_nodes, batch.hop_nodes[1:], batch.hop_edges, strict=False):
+    for frontier, reached, new in zip(batch.hop_nodes, [*batch.hop_nodes[1:-1], 0], batch.hop_edges, strict=False):
         nodes += frontier
-        # Reading a hop's offsets, choosing its edges, reading them, then appending its nodes to the others.
+        # Reading a hop's offsets, choosing its edges, reading them, then appending its nodes to the others. Those of
+        # the last hop are appended when a window is packed.
         own = 24 * frontier + (place + 4) * new, (2 * place + 4) * new, 8 * (nodes + reached) + (place + 4) * new
         columns = 72 * frontier + 8 * new if labor else 0  # it reads all of each node's neighbors
         highest = max(highest, 8 * (nodes + edges) + max(36 * frontier, *own, columns))
         edges += new
-    # At papers100M's size 24 kB were measured for [3, 2] x 128, 3.7 MB for [15, 10, 5] x 1024: this is 27 kB, 4.3 MB.
-    return int(1.1 * highest) + 4000
+    # At papers100M's size 22 and 12 kB were measured for [3, 2] x 128, 3.3 and 2.3 MB for [15, 10, 5] x 1024; these are
+    # 27 and 16 kB, 3.6 and 2.4 MB.
+    return int(1.1 * highest) + 4000, int(1.05 * 8 * (nodes + edges)) + 4000
 
 
 def window_fixed_bytes(num_nodes: int) -> int:

@@ -154,8 +154,8 @@ class Pass:
             return ram_windows
         return replace(spooled, in_memory=ram_windows, available_bytes=available)
 
-    def sampled_bytes(self, batch: BatchShape) -> int:
-        """The peak of a window's sampling for each batch of the size of `batch`."""
+    def sampled_bytes(self, batch: BatchShape) -> tuple[int, int]:
+        """Bytes of each batch of the size of `batch` at the peak of sampling, and until it is packed in a window."""
         num_edges = sizes.trained_edges(self.size, self.config.undirected)
         return budget.sampled_batch_bytes(batch, num_edges, self.config.sampling == "labor")
 
@@ -181,14 +181,14 @@ def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) 
     rows, structure = batch.num_nodes * row_bytes, 8 * (batch.num_nodes + batch.num_edges)  # all ids int32
     passes = max(1, config.epochs if one.training else config.num_evaluations(one.split))
     each = budget.compact_batch_bytes(batch, row_bytes)
-    sampled_bytes = one.sampled_bytes(batch)
+    sampled_bytes, result_bytes = one.sampled_bytes(batch)
     # Up to 8 large batches, which have nodes in common: at papers100M's size 8 of [15, 10, 5] x 1024 had 1.12 M nodes,
     # two windows of 4 had 1.36 M.
     size = min(num_batches, max(1, min(memory // 24, budget.WINDOW_BYTES) // each, min(8, memory // 12 // each)))
     # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
     working, total = memory - memory // 8 - 4 * size * each, num_batches * (passes if one.training else 1)
-    fixed = 2 * budget.window_fixed_bytes(num_nodes) + 4 * sampled_bytes  # two are packed at a time, four sampled
-    sampled = max(0, working - fixed) // sampled_bytes
+    most_sampled = max(0, working - 4 * sampled_bytes) // sampled_bytes  # four threads, with a batch each
+    packing = 2 * (budget.window_fixed_bytes(num_nodes) + size * budget.compact_batch_bytes(batch, 8))
     # A pass over the features has the ids in memory, int32, or int64 from 2**31 nodes on; a file has seeds, sizes.
     index, per_batch = batch.num_nodes * (4 if num_nodes < 2**31 else 8), 2500
     graph, choices = len(batch.hop_edges) * (files["colptr"] + files["row"]), []
@@ -200,26 +200,28 @@ def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) 
         alone = num_files == 1 and total <= most and total * (structure + rows) <= room_bytes
         structures = min(2, num_files) * file_batches * structure
         picked = total if alone else min(file_batches, most, (room_bytes - structures) // 2 // max(1, rows))
+        # One pass over the features is made while the last windows are packed.
+        picking = packing + picked * index + min(working // 4, 2 * budget.WINDOW_BYTES, picked * rows)
+        sampled = min(most_sampled, (working - picking) // result_bytes)
         if min(sampled, picked) >= size:
             parts = -(-file_batches // picked)
             picked = min(picked // size, -(-file_batches // parts // size)) * size
             moved = num_files * (parts * files["x"] + -(-file_batches // sampled) * graph)
             disk = structures + min(2, num_files * parts) * picked * rows
+            once = min(file_batches, sampled)
+            working_bytes = max((once + 4) * sampled_bytes, once * result_bytes + picking) + file_batches * per_batch
             # Of two equal choices the one with more files: training begins sooner.
-            choices.append((moved, -num_files, num_files * parts, file_batches, picked, disk))
+            choices.append((moved, -num_files, num_files * parts, (sampled, file_batches, picked, working_bytes, disk)))
         if num_files == most_files:
             break
         num_files = min(most_files, num_files + 1 + num_files // 64)  # each of the first 64 numbers, then steps of 2 %
     if not choices:
         return None
-    moved, _, parts, file_batches, picked, disk = min(choices)
-    sampling = fixed + min(file_batches, sampled) * sampled_bytes
-    picking = picked * index + min(working // 4, 2 * budget.WINDOW_BYTES, picked * rows)
+    moved, _, parts, (sampled, file_batches, picked, working_bytes, disk) = min(choices)
     buffers = 4 * min(CHUNK_BYTES, memory // 64)  # of a pass's threads
-    working = min(working, max(sampling, picking) + file_batches * per_batch + buffers)
+    spooling = Spooling(sampled, file_batches, picked, min(working, working_bytes + buffers), disk)
     again = 1 if one.training or parts == 1 else passes
     moved = again * (moved + total * (structure + rows)) // passes + num_batches * (structure + rows)
-    spooling = Spooling(sampled, file_batches, picked, working, disk)
     return Windows(size, True, size * each, memory, -(-num_batches // size), moved, spooling)
 
 

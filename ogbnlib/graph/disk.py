@@ -217,14 +217,15 @@ class DiskArray:
         counts = _per_unit(index, unit, -(-self.num_rows // unit))
         self.progress = 0, int(np.count_nonzero(counts)) * unit * self.row_bytes
         width, before, ends = self.row_bytes // word.itemsize, bounds[:-1].copy(), bounds[1:]
-        buffers = [np.empty((0, width), word) for _ in range(2)]  # one is filled while the other is put
+        rows = min(len(index), room_bytes // 2 // self.row_bytes)
+        buffers = [np.empty((rows, width), word) for _ in range(2)]  # one is filled while the other is put
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as writer:
             putting: Future[Any] = writer.submit(int)
             for begin, end in itertools.pairwise(_ranges(counts, room_bytes // 2 // self.row_bytes)):
                 row = index.dtype.type(min(end * unit, self.num_rows))  # for another dtype numpy copies the list
                 sizes = np.array([index[i:j].searchsorted(row) for i, j in zip(before, ends, strict=True)], np.int64)
                 upto, place = before + sizes, np.cumsum(sizes) - sizes
-                if len(buffers[0]) < sizes.sum():
+                if len(buffers[0]) < sizes.sum():  # if many lists have the rows of one MB
                     buffers[0] = np.empty((int(sizes.sum()), width), word)
 
                 def read(piece: tuple[int, int], lists: tuple[Array, Array, Array] = (before, upto, place)) -> int:

@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +25,9 @@ import numpy as np
 from ..errors import explained
 from ..files import whole_blocks
 from ..forecast.budget import WINDOW_BYTES
-from ..graph.disk import CHUNK_BYTES, DiskArray, DiskFull, Interrupted, SpoolFile, disk_array, disk_errors
+from ..graph.disk import CHUNK_BYTES, DiskArray, DiskFull, Interrupted, SpoolFile, disk_array
 from ..graph.npz import Array
-from .window import Seeds, Window, in_threads, sample_windows
+from .window import Sampled, Seeds, Window, sample_windows
 
 Place = tuple[int, int, int]  # of a window: epoch, where the pass begins in it, first seed counted from there
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}  # of a store's arrays, for progress lines
@@ -55,10 +55,12 @@ class Spool:
     def __init__(self, reader: WindowReader):
         self._reader, self._loader, self._arrays = reader, reader.loader, reader.arrays
         self._is_first = True
-        self._structure: Shard = {}  # windows without features
+        self._structure: dict[Place, tuple[int, Future[StoredWindow]]] = {}  # their numbers of batches, and the windows
         self.shard: Shard = {}
         self._next: Future[Shard] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        # Each has a set of all nodes, 21 MB for papers100M. A lock, as only one of them may write.
+        self._packers, self._writing = ThreadPoolExecutor(2, thread_name_prefix="pack"), threading.Lock()
 
     def read(self, place: Place) -> Window:
         """Read the window at `place`, which is recorded first if necessary."""
@@ -77,7 +79,8 @@ class Spool:
         return Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
 
     def close(self) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        for threads in (self._thread, self._packers):
+            threads.shutdown(cancel_futures=True)
         self._structure, self.shard, self._next = {}, {}, None
 
     def _following(self, shard: Shard) -> Place | None:
@@ -99,63 +102,67 @@ class Spool:
         if place not in self._structure:
             if self._is_first:
                 evaluations = [loader.reader.spool for loader in self._loader.evaluations if loader.reader]
-            self._is_first, self._structure = False, {}
+            self._is_first = False
             self._sample([self, *evaluations], place)
         # Room was planned for batches without a node in common; a window has each of its nodes once, so more may fit.
+        # The mean window so far stands for those that are not packed yet.
         windows = list(itertools.dropwhile(lambda item: item[0] != place, self._structure.items()))
-        nodes = [sum(hop_nodes) for _, stored in windows for hop_nodes, _ in stored.hops]  # of each batch
-        num_ids, room = sum(stored.num_ids for _, stored in windows), spooling.picked_batches * sum(nodes) / len(nodes)
-        parts = -(-num_ids * len(nodes) // (spooling.picked_batches * sum(nodes)))  # rounded up, in whole numbers
-        mine, batches, ids = Shard(), 0, 0
-        for each, stored in windows:
-            batches, ids = batches + len(stored.hops), ids + stored.num_ids
-            full = batches > spooling.picked_batches and ids > room
-            if mine and (full or ids - stored.num_ids >= num_ids / parts):
+        total, picked = sum(number for _, (number, _) in windows), spooling.picked_batches
+        mine, batches, ids, nodes = Shard(), 0, 0, 0
+        for each, (number, packing) in windows:
+            stored = packing.result()
+            batches, ids, before = batches + number, ids + stored.num_ids, ids
+            nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
+            parts = -(-ids * total // (picked * nodes))  # rounded up, in whole numbers
+            full = batches > picked and ids * batches > picked * nodes
+            if mine and (full or before * batches * parts >= ids * total):
                 break
             mine[each] = stored
+        complete = [{key: packing.result() for key, (_, packing) in one._structure.items()} for one in evaluations]
         buffer_bytes = min(spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # for features between the two files
-        mine, *others = self._add_features([mine, *(one._structure for one in evaluations)], buffer_bytes)
+        mine, *others = self._add_features([mine, *complete], buffer_bytes)
         for spool, shard in zip(evaluations, others, strict=True):
             spool.shard = shard
         return mine
 
     def _sample(self, spools: Sequence[Spool], place: Place) -> None:
-        """Write structure files: this spool's windows from `place` on, and all windows of the others."""
+        """Sample this spool's windows from `place` on, and all windows of the others, for their structure files.
+
+        Other threads pack and write them, the last ones while the features of the first shard are read.
+        """
         colptr, row, spooling = self._arrays["colptr"], self._arrays["row"], self._loader.windows.spooling
-        structures, jobs = [(SpoolFile(self._loader.spool_dir), Shard()) for _ in spools], list[Any]()
-        for number, (spool, structure) in enumerate(zip(spools, structures, strict=True)):
-            following: Place | None = (0, 0, 0) if number else place
-            first = following
-            room = 2**62 if number else spooling.structure_batches
+        packing = [packing for _, packing in self._structure.values() if not packing.cancel()]  # of a pass left early
+        self._structure, jobs = {}, list[Any]()
+        for spool in reversed(spools):  # the first shard comes with all windows of evaluations
+            file, own = SpoolFile(self._loader.spool_dir), spool is self
+            following: Place | None = place if own else (0, 0, 0)
+            first, room = following, spooling.structure_batches if own else 2**62
             while following is not None:
                 seeds = spool._reader.seeds(following)
                 room -= len(seeds.ids)
                 if room < 0 and following != first:
                     break
-                jobs.append((structure, following, seeds))
+                jobs.append((spool, file, following, seeds))
                 following = spool._reader.after(following, seeds.positions)
 
-        pack = functools.partial(Window.pack, num_nodes=colptr.num_rows - 1)
         while jobs:
-            batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
+            batches = list(itertools.accumulate(len(seeds.ids) for *_, seeds in jobs))
             count = max(1, sum(total <= spooling.sampled_batches for total in batches))
             group, jobs = jobs[:count], jobs[count:]
-            begun, before, at = time.monotonic(), colptr.bytes_read + row.bytes_read, 0
+            wait(packing)  # memory has room for the samples of one pass
+            begun, before = time.monotonic(), colptr.bytes_read + row.bytes_read
             sampled = sample_windows([seeds for *_, seeds in group], colptr, row)
-            while group:
-                few, group = group[:2], group[2:]  # each has a set of all nodes, 21 MB for papers100M
-                packed = in_threads(pack, [seeds for *_, seeds in few], [sampled.pop(0) for _ in few])
-                for ((file, windows), key, seeds), window in zip(few, packed, strict=True):
-                    arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
-                    windows[key] = StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
-                    at += len(seeds.ids)
-                del packed, window
-            read = colptr.bytes_read + row.bytes_read - before
-            self._loader.on_pass(batches=at, sample_s=round(time.monotonic() - begun, 3), bytes_read=read)
-        for spool, (file, windows) in zip(spools, structures, strict=True):
-            with disk_errors(file.folder):
-                file.drop()
-            spool._structure = windows
+            for spool, file, key, seeds in group:
+                packing.append(self._packers.submit(self._pack, file, seeds, sampled.pop(0)))
+                spool._structure[key] = len(seeds.ids), packing[-1]
+            read, took = colptr.bytes_read + row.bytes_read - before, round(time.monotonic() - begun, 3)
+            self._loader.on_pass(batches=batches[count - 1], sample_s=took, bytes_read=read)
+
+    def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> StoredWindow:
+        window = Window.pack(seeds, sampled)
+        with self._writing:
+            arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
+        return StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
 
     def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
         """Write the features of some windows to a file for each shard, in one pass over the store's features."""
@@ -275,7 +282,7 @@ class WindowReader:
                     array.abandoned = self.abandoned
             before = sum(array.bytes_read for array in arrays.values())
             sampled = sample_windows([seeds], arrays["colptr"], arrays["row"])
-            window = Window.pack(seeds, sampled[0], store.num_nodes)
+            window = Window.pack(seeds, sampled[0])
             del sampled
             info["sample_s"], begun = round(time.monotonic() - begun, 3), time.monotonic()
             window.features = np.empty((len(window.ids), store.num_features), store.feature_dtype)

@@ -85,8 +85,10 @@ class StoreLoaders(DiskLoaders):
                 passing |= {"windows": count * one.window_bytes(windows)}
                 if windows.spooling is None:  # its batches' samples, and three buffers that read the store
                     buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
-                    samples = batches * one.sampled_bytes(one.batches.largest)
-                    passing["window being prepared"] = samples + buffers
+                    largest = one.batches.largest
+                    sampling, result = one.sampled_bytes(largest)
+                    # When a window is packed, its nodes are copied.
+                    passing["window being prepared"] = batches * max(sampling, result + 8 * largest.num_nodes) + buffers
                 elif windows not in eval_windows.values():
                     passing["pass for the spool"] = windows.spooling.working_bytes
             run.phase(name, passing, cache_bytes if batches is None else 0, unsure_bytes)

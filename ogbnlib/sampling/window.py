@@ -116,8 +116,13 @@ def take_rows(rows: Any, ids: Any, out: Any) -> None:
 
 @dataclass
 class Sampled:
-    """The batches of a window, one after the other in every array; anonymous memory."""
+    """The batches of a window, one after the other in every array; anonymous memory.
 
+    The sources of the last hop's edges are global ids, and its nodes are missing, until `grow` is called.
+    """
+
+    row: DiskArray
+    num_nodes: int  # of the graph
     nodes: Array  # int64, each batch's global ids, seeds first, then hop by hop
     bounds: Array  # int64 [batches + 1], of each batch's nodes
     hop_nodes: list[Array] = field(default_factory=list)  # for the seeds and each hop, new nodes, int64 [batches]
@@ -125,13 +130,20 @@ class Sampled:
     # bounds of each batch's edges, int64 [batches + 1].
     hop_edges: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
-    def grow(self, parts: Array, ids: Array, num_nodes: int) -> int:
+    def add(self, parts: Array, ids: Array) -> int:
         """Append a hop's nodes, whose ids become local ones; return the place of the first out of range or -1."""
         before, grown = np.diff(self.bounds), np.empty(len(self.nodes) + parts[-1] - parts[0], np.int64)
-        bad, self.bounds = _grown(self.nodes, self.bounds, ids, parts, num_nodes, grown)
+        bad, self.bounds = _grown(self.nodes, self.bounds, ids, parts, self.num_nodes, grown)
         self.nodes = grown[: self.bounds[-1]]
         self.hop_nodes.append(np.diff(self.bounds) - before)
         return int(bad)
+
+    def grow(self) -> None:
+        """Append the nodes of the last hop."""
+        sources, targets, bounds = self.hop_edges[-1]
+        if self.add(bounds, sources) >= 0:
+            raise self.row.damaged(f"expected ids from 0 to {self.num_nodes - 1}, found others")
+        self.hop_edges[-1] = sources.astype(np.int32, copy=False), targets, bounds
 
 
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[Sampled]:
@@ -142,15 +154,18 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     num_nodes, seeds = colptr.num_rows - 1, [ids for window in windows for ids in window.ids]
     ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])
     shares = list(itertools.pairwise(itertools.accumulate((len(one.ids) for one in windows), initial=0)))  # batches
-    sampled = [Sampled(np.empty(0, np.int64), np.zeros(len(window.ids) + 1, np.int64)) for window in windows]
+    empty = [(np.empty(0, np.int64), np.zeros(len(window.ids) + 1, np.int64)) for window in windows]
+    sampled = [Sampled(row, num_nodes, *arrays) for arrays in empty]
     for one, (begin, end) in zip(sampled, shares, strict=True):
-        if (bad := one.grow(parts[begin : end + 1], ids, num_nodes)) >= 0:
+        if (bad := one.add(parts[begin : end + 1], ids)) >= 0:
             raise InputError(f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[bad]}")
     if sum(len(one.nodes) for one in sampled) < len(ids):
         raise InputError("input_nodes: expected each seed once per batch, found one twice")
     batches = [(one.sampler, one.epoch, int(positions[0])) for one in windows for positions in one.positions]
     keys = np.array([sampler.batch_key(seed, epoch) for sampler, epoch, seed in batches], np.uint64)
     for hop in range(len(windows[0].sampler.num_neighbors)):
+        if hop:
+            in_threads(Sampled.grow, sampled)
         last = ((one.nodes, zip(one.bounds[1:], one.hop_nodes[-1], strict=True)) for one in sampled)
         frontier = np.concatenate([nodes[end - n : end] for nodes, batches in last for end, n in batches])
         sizes = np.concatenate([one.hop_nodes[-1] for one in sampled])
@@ -178,14 +193,9 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
             neighbors = places.view(dtype) if places.itemsize == dtype.itemsize else np.empty(len(places), dtype)
             row.fetch(places, neighbors)
             del places
-        own = [parts[begin : end + 1] for begin, end in shares]
-        grown = in_threads(functools.partial(Sampled.grow, ids=neighbors, num_nodes=num_nodes), sampled, own)
-        if max(grown) >= 0:
-            raise row.damaged(f"expected ids from 0 to {num_nodes - 1}, found others")
-        for one, bounds in zip(sampled, own, strict=True):
-            edges = slice(bounds[0], bounds[-1])
-            sources = neighbors[edges].astype(np.int32, copy=False)
-            one.hop_edges.append((sources, targets[edges], bounds - bounds[0]))
+        for one, (begin, end) in zip(sampled, shares, strict=True):
+            edges = slice(parts[begin], parts[end])
+            one.hop_edges.append((neighbors[edges], targets[edges], parts[begin : end + 1] - parts[begin]))
         del neighbors
     return sampled
 
@@ -208,9 +218,10 @@ class Window:
     features: Array = field(default_factory=lambda: np.empty(0))  # [distinct nodes, num_features], the store's dtype
 
     @classmethod
-    def pack(cls, seeds: Seeds, sampled: Sampled, num_nodes: int) -> Self:
-        """Make a window without features."""
-        distinct = NodeSet(num_nodes)
+    def pack(cls, seeds: Seeds, sampled: Sampled) -> Self:
+        """Make a window without features; `sampled` grows by its last hop."""
+        sampled.grow()
+        distinct = NodeSet(sampled.num_nodes)
         distinct.add(sampled.nodes)
         ids, slots = distinct.members(), distinct.ranks(sampled.nodes).astype(np.int32, copy=False)
         counts = np.array([np.diff(bounds) for _, _, bounds in sampled.hop_edges])
@@ -224,7 +235,7 @@ class Window:
         """Positions, slots, ids, edges and hops of the batches from `begin` to `end`; ids and edges int64."""
         nodes, edges = (self._bounds[[begin, end], side] for side in (0, 1))
         slots = self.slots[slice(*nodes)]
-        n_id, edge_index = self.ids[slots].astype(np.int64), self.edges[slice(*edges)].astype(np.int64)
+        n_id, edge_index = self.ids.take(slots).astype(np.int64), self.edges[slice(*edges)].astype(np.int64)
         return torch.as_tensor(np.concatenate(self.positions[begin:end])), slots, n_id, edge_index, self.hops[begin:end]
 
     @functools.cached_property
@@ -249,7 +260,7 @@ def compile_kernels(num_neighbors: list[int]) -> None:
         for dtype in (np.int32, np.int64):
             row.fetch(one, np.empty((1, 1), dtype))
         seeds = Seeds(sampler, 0, [one], [one])
-        window = Window.pack(seeds, sample_windows([seeds], colptr, row)[0], 1)
+        window = Window.pack(seeds, sample_windows([seeds], colptr, row)[0])
         x.fetch(window.ids, np.empty((1, 4), np.float16))
         x.deal(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
         for array in (colptr, row, x):

@@ -33,6 +33,7 @@ from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sampling.window import Window
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.train import train
 
@@ -107,6 +108,18 @@ def test_a_shard_has_room_for_more_batches_where_they_have_nodes_in_common(make:
     spooled = make(4, 100, structure=6, num_neighbors=(15, 10))
     batches_of(spooled, 1)
     assert max(window.get("windows", 0) for window in spooled.seen) > 1  # of 3 batches
+
+
+def test_windows_are_packed_while_the_first_shard_is_filled(make: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, filled, pack, order = make(3, 100, structure=4), threading.Event(), Window.pack, itertools.count()
+    loader.on_pass = lambda **info: "windows" in info and filled.set()
+
+    def late(*arguments: Any) -> Window:
+        assert next(order) < 2 or filled.wait(20)  # two are packed at a time, for a shard of one window
+        return pack(*arguments)
+
+    monkeypatch.setattr(Window, "pack", late)
+    assert len(loader.reader.spool.read((1, 0, 0)).hops) == 3
 
 
 def test_the_next_structure_file_is_sampled_while_the_last_shards_of_this_one_are_used(make: Build) -> None:

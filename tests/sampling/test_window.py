@@ -150,7 +150,7 @@ def sample_window(
     """Each batch's nodes, edges and sizes of hops, from one window, which has each of the nodes once."""
     positions = [np.arange(at, at + len(ids)) for at, ids in zip(firsts, seeds, strict=True)]
     asked = Seeds(sampler, epoch, positions, seeds)
-    window = Window.pack(asked, sample_windows([asked], *disks)[0], disks[0].num_rows - 1)
+    window = Window.pack(asked, sample_windows([asked], *disks)[0])
     assert window.slots.dtype == window.edges.dtype == np.int32
     np.testing.assert_array_equal(window.ids, np.unique(window.ids[window.slots]))
     for number, expected in enumerate(positions):
