@@ -295,8 +295,8 @@ def plot_knobs(forecasts: pd.DataFrame) -> Axes:
     (full,) = (name for name in forecasts.columns if name.endswith(" GB"))
     ax, peaks = _axes(height=0.4 * len(forecasts) + 1.6), forecasts[["predicted MB", "measured MB"]]
     _draw_forecasts(ax, peaks[["predicted MB"]], peaks["measured MB"], [PARTS["file"][1]])
-    bars: Any = ax.containers[0]
-    ax.bar_label(bars, [f"{size:.1f} GB" for size in forecasts[full]], padding=10, fontsize=9)
+    for row, (size, peak) in enumerate(zip(forecasts[full], peaks.max(axis=1), strict=True)):
+        ax.annotate(f"{size:.1f} GB", (peak, row), (8, 0), textcoords="offset points", va="center", fontsize=9)
     ax.set(xlim=(0, 1.15 * float(peaks.max().max())), xlabel="peak memory in MB", ylabel="")
     ax.set_title(f"beside each bar: the forecast for {full.removesuffix(' GB')}", fontsize=10)
     ax.figure.legend(loc="outside lower center", ncol=2, **_PLAIN)
