@@ -113,7 +113,7 @@ def compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
 
 
 def sampled_batch_bytes(batch: BatchShape, num_edges: int, labor: bool = False) -> tuple[int, int]:
-    """Bytes of `window.sample_windows` for each batch of a graph, seeds and their positions included: peak, result."""
+    """Bytes that `window.sample_windows` takes for each batch, with its seeds: at its peak, and in its result."""
     highest = nodes = edges = 0
     place = 4 if num_edges < 2**32 else 8  # of an edge in the store
     for frontier, reached, new in zip(batch.hop_nodes, [*batch.hop_nodes[1:-1], 0], batch.hop_edges, strict=False):
@@ -124,7 +124,7 @@ def sampled_batch_bytes(batch: BatchShape, num_edges: int, labor: bool = False) 
         columns = 72 * frontier + 8 * new if labor else 0  # it reads all of each node's neighbors
         highest = max(highest, 8 * (nodes + edges) + max(36 * frontier, *own, columns))
         edges += new
-    # At papers100M's size 22 and 12 kB were measured for [3, 2] x 128, 3.3 and 2.3 MB for [15, 10, 5] x 1024; these are
+    # At papers100M's size 22 and 12 kB are measured for [3, 2] x 128, 3.3 and 2.3 MB for [15, 10, 5] x 1024. This gives
     # 27 and 16 kB, 3.6 and 2.4 MB.
     return int(1.1 * highest) + 4000, int(1.05 * 8 * (nodes + edges)) + 4000
 

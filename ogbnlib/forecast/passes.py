@@ -155,7 +155,7 @@ class Pass:
         return replace(spooled, in_memory=ram_windows, available_bytes=available)
 
     def sampled_bytes(self, batch: BatchShape) -> tuple[int, int]:
-        """Bytes of each batch of the size of `batch` at the peak of sampling, and until it is packed in a window."""
+        """Bytes of each batch of the size of `batch` at the peak of sampling, and from then until it is packed."""
         num_edges = sizes.trained_edges(self.size, self.config.undirected)
         return budget.sampled_batch_bytes(batch, num_edges, self.config.sampling == "labor")
 
@@ -210,7 +210,7 @@ def _spooled(one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) 
             disk = structures + min(2, num_files * parts) * picked * rows
             once = min(file_batches, sampled)
             working_bytes = max((once + 4) * sampled_bytes, once * result_bytes + picking) + file_batches * per_batch
-            # Of two equal choices the one with more files: training begins sooner.
+            # Of two equal choices, the one with more files wins: training begins sooner.
             choices.append((moved, -num_files, num_files * parts, (sampled, file_batches, picked, working_bytes, disk)))
         if num_files == most_files:
             break

@@ -225,7 +225,7 @@ class DiskArray:
                 row = index.dtype.type(min(end * unit, self.num_rows))  # for another dtype numpy copies the list
                 sizes = np.array([index[i:j].searchsorted(row) for i, j in zip(before, ends, strict=True)], np.int64)
                 upto, place = before + sizes, np.cumsum(sizes) - sizes
-                if len(buffers[0]) < sizes.sum():  # if many lists have the rows of one MB
+                if len(buffers[0]) < sizes.sum():  # where many lists need the same rows
                     buffers[0] = np.empty((int(sizes.sum()), width), word)
 
                 def read(piece: tuple[int, int], lists: tuple[Array, Array, Array] = (before, upto, place)) -> int:

@@ -55,12 +55,13 @@ class Spool:
     def __init__(self, reader: WindowReader):
         self._reader, self._loader, self._arrays = reader, reader.loader, reader.arrays
         self._is_first = True
-        self._structure: dict[Place, tuple[int, Future[StoredWindow]]] = {}  # their numbers of batches, and the windows
+        self._structure: dict[Place, tuple[int, Future[StoredWindow]]] = {}  # number of batches, and the window
         self.shard: Shard = {}
         self._next: Future[Shard] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        # Each has a set of all nodes, 21 MB for papers100M. A lock, as only one of them may write.
+        # Two threads, as packing takes a set of all nodes, 21 MB for papers100M; the one with the lock may write.
         self._packers, self._writing = ThreadPoolExecutor(2, thread_name_prefix="pack"), threading.Lock()
+        self._packing: list[Future[StoredWindow]] = []  # of the last call of `_sample`
 
     def read(self, place: Place) -> Window:
         """Read the window at `place`, which is recorded first if necessary."""
@@ -81,7 +82,7 @@ class Spool:
     def close(self) -> None:
         for threads in (self._thread, self._packers):
             threads.shutdown(cancel_futures=True)
-        self._structure, self.shard, self._next = {}, {}, None
+        self._structure, self._packing, self.shard, self._next = {}, [], {}, None
 
     def _following(self, shard: Shard) -> Place | None:
         last = next(reversed(shard))
@@ -99,7 +100,8 @@ class Spool:
     def _record(self, place: Place) -> Shard:
         """Record a shard from `place` on; windows that are not in the structure file are sampled first."""
         spooling, evaluations = self._loader.windows.spooling, list[Spool]()
-        if place not in self._structure:
+        failed = any(packing.done() and packing.exception() for _, packing in self._structure.values())
+        if failed or place not in self._structure:
             if self._is_first:
                 evaluations = [loader.reader.spool for loader in self._loader.evaluations if loader.reader]
             self._is_first = False
@@ -131,9 +133,10 @@ class Spool:
         Other threads pack and write them, the last ones while the features of the first shard are read.
         """
         colptr, row, spooling = self._arrays["colptr"], self._arrays["row"], self._loader.windows.spooling
-        packing = [packing for _, packing in self._structure.values() if not packing.cancel()]  # of a pass left early
-        self._structure, jobs = {}, list[Any]()
-        for spool in reversed(spools):  # the first shard comes with all windows of evaluations
+        wait([packing for packing in self._packing if not packing.cancel()])  # those of a pass left early still run
+        self._structure, self._packing, jobs, structures = {}, [], list[Any](), [dict[Place, Any]() for _ in spools]
+        # Evaluations come first, as the first shard has all of their windows.
+        for spool, structure in reversed(list(zip(spools, structures, strict=True))):
             file, own = SpoolFile(self._loader.spool_dir), spool is self
             following: Place | None = place if own else (0, 0, 0)
             first, room = following, spooling.structure_batches if own else 2**62
@@ -142,27 +145,37 @@ class Spool:
                 room -= len(seeds.ids)
                 if room < 0 and following != first:
                     break
-                jobs.append((spool, file, following, seeds))
+                jobs.append((structure, file, following, seeds))
                 following = spool._reader.after(following, seeds.positions)
 
         while jobs:
             batches = list(itertools.accumulate(len(seeds.ids) for *_, seeds in jobs))
             count = max(1, sum(total <= spooling.sampled_batches for total in batches))
             group, jobs = jobs[:count], jobs[count:]
-            wait(packing)  # memory has room for the samples of one pass
+            for packing in self._packing:
+                packing.result()  # raises its error; memory has room for the samples of one pass only
             begun, before = time.monotonic(), colptr.bytes_read + row.bytes_read
             sampled = sample_windows([seeds for *_, seeds in group], colptr, row)
-            for spool, file, key, seeds in group:
-                packing.append(self._packers.submit(self._pack, file, seeds, sampled.pop(0)))
-                spool._structure[key] = len(seeds.ids), packing[-1]
+            for structure, file, key, seeds in group:
+                self._packing.append(self._packers.submit(self._pack, file, seeds, sampled.pop(0)))
+                structure[key] = len(seeds.ids), self._packing[-1]
             read, took = colptr.bytes_read + row.bytes_read - before, round(time.monotonic() - begun, 3)
             self._loader.on_pass(batches=batches[count - 1], sample_s=took, bytes_read=read)
+        for spool, structure in zip(spools, structures, strict=True):
+            spool._structure = structure
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> StoredWindow:
-        window = Window.pack(seeds, sampled)
-        with self._writing:
-            arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
-        return StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
+        window = None
+        try:
+            window = Window.pack(seeds, sampled)
+            with self._writing:
+                arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
+            return StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
+        except Exception as error:  # whose frames would keep the arrays in memory
+            error.__context__ = None
+            raise error.with_traceback(None) from None
+        finally:
+            del sampled, window
 
     def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
         """Write the features of some windows to a file for each shard, in one pass over the store's features."""
@@ -271,6 +284,7 @@ class WindowReader:
                 warnings.warn(f"spool: {explained(error)}; the windows are kept in memory from here on", stacklevel=2)
                 self.spool.close()
                 loader.windows = loader.windows.in_memory or dataclasses.replace(loader.windows, spooling=None)
+            if loader.windows.spooling is None:  # not in the handler, whose error would keep the spool's arrays
                 return self._read(place)
             info["spool_s"] = round(time.monotonic() - begun, 3)
         else:

@@ -219,7 +219,7 @@ class Window:
 
     @classmethod
     def pack(cls, seeds: Seeds, sampled: Sampled) -> Self:
-        """Make a window without features; `sampled` grows by its last hop."""
+        """Append the last hop's nodes to `sampled`, and make a window without features."""
         sampled.grow()
         distinct = NodeSet(sampled.num_nodes)
         distinct.add(sampled.nodes)
