@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,24 @@ def test_windows_are_packed_while_the_first_shard_is_filled(make: Build, monkeyp
         return pack(*arguments)
 
     monkeypatch.setattr(Window, "pack", late)
+    assert len(loader.reader.spool.read((1, 0, 0)).hops) == 3
+
+
+def test_after_an_error_of_packing_nothing_is_kept_and_the_window_is_sampled_again(
+    make: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, pack, samples = make(3, 100), Window.pack, list[Any]()
+
+    def fail_once(seeds: Any, sampled: Any) -> Window:
+        samples.append(weakref.ref(sampled))
+        if len(samples) == 1:
+            raise MemoryError
+        return pack(seeds, sampled)
+
+    monkeypatch.setattr(Window, "pack", fail_once)
+    with pytest.raises(MemoryError):
+        loader.reader.spool.read((1, 0, 0))
+    wait_until(lambda: samples[0]() is None, "the failed sample to be freed", 5)
     assert len(loader.reader.spool.read((1, 0, 0)).hops) == 3
 
 
