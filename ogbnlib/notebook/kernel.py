@@ -1,6 +1,6 @@
 """Notebook execution for papermill: a watched kernel, and an ending that notebook and exit code show.
 
-papermill alone marks every cell "completed" when the kernel dies. It exits with 138, whatever the cause. This engine
+papermill alone marks every cell "completed" when the kernel dies. Its exit code is always 138. This engine
 marks the running cell failed, leaves later cells pending, and adds a banner with cause, limit, peak and phase.
 """
 

@@ -1,8 +1,8 @@
 """Features propagated over the whole graph once, for SGC (Wu et al. 2019), SIGN (Frasca et al. 2020) and SAGN (Sun et
 al. 2021). Hop after hop is written to disk, as many columns at a time as fit in RAM.
 
-Norm "sym" multiplies by S A S with S = degree^-1/2. As (S A S)^k X = S^-1 (S^2 A)^k S X, each hop is computed as a
-mean, like norm "row", and no value between hops is larger than the largest feature.
+Norm "sym" multiplies by S A S with S = degree^-1/2. (S A S)^k X = S^-1 (S^2 A)^k S X: each hop is computed as a
+mean, like norm "row". So no value between hops is larger than the largest feature.
 """
 
 import contextlib
@@ -220,7 +220,7 @@ def propagate(
         nodes: keep the rows of nodes in splits ("labelled"), or "all".
         feature_dtype: of the result, by default the store's, float32 for int8. Sums are float32. With float16, values
             between hops are rounded to it too, except for norm "none".
-        memory_limit: "4 GB" or bytes for this whole process; by default 95 % of what its limit or the machine has left.
+        memory_limit: "4 GB" or bytes for this whole process; by default 95 % of the memory that is left to it.
         progress: True shows a bar; a function is called with a line every 30 s instead.
         check: called between pieces; an exception ends the propagation.
         say: called with the plan before the first hop.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
     """All runs below `folder`, the oldest first: one row each, named by its path from the working folder.
 
-    Columns: `when` it began, how it `ended`, `peak GB` of anonymous + shared memory, `run s` in all attempts, `epochs`,
-    `best valid` accuracy and `test at best` in the same epoch, the watched `command`, and `settings`: the config values
+    Columns: `when` it began, how it `ended`, `peak GB` of anonymous + shared memory, `run s` in all attempts, `epochs`;
+    `best valid` accuracy and `test at best` in the same epoch; the watched `command`; and `settings`: the config values
     in which it differs from most runs. Missing values are NaN.
     """
     import pandas as pd

@@ -67,7 +67,7 @@ def loader(
     Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the same.
     `set_epoch(k)` makes the next pass that of epoch k, counted from 1, to continue after an interruption.
 
-    A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the seeds first, `y` int64
+    A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the seeds first; `y` int64
     [batch_size] of the seeds alone (-1 if there is no label), `num_sampled_nodes` and `num_sampled_edges` of each hop,
     `batch_size`, and `input_id`, the seeds' places in `nodes`. Small batches share memory: keep a `batch.clone()`.
 
@@ -122,7 +122,7 @@ def to_data(store: Store) -> Data:
     """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
 
     It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label), `edge_index` int64 [2, E], source above target,
-    ascending by target, reverse edges included, and `train_mask`, `val_mask`, `test_mask` bool [N].
+    ascending by target, reverse edges included; and `train_mask`, `val_mask`, `test_mask` bool [N].
     """
     needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
     if needed > (free := available_bytes()):  # 102 GB for ogbn-papers100M

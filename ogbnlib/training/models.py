@@ -1,7 +1,7 @@
 """GraphSAGE, GCN and GAT on bipartite layers, and SGC, SIGN and SAGN on propagated features.
 
-A batch lists its nodes hop by hop, seeds first, and its edges hop by hop, so layer `i` of `L` needs the edges of the
-first `L - i` hops, reads the nodes within `L - i` hops of a seed and writes those within `L - i - 1`. PyG's default
+A batch lists its nodes hop by hop, seeds first, and its edges hop by hop. So layer `i` of `L` needs the edges of the
+first `L - i` hops: it reads the nodes within `L - i` hops of a seed and writes those within `L - i - 1`. PyG's default
 forward computes every layer on every sampled node; leaving that out made training 7 times faster on [15, 10, 5].
 """
 
@@ -219,7 +219,7 @@ class HopModel(nn.Module):
     - sgc: a linear layer on the last hop (Wu et al. 2019, as PyG's `SGConv`).
     - sign: a linear layer for each hop, ReLU and dropout; then one on all of them (Frasca et al. 2020, as in PyG's
       examples/sign.py).
-    - sagn: a linear layer for each hop, their sum weighed node by node with the softmax of LeakyReLU(a h_0 + b h_k) in
+    - sagn: a linear layer for each hop; their sum, weighed node by node with the softmax of LeakyReLU(a h_0 + b h_k) in
       each of `heads`, and a linear layer of the node's own features; then ReLU, dropout and a linear layer (Sun et al.
       2021, without its batch norm, label model and self-training).
     """
