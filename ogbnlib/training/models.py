@@ -26,7 +26,7 @@ from torch_geometric.utils import spmm
 from ..config import TrainConfig
 from ..errors import InputError
 from ..graph.store import Store
-from ..propagation.sage import Layers, bounds_of
+from ..propagation.sage import Layers, bounds_of, one_thread
 
 _PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -132,7 +132,9 @@ class GNN(nn.Module):
             num_sampled_edges: Edges sampled at each hop; num_layers numbers.
         """
         if not torch.is_grad_enabled() and self.fuses(x):
-            return self._fused(x, edge_index, num_sampled_nodes, num_sampled_edges).forward("nothing")[0].float()
+            layers = self._fused(x, edge_index, num_sampled_nodes, num_sampled_edges)
+            with one_thread():
+                return layers.forward("nothing")[0].float()
         # Our samplers list edges ascending by target, hop by hop, so a layer's edges are already in CSR order.
         if not bool((edge_index[1].diff() >= 0).all()):
             edge_index = _ascending(edge_index, num_sampled_edges)
@@ -183,7 +185,8 @@ class GNN(nn.Module):
                 raise InputError(f"edge_index: expected {ids}, found others")
         layers: Any = self.convs
         weights = [value for conv in layers for value in (conv.lin_l.weight, conv.lin_l.bias, conv.lin_r.weight)]
-        return Layers(x, bounds, col, targets, self.dropout if self.training else 0.0, weights, self.dtype)
+        dropout, threads = self.dropout if self.training else 0.0, torch.get_num_threads()
+        return Layers(x, bounds, col, targets, dropout, weights, self.dtype, threads)
 
     def add_gradients(self, batch: Data, labels: Tensor, scale: float) -> Tensor:
         """Add the gradients of `scale` times the loss, and return the loss: the sum of the seeds' cross-entropies.
@@ -192,7 +195,7 @@ class GNN(nn.Module):
         at most `PART_ROWS` nodes bit for bit; for batches that `fuses` accepts.
         """
         layers = self._fused(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():
             scores, tape = layers.forward("input" if self.checkpointing else "all")
             # The four kernels of `F.cross_entropy` and its backward pass; 2 is reduction="sum", -100 no label.
             rows, ops = torch.log_softmax(scores.float(), 1), torch.ops.aten

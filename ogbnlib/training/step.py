@@ -1,5 +1,6 @@
 """The learner: model, optimizer and gradient scaler, and their steps on one rank."""
 
+import contextlib
 import itertools
 import os
 import time
@@ -17,6 +18,7 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
+from ..propagation.sage import one_thread
 from ..sampling.choice import batch_key
 from .distributed import Ranks
 from .models import GNN, Call, random_batch
@@ -81,7 +83,7 @@ class Learner:
             value.grad = None
         ranks.share(self.model.buffers())  # a resumed run starts with the first rank's buffers, too
         size = config.batch_size
-        scale, loss_sum = 1 / (end - begin), self.loss_sum
+        scale, loss_sum, fused = 1 / (end - begin), self.loss_sum, False
         self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
         for _ in range(begin + ranks.rank * size, end, ranks.num_ranks * size):
             batch = next(batches)
@@ -92,7 +94,7 @@ class Learner:
                 torch.cuda.manual_seed(key)
             labels = batch.y[: batch.batch_size].to(self.device, torch.int64)
             if type(self.model) is GNN and self.device.type == "cpu" and self.model.fuses(batch.x):
-                loss = self.model.add_gradients(batch, labels, scale)
+                fused, loss = True, self.model.add_gradients(batch, labels, scale)
             else:
                 loss = F.cross_entropy(self.call(self.model, batch, self.device), labels, reduction="sum")
                 self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
@@ -100,7 +102,8 @@ class Learner:
             del batch, labels, loss  # else 126 MB for [15, 10, 5] x 1024 stay in memory while the next batch is made
             self.after_batch()
         ranks.sum_gradients(self.model.parameters())
-        self.scaler.step(self.optimizer)
+        with one_thread() if fused else contextlib.nullcontext():  # such a model has few weights
+            self.scaler.step(self.optimizer)
         self.scaler.update()
         if not begin:  # fail in the first step rather than after an epoch; each checkpoint checks again
             self.check_layers()
