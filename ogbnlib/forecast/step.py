@@ -96,8 +96,8 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
 
 
 # From which on a second thread gains: on two cores a step of [3, 2] x 128 x 16 (0.02 GFLOP) ran at 551 batches/s with
-# one thread and at 375 with two, as the second one waits in a loop between products; one of [15, 10, 5] x 1024 x 64 (7
-# GFLOP) ran at 4.5 and 7.4.
+# one thread and at 375 with two, which wait for each other in a loop (GraphSAGE no longer has a second one there); one
+# of [15, 10, 5] x 1024 x 64 (7 GFLOP) ran at 4.5 and 7.4.
 LARGE_FLOPS = 5e8
 
 

@@ -2,7 +2,7 @@
 
 PyG's `SAGEConv` makes a new large array each for the mean, two products, their sum and the ReLU. Autograd makes three
 more for the gradients of the slice of targets, of the mean, and their sum. Here the neighbors' mean and the targets'
-own features lie side by side, and each gradient is written once: a training step of [3, 2] x 128 x 16 takes 1.0
+own features lie side by side, and each gradient is written once: a training step of [3, 2] x 128 x 16 took 1.0
 instead of 1.4 ms. Sums are in PyG's order, so float32 layers of one part have the same bits.
 """
 
@@ -56,7 +56,7 @@ def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> No
             for c in range(0, width, line):
                 prefetch(x, col[e] * width + c)
         total[:] = 0
-        for e in range(first, last - 1, 2):  # two at a time, in the same order: 10 instead of 12 ms
+        for e in range(first, last - 1, 2):  # two at a time, in the same order: 10 instead of 12 ms a step
             one, other = x[col[e]], x[col[e + 1]]
             for c in range(width):
                 total[c] = (total[c] + widened(one[c])) + widened(other[c])
@@ -64,7 +64,7 @@ def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> No
             one = x[col[e]]
             for c in range(width):
                 total[c] += widened(one[c])
-        # By row: LLVM makes no vector instructions for `out[t, c]`, which took 47 instead of 13 us for 500 rows.
+        # By row: for `out[t, c]` LLVM makes no vector instructions. 500 rows take 13 instead of 47 us.
         degree, mean, own, row = np.float32(max(1, last - first)), out[t, :width], out[t, width:], x[t]
         for c in range(width):
             mean[c] = narrowed(total[c] / degree, mean[c])
@@ -129,25 +129,33 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Hold torch's operations to one thread, this one; `Layers` made outside use as many as torch had.
+# Multiplications of a layer of one part from which on torch's threads share it: one thread takes 7 ms for as many.
+_LARGE = 2**28
 
-    Torch's own threads have fixed parts, and wait in a loop for one whose core is taken by the sampling of the next
-    batch. Two cores make 17 instead of 14 steps of [15, 10, 5] x 1024 x 64 a second without them in small operations.
+
+@contextlib.contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Hold torch's operations in this thread to `number` threads; one that first uses torch meanwhile keeps as many.
+
+    Torch's threads have fixed parts, and wait in a loop for one whose core is taken by the sampling of the next batch.
+    With 1 around the small operations, too, two cores make 17 instead of 14 steps of [15, 10, 5] x 1024 x 64 a second.
     """
     own = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     try:
         yield
     finally:
         torch.set_num_threads(own)
 
 
-def _share(work: Callable[[slice], T], parts: list[slice], threads: int) -> list[T]:
-    """Return `work(part)` for all parts, of which threads take one after another, each with one thread of torch."""
+def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: int = 0) -> list[T]:
+    """Return `work(part)` for all parts. Up to `threads` threads take one after another, each with one thread of torch.
+
+    A single part is computed here, by as many threads of torch if its multiplications, `size`, are many.
+    """
     if len(parts) == 1:
-        return [work(parts[0])]
+        with torch_threads(threads) if size > _LARGE else contextlib.nullcontext():
+            return [work(parts[0])]
     numbers, results = iter(range(len(parts))), dict[int, T]()
     inference = torch.is_inference_mode_enabled()  # which is a thread's own
 
@@ -157,7 +165,7 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int) -> list
                 results[i] = work(parts[i])
 
     others = list[Future[None]]()
-    with _numpys_blas().limit(limits=1), one_thread():  # with which a new thread begins, too
+    with _numpys_blas().limit(limits=1), torch_threads(1):  # a new thread begins with as many
         try:
             for _ in range(min(len(parts), threads) - 1):
                 others.append(_pool(threads).submit(take))
@@ -200,7 +208,7 @@ class Layers(NamedTuple):
         dropout: The share left out, 0 in an evaluation.
         weights: weight_l, bias and weight_r of each layer, float32.
         dtype: Of the products and of each layer's output, float32 or bfloat16; sums over neighbors are float32.
-        threads: How many share the parts of a layer.
+        threads: How many threads share the parts of a layer.
     """
 
     x: Tensor
@@ -231,7 +239,7 @@ class Layers(NamedTuple):
             if hidden:
                 part.relu_()
 
-        _share(compute, parts, self.threads)
+        _share(compute, parts, self.threads, both.numel() * len(bias))
         return both, out
 
     def _gradients(
@@ -263,7 +271,7 @@ class Layers(NamedTuple):
             return [product[:, :width], product[:, width:], part.sum(0, dtype=torch.float32)]
 
         # The same parts on any number of threads, and one order of their sums: the same bits.
-        total, *others = _share(differentiate, parts, self.threads)
+        total, *others = _share(differentiate, parts, self.threads, means.numel() * grad.shape[1])
         for other in others:
             for one, more in zip(total, other, strict=True):
                 one += more

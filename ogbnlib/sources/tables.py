@@ -205,7 +205,7 @@ def open_tables(
         relabel: require names as ids; without it ids are names if the names are there.
         edge_columns: the columns of source and target; "1", "2" and so on where columns have no names, here as below.
         label_columns: the columns of the node and of its label, or of the label alone: row i is node i.
-        id_column: the column of node ids in features, labels, nodes and splits, unless "node_id", "node" or "id".
+        id_column: the column of node ids in features, labels, nodes and splits, or one named "node_id", "node" or "id".
         num_classes: the largest label plus one if None.
         files: paths of `edges`, `features` and so on, instead of those in the folder. `features` may be "ones",
             or "degree": log(1 + in-degree) and log(1 + out-degree), 8 bytes a node in memory.

@@ -26,7 +26,7 @@ from torch_geometric.utils import spmm
 from ..config import TrainConfig
 from ..errors import InputError
 from ..graph.store import Store
-from ..propagation.sage import Layers, bounds_of, one_thread
+from ..propagation.sage import Layers, bounds_of, torch_threads
 
 _PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -133,7 +133,7 @@ class GNN(nn.Module):
         """
         if not torch.is_grad_enabled() and self.fuses(x):
             layers = self._fused(x, edge_index, num_sampled_nodes, num_sampled_edges)
-            with one_thread():
+            with torch_threads(1):
                 return layers.forward("nothing")[0].float()
         # Our samplers list edges ascending by target, hop by hop, so a layer's edges are already in CSR order.
         if not bool((edge_index[1].diff() >= 0).all()):
@@ -195,7 +195,7 @@ class GNN(nn.Module):
         at most `PART_ROWS` nodes bit for bit; for batches that `fuses` accepts.
         """
         layers = self._fused(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
-        with torch.no_grad(), one_thread():
+        with torch.no_grad(), torch_threads(1):
             scores, tape = layers.forward("input" if self.checkpointing else "all")
             # The four kernels of `F.cross_entropy` and its backward pass; 2 is reduction="sum", -100 no label.
             rows, ops = torch.log_softmax(scores.float(), 1), torch.ops.aten

@@ -18,7 +18,7 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
-from ..propagation.sage import one_thread
+from ..propagation.sage import torch_threads
 from ..sampling.choice import batch_key
 from .distributed import Ranks
 from .models import GNN, Call, random_batch
@@ -102,7 +102,7 @@ class Learner:
             del batch, labels, loss  # else 126 MB for [15, 10, 5] x 1024 stay in memory while the next batch is made
             self.after_batch()
         ranks.sum_gradients(self.model.parameters())
-        with one_thread() if fused else contextlib.nullcontext():  # such a model has few weights
+        with torch_threads(1) if fused else contextlib.nullcontext():  # as for its small operations
             self.scaler.step(self.optimizer)
         self.scaler.update()
         if not begin:  # fail in the first step rather than after an epoch; each checkpoint checks again

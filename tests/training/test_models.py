@@ -97,9 +97,10 @@ def test_the_fused_gradients_are_the_same_bits_on_any_number_of_threads(
 ) -> None:
     monkeypatch.setattr(sage, "PART_ROWS", 3)
     results = []
-    for threads in (1, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        results.append(gradients("sage", dropout=0.5, precision=precision))
+    for threads in (3, 1):
+        with sage.torch_threads(threads):
+            results.append(gradients("sage", dropout=0.5, precision=precision))
+            assert torch.get_num_threads() == threads
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
