@@ -109,8 +109,9 @@ def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any, grown:
 def take_rows(rows: Any, ids: Any, out: Any) -> None:
     """Copy `rows[ids]` to `out`, both uint8 [number, bytes], with one thread: torch's `index_select` starts its own."""
     for i in range(len(ids)):
-        for c in range(0, rows.shape[1], 64) if i + 16 < len(ids) else range(0):  # 3.6, not 4.3 ms for 51 MB
-            prefetch(rows, ids[i + 16] * rows.shape[1] + c)
+        if i + 16 < len(ids):  # 51 MB in 3.6 instead of 4.3 ms
+            for c in range(0, rows.shape[1], 64):
+                prefetch(rows, ids[i + 16] * rows.shape[1] + c)
         row, into = rows[ids[i]], out[i]
         for c in range(len(into)):
             into[c] = row[c]

@@ -1,6 +1,5 @@
 """The learner: model, optimizer and gradient scaler, and their steps on one rank."""
 
-import contextlib
 import itertools
 import os
 import time
@@ -102,7 +101,7 @@ class Learner:
             del batch, labels, loss  # else 126 MB for [15, 10, 5] x 1024 stay in memory while the next batch is made
             self.after_batch()
         ranks.sum_gradients(self.model.parameters())
-        with torch_threads(1) if fused else contextlib.nullcontext():  # as for its small operations
+        with torch_threads(1 if fused else torch.get_num_threads()):  # as in the small operations of such a step
             self.scaler.step(self.optimizer)
         self.scaler.update()
         if not begin:  # fail in the first step rather than after an epoch; each checkpoint checks again
