@@ -298,6 +298,6 @@ def plot_knobs(forecasts: pd.DataFrame) -> Axes:
     for row, (size, peak) in enumerate(zip(forecasts[full], peaks.max(axis=1), strict=True)):
         ax.annotate(f"{size:.1f} GB", (peak, row), (8, 0), textcoords="offset points", va="center", fontsize=9)
     ax.set(xlim=(0, 1.15 * float(peaks.max().max())), xlabel="peak memory in MB", ylabel="")
-    ax.set_title(f"beside each bar: the forecast for {full.removesuffix(' GB')}", fontsize=10)
+    ax.set_title(f"bars: peak of these small runs; numbers: forecast for {full.removesuffix(' GB')}", fontsize=10)
     ax.figure.legend(loc="outside lower center", ncol=2, **_PLAIN)
     return ax
