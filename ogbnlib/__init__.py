@@ -1,7 +1,7 @@
 """Train graph neural networks on ogbn-papers100M within the memory you have.
 
-Public names are imported on first use, so that `import ogbnlib`, the planner and the command line's help do not import
-torch.
+Public names are imported on first use, so that `import ogbnlib`, the planner and the command line's
+help do not import torch.
 """
 
 import importlib
@@ -14,7 +14,9 @@ from .marks import phase as phase
 
 __version__ = "0.2.0"
 if sys.platform != "linux":
-    warnings.warn(f"ogbnlib needs Linux, found {sys.platform}: use WSL 2 or a Linux container", stacklevel=2)
+    warnings.warn(
+        f"ogbnlib needs Linux, found {sys.platform}: use WSL 2 or a Linux container", stacklevel=2
+    )
 _NAMES = {
     "config": "TrainConfig",
     "errors": "InputError format_bytes parse_bytes",
@@ -51,7 +53,8 @@ __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 def __getattr__(name: str) -> Any:
     if name in _MODULE:
         module = f"{__name__}.{_MODULE[name]}"
-        # At TAB, jedi asks for the type of every name. Most of the modules import torch, which takes seconds.
+        # At TAB, jedi asks for the type of every name. Most of the modules import torch, which
+        # takes seconds.
         by_jedi = str(sys._getframe(1).f_globals.get("__name__")).startswith("jedi.")
         if module not in sys.modules and name != "TrainConfig" and by_jedi:
             raise AttributeError(name)
@@ -59,7 +62,9 @@ def __getattr__(name: str) -> Any:
     now = _RENAMED.get(name)
     if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:
         now = f"ogbnlib.notebook.{name}"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f"; it is {now} now" if now else ""))
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}" + (f"; it is {now} now" if now else "")
+    )
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,8 @@
 
 import signal
 
-if __name__ == "__main__":  # the imports below take a second, in which Ctrl-C ends the process without a traceback
+# the imports below take a second, in which Ctrl-C ends the process without a traceback
+if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import contextlib
@@ -29,18 +30,26 @@ def plan(
     set_: option.Assignments = None,
     config: option.ConfigFile = None,
     memory_limit: option.MemoryLimit = None,
-    parameters: Annotated[bool, typer.Option("--parameters", help="Print the meaning of each parameter.")] = False,
-    ladder: Annotated[bool, typer.Option("--ladder", help="Print what to run from 512 GB down to 4 GB.")] = False,
+    parameters: Annotated[
+        bool, typer.Option("--parameters", help="Print the meaning of each parameter.")
+    ] = False,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Print what to run from 512 GB down to 4 GB.")
+    ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Forecast a run's memory, phase by phase, before anything is loaded, and name a config that fits.
+    """Forecast a run's memory, phase by phase, before anything is loaded, and name a config that
+    fits.
 
-    The data set is ogbn-papers100M unless --set dataset=... names another. Exits with 1 for WILL NOT FIT.
+    The data set is ogbn-papers100M unless --set dataset=... names another. Exits with 1 for WILL
+    NOT FIT.
     """
     if parameters:
         from .config import parameters as known
 
-        return show(known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json)
+        return show(
+            known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json
+        )
     from .forecast import planner
     from .forecast.phases import probe
     from .sources.names import graph_for
@@ -55,21 +64,34 @@ def plan(
         return show({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
     size = graph_for(planned)
     advice = planner.plan(planned, memory_limit, size=size, machine=(here := probe(size)))
-    run_s, evaluations = advice.forecast.run_s, sum(map(planned.num_evaluations, ("train", "valid", "test")))
+    run_s, evaluations = (
+        advice.forecast.run_s,
+        sum(map(planned.num_evaluations, ("train", "valid", "test"))),
+    )
     whole = f"{planned.epochs} epochs, {evaluations} evaluations and loading: about {run_s / 3600:.2f} h here"
-    show({**advice.to_dict(), "run_s": round(run_s, 1)}, f"{advice}\n{whole} ({here}; no GPU)", as_json)
+    show(
+        {**advice.to_dict(), "run_s": round(run_s, 1)},
+        f"{advice}\n{whole} ({here}; no GPU)",
+        as_json,
+    )
     raise typer.Exit(1 if advice.verdict == planner.WILL_NOT_FIT else 0)
 
 
 @app.command()
 def train(
-    run_dir: Annotated[Path, typer.Option("--run-dir", help="The run's folder: new, or the one to resume.")],
+    run_dir: Annotated[
+        Path, typer.Option("--run-dir", help="The run's folder: new, or the one to resume.")
+    ],
     set_: option.Assignments = None,
     config: option.ConfigFile = None,
     memory_limit: option.MemoryLimit = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, or start.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint, or start.")
+    ] = False,
     limit_by: option.LimitBy = "auto",
-    ranks: Annotated[int, typer.Option(help="Processes that train together, under the one limit.")] = 1,
+    ranks: Annotated[
+        int, typer.Option(help="Processes that train together, under the one limit.")
+    ] = 1,
     as_json: option.Json = False,
 ) -> None:
     """Train in a child process, optionally under a memory limit; exits with the child's code.
@@ -85,11 +107,15 @@ def train(
     if resume and RunPaths(run_dir).config.is_file():
         values = {**Run(run_dir).config.model_dump(), **values}
     elif resume and "dataset" not in values:
-        raise InputError(f"{run_dir}: expected a run to resume (config.json), or --set dataset=... to start one")
+        raise InputError(
+            f"{run_dir}: expected a run to resume (config.json), or --set dataset=... to start one"
+        )
     planned = TrainConfig.create(values)
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         if memory_limit is not None or ranks != 1:
-            raise InputError("--memory-limit, --ranks: expected without a launcher such as torchrun")
+            raise InputError(
+                "--memory-limit, --ranks: expected without a launcher such as torchrun"
+            )
         from .memory.signals import die_with_parent
         from .training.child import exit_code
         from .training.distributed import end, end_here
@@ -103,8 +129,16 @@ def train(
             ended = Run(run_dir)
             show(ended.result, f"{ended.diagnosis}\nEverything about it is in {run_dir}", as_json)
         end(code)
-    more: dict[str, Any] = {"run_dir": run_dir, "resume": resume, "limit_by": limit_by, "num_ranks": ranks}
-    with _interruptible(), contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    more: dict[str, Any] = {
+        "run_dir": run_dir,
+        "resume": resume,
+        "limit_by": limit_by,
+        "num_ranks": ranks,
+    }
+    with (
+        _interruptible(),
+        contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(),
+    ):
         done = run(planned, memory_limit, echo=not as_json, **more)
     show(done.result, f"{done.diagnosis}\nEverything about it is in {run_dir}", as_json)
     raise typer.Exit(done.exit_code or 0)
@@ -114,16 +148,28 @@ def train(
 def predict(
     run_dir: option.RunDir,
     out: Annotated[Path, typer.Option(help="The .npy file to write.")],
-    nodes: Annotated[str, typer.Option(help="labelled, all, or a .npy file of node ids.")] = "labelled",
-    sampled: Annotated[bool, typer.Option("--sampled", help="Sample neighbors as the run's evaluations do.")] = False,
-    scores: Annotated[bool, typer.Option("--scores", help="Write the scores of all classes.")] = False,
+    nodes: Annotated[
+        str, typer.Option(help="labelled, all, or a .npy file of node ids.")
+    ] = "labelled",
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Sample neighbors as the run's evaluations do.")
+    ] = False,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Write the scores of all classes.")
+    ] = False,
     memory_limit: option.MemoryLimit = None,
     as_json: option.Json = False,
 ) -> None:
-    """Write the predictions of a run's model, in bounded memory: exact with all neighbors, or sampled."""
+    """Write the predictions of a run's model, in bounded memory: exact with all neighbors, or
+    sampled."""
     from .inference import predict as predict_classes
 
-    how: dict[str, Any] = {"nodes": nodes, "sampled": sampled, "scores": scores, "memory_limit": memory_limit}
+    how: dict[str, Any] = {
+        "nodes": nodes,
+        "sampled": sampled,
+        "scores": scores,
+        "memory_limit": memory_limit,
+    }
     path = predict_classes(run_dir, out, **how, progress=not as_json, say=say)
     show({"path": str(path)}, str(path), as_json)
 
@@ -131,7 +177,9 @@ def predict(
 @app.command(context_settings={"allow_interspersed_args": False})
 def watch(
     command: Annotated[list[str], typer.Argument(help="Any command, after --.")],
-    run_dir: Annotated[Path | None, typer.Option("--run-dir", help="A new folder; by default runs/SCRIPT.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="A new folder; by default runs/SCRIPT.")
+    ] = None,
     memory_limit: option.MemoryLimit = None,
     limit_by: option.LimitBy = "auto",
     as_json: option.Json = False,
@@ -140,13 +188,21 @@ def watch(
 
     python -m ogbnlib watch --memory-limit "128 GB" -- python my_train.py --lr 1e-3
 
-    In a Python script `with ogbnlib.phase("build loaders"):` names moments, and `ogbnlib.mark("epoch")` ends of epochs.
+    In a Python script `with ogbnlib.phase("build loaders"):` names moments, and
+    `ogbnlib.mark("epoch")` ends of epochs.
     """
     from .runs.sandbox import watch as watch_command
 
     with _interruptible():
-        done = watch_command(command, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json)
-    show(done.result, f"{done.diagnosis}\nEverything about it is in {done.run_dir}", as_json, err=True)
+        done = watch_command(
+            command, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json
+        )
+    show(
+        done.result,
+        f"{done.diagnosis}\nEverything about it is in {done.run_dir}",
+        as_json,
+        err=True,
+    )
     raise typer.Exit(done.exit_code or 0)
 
 
@@ -156,7 +212,8 @@ def status(
     follow: Annotated[bool, typer.Option("--follow", help="Show it until the run ends.")] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Print the state of a run: its phase, time and memory while it works, or the cause of its end."""
+    """Print the state of a run: its phase, time and memory while it works, or the cause of its
+    end."""
     from .runs.folder import Run
 
     run = Run.open(run_dir).follow() if follow else Run.open(run_dir)
@@ -166,18 +223,27 @@ def status(
 @app.command()
 def diagnose(
     run_dir: Annotated[Path | None, typer.Argument(help="The folder of a run.")] = None,
-    job: Annotated[str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")] = None,
-    exit_code: Annotated[str | None, typer.Option(help="An exit code instead: 137, or Slurm's 0:125.")] = None,
-    text: Annotated[str | None, typer.Option(help="torch's CUDA out of memory message instead; - reads it.")] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")
+    ] = None,
+    exit_code: Annotated[
+        str | None, typer.Option(help="An exit code instead: 137, or Slurm's 0:125.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="torch's CUDA out of memory message instead; - reads it.")
+    ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Explain the end of a run or a Slurm job: cause, phase, sizes of its parts, and what to do next."""
+    """Explain the end of a run or a Slurm job: cause, phase, sizes of its parts, and what to do
+    next."""
     from .runs import diagnosis, folder, slurm
 
     options = {"RUN_DIR": run_dir, "--job": job, "--exit-code": exit_code, "--text": text}
     names = [name for name, value in options.items() if value is not None]
     if len(names) != 1:
-        raise InputError(f"diagnose: expected one of {', '.join(options)}, got {' and '.join(names) or 'none'}")
+        raise InputError(
+            f"diagnose: expected one of {', '.join(options)}, got {' and '.join(names) or 'none'}"
+        )
     if job is not None:
         cause: Any = slurm.diagnose_job(job)
     elif exit_code is not None:
@@ -191,7 +257,8 @@ def diagnose(
 
 @app.command()
 def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False) -> None:
-    """Check the installation and the machine; each failure comes with a command. Exits with 1 if anything failed."""
+    """Check the installation and the machine; each failure comes with a command. Exits with 1 if
+    anything failed."""
     from .doctor import examine
 
     checks = examine(root)
@@ -214,7 +281,8 @@ def _interruptible() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run the command line; a user's mistake or a full disk is one sentence on stderr and exit code 2."""
+    """Run the command line; a user's mistake or a full disk is one sentence on stderr and exit code
+    2."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a standard stream was closed: a file of ours must not get its number
     os.close(descriptor)
@@ -229,9 +297,12 @@ def main() -> int:
         except SystemExit as end:
             code = end.code
         sys.stdout.flush()
-        # A standard output that can't be written ends no command; one that only prints exits with 2 then.
+        # A standard output that can't be written ends no command; one that only prints exits with 2
+        # then.
         if (refused := refusal()) and not isinstance(refused, BrokenPipeError):
-            typer.echo(f"error: standard output: {refused.strerror}; the rest is not shown", err=True)
+            typer.echo(
+                f"error: standard output: {refused.strerror}; the rest is not shown", err=True
+            )
             code = code or (2 if {*sys.argv[1:2]} & {*_ANSWERS} else 0)
     return int(code or 0)
 

@@ -1,6 +1,7 @@
 """The parameters of a run: one frozen object that notebook, command line and Slurm job all build.
 
-Bad values are refused here, with the parameter's name, before any file is opened. Imports neither torch nor numpy.
+Bad values are refused here, with the parameter's name, before any file is opened. Imports neither
+torch nor numpy.
 """
 
 import inspect
@@ -36,36 +37,47 @@ FREE, NOTED, _COMPARE = Resume(), Resume(""), "; compare accuracies with this in
 
 
 class _Parameters(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     # data
     dataset: Annotated[v.Dataset, FREE]
-    """A store, a folder in OGB's binary layout or of your own files, or an official name such as "ogbn-arxiv"."""
+    """A store, a folder in OGB's binary layout or of your own files, or an official name such as
+    "ogbn-arxiv"."""
     data_dir: Annotated[v.OptionalPath, FREE] = None
-    """Folder of official data sets ("dataset") and of stores of other data (by default next to the data)."""
+    """Folder of official data sets ("dataset") and of stores of other data (by default next to the
+    data)."""
     download: Annotated[bool, FREE] = False
     """Allow the download of an official data set; without it a missing one is an error."""
     undirected: v.OptionalBool = None
-    """Add reverse edges. If omitted, an existing store's own setting is used, and a new store is directed."""
+    """Add reverse edges. If omitted, an existing store's own setting is used, and a new store is
+    directed."""
     feature_dtype: Literal["float32", "float16", "int8"] = "float32"
-    """Features in RAM, or in the store that loading=store creates; an existing store has its own. int8: in a store."""
+    """Features in RAM, or in the store that loading=store creates; an existing store has its own;
+    int8 is for stores."""
 
     # loading
     loading: Annotated[Loading, FREE] = "shared"
-    """Place of the graph: three stock loaders, one at a time, one CSC for all, on disk, or features propagated once."""
+    """Place of the graph: three stock loaders, one at a time, one CSC for all, on disk, or features
+    propagated once."""
     lookahead: Annotated[v.SizeOrWord, FREE] = "auto"
     """loading=store: memory for batches sampled ahead."""
     spool: Annotated[v.SizeOrWord, FREE] = "auto"
-    """loading=store: disk for windows of batches prepared for several epochs, in SLURM_TMPDIR or TMPDIR."""
+    """loading=store: disk for windows of batches prepared for several epochs, in SLURM_TMPDIR or
+    TMPDIR."""
     num_neighbors: v.FanOut = (3, 2)
     """One fan-out per layer, nearest hop first; -1 takes all neighbors."""
     sampling: Literal["neighbor", "labor"] = "neighbor"
-    """neighbor: each node draws its own neighbors; labor: nodes share them if possible, for smaller batches."""
+    """neighbor: each node draws its own neighbors; labor: nodes share them if possible, for smaller
+    batches."""
     batch_size: v.Count = 128
     """Seeds per sampled batch."""
     accumulate: Annotated[v.Count, FREE] = 1
     """Batches per optimizer step and process."""
-    eval_batch_size: Annotated[v.OptionalCount, Resume(f"{_COMPARE}, unless eval_num_neighbors is one number")] = None
+    eval_batch_size: Annotated[
+        v.OptionalCount, Resume(f"{_COMPARE}, unless eval_num_neighbors is one number")
+    ] = None
     """Seeds per batch of an evaluation; None: batch_size."""
     num_workers: Annotated[v.CountOrZero, FREE] = 0
     """Sampling processes per loader."""
@@ -78,14 +90,17 @@ class _Parameters(BaseModel):
     hops: v.Count = 2
     """loading=propagated: number of times that features are propagated to neighbors."""
     norm: Literal["row", "sym", "none", "gcn", "row-loops", "none-loops"] = "sym"
-    """loading=propagated: row is the mean over in-neighbors, sym divides by roots of degrees, none is the sum; gcn is
-    sym with each node as its own neighbor once, row-loops and none-loops are the same of row and none."""
+    """loading=propagated: row is the mean over in-neighbors, sym divides by roots of degrees, none
+    is the sum; gcn is sym with each node as its own neighbor once, row-loops and none-loops are the
+    same of row and none."""
 
     # model
     model: v.Model = "sage"
-    """sage, gcn, gat; sgc, sign, sagn with loading=propagated; or your own class, "my_model.py:Net": README."""
+    """sage, gcn, gat; sgc, sign, sagn with loading=propagated; or your own class,
+    "my_model.py:Net": README."""
     model_args: v.Arguments = {}
-    """More arguments of your own model's __init__, or {"heads": 8} for gat and sagn (4); a dict or JSON text."""
+    """More arguments of your own model's __init__, or {"heads": 8} for gat and sagn (4); a dict or
+    JSON text."""
     hidden_channels: v.Count = 16
     """Width of the layers."""
     dropout: Annotated[v.Float, Field(ge=0, lt=1)] = 0.0
@@ -111,8 +126,11 @@ class _Parameters(BaseModel):
     """Seed of weights, order, neighbors and dropout; on a CPU it determines the run."""
     device: Annotated[Literal["auto", "cpu", "cuda"], FREE] = "auto"
     """auto: a GPU where there is one."""
-    num_threads: Annotated[v.Threads, Resume("; torch sums in another order, and weights may differ slightly")] = 1
-    """Threads of torch; auto: one for small steps, all of the job's cores for large ones; None: torch's own choice."""
+    num_threads: Annotated[
+        v.Threads, Resume("; torch sums in another order, and weights may differ slightly")
+    ] = 1
+    """Threads of torch; auto: one for small steps, all of the job's cores for large ones; None:
+    torch's own choice."""
 
     # evaluation
     train_eval: Annotated[Literal["every_epoch", "final", "never"], FREE] = "final"
@@ -122,35 +140,48 @@ class _Parameters(BaseModel):
     eval_splits: Annotated[v.Splits, FREE] = ("valid", "test")
     """Splits to evaluate; may be ("valid",) or () for none."""
     eval_num_neighbors: Annotated[v.EvalFanOut, Resume(_COMPARE)] = None
-    """As num_neighbors, or one number for all hops (-1: all neighbors); None: num_neighbors. With one number accuracies
-    are the same for every eval_batch_size, except for gcn, whose degrees depend on the batch."""
+    """As num_neighbors, or one number for all hops (-1: all neighbors); None: num_neighbors. With
+    one number accuracies are the same for every eval_batch_size, except for gcn, whose degrees
+    depend on the batch."""
     early_stopping: Annotated[v.Patience, FREE] = 0
     """Stop after this many evaluations in a row without a better valid accuracy; 0: never."""
     keep: Literal["last", "best"] = "last"
     """best: also keep best.pt, the model with the best valid accuracy so far."""
     release_every: Annotated[v.CountOrZero, FREE] = 0
-    """Call release_memory() every k batches, in training and evaluation, with empty_cache() on a GPU; 0: never."""
+    """Call release_memory() every k batches, in training and evaluation, with empty_cache() on a
+    GPU; 0: never."""
 
     # GPU memory; no effect on a CPU
     expandable_segments: Annotated[bool, FREE] = False
     """Let the allocator's segments grow in place: less fragmentation."""
     max_cuda_memory: Annotated[v.OptionalBytes, FREE] = None
-    """Cap on GPU memory such as "4 GB", to reproduce the out-of-memory error of a small card on a large one."""
+    """Cap on GPU memory such as "4 GB", to reproduce the out-of-memory error of a small card on a
+    large one."""
 
     progress: Annotated[Literal["auto", "bar", "lines", "none"], FREE] = "auto"
     """Display of progress; auto: a bar in a terminal or JupyterLab, else lines."""
 
 
 class TrainConfig(_Parameters):
-    """One training run. Frozen; every field also accepts the string that a command line or papermill passes.
+    """One training run. Frozen; every field also accepts the string that a command line or
+    papermill passes.
 
-    Build it with `TrainConfig.create(dataset=..., ...)`; `python -m ogbnlib plan --parameters` explains each parameter.
+    Build it with `TrainConfig.create(dataset=..., ...)`; `python -m ogbnlib plan --parameters`
+    explains each parameter.
     """
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
-        problems = [unknown_name(name, known, "parameter") for name in values if name not in {*known, *v.REPLACED}]
-        problems += [f"unknown parameter {name!r}: write {v.REPLACED[name]}" for name in values if name in v.REPLACED]
+        problems = [
+            unknown_name(name, known, "parameter")
+            for name in values
+            if name not in {*known, *v.REPLACED}
+        ]
+        problems += [
+            f"unknown parameter {name!r}: write {v.REPLACED[name]}"
+            for name in values
+            if name in v.REPLACED
+        ]
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -177,10 +208,13 @@ class TrainConfig(_Parameters):
 
     @classmethod
     def restore(cls, values: Mapping[str, Any]) -> Self:
-        """A config from saved values; an earlier version's parameters are translated, or ignored with a warning."""
+        """A config from saved values; an earlier version's parameters are translated, or ignored
+        with a warning."""
         values = v.translate(values)
         if removed := sorted(values.keys() & v.REPLACED):
-            warnings.warn(f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2)
+            warnings.warn(
+                f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2
+            )
         return cls.create({name: value for name, value in values.items() if name not in removed})
 
     def replace(self, **changes: Any) -> Self:
@@ -195,13 +229,16 @@ class TrainConfig(_Parameters):
     @classmethod
     @clear_errors()
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file that `save` wrote; `InputError` if it is missing, damaged or has bad values."""
+        """Read a file that `save` wrote; `InputError` if it is missing, damaged or has bad
+        values."""
         try:
             return cls.restore(json.loads(Path(path).read_text()))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         except (ValueError, AttributeError, TypeError) as error:
-            raise InputError(f"{path}: expected a JSON object of parameters, found something else ({error})") from None
+            raise InputError(
+                f"{path}: expected a JSON object of parameters, found something else ({error})"
+            ) from None
 
     @property
     def on_disk(self) -> bool:
@@ -219,7 +256,8 @@ class TrainConfig(_Parameters):
         return int(self.model_args.get("heads", 4))
 
     def learning_rate(self, epoch: int) -> float:
-        """Learning rate of `epoch`, counted from 1; it has no state that a resumed run would need."""
+        """Learning rate of `epoch`, counted from 1; it has no state that a resumed run would
+        need."""
         done, (name, arguments) = epoch - 1, v.parse_schedule(self.lr_schedule)
         if name == "cosine":
             lowest, share = arguments.get("eta_min", 0.0), min(done / arguments["T_max"], 1.0)
@@ -229,7 +267,8 @@ class TrainConfig(_Parameters):
         return self.lr
 
     def is_over(self, valid: Iterable[float | None]) -> bool:
-        """Whether training is finished, by the valid accuracy of each epoch; None or NaN where not evaluated."""
+        """Whether training is finished, by the valid accuracy of each epoch; None or NaN where not
+        evaluated."""
         history = list(valid)
         known = [value for value in history if value is not None and not math.isnan(value)]
         since = len(known) - known.index(max(known)) - 1 if known else 0
@@ -239,7 +278,9 @@ class TrainConfig(_Parameters):
         """The fan-outs of a pass, one per layer."""
         if training or self.eval_num_neighbors is None:
             return self.num_neighbors
-        return self.eval_num_neighbors * (len(self.num_neighbors) if len(self.eval_num_neighbors) == 1 else 1)
+        return self.eval_num_neighbors * (
+            len(self.num_neighbors) if len(self.eval_num_neighbors) == 1 else 1
+        )
 
     def splits_to_evaluate(self, epoch: int) -> list[str]:
         """The splits to evaluate after `epoch`: every `eval_every` epochs and after the last."""
@@ -253,15 +294,25 @@ class TrainConfig(_Parameters):
         if not self.epochs:
             return 0
         between = split in self.splits_to_evaluate(self.eval_every)
-        return between * ((self.epochs - 1) // self.eval_every) + (split in self.splits_to_evaluate(self.epochs))
+        return between * ((self.epochs - 1) // self.eval_every) + (
+            split in self.splits_to_evaluate(self.epochs)
+        )
 
     def changes(self, before: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Compare with the values of the run to resume: changes to refuse, and sentences about allowed ones."""
+        """Compare with the values of the run to resume: changes to refuse, and sentences about
+        allowed ones."""
         refused, notes, before = [], [], v.translate(before)
         for name, value in self.model_dump(mode="json").items():
             if before.get(name, value) == value:
                 continue
-            rule = next((item for item in type(self).model_fields[name].metadata if isinstance(item, Resume)), None)
+            rule = next(
+                (
+                    item
+                    for item in type(self).model_fields[name].metadata
+                    if isinstance(item, Resume)
+                ),
+                None,
+            )
             if rule is None:
                 refused.append(f"{name} was {before[name]!r}, now {value!r}")
             elif rule.note is not None:
@@ -291,7 +342,9 @@ def _conflict(config: TrainConfig) -> str:
     if name and "valid" not in config.eval_splits:
         return f"{name}: expected 'valid' in eval_splits, got {list(config.eval_splits)}"
     if entry and entry.propagated != is_propagated:
-        names = ", ".join(name for name, model in MODELS.items() if model.propagated == is_propagated)
+        names = ", ".join(
+            name for name, model in MODELS.items() if model.propagated == is_propagated
+        )
         return f"model: loading={config.loading} takes {names}, or your own model, got {config.model!r}"
     if config.activation_checkpointing and (entry is None or is_propagated):
         return "activation_checkpointing: expected with sage, gcn or gat; in your own model call torch.utils.checkpoint"
@@ -301,14 +354,20 @@ def _conflict(config: TrainConfig) -> str:
 def check_config(config: object) -> None:
     """Refuse anything but a `TrainConfig`, such as its values in a dict."""
     if not isinstance(config, TrainConfig):
-        raise InputError(f"config: expected a TrainConfig, got a {type(config).__name__}; use TrainConfig.create(...)")
+        raise InputError(
+            f"config: expected a TrainConfig, got a {type(config).__name__}; use TrainConfig.create(...)"
+        )
 
 
 def parameters() -> dict[str, str]:
     """The meaning of each parameter, by name, default and choices."""
     meanings = {}
     for name, info in TrainConfig.model_fields.items():
-        choices = f" ({', '.join(get_args(info.annotation))})" if get_origin(info.annotation) is Literal else ""
+        choices = (
+            f" ({', '.join(get_args(info.annotation))})"
+            if get_origin(info.annotation) is Literal
+            else ""
+        )
         default = "" if info.is_required() else f"={info.default!r}"
         meanings[f"{name}{default}{choices}"] = (info.description or "").replace("\n", " ")
     return meanings
@@ -322,12 +381,17 @@ class _Explained(inspect.Parameter):
 
     def __str__(self) -> str:
         title, text = _meanings[self.name]
-        return "\n" + textwrap.fill(text, 100, initial_indent="    # ", subsequent_indent="    # ") + f"\n    {title}"
+        return (
+            "\n"
+            + textwrap.fill(text, 100, initial_indent="    # ", subsequent_indent="    # ")
+            + f"\n    {title}"
+        )
 
 
 _fields = inspect.signature(_Parameters).parameters.values()
 _shown = [_Explained(one.name, one.kind, default=one.default) for one in _fields]
 _first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
 TrainConfig.create.__func__.__signature__ = inspect.Signature([_first, *_shown])  # type: ignore[attr-defined]
-# Its public place. TAB would first read the source of pydantic and typing, for 3 s, if jedi looked for its class here.
+# Its public place. TAB would first read the source of pydantic and typing, for 3 s, if jedi looked
+# for its class here.
 TrainConfig.__module__ = "ogbnlib"

@@ -11,15 +11,25 @@ from .errors import InputError, format_bytes
 from .values import parse_assignments, read_parameters
 
 HELP = "Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help."
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP
+)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Assignments = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")]
-ConfigFile = Annotated[Path | None, typer.Option(help="YAML of parameters and memory_limit; --set overrides it.")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE, once per parameter.")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="YAML of parameters and memory_limit; --set overrides it.")
+]
 LimitBy = Annotated[str, typer.Option(help="auto, cgroup v2, cgroup v1, systemd-run or watchdog.")]
-MemoryLimit = Annotated[str | None, typer.Option(help='Such as "4 GB"; by default there is no limit.')]
+MemoryLimit = Annotated[
+    str | None, typer.Option(help='Such as "4 GB"; by default there is no limit.')
+]
 DataDir = Annotated[Path, typer.Option(help="Folder of official data sets.")]
 RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
-_NewDtype = Annotated[str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")]
+_NewDtype = Annotated[
+    str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")
+]
 StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
 say = functools.partial(typer.echo, err=True)
 
@@ -29,7 +39,9 @@ def show(value: dict[str, Any], text: str, as_json: bool, *, err: bool = False) 
     typer.echo(json.dumps(value, indent=2) if as_json else text, err=err and not as_json)
 
 
-def read_options(config: Path | None, pairs: list[str] | None, limit: str | None) -> tuple[dict[str, Any], str | None]:
+def read_options(
+    config: Path | None, pairs: list[str] | None, limit: str | None
+) -> tuple[dict[str, Any], str | None]:
     """Return the parameters of --config and --set, and the memory limit."""
     values = read_parameters(config) if config else {}
     limit_in_file = values.pop("memory_limit", None)
@@ -38,7 +50,11 @@ def read_options(config: Path | None, pairs: list[str] | None, limit: str | None
 
 def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
     names = ("num_nodes", "num_edges", "num_features", "num_classes")
-    facts = {"path": str(dataset.path), "format": kind, **{name: getattr(dataset, name) for name in names}}
+    facts = {
+        "path": str(dataset.path),
+        "format": kind,
+        **{name: getattr(dataset, name) for name in names},
+    }
     text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
     if kind == "store":
         facts |= {"bytes": dataset.nbytes, "undirected": dataset.undirected}
@@ -49,10 +65,16 @@ def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
 @app.command()
 def synth(
     directory: Annotated[Path, typer.Argument(help="The new data set's folder.")],
-    scale: Annotated[float, typer.Option(help="1.0 is the size of ogbn-papers100M, 0.01 has 1.1M nodes.")] = 0.01,
-    format: Annotated[str, typer.Option(help="store: ready to train from; raw: OGB's own layout.")] = "store",
+    scale: Annotated[
+        float, typer.Option(help="1.0 is the size of ogbn-papers100M, 0.01 has 1.1M nodes.")
+    ] = 0.01,
+    format: Annotated[
+        str, typer.Option(help="store: ready to train from; raw: OGB's own layout.")
+    ] = "store",
     seed: Annotated[int, typer.Option(help="The same seed gives the same files.")] = 0,
-    undirected: Annotated[bool, typer.Option("--undirected", help="Store only: add reverse edges.")] = False,
+    undirected: Annotated[
+        bool, typer.Option("--undirected", help="Store only: add reverse edges.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a synthetic data set like ogbn-papers100M, in memory bounded by a chunk."""
@@ -60,13 +82,17 @@ def synth(
 
     progress = not as_json
     if format == "store":
-        store = synthesize_store(directory, scale=scale, seed=seed, undirected=undirected, progress=progress)
+        store = synthesize_store(
+            directory, scale=scale, seed=seed, undirected=undirected, progress=progress
+        )
         return _print_dataset(store, "store", as_json)
     if format != "raw":
         raise InputError(f"--format: expected raw or store, got {format!r}")
     if undirected:
         raise InputError("--undirected: expected with --format store only, got --format raw")
-    _print_dataset(synthesize(directory, scale=scale, seed=seed, progress=progress), "OGB raw layout", as_json)
+    _print_dataset(
+        synthesize(directory, scale=scale, seed=seed, progress=progress), "OGB raw layout", as_json
+    )
 
 
 @app.command()
@@ -75,11 +101,16 @@ def download(
     data_dir: DataDir = Path("dataset"),
     as_json: Json = False,
 ) -> None:
-    """Download an official data set without a prompt; a repeated call continues an interrupted one."""
+    """Download an official data set without a prompt; a repeated call continues an interrupted
+    one."""
     from .sources.official import fetch
 
     folder = fetch(name, data_dir, say=say, progress=not as_json)
-    show({"name": name, "path": str(folder)}, f"{folder}: {name}; {name} is its name as a data set", as_json)
+    show(
+        {"name": name, "path": str(folder)},
+        f"{folder}: {name}; {name} is its name as a data set",
+        as_json,
+    )
 
 
 _FILES = "Your own files: .npy, .csv, .csv.gz or .parquet"
@@ -88,26 +119,53 @@ _FILES = "Your own files: .npy, .csv, .csv.gz or .parquet"
 @app.command()
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="OGB's binary layout, an official name, or a folder of edges, features, labels, ...")
+        Path,
+        typer.Argument(
+            help="OGB's binary layout, an official name, or a folder of edges, features, labels, ..."
+        ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
     edges: Annotated[Path | None, typer.Option(help="Edges.", rich_help_panel=_FILES)] = None,
-    features: Annotated[Path | None, typer.Option(help="Features; or ones, degree.", rich_help_panel=_FILES)] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Features; or ones, degree.", rich_help_panel=_FILES)
+    ] = None,
     labels: Annotated[Path | None, typer.Option(help="Labels.", rich_help_panel=_FILES)] = None,
-    train: Annotated[Path | None, typer.Option(help="Node ids or a mask.", rich_help_panel=_FILES)] = None,
-    valid: Annotated[Path | None, typer.Option("--valid", "--val", help="The same.", rich_help_panel=_FILES)] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="Node ids or a mask.", rich_help_panel=_FILES)
+    ] = None,
+    valid: Annotated[
+        Path | None, typer.Option("--valid", "--val", help="The same.", rich_help_panel=_FILES)
+    ] = None,
     test: Annotated[Path | None, typer.Option(help="The same.", rich_help_panel=_FILES)] = None,
-    splits: Annotated[Path | None, typer.Option(help="Columns node_id and split.", rich_help_panel=_FILES)] = None,
-    nodes: Annotated[Path | None, typer.Option(help="Name of each row of features.", rich_help_panel=_FILES)] = None,
-    edge_columns: Annotated[str | None, typer.Option(help='Such as "citing,cited"; default source,target.')] = None,
-    label_columns: Annotated[str | None, typer.Option(help='Such as "paper_id,topic"; default node_id,label.')] = None,
-    id_column: Annotated[str | None, typer.Option(help="Node ids in other files; default node_id.")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Default: the largest label plus one.")] = None,
-    relabel: Annotated[bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")] = False,
+    splits: Annotated[
+        Path | None, typer.Option(help="Columns node_id and split.", rich_help_panel=_FILES)
+    ] = None,
+    nodes: Annotated[
+        Path | None, typer.Option(help="Name of each row of features.", rich_help_panel=_FILES)
+    ] = None,
+    edge_columns: Annotated[
+        str | None, typer.Option(help='Such as "citing,cited"; default source,target.')
+    ] = None,
+    label_columns: Annotated[
+        str | None, typer.Option(help='Such as "paper_id,topic"; default node_id,label.')
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option(help="Node ids in other files; default node_id.")
+    ] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Default: the largest label plus one.")
+    ] = None,
+    relabel: Annotated[
+        bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")
+    ] = False,
     data_dir: DataDir = Path("dataset"),
-    undirected: Annotated[bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")] = False,
+    undirected: Annotated[
+        bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")
+    ] = False,
     feature_dtype: _NewDtype = None,
-    memory_limit: Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help='Such as "4 GB", page cache included.')
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn a data set into a store on disk, in bounded memory."""
@@ -120,40 +178,65 @@ def convert(
     options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
     for name, columns in (("edge_columns", edge_columns), ("label_columns", label_columns)):
         options[name] = None if columns is None else columns.split(",")
-    opened = open_source(source, data_dir, **{k: value for k, value in options.items() if value is not None})
-    how: dict[str, Any] = {"undirected": undirected, "feature_dtype": feature_dtype, "memory_limit": memory_limit}
+    opened = open_source(
+        source, data_dir, **{k: value for k, value in options.items() if value is not None}
+    )
+    how: dict[str, Any] = {
+        "undirected": undirected,
+        "feature_dtype": feature_dtype,
+        "memory_limit": memory_limit,
+    }
     _print_dataset(make_store(opened, store_dir, progress=not as_json, **how), "store", as_json)
 
 
 @app.command()
 def propagate(
     store_dir: StoreDir,
-    target: Annotated[Path, typer.Argument(help="The folder of the new store, of propagated features.")],
-    hops: Annotated[int, typer.Option(help="Number of hops; the features of each one are kept.")] = 2,
+    target: Annotated[
+        Path, typer.Argument(help="The folder of the new store, of propagated features.")
+    ],
+    hops: Annotated[
+        int, typer.Option(help="Number of hops; the features of each one are kept.")
+    ] = 2,
     norm: Annotated[str, typer.Option(help="row (mean), sym (as in GCN) or none (sum).")] = "sym",
-    self_loops: Annotated[bool, typer.Option("--self-loops", help="Count each node as its own neighbor.")] = False,
+    self_loops: Annotated[
+        bool, typer.Option("--self-loops", help="Count each node as its own neighbor.")
+    ] = False,
     nodes: Annotated[str, typer.Option(help="Rows to keep: labelled, or all.")] = "labelled",
-    feature_dtype: Annotated[str | None, typer.Option(help="float16 or float32; default: the store's.")] = None,
+    feature_dtype: Annotated[
+        str | None, typer.Option(help="float16 or float32; default: the store's.")
+    ] = None,
     memory_limit: MemoryLimit = None,
     as_json: Json = False,
 ) -> None:
     """Propagate a store's features over its whole graph, once, in bounded memory.
 
-    SGC, SIGN and SAGN learn from the result without the graph. A repeated call continues a killed one.
+    SGC, SIGN and SAGN learn from the result without the graph. A repeated call continues a killed
+    one.
     """
     from .graph.store import open_store
     from .propagation.hops import propagate as propagate_store
 
     how: dict[str, Any] = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes}
-    how |= {"feature_dtype": feature_dtype, "memory_limit": memory_limit, "progress": not as_json, "say": say}
+    how |= {
+        "feature_dtype": feature_dtype,
+        "memory_limit": memory_limit,
+        "progress": not as_json,
+        "say": say,
+    }
     _print_dataset(propagate_store(open_store(store_dir), target, **how), "store", as_json)
 
 
 @app.command()
 def verify(store_dir: StoreDir, as_json: Json = False) -> None:
-    """Read a whole store and check checksums, offsets, ids and features. Exits with 1 if anything is wrong."""
+    """Read a whole store and check checksums, offsets, ids and features. Exits with 1 if anything
+    is wrong."""
     from .graph.writer import verify_store
 
     problems = verify_store(store_dir, progress=not as_json)
-    show({"path": str(store_dir), "problems": problems}, "\n".join(problems) or f"{store_dir}: sound", as_json)
+    show(
+        {"path": str(store_dir), "problems": problems},
+        "\n".join(problems) or f"{store_dir}: sound",
+        as_json,
+    )
     raise typer.Exit(1 if problems else 0)

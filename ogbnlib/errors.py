@@ -15,7 +15,8 @@ _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 
 
 class InputError(ValueError):
-    """A user's mistake: names the file or parameter, the expected and the actual value, and the remedy."""
+    """A user's mistake: names the file or parameter, the expected and the actual value, and the
+    remedy."""
 
     def _render_traceback_(self) -> list[str]:  # one line in a notebook
         return [f"{type(self).__name__}: {self}"]
@@ -30,14 +31,18 @@ def shortened(error: BaseException, lines: list[str] | None = None) -> BaseExcep
 
 @contextlib.contextmanager
 def no_exit() -> Iterator[None]:
-    """Turn a call of sys.exit by the user's code, which would look like a finished run, into an `InputError`."""
+    """Turn a call of sys.exit by the user's code, which would look like a finished run, into an
+    `InputError`."""
     try:
         yield
     except SystemExit as stop:
         frames = traceback.extract_tb(stop.__traceback__)
-        place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]  # the module of exit and quit
+        # the module of exit and quit
+        place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
         call = f"found sys.exit({stop.code!r}); raise an error there instead"
-        raise InputError(f"{place.filename}, line {place.lineno}: expected code that goes on, {call}") from None
+        raise InputError(
+            f"{place.filename}, line {place.lineno}: expected code that goes on, {call}"
+        ) from None
 
 
 class RankHung(RuntimeError):
@@ -60,7 +65,8 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of the di
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return an error of the file system as an `InputError` with path, cause and remedy, any other as it is."""
+    """Return an error of the file system as an `InputError` with path, cause and remedy, any other
+    as it is."""
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
         return error
     named = isinstance(error.filename, str | bytes | os.PathLike)
@@ -73,7 +79,8 @@ def explained(error: BaseException) -> BaseException:
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
-    """Raise errors as `explained` around a public function, a command or a child's work; also a decorator."""
+    """Raise errors as `explained` around a public function, a command or a child's work; also a
+    decorator."""
     try:
         yield
     except KeyboardInterrupt as stop:  # one line in a notebook
@@ -89,7 +96,8 @@ def clear_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]:
-    """Name `path`, if it is not None, in errors that do not, such as those of write(2), and in an interruption.
+    """Name `path`, if it is not None, in errors that do not, such as those of write(2), and in an
+    interruption.
 
     If the content is `expected`, a library's error about it is an `InputError`.
     """
@@ -107,13 +115,17 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
         if not expected or isinstance(error, MemoryError):
             raise
         text = f"found damage or other content ({' '.join(str(error).split())})"
-        raise InputError("; ".join(filter(None, [f"{path}: expected {expected}, {text}", remedy]))) from None
+        raise InputError(
+            "; ".join(filter(None, [f"{path}: expected {expected}, {text}", remedy]))
+        ) from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
-    """Parse `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB; 1 GB is 2**30 bytes.
+    """Parse `"8 GB"`, `"512MiB"`, `"1.5g"` or a whole number of bytes of at least 1 MiB; 1 GB is
+    2**30 bytes.
 
-    A small number without a unit is an `InputError`, because `8` may mean 8 bytes, 8 MB as in Slurm, or 8 GB.
+    A small number without a unit is an `InputError`, because `8` may mean 8 bytes, 8 MB as in
+    Slurm, or 8 GB.
     """
     example = f'{name}: expected a size such as "8 GB" or "512 MB"'
     text = str(value).strip()
@@ -122,7 +134,9 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
         raise InputError(f"{example}, got {value!r}")
     number, prefix, _, suffix = match.groups()
     if not prefix and not suffix and float(number) < 2**20:
-        raise InputError(f'{example}, got {value!r}, ambiguous without a unit; write "{text} GB" or "{text} MB"')
+        raise InputError(
+            f'{example}, got {value!r}, ambiguous without a unit; write "{text} GB" or "{text} MB"'
+        )
     count = float(number) * _BINARY[prefix.upper()]
     if not 1 <= count < 2**60:
         raise InputError(f"{example}, above zero and below 2**60 bytes, got {value!r}")

@@ -47,7 +47,9 @@ def home(path: StrPath) -> Path:
     """Expand `~`, also where no shell has done so (a notebook, `--set`, JSON)."""
     text = os.fspath(path)
     if text != text.strip() or not text.isprintable():  # such as the CR of a Windows file
-        raise InputError(f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it")
+        raise InputError(
+            f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it"
+        )
     return Path(os.path.expanduser(text))
 
 
@@ -56,8 +58,11 @@ def whereabouts() -> str:
     return f"; the working folder is {Path.cwd()}"
 
 
-def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None) -> None:
-    """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then renamed to `path`."""
+def write_atomically(
+    path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None
+) -> None:
+    """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then
+    renamed to `path`."""
     path = Path(path)
     beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
     with naming(path):
@@ -66,7 +71,8 @@ def write_atomically(path: StrPath, write: Callable[[Any], object], keep: StrPat
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            if keep is not None and path.exists():  # between the two renames the old file exists as `keep` only
+            # between the two renames the old file exists as `keep` only
+            if keep is not None and path.exists():
                 os.replace(path, keep)
             os.replace(beside, path)
         finally:
@@ -94,8 +100,10 @@ def write_json(path: StrPath, value: Any) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
-    """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is renamed to `path`."""
-    # After an error nothing is left behind; the remains of a killed process are deleted by the next one.
+    """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is
+    renamed to `path`."""
+    # After an error nothing is left behind; the remains of a killed process are deleted by the next
+    # one.
     with naming(path):
         path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
         check_new(path)
@@ -118,9 +126,12 @@ def new_folder(path: StrPath) -> Iterator[Path]:
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """List the `.NAME.part`, and a propagation's `.NAME.blocks`, that killed processes left in `folder`."""
+    """List the `.NAME.part`, and a propagation's `.NAME.blocks`, that killed processes left in
+    `folder`."""
     parts, locks = [], {".part": ".lock", ".blocks": ".hops.lock"}
-    for part in sorted(path for path in folder.glob(".*.*") if path.suffix in locks and path.is_dir()):
+    for part in sorted(
+        path for path in folder.glob(".*.*") if path.suffix in locks and path.is_dir()
+    ):
         lock = part.with_suffix(locks[part.suffix])
         with contextlib.suppress(OSError):  # another user's
             descriptor = hold(lock) if lock.exists() else -1
@@ -134,7 +145,9 @@ def check_new(path: Path) -> None:
     """Refuse a target that is a file or a folder with content."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         content = "other content" if path.is_dir() else "a file"
-        raise InputError(f"{path}: expected a new or empty folder, found {content}; name another one or delete it")
+        raise InputError(
+            f"{path}: expected a new or empty folder, found {content}; name another one or delete it"
+        )
 
 
 def file_system(path: StrPath) -> str:
@@ -142,7 +155,9 @@ def file_system(path: StrPath) -> str:
     import psutil
 
     place = Path(os.path.realpath(path))
-    around = [part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)]
+    around = [
+        part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)
+    ]
     return max(around, key=lambda part: len(part.mountpoint)).fstype if around else ""
 
 
@@ -150,20 +165,28 @@ def warn_if_remote(path: StrPath, what: str) -> None:
     """Warn once per folder that `what` is unreliable on its network file system."""
     # Each machine caches pages and locks on its own there.
     if (kind := file_system(path)).startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
-        warnings.warn(f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {what}", stacklevel=2)
+        warnings.warn(
+            f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {what}",
+            stacklevel=2,
+        )
 
 
 def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
-    """Refuse to write to a disk with less than `needed_bytes` free; `what` is the message's expectation."""
+    """Refuse to write to a disk with less than `needed_bytes` free; `what` is the message's
+    expectation."""
     path = home(path).absolute()
-    free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free
+    free = shutil.disk_usage(
+        next(folder for folder in (path, *path.parents) if folder.is_dir())
+    ).free
     if free < needed_bytes:
         raise InputError(f"{path}: expected {what}, found {format_bytes(free)}")
 
 
 def hold(path: StrPath) -> int | None:
-    """Lock a file by flock(2), write this process into it, return its descriptor; None if another process has it."""
-    # A killed process loses the lock. A child that inherits the descriptor has it too, until the last of them ends.
+    """Lock a file by flock(2), write this process into it, return its descriptor; None if another
+    process has it."""
+    # A killed process loses the lock. A child that inherits the descriptor has it too, until the
+    # last of them ends.
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         with contextlib.ExitStack() as stack:
@@ -174,17 +197,23 @@ def hold(path: StrPath) -> int | None:
                 return None
             if os.fstat(descriptor).st_nlink:  # else its last holder has removed it just now
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                os.pwrite(
+                    descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0
+                )
                 stack.pop_all()
                 return descriptor
 
 
 @contextlib.contextmanager
-def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None, keep: bool = False) -> Iterator[int]:
-    """Hold a lock file against other processes and yield its descriptor; the kernel releases that of a killed process.
+def locked(
+    path: StrPath, what: str, wait: Callable[[], None] | None = None, keep: bool = False
+) -> Iterator[int]:
+    """Hold a lock file against other processes and yield its descriptor; the kernel releases that
+    of a killed process.
 
-    While another one holds it, `wait` is called twice a second; without it an `InputError` begins with `what`. With
-    `keep` the file stays, and a child that inherits the descriptor has the lock until its end.
+    While another one holds it, `wait` is called twice a second; without it an `InputError` begins
+    with `what`. With `keep` the file stays, and a child that inherits the descriptor has the lock
+    until its end.
     """
     path, tries = Path(path), 0
     try:
@@ -197,11 +226,14 @@ def locked(path: StrPath, what: str, wait: Callable[[], None] | None = None, kee
                     holder = path.read_text(errors="replace").strip()
                 raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it")
             tries += 1
-            time.sleep(0.5 if wait else 0.1)  # `folder.is_locked` of another process may hold it for a moment
+            # `folder.is_locked` of another process may hold it for a moment
+            time.sleep(0.5 if wait else 0.1)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             raise
-        warnings.warn(f"{path}: no locks on its file system, so a second process is not refused", stacklevel=3)
+        warnings.warn(
+            f"{path}: no locks on its file system, so a second process is not refused", stacklevel=3
+        )
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         yield descriptor
@@ -219,9 +251,11 @@ _calls: Counter[Path] = Counter()  # of `next_run_dir`, by the first name
 
 
 def next_run_dir(runs_dir: StrPath, name: str, *, again: bool = False) -> Path:
-    """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell overwrites no run.
+    """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell
+    overwrites no run.
 
-    With `again`, when a requeued job executes a notebook again, the n-th call returns the n-th name, as it did before.
+    With `again`, when a requeued job executes a notebook again, the n-th call returns the n-th
+    name, as it did before.
     """
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     paths = (home(runs_dir) / name for name in names)
@@ -279,13 +313,18 @@ def whole_blocks(size: int) -> int:
 
 
 def block_buffer(num_bytes: int) -> memoryview:
-    """Return page-aligned memory for O_DIRECT, whole blocks, in huge pages from 2 MB on where the kernel has them."""
-    # The disk gets a request for each few pages: three threads with 8 MB each read 0.7 GB/s into pages of 4 KB and 1.9
-    # GB/s into huge ones, at a fifth of the CPU time.
+    """Return page-aligned memory for O_DIRECT, whole blocks, in huge pages from 2 MB on where the
+    kernel has them."""
+    # The disk gets a request for each few pages: three threads with 8 MB each read 0.7 GB/s into
+    # pages of 4 KB and 1.9 GB/s into huge ones, at a fifth of the CPU time.
     try:
-        buffer = mmap.mmap(-1, whole_blocks(max(1, num_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        buffer = mmap.mmap(
+            -1, whole_blocks(max(1, num_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
     except OSError:
-        raise MemoryError(f"Unable to allocate {format_bytes(num_bytes)} to read or write a file") from None
+        raise MemoryError(
+            f"Unable to allocate {format_bytes(num_bytes)} to read or write a file"
+        ) from None
     with contextlib.suppress(OSError):  # a kernel without huge pages
         if len(buffer) >= 2**21:
             buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -293,7 +332,8 @@ def block_buffer(num_bytes: int) -> memoryview:
 
 
 def read_blocks(descriptor: int, buffer: memoryview, begin: int, size: int) -> memoryview | None:
-    """Read the blocks of `size` bytes from byte `begin` on into `buffer`; None if the file ends before."""
+    """Read the blocks of `size` bytes from byte `begin` on into `buffer`; None if the file ends
+    before."""
     view, done = buffer[: whole_blocks(size)], 0
     while done < size:
         reached = done + os.preadv(descriptor, [view[done:]], begin + done)

@@ -45,8 +45,14 @@ def _exact(
     """Yield scores with every neighbor counted, in ascending order of the nodes."""
     layers, targets, order, begin = [], None, None, 0
     for i in range(len(config.num_neighbors)):
-        names = ("lin.weight", "bias") if config.model == "gcn" else ("lin_l.weight", "lin_l.bias", "lin_r.weight")
-        layers.append(Layer(*(weights[f"convs.{i}.{name}"].float().cpu().numpy().T for name in names)))
+        names = (
+            ("lin.weight", "bias")
+            if config.model == "gcn"
+            else ("lin_l.weight", "lin_l.bias", "lin_r.weight")
+        )
+        layers.append(
+            Layer(*(weights[f"convs.{i}.{name}"].float().cpu().numpy().T for name in names))
+        )
     if ids is not None:
         targets, order = NodeSet(store.num_nodes), np.argsort(ids)
         targets.add(ids)
@@ -55,7 +61,9 @@ def _exact(
         shutil.rmtree(work)
     work.mkdir()
     try:
-        with contextlib.closing(layer_scores(store, layers, targets, room, work, progress)) as chunks:
+        with contextlib.closing(
+            layer_scores(store, layers, targets, room, work, progress)
+        ) as chunks:
             for values in chunks:
                 places = np.arange(begin, begin + len(values))
                 yield places if order is None else order[places], values
@@ -68,7 +76,8 @@ def _by_model(
     config: TrainConfig, weights: dict[str, Any], path: Path, store: Store, batches: Iterable[Any], total: int,
     progress: Progress,
 ) -> Iterator[Rows]:  # fmt: skip
-    """Yield scores of the seeds of `total` batches; `input_id` of a batch is their position in the file."""
+    """Yield scores of the seeds of `total` batches; `input_id` of a batch is their position in the
+    file."""
     model = make_model(config, store.num_features, store.num_classes, path.parent, store=store)
     load_state(model, weights, path)
     device, call = resolve_device(config.device), Call.of(model, config.precision)
@@ -82,7 +91,8 @@ def _by_model(
 
 
 def _by_split(store: Store, ids: Array | None, size: int) -> list[tuple[int, Array, Array]]:
-    """For each split, and the nodes in none: number added to the seed, nodes in whole batches, positions in `ids`."""
+    """For each split, and the nodes in none: number added to the seed, nodes in whole batches,
+    positions in `ids`."""
     # Batches have `size` nodes, as the run's evaluations; a node outside `ids` has position -1.
     # If fan-outs differ by hop, or with gcn, a score also depends on the other seeds of its batch.
     others = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
@@ -103,11 +113,20 @@ def _by_split(store: Store, ids: Array | None, size: int) -> list[tuple[int, Arr
 
 
 def _sampled(
-    store: Store, config: TrainConfig, parts: list[tuple[int, Array, Array]], size: int, memory_limit: str | int | None
+    store: Store,
+    config: TrainConfig,
+    parts: list[tuple[int, Array, Array]],
+    size: int,
+    memory_limit: str | int | None,
 ) -> Iterator[Any]:
-    """Yield batches of the nodes of `_by_split`; `input_id` is each seed's position, -1 for nodes outside."""
+    """Yield batches of the nodes of `_by_split`; `input_id` is each seed's position, -1 for nodes
+    outside."""
     for stream, nodes, places in parts:
-        how: dict[str, Any] = {"batch_size": size, "memory_limit": memory_limit, "seed": config.seed + stream}
+        how: dict[str, Any] = {
+            "batch_size": size,
+            "memory_limit": memory_limit,
+            "seed": config.seed + stream,
+        }
         how |= {"num_neighbors": config.fan_out(training=False), "sampling": config.sampling}
         with contextlib.closing(loader(store, nodes, shuffle=False, **how)) as batches:
             for batch in batches:
@@ -129,16 +148,18 @@ def predict(
     progress: Progress = True,
     say: Callable[[str], object] = print,
 ) -> Path:
-    """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; return its path.
+    """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; return
+    its path.
 
-    The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes]. Its rows are all
-    nodes, the given ids in their order, or the labelled nodes by ascending id; then `NAME-nodes.npy` has the ids.
+    The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes].
+    Its rows are all nodes, the given ids in their order, or the labelled nodes by ascending id;
+    then `NAME-nodes.npy` has the ids.
 
     Args:
         run_dir: Folder of the weights: best.pt if it exists, else checkpoint.pt.
         nodes: "labelled" (in any split), "all", a .npy file of ids, or ids.
-        sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise all neighbors
-            count, for sage and gcn layer by layer over the whole graph.
+        sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
+            all neighbors count, for sage and gcn layer by layer over the whole graph.
         memory_limit: As for `propagate`.
     """
     config, weights, data, path = read_model(run_dir)
@@ -155,22 +176,36 @@ def predict(
         ids = None if nodes == "all" else np.unique(np.concatenate([*store.splits.values()]))
     elif isinstance(nodes, str | os.PathLike):
         if (file := home(nodes)).suffix != ".npy":
-            raise InputError(f"nodes: expected labelled, all or a .npy file of node ids, got {nodes!r}")
+            raise InputError(
+                f"nodes: expected labelled, all or a .npy file of node ids, got {nodes!r}"
+            )
         ids = node_ids(load(file), store)
     else:
         ids = node_ids(nodes, store)
     whole, size = config.propagated, config.eval_batch_size or config.batch_size
     if not (whole or sampled) and not (config.model in MODELS and MODELS[config.model].exact):
-        raise InputError(f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled")
+        raise InputError(
+            f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled"
+        )
     say(f"{path}: predicting with its weights")
     with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
         if whole:
-            hop_store = store if store.hops is not None else propagated(store, config, progress=progress, say=say)
+            hop_store = (
+                store
+                if store.hops is not None
+                else propagated(store, config, progress=progress, say=say)
+            )
             check_data(path, data, fingerprint(hop_store, config))
             targets = np.arange(store.num_nodes) if ids is None else ids
-            targets = targets if store.node_id is None or hop_store is store else store.node_id[targets]
+            targets = (
+                targets if store.node_id is None or hop_store is store else store.node_id[targets]
+            )
             own = hop_store.node_id
-            own = np.arange(hop_store.num_nodes) if own is None or hop_store is store else np.asarray(own)
+            own = (
+                np.arange(hop_store.num_nodes)
+                if own is None or hop_store is store
+                else np.asarray(own)
+            )
             places = np.minimum(np.searchsorted(own, targets), len(own) - 1)
             if missing := int((own[places] != targets).sum()):
                 raise InputError(
@@ -186,25 +221,39 @@ def predict(
             sampled_batches = _sampled(store, config, parts, size, memory_limit)
             chunks = _by_model(config, weights, path, store, sampled_batches, total, progress)
         else:
-            chunks = _exact(store, config, weights, ids, sibling_path(target, "work"), memory_limit, progress)
+            chunks = _exact(
+                store, config, weights, ids, sibling_path(target, "work"), memory_limit, progress
+            )
         dtype = np.dtype(np.float32 if scores else label_dtype(store.num_classes))
-        shape = (store.num_nodes if ids is None else len(ids), *([store.num_classes] if scores else []))
+        shape = (
+            store.num_nodes if ids is None else len(ids),
+            *([store.num_classes] if scores else []),
+        )
 
         def write(file: Any) -> None:
             file.write(npy_header(dtype, shape))
             for places, values in chunks:
                 if not np.isfinite(values).all():
-                    raise InputError(f"{target}: scores are not finite; run `python -m ogbnlib verify {store.path}`")
+                    raise InputError(
+                        f"{target}: scores are not finite; run `python -m ogbnlib verify {store.path}`"
+                    )
                 rows = values if scores else values.argmax(1).astype(dtype)
                 order = np.argsort(places, kind="stable")
                 order = order[places[order] >= 0]
-                for run in np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1):  # consecutive rows
+                # consecutive rows
+                for run in np.split(order, np.flatnonzero(np.diff(places[order]) != 1) + 1):
                     if len(run):
-                        file.seek(HEADER_BYTES + int(places[run[0]]) * dtype.itemsize * math.prod(shape[1:]))
+                        file.seek(
+                            HEADER_BYTES
+                            + int(places[run[0]]) * dtype.itemsize * math.prod(shape[1:])
+                        )
                         file.write(np.ascontiguousarray(rows[run]).data)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 own = np.asarray(ids)  # written here, as np.save hides the cause of a failed write
-                write_atomically(beside, lambda other: other.write(npy_header(own.dtype, own.shape) + own.tobytes()))
+                write_atomically(
+                    beside,
+                    lambda other: other.write(npy_header(own.dtype, own.shape) + own.tobytes()),
+                )
 
         write_atomically(target, write)
     return target

@@ -16,13 +16,15 @@ class Launch(NamedTuple):
 
 
 def job_cores() -> int:
-    """Cores that this job may use on this node: its CPU affinity, and at most the cores that a Slurm job has."""
+    """Cores that this job may use on this node: its CPU affinity, and at most the cores that a
+    Slurm job has."""
     cores, job_cpus = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_PER_TASK", "")
     return min(cores, int(job_cpus)) if job_cpus.isdecimal() and int(job_cpus) else cores
 
 
 def launch() -> Launch | None:
-    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without the first two, or with a single rank."""
+    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without the first two, or with a
+    single rank."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
 
@@ -39,10 +41,16 @@ def launch() -> Launch | None:
     rank = number("RANK", 0, num_ranks - 1)
     if num_ranks == 1:
         return None
-    return Launch(rank, num_ranks, number("LOCAL_RANK", 0, num_ranks - 1), number("LOCAL_WORLD_SIZE", 1, num_ranks))
+    return Launch(
+        rank,
+        num_ranks,
+        number("LOCAL_RANK", 0, num_ranks - 1),
+        number("LOCAL_WORLD_SIZE", 1, num_ranks),
+    )
 
 
 def local_ranks() -> int:
-    """Return how many processes a launcher started on this node to train together; raises as `launch`."""
+    """Return how many processes a launcher started on this node to train together; raises as
+    `launch`."""
     here = launch()
     return 1 if here is None else here.num_local_ranks

@@ -1,7 +1,8 @@
-"""Names for the moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's `%%memory`.
+"""Names for the moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's
+`%%memory`.
 
-Without a watcher both calls return at once and import nothing: 0.4 us for `with phase("...")`. Only the first process
-of a run that marks does so, because phases of several processes would overlap.
+Without a watcher both calls return at once and import nothing: 0.4 us for `with phase("...")`. Only
+the first process of a run that marks does so, because phases of several processes would overlap.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _lock = -1
 
 
 def phase(name: str, epoch: int | str | None = None) -> _Phase:
-    """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`, as a phase.
+    """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`,
+    as a phase.
 
     Phases nest. `Run.growth` compares the ends of phases named "epoch".
     """
@@ -33,7 +35,8 @@ def phase(name: str, epoch: int | str | None = None) -> _Phase:
 
 
 def mark(name: str, /, **info: Any) -> None:
-    """Record a moment of the run. `Run.growth` compares moments named "epoch": `mark("epoch", loss=...)`.
+    """Record a moment of the run. `Run.growth` compares moments named "epoch": `mark("epoch",
+    loss=...)`.
 
     Also reads the GPU's memory where torch has used one; `mark("cuda")` does nothing else.
     """
@@ -107,7 +110,9 @@ def _claim() -> EventLog | None:
         with _never_raise():
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
                 raise BlockingIOError
-            _lock = os.open(os.path.join(_folder, ".marks"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            _lock = os.open(
+                os.path.join(_folder, ".marks"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
             fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _log = EventLog(_folder)
             os.register_at_fork(after_in_child=_forget)
@@ -116,12 +121,16 @@ def _claim() -> EventLog | None:
 
 @contextlib.contextmanager
 def _never_raise() -> Iterator[None]:
-    """Never crash the user's script because an event can't be written; print the error once and mark nothing more."""
+    """Never crash the user's script because an event can't be written; print the error once and
+    mark nothing more."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, BlockingIOError):  # raised where another process marks
-            print(f"ogbnlib: the marks of this process are not recorded any more: {error}", file=sys.stderr)
+            print(
+                f"ogbnlib: the marks of this process are not recorded any more: {error}",
+                file=sys.stderr,
+            )
         _forget()
 
 
@@ -139,6 +148,10 @@ def _plain(value: Any) -> Any:
     """A value that JSON takes: the number in a tensor or array of one element, else a text."""
     with contextlib.suppress(Exception):  # several elements, a lost device, any class
         value = value.item() if hasattr(value, "item") else value
-    if value is None or isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < math.inf):
+    if (
+        value is None
+        or isinstance(value, bool | str)
+        or (isinstance(value, int | float) and abs(value) < math.inf)
+    ):
         return value
     return str(value)

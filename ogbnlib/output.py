@@ -1,4 +1,5 @@
-"""Standard output: its reader, a full or closed file, which never ends the work, and a line that updates itself."""
+"""Standard output: its reader, a full or closed file, which never ends the work, and a line that
+updates itself."""
 
 import codecs
 import contextlib
@@ -48,11 +49,14 @@ def _safe_stream(stream: Any) -> Any:
 
 @contextlib.contextmanager
 def steady_output() -> Iterator[Callable[[], OSError | None]]:
-    """Drop output that can't be written; yields a function that returns standard output's first error, or None."""
+    """Drop output that can't be written; yields a function that returns standard output's first
+    error, or None."""
     stdout, stderr = _safe_stream(sys.stdout), _safe_stream(sys.stderr)
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            yield lambda: getattr(getattr(getattr(stdout, "buffer", None), "raw", None), "error", None)
+            yield lambda: getattr(
+                getattr(getattr(stdout, "buffer", None), "raw", None), "error", None
+            )
         finally:
             for stream in (stdout, stderr):
                 with contextlib.suppress(ValueError):  # closed inside
@@ -94,34 +98,51 @@ class Live:
 
     Args:
         text: Returns the name of the present step and its details.
-        how: "bar": one line, cleared in the end. "lines", for logs: a line for each kind of step that takes a second,
-            and one every 30 s. "none": nothing. "auto": "bar" if a person watches.
+        how: "bar": one line, cleared in the end. "lines", for logs: a line for each kind of step
+            that takes a second, and one every 30 s. "none": nothing. "auto": "bar" if a person
+            watches.
         apart: Lines go to standard error, as another command writes to standard output.
         steps: False leaves out the line for each kind of step; one every 30 s remains.
     """
 
     def __init__(
-        self, text: Callable[[], tuple[str, str]], how: str = "auto", *, apart: bool = False, steps: bool = True
+        self,
+        text: Callable[[], tuple[str, str]],
+        how: str = "auto",
+        *,
+        apart: bool = False,
+        steps: bool = True,
     ):
         # A person watches a terminal or JupyterLab; papermill sets no session name.
         watched = sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
         self.how = how if how != "auto" else "bar" if watched else "lines"
-        self._text, self._apart, self._steps, self._stack = text, apart, steps, contextlib.ExitStack()
-        self._decoder, self._lock = codecs.getincrementaldecoder("utf-8")("replace"), threading.Lock()
+        self._text, self._apart, self._steps, self._stack = (
+            text,
+            apart,
+            steps,
+            contextlib.ExitStack(),
+        )
+        self._decoder, self._lock = (
+            codecs.getincrementaldecoder("utf-8")("replace"),
+            threading.Lock(),
+        )
         self._at_line_start, self._last_s, self._kinds = True, time.monotonic(), set[str]()
 
     def __enter__(self) -> Self:
         from tqdm import tqdm
 
         self._stack.enter_context(steady_output())
-        # A bar must not get into the file to which standard output goes; a notebook shows stderr as a mistake.
+        # A bar must not get into the file to which standard output goes; a notebook shows stderr as
+        # a mistake.
         to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)
         if self.how != "none":
             self._show()
             self._stack.callback(self._clear)
-            self._stack.enter_context(_repeated(self._show, _BAR_EVERY_S if self.how == "bar" else 1.0))
+            self._stack.enter_context(
+                _repeated(self._show, _BAR_EVERY_S if self.how == "bar" else 1.0)
+            )
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -146,7 +167,11 @@ class Live:
         with self._lock:
             new = self._steps and kind not in self._kinds
             if self.how == "bar" and self._at_line_start:
-                self._draw(line[: shutil.get_terminal_size().columns - 1] if self._stream.isatty() else line)
+                self._draw(
+                    line[: shutil.get_terminal_size().columns - 1]
+                    if self._stream.isatty()
+                    else line
+                )
             elif self.how == "lines" and (new or time.monotonic() - self._last_s >= LINE_EVERY_S):
                 self._kinds.add(kind)
                 self._last_s = time.monotonic()

@@ -13,7 +13,13 @@ from .output import Live
 
 def seconds(value: float) -> str:
     """Format a duration: `47 s`, `12 min`, `3.4 h`."""
-    return f"{value:.0f} s" if value < 100 else f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"
+    return (
+        f"{value:.0f} s"
+        if value < 100
+        else f"{value / 60:.0f} min"
+        if value < 6000
+        else f"{value / 3600:.1f} h"
+    )
 
 
 @dataclass
@@ -33,16 +39,26 @@ class Count:
     def add(self, number: float) -> None:
         self.done += number
         took_s = time.time() - self.began_s
-        self.per_s = self.done / took_s if took_s > 0.5 else 0.0  # cached data in a shorter time is no speed
+        # cached data in a shorter time is no speed
+        self.per_s = self.done / took_s if took_s > 0.5 else 0.0
 
     def __str__(self) -> str:
         from tqdm import tqdm
 
         rest = [f"loss {self.loss:.2f}"] if self.loss is not None else []
         rest += [f"run {seconds(self.run_left_s)}"] if self.run_left_s is not None else []
-        scale = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if self.unit == "bytes" else {}
-        shown = {"prefix": self.what or "", "rate": self.per_s, "postfix": ", ".join(rest), "ascii": True}
-        return str(tqdm.format_meter(self.done, self.total, time.time() - self.began_s, **scale, **shown))
+        scale = (
+            {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if self.unit == "bytes" else {}
+        )
+        shown = {
+            "prefix": self.what or "",
+            "rate": self.per_s,
+            "postfix": ", ".join(rest),
+            "ascii": True,
+        }
+        return str(
+            tqdm.format_meter(self.done, self.total, time.time() - self.began_s, **scale, **shown)
+        )
 
 
 Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
@@ -73,9 +89,14 @@ def doing(what: str, how: str = "auto") -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted(
-    what: str, total: int, progress: Progress, unit: str = "bytes", check: Callable[[], None] = lambda: None
+    what: str,
+    total: int,
+    progress: Progress,
+    unit: str = "bytes",
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
-    """Count work on `total` units, shown or passed to `progress`; yields a function to call with each number done.
+    """Count work on `total` units, shown or passed to `progress`; yields a function to call with
+    each number done.
 
     Each call begins with `check`, whose exception ends the work.
     """

@@ -1,4 +1,5 @@
-"""Registries of models and loading policies; classes by dotted path, so that forecasts import no torch."""
+"""Registries of models and loading policies; classes by dotted path, so that forecasts import no
+torch."""
 
 import itertools
 import pkgutil
@@ -18,7 +19,8 @@ class _Entry:
         return pkgutil.resolve_name(self.path)
 
 
-# Rows of a GraphSAGE layer that a thread takes at a time: their product takes 8 ms, and stays in the cache.
+# Rows of a GraphSAGE layer that a thread takes at a time: their product takes 8 ms, and stays in
+# the cache.
 PART_ROWS = 4096
 
 
@@ -43,8 +45,10 @@ class Layer(NamedTuple):
 class LayerMemory(NamedTuple):
     """Bytes of one layer in a training step."""
 
-    saved: int  # for the backward pass, the output included; the first layer's x belongs to the batch
-    checkpointed: int  # the part of `saved` that activation checkpointing keeps: the output and the sparse matrix
+    # for the backward pass, the output included; the first layer's x belongs to the batch
+    saved: int
+    # the part of `saved` that activation checkpointing keeps: the output and the sparse matrix
+    checkpointed: int
     peak: int  # the most that the forward or the backward pass has alive
 
 
@@ -54,20 +58,26 @@ class Model(_Entry):
 
     weights: Callable[[Layer], int]  # of one layer
     memory: Callable[[Layer], LayerMemory]
-    propagated: bool = False  # whether it learns from propagated features instead of sampled neighbors
-    exact: bool = False  # whether inference can count all neighbors, layer by layer over the whole graph
+    # whether it learns from propagated features instead of sampled neighbors
+    propagated: bool = False
+    # whether inference can count all neighbors, layer by layer over the whole graph
+    exact: bool = False
     has_heads: bool = False  # whether `heads` must divide `hidden_channels`
-    # Inputs and outputs of each layer, from depth (fan-outs or hops), features, hidden channels, classes.
+    # Inputs and outputs of each layer, from depth (fan-outs or hops), features, hidden channels,
+    # classes.
     widths: Callable[[int, int, int, int], Widths] = lambda depth, features, hidden, classes: list(
         itertools.pairwise([features, *[hidden] * (depth - 1), classes])
     )
 
 
-# With sampled neighbors, [rows, channels] is float32 where nothing else is stated. Autocast halves products, adds
-# half-width copies of inputs, and leaves sums in float32. The last layer's output is there twice more for the loss.
+# With sampled neighbors, [rows, channels] is float32 where nothing else is stated. Autocast halves
+# products, adds half-width copies of inputs, and leaves sums in float32. The last layer's output is
+# there twice more for the loss.
 
 
-def _sum(layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3) -> LayerMemory:
+def _sum(
+    layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3
+) -> LayerMemory:
     """Bytes of a layer from its products, its scratch space and its sparse matrix."""
     out = (4 if layer.last else item) * layer.targets * layer.outputs
     # Dropout keeps its mask and its result in addition to the output.
@@ -80,15 +90,18 @@ def _sage(layer: Layer) -> LayerMemory:
     """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
     item, copy = (2, 2) if layer.half else (4, 0)
     if layer.fused:
-        # Keeps the mean and the targets' own features, [T, 2 in], whose memory their gradients take, and the output.
-        # The two matrices are copied side by side, and each part has their gradient. The first layer's input has none;
-        # for the others' the edges are sorted by source.
+        # Keeps the mean and the targets' own features, [T, 2 in], whose memory their gradients
+        # take, and the output. The two matrices are copied side by side, and each part has their
+        # gradient. The first layer's input has none; for the others' the edges are sorted by
+        # source.
         scratch = 8 * layer.inputs * layer.outputs * (1 + -(-layer.targets // PART_ROWS))
         if layer.first:
             scratch += item * layer.targets * layer.outputs * (layer.dropout and not layer.last)
         else:
             scratch += item * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
-        return _sum(layer, 2 * layer.targets * (item * layer.inputs + 4), scratch, item=item, masks=1)
+        return _sum(
+            layer, 2 * layer.targets * (item * layer.inputs + 4), scratch, item=item, masks=1
+        )
     matrix = 4 * layer.edges + 8 * layer.targets
     products = (4 if layer.first else item) * layer.targets * layer.inputs + matrix
     if layer.first:  # two more outputs
@@ -103,18 +116,28 @@ def _gcn(layer: Layer) -> LayerMemory:
     """Keeps the sparse matrix, its self-loops and the output."""
     copy = 2 if layer.half else 0
     matrix = 4 * layer.edges + 12 * layer.targets
-    # Products of the sources, twice their gradient, and the matrix transposed: 3 [S, out] and 16 bytes an edge.
+    # Products of the sources, twice their gradient, and the matrix transposed: 3 [S, out] and 16
+    # bytes an edge.
     scratch = (12 + copy) * layer.sources * layer.outputs + 16 * layer.edges
     # Under autocast dropout's result is the next layer's copy.
-    return _sum(layer, matrix + copy * layer.sources * layer.inputs, scratch, matrix, masks=2 if layer.half else 3)
+    return _sum(
+        layer,
+        matrix + copy * layer.sources * layer.inputs,
+        scratch,
+        matrix,
+        masks=2 if layer.half else 3,
+    )
 
 
 def _gat(layer: Layer) -> LayerMemory:
-    """Keeps [S + 2 T + E, H], 16 bytes an edge for each head and once more, and the output; takes 3 [E, H]."""
+    """Keeps [S + 2 T + E, H], 16 bytes an edge for each head and once more, and the output; takes 3
+    [E, H]."""
     item, copy = (2, 2) if layer.half else (4, 0)
     wide = layer.outputs * layer.heads if layer.last else layer.outputs
     edges = layer.edges + layer.targets  # self-loops
-    products = item * (layer.sources + layer.targets + edges) * wide + 16 * edges * (1 + layer.heads)
+    products = item * (layer.sources + layer.targets + edges) * wide + 16 * edges * (
+        1 + layer.heads
+    )
     products += 2 * copy * layer.sources * layer.inputs
     return _sum(layer, products, (12 + 2 * copy) * edges * wide)
 
@@ -130,7 +153,8 @@ def _linear_weights(layer: Layer) -> int:
 
 
 def _linear(layer: Layer, saved: int = 0) -> LayerMemory:
-    """A last layer keeps its output and takes it twice more; the first one keeps `saved` and takes twice its rows."""
+    """A last layer keeps its output and takes it twice more; the first one keeps `saved` and takes
+    twice its rows."""
     rows = 4 * layer.targets * layer.outputs
     if layer.last:
         return LayerMemory(rows, rows, 3 * rows)
@@ -139,18 +163,23 @@ def _linear(layer: Layer, saved: int = 0) -> LayerMemory:
 
 
 def _sign(layer: Layer) -> LayerMemory:
-    """Keeps the ReLU's results of all hops, the dropout's with their mask, and all of them side by side."""
+    """Keeps the ReLU's results of all hops, the dropout's with their mask, and all of them side by
+    side."""
     return _linear(layer, (4 if layer.dropout else 3) * 4 * layer.targets * layer.outputs)
 
 
 def _sagn(layer: Layer) -> LayerMemory:
-    """Keeps all hops side by side, their attention, and the ReLU's and the dropout's results of their sum."""
+    """Keeps all hops side by side, their attention, and the ReLU's and the dropout's results of
+    their sum."""
     hidden = layer.outputs // (layer.hops + 2)
-    return _linear(layer, 4 * layer.targets * (layer.outputs + 3 * (layer.hops + 1) * layer.heads + 2 * hidden))
+    return _linear(
+        layer, 4 * layer.targets * (layer.outputs + 3 * (layer.hops + 1) * layer.heads + 2 * hidden)
+    )
 
 
 def _sagn_weights(layer: Layer) -> int:
-    """The first layer's hops have no bias; its own features have one, and attention is two vectors."""
+    """The first layer's hops have no bias; its own features have one, and attention is two
+    vectors."""
     hidden = layer.outputs // (layer.hops + 2)
     return layer.inputs * layer.outputs + (layer.outputs if layer.last else 3 * hidden)
 
@@ -165,10 +194,18 @@ def _sagn_widths(hops: int, features: int, hidden: int, classes: int) -> Widths:
 
 _GNN, _HOPS = "ogbnlib.training.models:GNN", "ogbnlib.training.models:HopModel"
 MODELS = {
-    "sage": Model(_GNN, lambda layer: 2 * layer.inputs * layer.outputs + layer.outputs, _sage, exact=True),
+    "sage": Model(
+        _GNN, lambda layer: 2 * layer.inputs * layer.outputs + layer.outputs, _sage, exact=True
+    ),
     "gcn": Model(_GNN, _linear_weights, _gcn, exact=True),
     "gat": Model(_GNN, _gat_weights, _gat, has_heads=True),
-    "sgc": Model(_HOPS, _linear_weights, _linear, True, widths=lambda hops, x, _, last: [(x // (hops + 1), last)]),
+    "sgc": Model(
+        _HOPS,
+        _linear_weights,
+        _linear,
+        True,
+        widths=lambda hops, x, _, last: [(x // (hops + 1), last)],
+    ),
     "sign": Model(_HOPS, _linear_weights, _sign, True, widths=_sign_widths),
     "sagn": Model(_HOPS, _sagn_weights, _sagn, True, has_heads=True, widths=_sagn_widths),
 }
@@ -176,11 +213,15 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Policy(_Entry):
-    """One loading policy: its class loads, builds loaders, and forecasts its phases; see `sampling.policies`."""
+    """One loading policy: its class loads, builds loaders, and forecasts its phases; see
+    `sampling.policies`."""
 
-    on_disk: bool = False  # whether features stay in a store, in its own dtype, and are read batch by batch
-    propagated: bool = False  # whether batches are rows of propagated features instead of sampled subgraphs
-    smaller: tuple[str, ...] = ()  # policies that take less memory for the same batches, the fastest first
+    # whether features stay in a store, in its own dtype, and are read batch by batch
+    on_disk: bool = False
+    # whether batches are rows of propagated features instead of sampled subgraphs
+    propagated: bool = False
+    # policies that take less memory for the same batches, the fastest first
+    smaller: tuple[str, ...] = ()
 
 
 _SAMPLED = "ogbnlib.sampling.policies"
@@ -189,5 +230,7 @@ POLICIES = {
     "lazy": Policy(f"{_SAMPLED}:LazyLoaders", smaller=("shared", "store")),
     "shared": Policy(f"{_SAMPLED}:SharedLoaders", smaller=("store",)),
     "store": Policy("ogbnlib.sampling.store_policy:StoreLoaders", on_disk=True),
-    "propagated": Policy("ogbnlib.propagation.policy:PropagatedLoaders", on_disk=True, propagated=True),
+    "propagated": Policy(
+        "ogbnlib.propagation.policy:PropagatedLoaders", on_disk=True, propagated=True
+    ),
 }

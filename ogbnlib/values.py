@@ -1,4 +1,5 @@
-"""Values of parameters as command line, papermill, YAML and JSON pass them. Imports neither torch nor numpy."""
+"""Values of parameters as command line, papermill, YAML and JSON pass them. Imports neither torch
+nor numpy."""
 
 import contextlib
 import json
@@ -26,14 +27,17 @@ REPLACED = {
 
 
 def _list(value: object) -> object:
-    """Split `"3 2"`, `"3,2"`, `"[3, 2]"`, as papermill's `-p` and `--set` pass them; keep lists and tuples."""
+    """Split `"3 2"`, `"3,2"`, `"[3, 2]"`, as papermill's `-p` and `--set` pass them; keep lists and
+    tuples."""
     if not isinstance(value, str):
         return value
     return [word.strip("'\"") for word in value.strip().strip("[]()").replace(",", " ").split()]
 
 
 def _none(value: object) -> object:
-    return None if isinstance(value, str) and value.strip().lower() in {"", "none", "null"} else value
+    return (
+        None if isinstance(value, str) and value.strip().lower() in {"", "none", "null"} else value
+    )
 
 
 def _number(value: object) -> object:
@@ -82,14 +86,20 @@ def parse_schedule(text: str) -> tuple[str, dict[str, Any]]:
     required, optional = _SCHEDULES[name]
     pairs = [[word.strip() for word in pair.split("=")] for pair in rest.split(",") if pair.strip()]
     arguments, names = dict[str, Any](), [pair[0] for pair in pairs]
-    if sorted(names) not in [sorted(filter(None, known)) for known in ((required,), (required, optional))]:
+    if sorted(names) not in [
+        sorted(filter(None, known)) for known in ((required,), (required, optional))
+    ]:
         takes = f"needs {required} and takes {optional}" if required else "takes none"
         raise ValueError(f"{name} {takes}, got {', '.join(names) or 'none'}")
     for key, *words in pairs:
-        kind, expected = (int, "a number of epochs") if key == required else (float, "a number from 0 to 1")
+        kind, expected = (
+            (int, "a number of epochs") if key == required else (float, "a number from 0 to 1")
+        )
         with contextlib.suppress(ValueError):
             arguments[key] = kind("=".join(words))
-        if not (1 <= arguments.get(key, 0) < 2**31 if kind is int else 0 <= arguments.get(key, -1) <= 1):
+        if not (
+            1 <= arguments.get(key, 0) < 2**31 if kind is int else 0 <= arguments.get(key, -1) <= 1
+        ):
             raise ValueError(f"expected {expected} for {key}, got {'='.join(words)!r}")
     return name, arguments
 
@@ -100,7 +110,9 @@ def _arguments(value: object) -> object:
         arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
         return json.loads(json.dumps(arguments, allow_nan=False))
     except (TypeError, ValueError):
-        raise ValueError(f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}') from None
+        raise ValueError(
+            f'expected names and values as JSON has them, such as {{"heads": 4}}, got {value!r}'
+        ) from None
 
 
 Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # the range of a 32-bit integer
@@ -110,10 +122,14 @@ CountOrZero = Annotated[Int, Field(ge=0)]
 OptionalCount = Annotated[Count | None, BeforeValidator(_none)]
 Threads = Annotated[Literal["auto"] | Count | None, BeforeValidator(_none)]
 OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)]
-OptionalBytes = Annotated[Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)]
+OptionalBytes = Annotated[
+    Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)
+]
 SizeOrWord = Annotated[  # a saved config has whole numbers
     Literal["auto", "off"] | Annotated[int, Field(gt=0)],
-    BeforeValidator(lambda value: value if type(value) is int or value in ("auto", "off") else _size(value)),
+    BeforeValidator(
+        lambda value: value if type(value) is int or value in ("auto", "off") else _size(value)
+    ),
 ]
 Neighbors = Annotated[Int, AfterValidator(_fan_out)]
 FanOut = Annotated[tuple[Neighbors, ...], BeforeValidator(_list), Field(min_length=1)]
@@ -124,7 +140,11 @@ EvalFanOut = Annotated[
     BeforeValidator(_none),
 ]
 Split = Annotated[Literal["valid", "test"], BeforeValidator(split_name)]
-Splits = Annotated[tuple[Split, ...], BeforeValidator(_list), AfterValidator(lambda names: tuple(dict.fromkeys(names)))]
+Splits = Annotated[
+    tuple[Split, ...],
+    BeforeValidator(_list),
+    AfterValidator(lambda names: tuple(dict.fromkeys(names))),
+]
 Patience = Annotated[CountOrZero, BeforeValidator(lambda value: _none(value) or 0)]
 OptionalBool = Annotated[bool | None, BeforeValidator(_none)]
 Dataset = Annotated[str, BeforeValidator(_path)]
@@ -149,13 +169,16 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
-    """Split `["batch_size=128", "num_neighbors=3 2"]`, the values of `--set`, into names and values."""
+    """Split `["batch_size=128", "num_neighbors=3 2"]`, the values of `--set`, into names and
+    values."""
     values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         name = name.strip()
         if not equals or not name or name in values:
-            raise InputError(f"--set: expected KEY=VALUE such as batch_size=128, each key once, got {pair!r}")
+            raise InputError(
+                f"--set: expected KEY=VALUE such as batch_size=128, each key once, got {pair!r}"
+            )
         values[name] = value
     return values
 
@@ -170,5 +193,7 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {values!r:.60}")
     if len(tree.value) > len(values):  # YAML keeps the last value of a repeated key
-        raise InputError(f"{file}: expected each parameter once, found {len(tree.value)} lines for {len(values)} names")
+        raise InputError(
+            f"{file}: expected each parameter once, found {len(tree.value)} lines for {len(values)} names"
+        )
     return values

@@ -1,4 +1,5 @@
-"""What several test files share: small data sets, run folders written by hand, children to measure and kill."""
+"""What several test files share: small data sets, run folders written by hand, children to measure
+and kill."""
 
 import contextlib
 import gc
@@ -27,7 +28,11 @@ MB = 2**20
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file under `folder` and its content, to show that nothing was written."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> Any:
@@ -49,7 +54,8 @@ def is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that has printed its first line; what it started is killed with it at the end."""
+    """A Python process that has printed its first line; what it started is killed with it at the
+    end."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -65,13 +71,23 @@ def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def raw_arrays(path: Path) -> dict[str, np.ndarray]:
-    """edge_index, x and y (-1 where there is no label) of a folder in OGB's binary layout, as numpy reads them."""
-    with np.load(path / "raw" / "data.npz") as data, np.load(path / "raw" / "node-label.npz") as label:
+    """edge_index, x and y (-1 where there is no label) of a folder in OGB's binary layout, as numpy
+    reads them."""
+    with (
+        np.load(path / "raw" / "data.npz") as data,
+        np.load(path / "raw" / "node-label.npz") as label,
+    ):
         y = label["node_label"].ravel()
-        return {"edge_index": data["edge_index"], "x": data["node_feat"], "y": np.nan_to_num(y, nan=-1).astype(int)}
+        return {
+            "edge_index": data["edge_index"],
+            "x": data["node_feat"],
+            "y": np.nan_to_num(y, nan=-1).astype(int),
+        }
 
 
-def random_arrays(num_nodes: int, num_edges: int, num_features: int, num_classes: int) -> dict[str, Any]:
+def random_arrays(
+    num_nodes: int, num_edges: int, num_features: int, num_classes: int
+) -> dict[str, Any]:
     """A random graph; its first 30 nodes have labels."""
     random = np.random.default_rng(0)
     y = np.r_[num_classes - 1, random.integers(0, num_classes, 29), np.full(num_nodes - 30, -1)]
@@ -83,8 +99,11 @@ def random_arrays(num_nodes: int, num_edges: int, num_features: int, num_classes
     }
 
 
-def csc_of(edge_index: np.ndarray, num_nodes: int, undirected: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """colptr and row of a graph: columns in the order of the edges, or both ways, sorted and without repeats."""
+def csc_of(
+    edge_index: np.ndarray, num_nodes: int, undirected: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """colptr and row of a graph: columns in the order of the edges, or both ways, sorted and
+    without repeats."""
     src, dst = edge_index
     if undirected:
         dst, src = np.unique(np.stack([np.r_[dst, src], np.r_[src, dst]]), axis=1)
@@ -93,7 +112,8 @@ def csc_of(edge_index: np.ndarray, num_nodes: int, undirected: bool = False) -> 
 
 
 def official_csv(root: Path, edge_index: Any, x: Any, y: Any, splits: dict[str, Any]) -> Path:
-    """`root`/ogbn_arxiv in the layout of that data set's download: csv files; without a label a node has label 0."""
+    """`root`/ogbn_arxiv in the layout of that data set's download: csv files; without a label a
+    node has label 0."""
     folder = root / "ogbn_arxiv"
     for part in ("split/time", "raw", "processed"):
         (folder / part).mkdir(parents=True)
@@ -113,7 +133,8 @@ def official_csv(root: Path, edge_index: Any, x: Any, y: Any, splits: dict[str, 
 
 
 def left_in(folder: Path) -> list[str]:
-    """The names in a folder but for the files of locks, which stay and mean nothing by themselves."""
+    """The names in a folder but for the files of locks, which stay and mean nothing by
+    themselves."""
     return sorted(path.name for path in folder.iterdir() if path.suffix not in (".lock", ".once"))
 
 
@@ -131,7 +152,9 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Losses and accuracies of each epoch, without the times, which differ between equal runs."""
-    return [{name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in history]
+    return [
+        {name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in history
+    ]
 
 
 def batches_of(loader: Any, epoch: int, start: int = 0) -> list[Any]:
@@ -151,10 +174,13 @@ def flip(file: Path, at: int, bits: int = 1) -> None:
 
 @pytest.fixture(scope="session")
 def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store, papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 labelled."""
+    """A store, papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214
+    labelled."""
     from ogbnlib.sources.synth import synthesize_store
 
-    return synthesize_store(tmp_path_factory.mktemp("data") / "synth", scale=0.001, progress=False).path
+    return synthesize_store(
+        tmp_path_factory.mktemp("data") / "synth", scale=0.001, progress=False
+    ).path
 
 
 @pytest.fixture(scope="session")
@@ -168,9 +194,15 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     n = 300
     classes = random.integers(4, size=n)
-    x = (np.eye(4)[classes] @ random.normal(size=(4, 8)) + 0.5 * random.normal(size=(n, 8))).astype(np.float32)
+    x = (np.eye(4)[classes] @ random.normal(size=(4, 8)) + 0.5 * random.normal(size=(n, 8))).astype(
+        np.float32
+    )
     ids = random.permutation(n)
-    splits = {"train": np.sort(ids[:120]), "valid": np.sort(ids[120:160]), "test": np.sort(ids[160:210])}
+    splits = {
+        "train": np.sort(ids[:120]),
+        "valid": np.sort(ids[120:160]),
+        "test": np.sort(ids[160:210]),
+    }
     y = np.full(n, np.nan, np.float32)
     for part in splits.values():
         y[part] = classes[part]
@@ -178,7 +210,14 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edge_index = random.integers(n, size=(2, 3000))
     for i in range(2000):
         edge_index[0, i] = random.choice(np.flatnonzero(classes == classes[edge_index[1, i]]))
-    write_raw(path, edge_index=edge_index[:, random.permutation(3000)], x=x, y=y, splits=splits, num_classes=4)
+    write_raw(
+        path,
+        edge_index=edge_index[:, random.permutation(3000)],
+        x=x,
+        y=y,
+        splits=splits,
+        num_classes=4,
+    )
     return path
 
 
@@ -198,14 +237,21 @@ def store(tiny_store: Path) -> Store:
 @pytest.fixture(scope="session")
 def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
     """A config on `tiny_dir`, which is converted already, with changes."""
-    # As the trainer's own process does: walking what the imports leave would take 0.3 s of every release.
+    # As the trainer's own process does: walking what the imports leave would take 0.3 s of every
+    # release.
     import ogbnlib.training.train  # noqa: F401
 
     gc.collect()
     gc.freeze()
 
     def make(**changes: Any) -> TrainConfig:
-        values = {"dataset": str(tiny_dir), "epochs": 2, "batch_size": 16, "hidden_channels": 8, "device": "cpu"}
+        values = {
+            "dataset": str(tiny_dir),
+            "epochs": 2,
+            "batch_size": 16,
+            "hidden_channels": 8,
+            "device": "cpu",
+        }
         return TrainConfig.create({**values, "progress": "none", **changes})
 
     return make
@@ -213,7 +259,8 @@ def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
 
 @pytest.fixture
 def process_of_1_mb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To `store.loader` this process holds 1 MB, so that a memory_limit of 1 MB leaves nothing: windows."""
+    """To `store.loader` this process holds 1 MB, so that a memory_limit of 1 MB leaves nothing:
+    windows."""
     monkeypatch.setattr("ogbnlib.sampling.loading.own_memory", lambda: (MB, MB, MB))
 
 
@@ -243,9 +290,12 @@ def write_run(
     config: dict[str, Any] | None = None,
     **result: Any,
 ) -> Path:
-    """The folder of a run as `sandbox.run` leaves it, written by hand. Without `exit_code` it has no result.json."""
+    """The folder of a run as `sandbox.run` leaves it, written by hand. Without `exit_code` it has
+    no result.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    TrainConfig.create({"dataset": "somewhere", "loading": "eager", **(config or {})}).save(folder / "config.json")
+    TrainConfig.create({"dataset": "somewhere", "loading": "eager", **(config or {})}).save(
+        folder / "config.json"
+    )
     if events is None:
         events = [
             {"time_s": 100.0, "event": "start"},
@@ -257,14 +307,28 @@ def write_run(
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     if samples is None:
         samples = [
-            {"time_s": 100.5 + i, "rss_anon_bytes": (50 + 40 * i) * MB, "rss_shmem_bytes": 0, "rss_file_bytes": 30 * MB}
+            {
+                "time_s": 100.5 + i,
+                "rss_anon_bytes": (50 + 40 * i) * MB,
+                "rss_shmem_bytes": 0,
+                "rss_file_bytes": 30 * MB,
+            }
             for i in range(5)
         ]
-    lines = [",".join(SAMPLE_COLUMNS)] + [",".join(str(s.get(name, "")) for name in SAMPLE_COLUMNS) for s in samples]
+    lines = [",".join(SAMPLE_COLUMNS)] + [
+        ",".join(str(s.get(name, "")) for name in SAMPLE_COLUMNS) for s in samples
+    ]
     (folder / "timeline.csv").write_text("\n".join(lines) + "\n")
     if exit_code is not None:
-        known = {"exit_code": exit_code, "memory_limit_bytes": None, "limit_by": None, "killed_by": None}
-        (folder / "result.json").write_text(json.dumps({**known, "oom_kills": None, "duration_s": 5.0, **result}))
+        known = {
+            "exit_code": exit_code,
+            "memory_limit_bytes": None,
+            "limit_by": None,
+            "killed_by": None,
+        }
+        (folder / "result.json").write_text(
+            json.dumps({**known, "oom_kills": None, "duration_s": 5.0, **result})
+        )
     return folder
 
 

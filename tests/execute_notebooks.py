@@ -1,9 +1,11 @@
-"""Execute the notebooks at their default parameters and write them back with their outputs, as they are committed.
+"""Execute the notebooks at their default parameters and write them back with their outputs, as they
+are committed.
 
-    python tests/execute_notebooks.py           # those whose code changed since they were executed last
-    python tests/execute_notebooks.py 03 05     # these
+    python tests/execute_notebooks.py           # those whose code changed since they were executed
+    last python tests/execute_notebooks.py 03 05     # these
 
-All work in one empty folder that is deleted in the end, where generated data serve all of them and runs only their own.
+All work in one empty folder that is deleted in the end, where generated data serve all of them and
+runs only their own.
 """
 
 import hashlib
@@ -41,16 +43,23 @@ def execute(path: Path, folder: Path) -> None:
     for cell, executed in zip(book.cells, done.cells, strict=True):
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
-    book.metadata["ogbnlib"] = {"code_sha256": code_hash(book), "seconds": round(time.monotonic() - begin)}
+    book.metadata["ogbnlib"] = {
+        "code_sha256": code_hash(book),
+        "seconds": round(time.monotonic() - begin),
+    }
     write_atomically(path, lambda file: file.write(nbformat.writes(book).encode() + b"\n"))
-    print(f"{path.name}: {book.metadata.ogbnlib.seconds} s, {path.stat().st_size / 1000:.0f} kB", flush=True)
+    print(
+        f"{path.name}: {book.metadata.ogbnlib.seconds} s, {path.stat().st_size / 1000:.0f} kB",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
     asked = tuple(sys.argv[1:])
     chosen = [path for path in NOTEBOOKS if path.name.startswith(asked or ("",))]
     with tempfile.TemporaryDirectory() as scratch:
-        shutil.copytree(NOTEBOOKS[0].parent, Path(scratch, "notebooks"))  # as in the repository's own folder
+        # as in the repository's own folder
+        shutil.copytree(NOTEBOOKS[0].parent, Path(scratch, "notebooks"))
         for each in chosen:
             if asked or is_stale(nbformat.read(each, as_version=4)):
                 execute(each, Path(scratch))

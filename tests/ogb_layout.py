@@ -7,7 +7,8 @@ from ogbnlib.sources.ogb import open_raw, split_folder
 
 
 def meta_dict(path: Path) -> dict[str, Any]:
-    """The `meta_dict` with which ogb's NodePropPredDataset and PygNodePropPredDataset open a folder of this layout."""
+    """The `meta_dict` with which ogb's NodePropPredDataset and PygNodePropPredDataset open a folder
+    of this layout."""
     dataset = open_raw(path)
     return {
         "dir_path": str(dataset.path.absolute()),

@@ -15,7 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
-ENDED = ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "TIMEOUT", "CANCELLED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
+ENDED = (
+    "COMPLETED",
+    "FAILED",
+    "OUT_OF_MEMORY",
+    "TIMEOUT",
+    "CANCELLED",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "BOOT_FAIL",
+)
 
 SLURM_CONF = """\
 ClusterName=test{port}
@@ -103,7 +112,9 @@ class Cluster:
         )
         self.nodes = names
         (folder / "state").mkdir()
-        (folder / "slurm.conf").write_text(SLURM_CONF.format(folder=folder, host=host, port=port, nodes=nodes))
+        (folder / "slurm.conf").write_text(
+            SLURM_CONF.format(folder=folder, host=host, port=port, nodes=nodes)
+        )
         from ogbnlib.memory.cgroup import find_cgroup
 
         found = find_cgroup()
@@ -128,10 +139,22 @@ class Cluster:
     def start(self) -> None:
         """Start the daemons and wait until every node takes jobs."""
         folder = self.folder
-        files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "seed-file": "munge.seed"}
+        files = {
+            "key-file": "munge.key",
+            "socket": "munge.socket",
+            "pid-file": "munge.pid",
+            "seed-file": "munge.seed",
+        }
         options = [f"--{option}={folder / file}" for option, file in files.items()]
         # --force: the folder lies below /tmp, which everyone may write to; this one only its owner may.
-        self._start("munged", "munged", "--foreground", "--force", *options, f"--log-file={folder / 'munged.log'}")
+        self._start(
+            "munged",
+            "munged",
+            "--foreground",
+            "--force",
+            *options,
+            f"--log-file={folder / 'munged.log'}",
+        )
         self._wait((folder / "munge.socket").exists, "munged")
         self._start("slurmctld", "slurmctld", "-D", "-c")
         for node in self.nodes:
@@ -149,17 +172,27 @@ class Cluster:
         while not condition():
             gone = [name for name, process in self.processes if process.poll() is not None]
             if gone or time.monotonic() > deadline:
-                raise RuntimeError(f"Slurm did not start: waited for {what}; ended: {gone}\n{self.logs()}")
+                raise RuntimeError(
+                    f"Slurm did not start: waited for {what}; ended: {gone}\n{self.logs()}"
+                )
             time.sleep(0.05)
 
     def logs(self) -> str:
         """The ends of the daemons' logs, for a failed test."""
         files = sorted([*self.folder.glob("*.log"), *self.folder.glob("*.out")])
-        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-800:]}" for file in files)
+        return "\n".join(
+            f"== {file.name}\n{file.read_text(errors='replace')[-800:]}" for file in files
+        )
 
-    def call(self, *argv: str, cwd: Path | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(argv, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=60)
-        assert not check or done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}\n{self.logs()}"
+    def call(
+        self, *argv: str, cwd: Path | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            argv, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=60
+        )
+        assert not check or done.returncode == 0, (
+            f"{argv}: {done.stdout}{done.stderr}\n{self.logs()}"
+        )
         return done
 
     def sbatch(self, *argv: str, cwd: Path) -> str:
@@ -182,7 +215,9 @@ class Cluster:
             if time.monotonic() > deadline:
                 outputs = [Path(job["StdOut"]) for job in jobs]
                 said = "\n".join(path.read_text()[-4000:] for path in outputs if path.exists())
-                raise AssertionError(f"job {job_id} did not end within {timeout_s:.0f} s: {jobs}\n{said}")
+                raise AssertionError(
+                    f"job {job_id} did not end within {timeout_s:.0f} s: {jobs}\n{said}"
+                )
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -191,7 +226,10 @@ class Cluster:
             self.call("scancel", "--full", "--signal=KILL", "--user=root", check=False)
             self.call("scancel", "--user=root", check=False)
             deadline = time.monotonic() + 10
-            while self.call("squeue", "--noheader", check=False).stdout.strip() and time.monotonic() < deadline:
+            while (
+                self.call("squeue", "--noheader", check=False).stdout.strip()
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.1)
         for _, process in reversed(self.processes):
             process.terminate()
@@ -200,7 +238,8 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for node in self.nodes:  # cgroup v1: slurmd leaves its folders; no process is in them any more
+        # cgroup v1: slurmd leaves its folders; no process is in them any more
+        for node in self.nodes:
             for top in Path("/sys/fs/cgroup").glob(f"*/slurm_{node}"):
                 for folder in sorted([*top.rglob("*/"), top], key=lambda path: -len(path.parts)):
                     with contextlib.suppress(OSError):
@@ -210,7 +249,8 @@ class Cluster:
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
     """A cluster for the length of a `with`. `unavailable()` says whether one can be had."""
-    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:  # a socket's path has 107 characters
+    # a socket's path has 107 characters
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
         made = Cluster(Path(folder))
         try:
             made.start()

@@ -1,5 +1,5 @@
-"""Promises for bad input, all commands alike: exit code 2 (1 from `verify`), one sentence with the name of what is
-wrong, no traceback, and nothing written."""
+"""Promises for bad input, all commands alike: exit code 2 (1 from `verify`), one sentence with the
+name of what is wrong, no traceback, and nothing written."""
 
 import os
 import shutil
@@ -30,7 +30,9 @@ def site(tiny_dir: Path, tiny_store: Path, tmp_path_factory: pytest.TempPathFact
     (folder / "file").write_text("x")
     os.symlink("loop", folder / "loop")
     for number, (part, content) in enumerate(DAMAGE):
-        damaged = Path(shutil.copytree(folder / ("store" if in_store(part) else "raw"), folder / f"d{number}"))
+        damaged = Path(
+            shutil.copytree(folder / ("store" if in_store(part) else "raw"), folder / f"d{number}")
+        )
         (damaged / part).unlink()
         if content is None:
             (damaged / part).mkdir()
@@ -91,7 +93,12 @@ def begin(path: str) -> str:
 
 
 CASES: list[tuple[list[str], str]] = [
-    *((["plan", "--set", f"{name}={value}"], name) for name in VALUES if name != "dataset" for value in VALUES[name]),
+    *(
+        (["plan", "--set", f"{name}={value}"], name)
+        for name in VALUES
+        if name != "dataset"
+        for value in VALUES[name]
+    ),
     *((["plan", "--set", f"dataset={value}"], begin(value)) for value in VALUES["dataset"]),
     *((["plan", "--memory-limit", size], "memory_limit: ") for size in SIZES),
     *((["synth", place, "--scale", "0.0001"], begin(place)) for place in PLACES),
@@ -102,7 +109,11 @@ CASES: list[tuple[list[str], str]] = [
     *((["train", "--run-dir", place, "--resume"], begin(place)) for place in PLACES),
     *((["train", "--run-dir", place, "--set", "dataset=store"], begin(place)) for place in PLACES),
     *((["verify", f"d{i}"], f"d{i}") for i, (part, _) in enumerate(DAMAGE) if in_store(part)),
-    *((["convert", f"d{i}", "new"], f"d{i}") for i, (part, _) in enumerate(DAMAGE) if not in_store(part)),
+    *(
+        (["convert", f"d{i}", "new"], f"d{i}")
+        for i, (part, _) in enumerate(DAMAGE)
+        if not in_store(part)
+    ),
     *((["plan", "--set", f"dataset=d{i}"], f"d{i}") for i in range(len(DAMAGE))),
     (["convert", "store", "new"], "found a store"),
     (["convert", "raw", "new", "--memory-limit", "100 MB"], "memory_limit: "),
@@ -114,10 +125,26 @@ CASES: list[tuple[list[str], str]] = [
     (["diagnose", "raw", "--job", "1"], "diagnose: "),
     (["diagnose", "--job", "x"], "x"),
     (["train", "--run-dir", "new", "--set", "dataset=store", "--ranks", "0"], "num_ranks: "),
-    (["train", "--run-dir", "new", "--set", "dataset=store", "--limit-by", "magic", "--memory-limit", "1 GB"], "magic"),
+    (
+        [
+            "train",
+            "--run-dir",
+            "new",
+            "--set",
+            "dataset=store",
+            "--limit-by",
+            "magic",
+            "--memory-limit",
+            "1 GB",
+        ],
+        "magic",
+    ),
     (["train", "--run-dir", "new", "--set", "dataset=nowhere"], "nowhere"),
     (["train", "--run-dir", "new", "--set", "dataset=d6"], "d6"),
-    (["train", "--run-dir", "new", "--set", "dataset=store", "--memory-limit", "8"], "memory_limit: "),
+    (
+        ["train", "--run-dir", "new", "--set", "dataset=store", "--memory-limit", "8"],
+        "memory_limit: ",
+    ),
     (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),
     (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
     (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
@@ -128,7 +155,9 @@ CASES: list[tuple[list[str], str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), CASES, ids=lambda part: " ".join(part)[-40:])
-def test_a_bad_input_is_one_sentence(call: Call, site: Path, arguments: list[str], words: str) -> None:
+def test_a_bad_input_is_one_sentence(
+    call: Call, site: Path, arguments: list[str], words: str
+) -> None:
     before = tree(site)
     code, said = call(*arguments)
     assert code == (1 if arguments[0] == "verify" and "error: " not in said else 2), said
@@ -140,13 +169,21 @@ def test_a_bad_input_is_one_sentence(call: Call, site: Path, arguments: list[str
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(TrainConfig.model_fields)) | st.text(max_size=12), JSON, max_size=4))
-def test_any_values_make_a_config_or_one_sentence_that_names_them(values: dict[str, object]) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(TrainConfig.model_fields)) | st.text(max_size=12), JSON, max_size=4
+    )
+)
+def test_any_values_make_a_config_or_one_sentence_that_names_them(
+    values: dict[str, object],
+) -> None:
     try:
         config = TrainConfig.create(values)
     except InputError as error:

@@ -1,4 +1,5 @@
-"""Promises of the command line: exit codes are the run's, mistakes are one sentence, `--json` is JSON alone."""
+"""Promises of the command line: exit codes are the run's, mistakes are one sentence, `--json` is
+JSON alone."""
 
 import gzip
 import json
@@ -17,7 +18,9 @@ from ogbnlib.sources.ogb import open_raw
 
 
 def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "ogbnlib", *arguments], capture_output=True, text=True, cwd=cwd)
+    return subprocess.run(
+        [sys.executable, "-m", "ogbnlib", *arguments], capture_output=True, text=True, cwd=cwd
+    )
 
 
 def test_help_begins_with_what_the_commands_are_for() -> None:
@@ -30,12 +33,18 @@ TINY = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "device=cpu"]
 
 
 @pytest.fixture(scope="module")
-def trained(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def trained(
+    tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("cli") / "run"
-    return folder, cli("train", "--run-dir", str(folder), "--set", f"dataset={tiny_dir}", *TINY, "--json")
+    return folder, cli(
+        "train", "--run-dir", str(folder), "--set", f"dataset={tiny_dir}", *TINY, "--json"
+    )
 
 
-def test_train_ends_with_0_and_its_json_is_the_result(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_train_ends_with_0_and_its_json_is_the_result(
+    trained: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     folder, done = trained
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads((folder / "result.json").read_text())
@@ -51,7 +60,9 @@ def test_train_ends_with_137_when_the_child_is_killed(tiny_dir: Path, tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_train_resumes_with_the_values_of_the_run(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_train_resumes_with_the_values_of_the_run(
+    trained: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     folder, _ = trained
     done = cli("train", "--run-dir", str(folder), "--resume", "--set", "epochs=2")
     assert done.returncode == 0, done.stderr
@@ -61,7 +72,13 @@ def test_train_resumes_with_the_values_of_the_run(trained: tuple[Path, subproces
 
 
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB)
+    run = write_run(
+        tmp_path / "run",
+        exit_code=137,
+        killed_by="kernel",
+        oom_kills=1,
+        memory_limit_bytes=256 * MB,
+    )
     before = tree(tmp_path)
     text, found = cli("diagnose", str(run)), cli("diagnose", str(run), "--json")
     assert (text.returncode, found.returncode) == (0, 0)
@@ -93,10 +110,18 @@ def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("spool", "minutes"), [("30 GB", 8), ("off", 43)])
-def test_the_forecast_hours_are_those_that_a_run_at_full_size_took(spool: str, minutes: int) -> None:
-    # 20 epochs with two evaluations each from disk in 4 GB, measured before there was a spool and with it, on the
-    # machine `REFERENCE`; `plan` measures its own, where a busy one adds a quarter.
-    values = {"loading": "store", "feature_dtype": "float16", "epochs": 20, "train_eval": "never", "spool": spool}
+def test_the_forecast_hours_are_those_that_a_run_at_full_size_took(
+    spool: str, minutes: int
+) -> None:
+    # 20 epochs with two evaluations each from disk in 4 GB, measured before there was a spool and
+    # with it, on the machine `REFERENCE`; `plan` measures its own, where a busy one adds a quarter.
+    values = {
+        "loading": "store",
+        "feature_dtype": "float16",
+        "epochs": 20,
+        "train_eval": "never",
+        "spool": spool,
+    }
     config = TrainConfig.create(dataset="ogbn-papers100M", **values)
     assert predict(config, memory_limit_bytes=2**32).run_s == pytest.approx(60 * minutes, rel=0.25)
 
@@ -122,7 +147,9 @@ def test_doctor_reports_each_check_and_a_fix_for_each_failure() -> None:
         assert bool(check["fix"]) != check["ok"]
 
 
-def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(tiny_dir: Path, tmp_path: Path) -> None:
+def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(
+    tiny_dir: Path, tmp_path: Path
+) -> None:
     arrays = raw_arrays(tiny_dir)
     names = np.array([f"author {i}" for i in range(len(arrays["x"]))])
     np.save(tmp_path / "x.npy", arrays["x"])
@@ -133,7 +160,16 @@ def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(ti
         (tmp_path / f"{split}.csv").write_text("author\n" + "".join(f"{name}\n" for name in part))
     pairs = "".join(f"{a},{b},2.5\n" for a, b in names[arrays["edge_index"]].T)
     (tmp_path / "who.csv.gz").write_bytes(gzip.compress(("citing,cited,weight\n" + pairs).encode()))
-    given = ["--edges", "who.csv.gz", "--features", "x.npy", "--labels", "y.npy", "--nodes", "authors.npy"]
+    given = [
+        "--edges",
+        "who.csv.gz",
+        "--features",
+        "x.npy",
+        "--labels",
+        "y.npy",
+        "--nodes",
+        "authors.npy",
+    ]
     given += ["--edge-columns", "citing,cited", "--id-column", "author", "--relabel"]
     done = cli("convert", ".", "store", *given, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -148,6 +184,9 @@ def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(ti
     assert "ogbn-arxiv is not there: python -m ogbnlib download ogbn-arxiv" in done.stderr
     assert not (tmp_path / "new").exists()
     official_csv(tmp_path / "dataset", **arrays, splits=open_raw(tiny_dir).read_splits())
-    assert json.loads(cli("download", "ogbn-arxiv", "--json", cwd=tmp_path).stdout)["path"] == "dataset/ogbn_arxiv"
+    assert (
+        json.loads(cli("download", "ogbn-arxiv", "--json", cwd=tmp_path).stdout)["path"]
+        == "dataset/ogbn_arxiv"
+    )
     done = cli("convert", "ogbn-arxiv", "new", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

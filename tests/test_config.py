@@ -1,4 +1,5 @@
-"""Promises of `config`: clear words for every mistake, and files that appear whole or not at all."""
+"""Promises of `config`: clear words for every mistake, and files that appear whole or not at
+all."""
 
 import inspect
 import json
@@ -79,7 +80,9 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("name", "value", "words"), BAD_VALUES, ids=lambda part: repr(part)[:24])
-def test_a_bad_value_is_refused_with_the_parameters_name_and_what_was_found(name: str, value: Any, words: str) -> None:
+def test_a_bad_value_is_refused_with_the_parameters_name_and_what_was_found(
+    name: str, value: Any, words: str
+) -> None:
     with pytest.raises(InputError, match=f"^{name}: ") as caught:
         make(**{name: value})
     assert words in str(caught.value)
@@ -92,7 +95,9 @@ def test_hidden_channels_that_the_heads_do_not_divide_are_refused_for_gat_only()
         make(model="gat", hidden_channels=10)
     assert make(model="gat", hidden_channels=10, model_args='{"heads": 5}').heads == 5
     for bad in ({"heads": 0}, {"heads": 2.0}, {"width": 3}):
-        with pytest.raises(InputError, match=r"^model_args: .*(heads of at least 1|gat takes heads, got .'width')"):
+        with pytest.raises(
+            InputError, match=r"^model_args: .*(heads of at least 1|gat takes heads, got .'width')"
+        ):
             make(model="gat", model_args=bad)
 
 
@@ -100,7 +105,10 @@ def test_hidden_channels_that_the_heads_do_not_divide_are_refused_for_gat_only()
     ("values", "evaluated"),
     [
         ({}, [["valid", "test"], ["valid", "test"], ["train", "valid", "test"]]),
-        ({"train_eval": "every_epoch", "eval_every": 2}, [[], ["train", "valid", "test"], ["train", "valid", "test"]]),
+        (
+            {"train_eval": "every_epoch", "eval_every": 2},
+            [[], ["train", "valid", "test"], ["train", "valid", "test"]],
+        ),
         ({"train_eval": "final", "eval_splits": ""}, [[], [], ["train"]]),
     ],
     ids=str,
@@ -115,7 +123,9 @@ def test_splits_are_evaluated_every_so_often_and_after_the_last_epoch(
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    config = make(num_neighbors="15 10 5", eval_splits="", num_threads=None, lr=0.1 + 0.2, undirected="yes")
+    config = make(
+        num_neighbors="15 10 5", eval_splits="", num_threads=None, lr=0.1 + 0.2, undirected="yes"
+    )
     config.save(tmp_path / "config.json")
     assert TrainConfig.load(tmp_path / "config.json") == config
     assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
@@ -128,7 +138,10 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
         ({"heads": 4, "self_loops": False, "lr_schedule_args": {}}, {}),
         ({"heads": 8, "model": "sage"}, {"model": "sage"}),
         ({"heads": 2, "model": "m.py:Net"}, {"model": "m.py:Net", "model_args": {"heads": 2}}),
-        ({"lr_schedule": "step", "lr_schedule_args": {"step_size": 9}}, {"lr_schedule": "step:step_size=9"}),
+        (
+            {"lr_schedule": "step", "lr_schedule_args": {"step_size": 9}},
+            {"lr_schedule": "step:step_size=9"},
+        ),
         ({"norm": "sym", "self_loops": True}, {"norm": "gcn"}),
         ({"norm": "none", "self_loops": True}, {"norm": "none-loops"}),
     ],
@@ -145,7 +158,9 @@ def test_a_parameter_of_an_earlier_version_is_translated_or_ignored_with_a_warni
         assert TrainConfig.load(tmp_path / "config.json") == config
     assert config.changes(saved) == ([], [])
     saved.pop("sampling")  # it was "neighbor" before it could be chosen
-    assert config.replace(sampling="labor").changes(saved)[0] == ["sampling was 'neighbor', now 'labor'"]
+    assert config.replace(sampling="labor").changes(saved)[0] == [
+        "sampling was 'neighbor', now 'labor'"
+    ]
     assert TrainConfig.restore({"dataset": "d", "self_loops": True}).norm == "gcn"
 
 
@@ -157,7 +172,9 @@ def test_a_parameter_of_an_earlier_version_is_translated_or_ignored_with_a_warni
         (b'{"dataset": "x", "epoch": 3}', "did you mean 'epochs'"),
     ],
 )
-def test_a_damaged_config_file_is_named_and_left_alone(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_damaged_config_file_is_named_and_left_alone(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=re.escape(str(path))) as caught:
@@ -168,7 +185,14 @@ def test_a_damaged_config_file_is_named_and_left_alone(tmp_path: Path, content: 
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("2 GB", 2**31), ("2g", 2**31), ("1.5 GiB", 3 * 2**29), ("64k", 2**16), (2**30, 2**30), (str(2**30), 2**30)],
+    [
+        ("2 GB", 2**31),
+        ("2g", 2**31),
+        ("1.5 GiB", 3 * 2**29),
+        ("64k", 2**16),
+        (2**30, 2**30),
+        (str(2**30), 2**30),
+    ],
 )
 def test_sizes_are_understood_in_binary_units(text: object, count: int) -> None:
     assert parse_bytes(text) == count
@@ -187,7 +211,12 @@ def test_what_is_no_size_is_refused_with_the_parameters_name(size: object) -> No
 
 
 def test_sizes_are_printed_in_the_units_they_are_read_in() -> None:
-    assert [format_bytes(n) for n in (5 * 2**28, 310 * 2**20, 2048, None)] == ["1.25 GB", "310 MB", "2 kB", "unknown"]
+    assert [format_bytes(n) for n in (5 * 2**28, 310 * 2**20, 2048, None)] == [
+        "1.25 GB",
+        "310 MB",
+        "2 kB",
+        "unknown",
+    ]
 
 
 def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() -> None:
@@ -205,7 +234,9 @@ def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() ->
 
 
 def test_a_file_of_parameters_is_read_as_papermill_reads_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\nfeature_dtype: float16\n")
+    (tmp_path / "mine.yaml").write_text(
+        "num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\nfeature_dtype: float16\n"
+    )
     found = {"num_neighbors": [3, 2], "memory_limit": "7 GB", "feature_dtype": "float16"}
     assert read_parameters(tmp_path / "mine.yaml") == found
     os.mkfifo(tmp_path / "pipe")  # as `--config <(...)` gives it

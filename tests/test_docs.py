@@ -36,19 +36,31 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What OGB's server has, at the scale of these tests."""
     folder = tmp_path_factory.mktemp("remote")
     synthesize(folder / "papers100M-bin", scale=SCALE, progress=False)
-    return Path(shutil.make_archive(str(folder / "papers100M-bin"), "zip", folder, "papers100M-bin")).read_bytes()
+    return Path(
+        shutil.make_archive(str(folder / "papers100M-bin"), "zip", folder, "papers100M-bin")
+    ).read_bytes()
 
 
 @pytest.mark.slow
-def test_papers100m_is_downloaded_converted_trained_and_read_as_the_page_says(archive: bytes, tmp_path: Path) -> None:
+def test_papers100m_is_downloaded_converted_trained_and_read_as_the_page_says(
+    archive: bytes, tmp_path: Path
+) -> None:
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
     with Remote(archive) as server:
-        env = os.environ | {"http_proxy": server.url.rpartition("/")[0], "no_proxy": "", "PYTHONPATH": str(ROOT)}
+        env = os.environ | {
+            "http_proxy": server.url.rpartition("/")[0],
+            "no_proxy": "",
+            "PYTHONPATH": str(ROOT),
+        }
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
         said = ""
         for block in blocks(PAGE, "bash"):
             done = subprocess.run(
-                ["bash", "-e", "-c", block], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                ["bash", "-e", "-c", block],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
             )
             said += done.stdout.decode()
             assert done.returncode == 0, f"{block}\n{said[-3000:]}"
@@ -66,7 +78,8 @@ def test_the_settings_beside_the_job_scripts_fit_their_limit_at_full_size(name: 
     given = read_parameters(ROOT / "slurm" / f"{name}.yaml")
     book = nbformat.read(ROOT / "notebooks" / "07_full_training.ipynb", as_version=4)
     (cell,) = (cell.source for cell in book.cells if "parameters" in cell.metadata.get("tags", []))
-    assert set(given) <= {line.partition(":")[0] for line in cell.splitlines()}  # papermill -f gives them to it
+    # papermill -f gives them to it
+    assert set(given) <= {line.partition(":")[0] for line in cell.splitlines()}
     limit = given.pop("memory_limit")
     at_full = {"dataset": "ogbn-papers100M", "undirected": True, "feature_dtype": "float16"}
     assert plan(TrainConfig.create({**given, **at_full}), limit).verdict == FITS
@@ -74,7 +87,9 @@ def test_the_settings_beside_the_job_scripts_fit_their_limit_at_full_size(name: 
 
 def test_what_the_page_expects_is_what_plan_forecasts() -> None:
     rungs = ladder(undirected=True, spool="30 GB")
-    told = re.findall(r"^\| (\d+ GB) \| [^|]* \| ([\d.]+) GB \| (\d+) min", PAGE.read_text(), re.MULTILINE)
+    told = re.findall(
+        r"^\| (\d+ GB) \| [^|]* \| ([\d.]+) GB \| (\d+) min", PAGE.read_text(), re.MULTILINE
+    )
     assert [allocation for allocation, *_ in told] == ["128 GB", "64 GB", "16 GB", "4 GB"]
     for allocation, gigabytes, minutes in told:
         row = rungs.loc[allocation]
@@ -110,7 +125,9 @@ def test_the_reference_is_that_of_the_docstrings(name: str) -> None:
 def test_every_command_that_a_page_names_is_there_with_its_options(page: Path) -> None:
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, *arguments in commands(page):
-        arguments = arguments[: next((i for i, word in enumerate(arguments) if word in ("&&", "|", ">")), None)]
+        arguments = arguments[
+            : next((i for i, word in enumerate(arguments) if word in ("&&", "|", ">")), None)
+        ]
         given = known[name].make_context(name, arguments).params if arguments else {}
         TrainConfig.create({"dataset": "somewhere"} | parse_assignments(given.get("set_") or []))
 
@@ -127,7 +144,8 @@ def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> No
 
 
 def sections(page: Path) -> list[dict[str, list[str]]]:
-    """What a translation has in common with its original, section by section: commands, code, figures."""
+    """What a translation has in common with its original, section by section: commands, code,
+    figures."""
     found = []
     for text in re.split(r"^## ", page.read_text(), flags=re.MULTILINE):
         fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,5 @@
-"""Predictions of a run: layer by layer they are those of a forward pass over the whole graph in RAM."""
+"""Predictions of a run: layer by layer they are those of a forward pass over the whole graph in
+RAM."""
 
 import json
 import shutil
@@ -28,10 +29,17 @@ def in_ram(run_dir: Path, dataset: Path) -> np.ndarray:
     """Scores of all nodes by PyG's own layers on the whole graph."""
     config, weights, *_ = read_model(run_dir)
     store = open_store(dataset)
-    x, edges = torch.from_numpy(store.read("x", "float32")), torch.from_numpy(store.read_edge_index())
+    x, edges = (
+        torch.from_numpy(store.read("x", "float32")),
+        torch.from_numpy(store.read_edge_index()),
+    )
     kind = {"sage": SAGEConv, "gcn": GCNConv}[config.model]
     for layer in range(len(config.num_neighbors)):
-        mine = {name.split(".", 2)[2]: value for name, value in weights.items() if name.startswith(f"convs.{layer}.")}
+        mine = {
+            name.split(".", 2)[2]: value
+            for name, value in weights.items()
+            if name.startswith(f"convs.{layer}.")
+        }
         out = len(mine["bias"] if config.model == "gcn" else mine["lin_l.bias"])
         conv = kind(x.shape[1], out)
         conv.load_state_dict(mine)
@@ -41,9 +49,16 @@ def in_ram(run_dir: Path, dataset: Path) -> np.ndarray:
 
 
 @pytest.fixture(scope="module", params=["sage", "gcn"])
-def trained(request: pytest.FixtureRequest, tiny_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(
+    request: pytest.FixtureRequest, tiny_config: Config, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     run_dir: Path = tmp_path_factory.mktemp(request.param) / "run"
-    train(tiny_config(model=request.param, num_neighbors=[3, 3, 2], hidden_channels=6, keep="best", lr=0.05), run_dir)
+    train(
+        tiny_config(
+            model=request.param, num_neighbors=[3, 3, 2], hidden_channels=6, keep="best", lr=0.05
+        ),
+        run_dir,
+    )
     return run_dir
 
 
@@ -55,17 +70,25 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
     monkeypatch.setattr(sweep, "PIECE_EDGES", 50)
     monkeypatch.setattr(columns_of, "CHUNK_BYTES", 2 * 4 * 8 * 20)
     monkeypatch.setattr(inference, "left_bytes", lambda limit: 2**30)
-    monkeypatch.setattr(inference, "fixed_bytes", lambda *_: 2**30 - inference._STEP_BYTES - columns * 4 * 300)
+    monkeypatch.setattr(
+        inference, "fixed_bytes", lambda *_: 2**30 - inference._STEP_BYTES - columns * 4 * 300
+    )
     expected = in_ram(trained, tiny_store)
     predict(trained, tmp_path / "scores.npy", nodes="all", scores=True, **QUIET)
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, rtol=1e-4, atol=1e-5)
     some = np.random.default_rng(0).permutation(300)[:40]
     np.save(tmp_path / "some.npy", some)
-    for nodes, ids in (("all", np.arange(300)), (str(tmp_path / "some.npy"), some), ("labelled", None)):
+    for nodes, ids in (
+        ("all", np.arange(300)),
+        (str(tmp_path / "some.npy"), some),
+        ("labelled", None),
+    ):
         path = predict(trained, tmp_path / f"{Path(nodes).stem}-out.npy", nodes=nodes, **QUIET)
         if ids is None:
             ids = np.load(tmp_path / "labelled-out-nodes.npy")
-            assert np.array_equal(ids, np.unique(np.concatenate([*open_store(tiny_store).splits.values()])))
+            assert np.array_equal(
+                ids, np.unique(np.concatenate([*open_store(tiny_store).splits.values()]))
+            )
         found = np.load(path)
         assert found.dtype == np.int16
         assert np.array_equal(found, expected[ids].argmax(1))
@@ -86,28 +109,42 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
 def test_sampled_predictions_have_the_accuracies_of_the_evaluations(
     tiny_config: Config, tiny_store: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    config = tiny_config(**{"num_neighbors": [3, 1], "seed": 5, "train_eval": "every_epoch", "epochs": 3, **changes})
+    config = tiny_config(
+        **{"num_neighbors": [3, 1], "seed": 5, "train_eval": "every_epoch", "epochs": 3, **changes}
+    )
     history = train(config, tmp_path / "run").history
-    kept = max(history, key=lambda row: row["valid"] or 0.0) if config.keep == "best" else history[-1]
+    kept = (
+        max(history, key=lambda row: row["valid"] or 0.0) if config.keep == "best" else history[-1]
+    )
     labelled = predict(tmp_path / "run", tmp_path / "some.npy", sampled=True, **QUIET)
     everything = predict(tmp_path / "run", tmp_path / "all.npy", nodes="all", sampled=True, **QUIET)
     ids, store = np.load(tmp_path / "some-nodes.npy"), open_store(tiny_store)
     assert np.array_equal(np.load(labelled), np.load(everything)[ids])
     for split, nodes in store.splits.items():
         some = np.random.default_rng(0).permutation(nodes)[:30]
-        few = predict(tmp_path / "run", tmp_path / f"{split}.npy", nodes=some, sampled=True, **QUIET)
+        few = predict(
+            tmp_path / "run", tmp_path / f"{split}.npy", nodes=some, sampled=True, **QUIET
+        )
         assert np.array_equal(np.load(few), np.load(everything)[some])
         assert float((np.load(everything)[nodes] == store.y[nodes]).mean()) == kept[split]
 
 
-def test_a_model_of_propagated_features_can_predict(tiny_config: Config, tiny_store: Path, tmp_path: Path) -> None:
-    config = tiny_config(loading="propagated", model="sign", data_dir=str(tmp_path), dataset=str(tiny_store))
+def test_a_model_of_propagated_features_can_predict(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(
+        loading="propagated", model="sign", data_dir=str(tmp_path), dataset=str(tiny_store)
+    )
     result = train(config, tmp_path / "run")
     found = np.load(predict(tmp_path / "run", tmp_path / "out.npy", **QUIET))
     ids, store = np.load(tmp_path / "out-nodes.npy"), open_store(tiny_store)
     test = np.searchsorted(ids, store.splits["test"])
-    assert float((found[test] == store.y[store.splits["test"]]).mean()) == result.history[-1]["test"]
-    with pytest.raises(InputError, match="has no features of 90 of these nodes; propagate for all nodes"):
+    assert (
+        float((found[test] == store.y[store.splits["test"]]).mean()) == result.history[-1]["test"]
+    )
+    with pytest.raises(
+        InputError, match="has no features of 90 of these nodes; propagate for all nodes"
+    ):
         predict(tmp_path / "run", tmp_path / "all.npy", nodes="all", **QUIET)
     assert not (tmp_path / "all.npy").exists()
 
@@ -127,10 +164,15 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
     refused("nodes: expected ids from 0 to 299, got 5 to 300", nodes=np.array([5, 300]))
     refused("memory_limit: expected room for", memory_limit="10 MB")
     train(tiny_config(model="gat", hidden_channels=8), tmp_path / "gat")
-    refused("model: every neighbor can be counted for sage and gcn, got gat; add --sampled", run_dir=tmp_path / "gat")
+    refused(
+        "model: every neighbor can be counted for sage and gcn, got gat; add --sampled",
+        run_dir=tmp_path / "gat",
+    )
 
 
-def test_another_data_set_at_the_path_is_refused(tiny_config: Config, tiny_store: Path, tmp_path: Path) -> None:
+def test_another_data_set_at_the_path_is_refused(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
     shutil.copytree(tiny_store, tmp_path / "s")
     train(tiny_config(dataset=str(tmp_path / "s"), epochs=1), tmp_path / "run")
     data, splits = open_store(tiny_store).to_data(), open_store(tiny_store).splits
@@ -138,13 +180,18 @@ def test_another_data_set_at_the_path_is_refused(tiny_config: Config, tiny_store
     shutil.rmtree(tmp_path / "s")
     Store.from_data(data, tmp_path / "s", splits=splits, num_classes=4, progress=False)
     for sampled in (False, True):
-        with pytest.raises(InputError, match=r"expected the data set that .*\.pt was trained on .* other features"):
+        with pytest.raises(
+            InputError, match=r"expected the data set that .*\.pt was trained on .* other features"
+        ):
             predict(tmp_path / "run", tmp_path / "out.npy", sampled=sampled, **QUIET)
     assert not (tmp_path / "out.npy").exists()
 
 
 def test_the_command_writes_the_file(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["ogbnlib", "predict", str(trained), "--out", str(tmp_path / "out.npy"), "--json"]
     monkeypatch.setattr("sys.argv", argv)

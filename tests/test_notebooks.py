@@ -1,4 +1,5 @@
-"""Every notebook runs through papermill at smoke scale, as a user would run it, and is committed as it was executed."""
+"""Every notebook runs through papermill at smoke scale, as a user would run it, and is committed as
+it was executed."""
 
 import ast
 import itertools
@@ -20,14 +21,16 @@ from ogbnlib.runs.folder import Run
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# 0.002 is 222,000 nodes and 3.2M edges: small, yet large enough that the scaled 128 GB limit still kills the baseline.
+# 0.002 is 222,000 nodes and 3.2M edges: small, yet large enough that the scaled 128 GB limit still
+# kills the baseline.
 SMOKE = ["-p", "scale", "0.002", "-p", "epochs", "1"]
 WELL_KNOWN = {"matplotlib", "numpy", "pandas", "torch", "torch_geometric"}
 OF_ITS_OWN = {"09_your_own": ["-p", "num_nodes", "5000", "-p", "epochs", "1"]}
 EXTRA = {
     "08_propagate_once": ["-p", "hop_epochs", "3"],
     "06_out_of_core": ["-y", "limits: ['128 GB', '32 GB', '8 GB']"],
-    "02_memory_budget": ["-p", "epochs", "2"],  # after the last one lazy loaders need a CSC less, and pass
+    # after the last one lazy loaders need a CSC less, and pass
+    "02_memory_budget": ["-p", "epochs", "2"],
 }
 
 
@@ -36,9 +39,26 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("notebook-data")
 
 
-def execute(path: Path, folder: Path, data_dir: Path, user: list[str] | None = None) -> nbformat.NotebookNode:
-    argv = [*(user or []), sys.executable, "-m", "papermill", "--engine", "ogbnlib", str(path), "out.ipynb"]
-    argv += [*OF_ITS_OWN.get(path.stem, SMOKE), "-p", "data_dir", str(data_dir), *EXTRA.get(path.stem, [])]
+def execute(
+    path: Path, folder: Path, data_dir: Path, user: list[str] | None = None
+) -> nbformat.NotebookNode:
+    argv = [
+        *(user or []),
+        sys.executable,
+        "-m",
+        "papermill",
+        "--engine",
+        "ogbnlib",
+        str(path),
+        "out.ipynb",
+    ]
+    argv += [
+        *OF_ITS_OWN.get(path.stem, SMOKE),
+        "-p",
+        "data_dir",
+        str(data_dir),
+        *EXTRA.get(path.stem, []),
+    ]
     env = {**os.environ, **({"HOME": str(folder), "PYTHONPATH": str(ROOT)} if user else {})}
     result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr[-4000:]
@@ -70,21 +90,36 @@ def text_of(book: nbformat.NotebookNode) -> str:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_headless_and_draws_its_timeline(path: Path, executed) -> None:  # type: ignore[no-untyped-def]
     book = executed(path)
-    pictures = [o for cell in book.cells for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+    pictures = [
+        o
+        for cell in book.cells
+        for o in cell.get("outputs", [])
+        if "image/png" in o.get("data", {})
+    ]
     assert pictures
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_as_it_was_executed_last(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
-    assert not is_stale(book), "its outputs are of other code: run python tests/execute_notebooks.py"
+    assert not is_stale(book), (
+        "its outputs are of other code: run python tests/execute_notebooks.py"
+    )
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
     first, *_ = outputs = [output for cell in code for output in cell.outputs]
     assert re.match(r"ogbnlib \d\S*, torch \S+, .*\n.* cores, .* of memory, ", first.text)
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    assert not re.search(r"(?<![\w.])/(home|root|tmp|work|Users)/|warning", json.dumps(outputs), re.IGNORECASE)
-    pictures = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    assert not [
+        output
+        for output in outputs
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
+    assert not re.search(
+        r"(?<![\w.])/(home|root|tmp|work|Users)/|warning", json.dumps(outputs), re.IGNORECASE
+    )
+    pictures = [
+        output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})
+    ]
     assert pictures
     assert max(map(len, pictures)) < 200_000
     assert path.stat().st_size < 1_000_000
@@ -96,15 +131,29 @@ def test_a_notebook_is_short_and_leaves_its_logic_to_the_package(path: Path) -> 
     nbformat.validate(book)
     top = book.cells[0].source
     assert top.startswith("# ")
-    for part in ("\nTakes about ", "Writes ", "**You will learn**", "**Predict before you run:**", "(README.md)"):
+    for part in (
+        "\nTakes about ",
+        "Writes ",
+        "**You will learn**",
+        "**Predict before you run:**",
+        "(README.md)",
+    ):
         assert part in top
     prose = [cell.source for cell in book.cells if cell.cell_type == "markdown"]
     links = re.findall(r"\]\((?!http)([^)#]+)\)", "\n".join(prose))
     assert [link for link in links if not (path.parent / link).exists()] == []
     assert any("verdicts.table(" in cell.source for cell in book.cells)
-    drawn = [any("image/png" in o.get("data", {}) for o in cell.get("outputs", [])) for cell in book.cells]
-    kinds = ["figure" if is_drawn else cell.cell_type for cell, is_drawn in zip(book.cells, drawn, strict=True)]
-    assert ("figure", "code") not in [*itertools.pairwise(kinds)], "a figure needs a sentence under it"
+    drawn = [
+        any("image/png" in o.get("data", {}) for o in cell.get("outputs", []))
+        for cell in book.cells
+    ]
+    kinds = [
+        "figure" if is_drawn else cell.cell_type
+        for cell, is_drawn in zip(book.cells, drawn, strict=True)
+    ]
+    assert ("figure", "code") not in [*itertools.pairwise(kinds)], (
+        "a figure needs a sentence under it"
+    )
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     (parameters,) = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
     for line in parameters.source.splitlines():
@@ -113,13 +162,23 @@ def test_a_notebook_is_short_and_leaves_its_logic_to_the_package(path: Path) -> 
     lengths = [len(cell.source.splitlines()) for cell in code]
     assert sum(lengths) <= 150
     assert max(lengths) <= 15
-    python = [cell.source for cell in code if not cell.source.startswith("%")]  # a magic: a file, or a cell on its own
+    # a magic: a file, or a cell on its own
+    python = [cell.source for cell in code if not cell.source.startswith("%")]
     nodes = list(ast.walk(ast.parse("\n".join(python))))
-    assert not [node for node in nodes if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef)]
+    assert not [
+        node for node in nodes if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef)
+    ]
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {name for name in modules if name.startswith("ogbnlib")} <= {"ogbnlib", "ogbnlib.notebook"}, "public names"
-    assert {name.split(".")[0] for name in modules} <= {"ogbnlib", *WELL_KNOWN, *sys.stdlib_module_names}
+    assert {name for name in modules if name.startswith("ogbnlib")} <= {
+        "ogbnlib",
+        "ogbnlib.notebook",
+    }, "public names"
+    assert {name.split(".")[0] for name in modules} <= {
+        "ogbnlib",
+        *WELL_KNOWN,
+        *sys.stdlib_module_names,
+    }
 
 
 def verdicts(book: nbformat.NotebookNode) -> dict[str, str]:
@@ -141,9 +200,14 @@ VERDICTS = {
 TEXTS = {
     "01_baseline_oom": ["exit code 137", "in phase 'build"],
     "02_memory_budget": ["under 128.00 GB: WILL NOT FIT"],
-    "03_lazy_loaders": ["Finished without an error"],  # shared, under the limit that killed the two others
+    # shared, under the limit that killed the two others
+    "03_lazy_loaders": ["Finished without an error"],
     "06_out_of_core": ["eager exit code 137", "store finished"],
-    "10_knobs_and_mistakes": ["WILL NOT FIT", "set num_workers=0: each worker adds", "did you mean 'batch_size'"],
+    "10_knobs_and_mistakes": [
+        "WILL NOT FIT",
+        "set num_workers=0: each worker adds",
+        "did you mean 'batch_size'",
+    ],
 }
 
 
@@ -156,13 +220,18 @@ def test_a_notebook_reaches_its_verdicts_at_smoke_scale(name: str, executed) -> 
         assert text in text_of(book)
 
 
-# Another user who may read everything, as Python may be installed in root's home, and write only own files.
+# Another user who may read everything, as Python may be installed in root's home, and write only
+# own files.
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-NOBODY += [f"--{which}=-all,+dac_read_search" for which in ("bounding-set", "inh-caps", "ambient-caps")]
+NOBODY += [
+    f"--{which}=-all,+dac_read_search" for which in ("bounding-set", "inh-caps", "ambient-caps")
+]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root, to be compared with")
+@pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root, to be compared with"
+)
 def test_a_user_without_cgroup_rights_gets_the_same_verdicts(executed, data_dir: Path) -> None:  # type: ignore[no-untyped-def]
     path = ROOT / "notebooks" / "01_baseline_oom.ipynb"
     as_root = executed(path)
@@ -175,14 +244,18 @@ def test_a_user_without_cgroup_rights_gets_the_same_verdicts(executed, data_dir:
         for result in limited:
             assert result["limit_by"] == "watchdog"
             assert result["killed_by"] == (None if result["exit_code"] == 0 else "watchdog")
-            # It looks every 20 ms, in which a process fills some 100 MB: what is beyond that is counted twice.
+            # It looks every 20 ms, in which a process fills some 100 MB: what is beyond that is
+            # counted twice.
             assert result["peak_bytes"] < result["memory_limit_bytes"] + 150 * MB
         for run in runs:
             assert "cgroup_usage_bytes" not in run.timeline
             assert "cgroup" not in run.diagnosis.text
     both = verdicts(as_user), verdicts(as_root)
-    # A watchdog samples less often: it may miss the train phase, which takes a tenth of a second at this scale.
-    missed = {name for found in both for name, verdict in found.items() if verdict == "not measured"}
+    # A watchdog samples less often: it may miss the train phase, which takes a tenth of a second at
+    # this scale.
+    missed = {
+        name for found in both for name, verdict in found.items() if verdict == "not measured"
+    }
     assert missed <= {"each worker copies the data set"}
     user, root = ({name: found[name] for name in found if name not in missed} for found in both)
     assert user == root != {}

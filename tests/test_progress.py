@@ -1,4 +1,5 @@
-"""Promises of `progress`: a sign of life from the first moment on, one line for a person, few lines for a log."""
+"""Promises of `progress`: a sign of life from the first moment on, one line for a person, few lines
+for a log."""
 
 import contextlib
 import io
@@ -46,7 +47,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_has_the_count_the_speed_the_loss_the_time_left_and_the_memory() -> None:
     count = Count(9432, "batches", done=3100, per_s=61.7, loss=1.684, run_left_s=1230)
     line = details(count, int(1.2 * GB), 4 * GB)
-    for words in ("33%", "3100/9432", "<01:42", "61.70it/s", "loss 1.68", "run 20 min", "1.20 GB of 4.00 GB"):
+    for words in (
+        "33%",
+        "3100/9432",
+        "<01:42",
+        "61.70it/s",
+        "loss 1.68",
+        "run 20 min",
+        "1.20 GB of 4.00 GB",
+    ):
         assert words in line
     assert details(None, 3 * GB) == "3.00 GB"
     assert "14.0G/28.0G" in str(Count(28 * GB, done=14 * GB, per_s=GB))
@@ -67,9 +76,15 @@ def test_a_person_has_one_line_which_is_gone_in_the_end() -> None:
     assert screen.seen() == ["Epoch 001", ""]
 
 
-@pytest.mark.parametrize(("steps", "shown"), [(True, ["load", "train epoch 1", "eval"]), (False, [])])
-def test_a_log_has_one_line_for_each_kind_of_step(steps: bool, shown: list, capsys: pytest.CaptureFixture[str]) -> None:
-    names = iter(["load", "load", "train epoch 1", "train epoch 1", "eval", "train epoch 2", "eval"])
+@pytest.mark.parametrize(
+    ("steps", "shown"), [(True, ["load", "train epoch 1", "eval"]), (False, [])]
+)
+def test_a_log_has_one_line_for_each_kind_of_step(
+    steps: bool, shown: list, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = iter(
+        ["load", "load", "train epoch 1", "train epoch 1", "eval", "train epoch 2", "eval"]
+    )
     with Live(lambda: (next(names), ""), "lines", steps=steps) as live:
         for _ in range(6):
             live._show()

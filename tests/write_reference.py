@@ -11,11 +11,24 @@ from ogbnlib import config, notebook
 
 # The first line of every page of the guide.
 TITLES = {
-    **{"data": "data", "training": "training", "resume": "resume", "memory": "memory", "out_of_core": "out of core"},
+    **{
+        "data": "data",
+        "training": "training",
+        "resume": "resume",
+        "memory": "memory",
+        "out_of_core": "out of core",
+    },
     **{"gpu": "GPU", "slurm": "Slurm", "command_line": "command line", "papers100M": "papers100M"},
-    **{"troubleshooting": "troubleshooting", "parameters": "parameters", "api": "Python", "glossary": "glossary"},
+    **{
+        "troubleshooting": "troubleshooting",
+        "parameters": "parameters",
+        "api": "Python",
+        "glossary": "glossary",
+    },
 }
-NAV = " · ".join(["[README](../../README.md)", *(f"[{title}]({page}.md)" for page, title in TITLES.items())])
+NAV = " · ".join(
+    ["[README](../../README.md)", *(f"[{title}]({page}.md)" for page, title in TITLES.items())]
+)
 GUIDE = Path(__file__).parents[1] / "notebooks" / "guide"
 SCRIPT = "Written from the docstrings by `python tests/write_reference.py`."
 
@@ -32,7 +45,9 @@ def parameters() -> str:
         "*Fixed* parameters belong to a run: `--resume` refuses another value. All others may be changed on resume.",
     ]
     source = inspect.getsource(config._Parameters)
-    for title, group in re.findall(r"^    # ([^\n]+)\n(.*?)(?=^    # |\Z)", source, re.MULTILINE | re.DOTALL):
+    for title, group in re.findall(
+        r"^    # ([^\n]+)\n(.*?)(?=^    # |\Z)", source, re.MULTILINE | re.DOTALL
+    ):
         rows = []
         for name in re.findall(r"^    (\w+):", group, re.MULTILINE):
             info: Any = config.TrainConfig.model_fields[name]
@@ -43,7 +58,9 @@ def parameters() -> str:
                 else info.description
             )
             default = "" if info.is_required() else f"`{info.default!r}`"
-            fixed = "" if any(isinstance(mark, config.Resume) for mark in info.metadata) else "fixed"
+            fixed = (
+                "" if any(isinstance(mark, config.Resume) for mark in info.metadata) else "fixed"
+            )
             rows.append(f"| `{name}` | {default} | {cell(words)} | {fixed} |")
         if rows:
             lines += [
@@ -64,8 +81,16 @@ def signature(value: Any) -> str:
     names = []
     for item in inspect.signature(value).parameters.values():
         mark = {item.VAR_POSITIONAL: "*", item.VAR_KEYWORD: "**"}.get(item.kind, "")
-        default = "" if item.default is item.empty else f"={'...' if callable(item.default) else repr(item.default)}"
-        if item.kind is item.KEYWORD_ONLY and "*" not in names and not any(name.startswith("*") for name in names):
+        default = (
+            ""
+            if item.default is item.empty
+            else f"={'...' if callable(item.default) else repr(item.default)}"
+        )
+        if (
+            item.kind is item.KEYWORD_ONLY
+            and "*" not in names
+            and not any(name.startswith("*") for name in names)
+        ):
             names.append("*")
         names.append(f"{mark}{item.name}{default}")
     return f"({', '.join(names)})"
@@ -91,7 +116,11 @@ def api() -> str:
     lines += ["", "## ogbnlib.notebook.verdicts", ""]
     verdicts = importlib.import_module("ogbnlib.notebook.verdicts")
     for name, value in vars(verdicts).items():
-        if inspect.isfunction(value) and value.__module__ == verdicts.__name__ and not name.startswith("_"):
+        if (
+            inspect.isfunction(value)
+            and value.__module__ == verdicts.__name__
+            and not name.startswith("_")
+        ):
             lines.append(f"- `{name}{signature(value)}`: {first_paragraph(value)}")
     return "\n".join(lines) + "\n"
 

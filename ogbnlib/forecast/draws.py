@@ -1,6 +1,8 @@
-"""Batches drawn from a store, for the nodes and edges that they really have: numpy alone, within about a second.
+"""Batches drawn from a store, for the nodes and edges that they really have: numpy alone, within
+about a second.
 
-Neighbors come from random numbers of their own; every neighbor of a node is equally likely, as in a run.
+Neighbors come from random numbers of their own; every neighbor of a node is equally likely, as in a
+run.
 """
 
 import functools
@@ -19,7 +21,8 @@ from .budget import BatchShape
 
 _EDGES = 2**19  # read at one hop, at most: 0.2 s
 _DRAWS = (2, 8)  # batches of a split: as many as have `_EDGES` edges together, within these bounds
-_COLD_BYTES, _COLD_NODES = 2**31, 2**11  # a graph that may not be in memory has 15,000 random reads a second
+# a graph that may not be in memory has 15,000 random reads a second
+_COLD_BYTES, _COLD_NODES = 2**31, 2**11
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,9 @@ class Batches:
 
     mean: BatchShape
     largest: BatchShape  # expected of as many batches as a run has
-    source: str  # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees" of a graph not seen
+    # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees" of a graph not
+    # seen
+    source: str
 
     @classmethod
     def of(cls, batch: BatchShape, source: str = "drawn") -> Self:
@@ -37,17 +42,28 @@ class Batches:
 
 
 def draw_batches(
-    store: Store, split: str, num_seeds: int, num_neighbors: Sequence[int], *, training: bool, num_batches: int
+    store: Store,
+    split: str,
+    num_seeds: int,
+    num_neighbors: Sequence[int],
+    *,
+    training: bool,
+    num_batches: int,
 ) -> Batches:
-    """Batches of `num_seeds` seeds of a split: any seeds in training, consecutive ones in an evaluation.
+    """Batches of `num_seeds` seeds of a split: any seeds in training, consecutive ones in an
+    evaluation.
 
     A store whose offsets or ids are out of range is an `InputError`.
     """
     shapes = _drawn(store.path, store.crc32, split, num_seeds, tuple(num_neighbors), training)
-    # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7 deviations for 10,000.
+    # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
+    # deviations for 10,000.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
     mean, largest = [], []
-    nodes, edges = [shape.hop_nodes for shape, _ in shapes], [shape.hop_edges for shape, _ in shapes]
+    nodes, edges = (
+        [shape.hop_nodes for shape, _ in shapes],
+        [shape.hop_edges for shape, _ in shapes],
+    )
     for counts, limit in ((nodes, store.num_nodes), (edges, store.num_edges)):
         means, totals = np.mean(counts, axis=0), np.sum(counts, axis=1)
         spread = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
@@ -69,20 +85,36 @@ def _distinct(ids: Array) -> Array:
 
 @functools.lru_cache(maxsize=512)
 def _drawn(
-    path: Path, crc32: int, split: str, num_seeds: int, num_neighbors: tuple[int, ...], training: bool
+    path: Path,
+    crc32: int,
+    split: str,
+    num_seeds: int,
+    num_neighbors: tuple[int, ...],
+    training: bool,
 ) -> list[tuple[BatchShape, bool]]:
-    """Shapes of some batches, and whether each was extrapolated; `crc32` tells a store from one that replaced it."""
+    """Shapes of some batches, and whether each was extrapolated; `crc32` tells a store from one
+    that replaced it."""
     store = open_store(path)
     store.advise_random()
     ids, random = store.splits[split], np.random.default_rng(0)
-    full, shapes, num_draws = len(ids) // max(1, num_seeds), list[tuple[BatchShape, bool]](), _DRAWS[1]
+    full, shapes, num_draws = (
+        len(ids) // max(1, num_seeds),
+        list[tuple[BatchShape, bool]](),
+        _DRAWS[1],
+    )
     while len(shapes) < (num_draws if training else min(num_draws, full)):
         begin = len(shapes) * full // num_draws * num_seeds
-        seeds = random.choice(ids, num_seeds, replace=False) if training else ids[begin : begin + num_seeds]
+        seeds = (
+            random.choice(ids, num_seeds, replace=False)
+            if training
+            else ids[begin : begin + num_seeds]
+        )
         try:
             shapes.append(_draw(store, seeds, num_neighbors, random))
         except (IndexError, ValueError):
-            raise store.damaged("row", "expected ids and offsets within the graph, found others") from None
+            raise store.damaged(
+                "row", "expected ids and offsets within the graph, found others"
+            ) from None
         read = sum(min(edges, _EDGES) for edges in shapes[-1][0].hop_edges)
         num_draws = min(num_draws, max(_DRAWS[0], _EDGES // max(1, read)))
     return shapes
@@ -108,20 +140,25 @@ def _draw(
             order = random.permutation(len(picks))
             order = order[: max(1, int(np.searchsorted(np.cumsum(picks[order]), _EDGES)))]
             start, degree, picks = start[order], degree[order], picks[order]
-        # Evenly spread positions from a random one on: each of d neighbors is among k of them with probability k / d.
+        # Evenly spread positions from a random one on: each of d neighbors is among k of them with
+        # probability k / d.
         first = np.repeat(np.cumsum(picks) - picks, picks)
         steps = np.arange(len(first)) - first + np.repeat(random.random(len(picks)), picks)
-        places = np.repeat(start, picks) + (steps * np.repeat(degree / np.maximum(picks, 1), picks)).astype(np.int64)
+        places = np.repeat(start, picks) + (
+            steps * np.repeat(degree / np.maximum(picks, 1), picks)
+        ).astype(np.int64)
         ids = store.row[places]
         ids = ids[~seen[ids]]
         new = _distinct(ids)
         seen[new] = True
         whole, distinct = edges[-1] / max(1, len(places)), float(len(new))
         if whole > 1.001 and distinct:
-            # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, with the b that holds between m / 4
-            # and m: rather too many.
+            # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, with the b that
+            # holds between m / 4 and m: rather too many.
             cut, quarter = True, max(1, len(ids) // 4)
-            growth = math.log(distinct / len(_distinct(ids[:quarter]))) / math.log(max(2.0, len(ids) / quarter))
+            growth = math.log(distinct / len(_distinct(ids[:quarter]))) / math.log(
+                max(2.0, len(ids) / quarter)
+            )
             distinct *= whole**growth
         nodes.append(min(distinct, store.num_nodes - min(sum(nodes), store.num_nodes)))
         frontier = new

@@ -25,30 +25,51 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
                 text += ", more than the request, but not in one piece"
         suggestions.append(text)
     if not config.release_every:
-        suggestions.append("release_every=100 costs some time and frees only segments without any tensor")
+        suggestions.append(
+            "release_every=100 costs some time and frees only segments without any tensor"
+        )
     if config.batch_size >= 2:
         parts = 4 if config.batch_size % 4 == 0 else 2
-        smaller = {"batch_size": config.batch_size // parts, "accumulate": config.accumulate * parts}
+        smaller = {
+            "batch_size": config.batch_size // parts,
+            "accumulate": config.accumulate * parts,
+        }
         options.append((smaller, "trains about the same seeds a step in smaller batches"))
     if config.precision == "fp32":
         options.append(({"precision": "bf16"}, "computes with fewer digits"))
     if not config.activation_checkpointing and config.model in MODELS:
-        options.append(({"activation_checkpointing": True}, "keeps the gradients and computes each layer twice"))
+        options.append(
+            (
+                {"activation_checkpointing": True},
+                "keeps the gradients and computes each layer twice",
+            )
+        )
     if fewer := smaller_fan_out(config.num_neighbors):
         options.append(({"num_neighbors": fewer}, "changes the results"))
     # 0 is unknown, or fragmentation: then no difference of sums tells what would have been enough.
-    missing = 0 if None in (requested, unallocated, free) else max(0, requested - unallocated - free)  # type: ignore[operator]
+    missing = 0
+    if requested is not None and unallocated is not None and free is not None:
+        missing = max(0, requested - unallocated - free)
     for changes, cost in options:
-        name = " ".join(f"{key}={list(value) if key == 'num_neighbors' else value}" for key, value in changes.items())
+        name = " ".join(
+            f"{key}={list(value) if key == 'num_neighbors' else value}"
+            for key, value in changes.items()
+        )
         text = f"{name} {cost}"
         try:
-            now, then = (sum(predict(one).gpu.values()) for one in (config, config.replace(**changes)))
+            now, then = (
+                sum(predict(one).gpu.values()) for one in (config, config.replace(**changes))
+            )
         except (InputError, OSError):  # the data set is gone
             suggestions.append(text)
             continue
         if then < now:  # for some models autocast's copies take more than they save
             text += f": a step of about {format_bytes(then)} instead of {format_bytes(now)}"
             if missing:
-                text += ", which would have been enough" if now - then > missing else ", not enough by itself"
+                text += (
+                    ", which would have been enough"
+                    if now - then > missing
+                    else ", not enough by itself"
+                )
             suggestions.append(text)
     return suggestions

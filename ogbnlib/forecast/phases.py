@@ -1,7 +1,8 @@
-"""A run's memory, phase by phase, in named parts, before anything is loaded; and its comparison with a measured run.
+"""A run's memory, phase by phase, in named parts, before anything is loaded; and its comparison
+with a measured run.
 
-Only sizes go in, so a forecast takes well under a second for a data set that is not there yet. The conversion of a data
-set to a store is not among the phases: it keeps to any limit by itself.
+Only sizes go in, so a forecast takes well under a second for a data set that is not there yet. The
+conversion of a data set to a store is not among the phases: it keeps to any limit by itself.
 """
 
 import contextlib
@@ -41,7 +42,8 @@ def margin_bytes(predicted_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class PhaseForecast:
-    """The parts in memory at the highest moment of a phase, and the page cache that it would use, in bytes."""
+    """The parts in memory at the highest moment of a phase, and the page cache that it would use,
+    in bytes."""
 
     name: str
     parts: Mapping[str, int]
@@ -50,7 +52,8 @@ class PhaseForecast:
 
     @property
     def held_bytes(self) -> int:
-        """Anonymous and shared memory, which only the run itself can give back and which a kill goes by."""
+        """Anonymous and shared memory, which only the run itself can give back and which a kill
+        goes by."""
         return sum(self.parts.values())
 
 
@@ -76,26 +79,39 @@ class Ledger:
     def peak_bytes(self) -> int:
         return self.peak.held_bytes
 
-    def phase(self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int = 0) -> None:
+    def phase(
+        self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int = 0
+    ) -> None:
         """Add a phase that has, at its highest, all parts of `held` and those of `passing`."""
         self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes, unsure_bytes))
 
     def pass_phase(self, name: str, one: Pass, idle_loaders: int) -> None:
-        """Add the phase of a pass whose batches come from workers, or are made in the process itself."""
+        """Add the phase of a pass whose batches come from workers, or are made in the process
+        itself."""
         passing = one.step() | one.workers(idle_loaders)
         self.phase(name, passing, unsure_bytes=one.unsure_bytes(passing))
 
     def hold_model(self) -> None:
-        self.held[MODEL] = model_state_bytes(self.config, self.size.num_features, self.size.num_classes)
+        self.held[MODEL] = model_state_bytes(
+            self.config, self.size.num_features, self.size.num_classes
+        )
 
     def one_pass(self, split: str, training: bool = False) -> Pass:
         return Pass.over(self.config, self.size, split, training)
 
     def evaluations(self) -> list[tuple[str, list[str]]]:
-        """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the last ("final")."""
+        """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the
+        last ("final")."""
         config = self.config
-        between = config.splits_to_evaluate(config.eval_every) if config.epochs > config.eval_every else []
-        return [("eval", between), ("final", config.splits_to_evaluate(config.epochs) if config.epochs else [])]
+        between = (
+            config.splits_to_evaluate(config.eval_every)
+            if config.epochs > config.eval_every
+            else []
+        )
+        return [
+            ("eval", between),
+            ("final", config.splits_to_evaluate(config.epochs) if config.epochs else []),
+        ]
 
 
 _READ_BYTES, _THREADS, _PROBE_S = 8 * 2**20, 3, 0.1  # reads as `graph.disk` makes them
@@ -112,8 +128,9 @@ class Machine:
 
     def products_per_s(self, precision: str, threads: int) -> float:
         """Operations per second in the products of a training step."""
-        # The second core adds 0.74 of the first: 1.29 and 2.03 batches/s, 1.97 and 2.96 in bfloat16. In bfloat16 a
-        # product ran at twice the speed with AVX512_BF16 (167 against 88 GFLOP/s), and on AVX2 at a 24th (2.4 and 57).
+        # The second core adds 0.74 of the first: 1.29 and 2.03 batches/s, 1.97 and 2.96 in
+        # bfloat16. In bfloat16 a product ran at twice the speed with AVX512_BF16 (167 against 88
+        # GFLOP/s), and on AVX2 at a 24th (2.4 and 57).
         factor = 1.0 if precision == "fp32" else 2.0 if self.has_bf16 else 0.04
         return self.flops_per_s * factor * min(threads, self.cores) ** 0.8
 
@@ -128,8 +145,8 @@ REFERENCE = Machine(2, 75e9, DISK_BYTES_PER_S, True)
 
 def _product() -> float:
     """Operations per second of one core in a float32 product."""
-    # So small a product runs in one thread of OpenBLAS; a larger one counts threads that wait in a loop. 60 GFLOP/s
-    # here, where products of the size of a hidden layer reach 57 to 75.
+    # So small a product runs in one thread of OpenBLAS; a larger one counts threads that wait in a
+    # loop. 60 GFLOP/s here, where products of the size of a hidden layer reach 57 to 75.
     a, done, begin = np.ones((64, 64), np.float32), 0, time.thread_time()
     out = a @ a
     while (seconds := time.thread_time() - begin) < _PROBE_S:
@@ -139,7 +156,8 @@ def _product() -> float:
 
 
 def _read(path: Path) -> float:
-    """Bytes per second of large reads past the page cache, from places all over a file; 0.0 for a small one."""
+    """Bytes per second of large reads past the page cache, from places all over a file; 0.0 for a
+    small one."""
     pieces = path.stat().st_size // _READ_BYTES
     if pieces < 64:
         return 0.0
@@ -152,17 +170,26 @@ def _read(path: Path) -> float:
             done += os.preadv(file.fileno(), [buffer], place * _READ_BYTES) // _READ_BYTES
         return done
 
-    with io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file, ThreadPoolExecutor(_THREADS) as pool:
+    with (
+        io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file,
+        ThreadPoolExecutor(_THREADS) as pool,
+    ):
         done = sum(pool.map(part, range(_THREADS)))
     return done * _READ_BYTES / (time.perf_counter() - begin)
 
 
 def probe(size: GraphSize) -> Machine:
-    """Measure this machine; the disk by a store's features, else the reference machine's is taken."""
+    """Measure this machine; the disk by a store's features, else the reference machine's is
+    taken."""
     disk = 0.0
     with contextlib.suppress(OSError):
         disk = _read(size.file_path("x")) if isinstance(size, Store) else 0.0
-    return Machine(job_cores(), _product(), disk or DISK_BYTES_PER_S, bool(processor() & {"avx512_bf16", "amx_bf16"}))
+    return Machine(
+        job_cores(),
+        _product(),
+        disk or DISK_BYTES_PER_S,
+        bool(processor() & {"avx512_bf16", "amx_bf16"}),
+    )
 
 
 class Forecast(Ledger):
@@ -170,7 +197,8 @@ class Forecast(Ledger):
 
     batches: Batches  # of training
     machine: Machine = REFERENCE  # for times
-    gpu: Mapping[str, int]  # the training step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
+    # the training step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
+    gpu: Mapping[str, int]
 
     @property
     def batch(self) -> BatchShape:
@@ -198,8 +226,8 @@ class Forecast(Ledger):
         sizes = batch, size.num_features, size.num_classes
         work, threads = step_flops(config, *sizes), choose_threads(config, *sizes, machine.cores)
         batches = Pass(config, size, "train", self.batches).num_batches
-        # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16 and [15, 10, 5] x 1024
-        # x 64 and x 256, on one thread and on two.
+        # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
+        # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
         rate = machine.products_per_s(config.precision, threads)
         train_s = batches * (0.7e-3 + 0.3e-6 * batch.num_nodes + work / rate)
         if self.windows is None or not self.in_windows:
@@ -220,8 +248,8 @@ class Forecast(Ledger):
         seconds += config.epochs * self.epoch_s
         for split, seeds in size.num_seeds.items():
             count = config.num_evaluations(split)
-            # A seed costs an evaluation no more than the training. From disk each split is read in a pass of
-            # its own, once where a spool keeps it, else every time.
+            # A seed costs an evaluation no more than the training. From disk each split is read in
+            # a pass of its own, once where a spool keeps it, else every time.
             seconds += count * self.epoch_s * seeds / max(1, size.num_seeds["train"])
             if self.windows is not None and self.in_windows:
                 passes = min(1, count) if self.windows.spooling is not None else count
@@ -238,7 +266,8 @@ def predict(
 ) -> Forecast:
     """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
 
-    `size` is by default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give expected ones.
+    `size` is by default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone
+    give expected ones.
     """
     size = size or graph_for(config)
     check_store(size, config)
@@ -246,12 +275,17 @@ def predict(
     run.machine = machine
     POLICIES[config.loading].load().phases(run)
     train = run.one_pass("train", training=True)
-    run.batches, run.gpu, run.least_bytes = train.batches, train.on_gpu(), run.least_bytes or run.peak_bytes
+    run.batches, run.gpu, run.least_bytes = (
+        train.batches,
+        train.on_gpu(),
+        run.least_bytes or run.peak_bytes,
+    )
     return run
 
 
 def kind_of(phase: str) -> str:
-    """The name of a phase in forecast and timeline: `final valid` -> `eval valid`, `train epoch 3` -> `train`."""
+    """The name of a phase in forecast and timeline: `final valid` -> `eval valid`, `train epoch 3`
+    -> `train`."""
     if phase.startswith("train epoch"):
         return "train"
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
@@ -264,10 +298,11 @@ def audit(
     marked: Mapping[str, int],
     size: GraphSize | None = None,
 ) -> dict[str, Any]:
-    """The entry `forecast` of result.json: predicted and measured, where a phase that a run did not reach has None.
+    """The entry `forecast` of result.json: predicted and measured, where a phase that a run did not
+    reach has None.
 
-    `measured` has the peak in phases of each name, "" between phases, and `marked` the largest size of each named part;
-    `size` is the data set's as the run found it, None reads it from its files.
+    `measured` has the peak in phases of each name, "" between phases, and `marked` the largest size
+    of each named part; `size` is the data set's as the run found it, None reads it from its files.
     """
     try:
         graph = graph_for(config)
@@ -287,10 +322,21 @@ def audit(
         parts |= {name: max(size, parts.get(name, 0)) for name, size in phase.parts.items()}
     return {
         "peak_phase": forecast.peak.name,
-        "peak_bytes": {"predicted": forecast.peak_bytes, "measured": max(measured.values(), default=None)},
+        "peak_bytes": {
+            "predicted": forecast.peak_bytes,
+            "measured": max(measured.values(), default=None),
+        },
         "phases": {
-            kind: {"predicted": phase.held_bytes, "measured": peaks.get(kind), "parts": dict(phase.parts)}
+            kind: {
+                "predicted": phase.held_bytes,
+                "measured": peaks.get(kind),
+                "parts": dict(phase.parts),
+            }
             for kind, phase in highest.items()
         },
-        "parts": {name: {"predicted": parts[name], "measured": most} for name, most in marked.items() if name in parts},
+        "parts": {
+            name: {"predicted": parts[name], "measured": most}
+            for name, most in marked.items()
+            if name in parts
+        },
     }

@@ -1,6 +1,8 @@
-"""The planner: `plan` gives a configuration's memory and verdict, `ladder` the best configuration for each limit.
+"""The planner: `plan` gives a configuration's memory and verdict, `ladder` the best configuration
+for each limit.
 
-A verdict allows for the forecast's error: FITS and WILL NOT FIT are claimed outside that margin, TIGHT inside it.
+A verdict allows for the forecast's error: FITS and WILL NOT FIT are claimed outside that margin,
+TIGHT inside it.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Advice:
 
     forecast: Forecast
     limit_bytes: int | None
-    alternatives: tuple[tuple[dict[str, Any], Forecast], ...] = ()  # changes that fit, each with its own forecast
+    # changes that fit, each with its own forecast
+    alternatives: tuple[tuple[dict[str, Any], Forecast], ...] = ()
     model_problem: str = ""  # why the user's own model was not measured
 
     @property
@@ -91,11 +94,22 @@ class Advice:
         rows = {name: [phase.parts.get(name, 0) / GB for phase in phases] for name in names}
         rows["memory in use"] = [phase.held_bytes / GB for phase in phases]
         rows["page cache wanted"] = [phase.cache_bytes / GB for phase in phases]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=[phase.name for phase in phases]).round(3)
+        return pd.DataFrame.from_dict(
+            rows, orient="index", columns=[phase.name for phase in phases]
+        ).round(3)
 
     def __str__(self) -> str:
-        forecast, config, limit, size = self.forecast, self.forecast.config, self.limit_bytes, self.forecast.size
-        batches = f"{config.hops} hops ({config.norm})" if config.propagated else f"[{_text(config.num_neighbors)}]"
+        forecast, config, limit, size = (
+            self.forecast,
+            self.forecast.config,
+            self.limit_bytes,
+            self.forecast.size,
+        )
+        batches = (
+            f"{config.hops} hops ({config.norm})"
+            if config.propagated
+            else f"[{_text(config.num_neighbors)}]"
+        )
         lines = [
             f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges; loading={config.loading}"
             f"{_convert_hint(forecast)}, {batches} x {config.batch_size}, {config.num_workers} workers",
@@ -107,21 +121,37 @@ class Advice:
             parts = ", ".join(f"{name} {format_bytes(part)}" for name, part in largest)
             mark = " <- peak" if phase is forecast.peak else ""
             lines.append(f"{phase.name:<30} {format_bytes(phase.held_bytes):>13}  {parts}{mark}")
-        lines += ["", f"peak {format_bytes(forecast.peak_bytes)} in '{forecast.peak.name}'; {self.sbatch}"]
+        lines += [
+            "",
+            f"peak {format_bytes(forecast.peak_bytes)} in '{forecast.peak.name}'; {self.sbatch}",
+        ]
         if forecast.cache_bytes:
             cached = format_bytes(forecast.cache_bytes)
             lines.append(f"page cache: {cached} would be used, and is given back under pressure")
         if forecast.windows is not None and forecast.in_windows:
             moved, minutes = format_bytes(forecast.windows.moved_bytes), forecast.epoch_s / 60
             lines.append(f"the store is read in {forecast.windows}")
-            lines.append(f"an epoch of training moves {moved} from and to disk, and takes {minutes:.1f} min")
+            lines.append(
+                f"an epoch of training moves {moved} from and to disk, and takes {minutes:.1f} min"
+            )
         if forecast.propagation is not None:
             lines.append(f"the graph is propagated over once, in {forecast.propagation}")
-        if forecast.machine.has_bf16 and forecast.machine is not REFERENCE and config.precision == "fp32":
-            half = predict(config.replace(precision="bf16"), size, memory_limit_bytes=limit, machine=forecast.machine)
+        if (
+            forecast.machine.has_bf16
+            and forecast.machine is not REFERENCE
+            and config.precision == "fp32"
+        ):
+            half = predict(
+                config.replace(precision="bf16"),
+                size,
+                memory_limit_bytes=limit,
+                machine=forecast.machine,
+            )
             if half.epoch_s < 0.8 * forecast.epoch_s:
                 times = f"an epoch in {half.epoch_s / 60:.1f} instead of {forecast.epoch_s / 60:.1f} min"
-                lines.append(f"precision=bf16: {times} on a CPU, as this one multiplies bfloat16 itself")
+                lines.append(
+                    f"precision=bf16: {times} on a CPU, as this one multiplies bfloat16 itself"
+                )
         step = format_bytes(sum(forecast.gpu.values()))
         lines.append(f"a training step on a GPU: {step} allocated, beside the CUDA context")
         like = f"model={formula_of(config)} of the same width"
@@ -136,7 +166,9 @@ class Advice:
                 f"The times are those of {like}"
             )
         if reason := _UNCERTAIN.get(forecast.batches.source):
-            lines.append(f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}")
+            lines.append(
+                f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}"
+            )
         if limit is not None:
             lines.append(f"under {format_bytes(limit)}: {self.verdict}")
         if self.alternatives:
@@ -145,12 +177,17 @@ class Advice:
             lines.append("no change that was tried fits: raise the limit")
         for changes, changed in self.alternatives:
             text = " ".join(f"{name}={_text(value)}" for name, value in changes.items())
-            lines.append(f"  {text}: peak {format_bytes(changed.peak_bytes)}{_convert_hint(changed)}")
+            lines.append(
+                f"  {text}: peak {format_bytes(changed.peak_bytes)}{_convert_hint(changed)}"
+            )
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         forecast = self.forecast
-        phases = [{"name": one.name, "held_bytes": one.held_bytes, "parts": dict(one.parts)} for one in forecast.phases]
+        phases = [
+            {"name": one.name, "held_bytes": one.held_bytes, "parts": dict(one.parts)}
+            for one in forecast.phases
+        ]
         return {
             "dataset": forecast.size.name,
             "verdict": self.verdict,
@@ -166,7 +203,10 @@ class Advice:
             "phases": phases,
             "gpu": dict(forecast.gpu),
             "model_taken_for": formula_of(forecast.config),
-            "would_fit": [{"changes": changes, "peak_bytes": other.peak_bytes} for changes, other in self.alternatives],
+            "would_fit": [
+                {"changes": changes, "peak_bytes": other.peak_bytes}
+                for changes, other in self.alternatives
+            ],
         }
 
 
@@ -174,14 +214,18 @@ def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _alternatives(config: TrainConfig, size: GraphSize, limit_bytes: int) -> list[tuple[dict[str, Any], Forecast]]:
-    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest change."""
+def _alternatives(
+    config: TrainConfig, size: GraphSize, limit_bytes: int
+) -> list[tuple[dict[str, Any], Forecast]]:
+    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest
+    change."""
     seeds, fan_out = [config.batch_size], [config.num_neighbors]
     while seeds[-1] >= 64:
         seeds.append(seeds[-1] // 2)
     while not config.propagated and (smaller := smaller_fan_out(fan_out[-1])):
         fan_out.append(smaller)
-    # For each knob its changes, smallest first; the knobs in the order in which they should be turned.
+    # For each knob its changes, smallest first; the knobs in the order in which they should be
+    # turned.
     knobs: list[list[dict[str, Any]]] = [
         [{"loading": policy} for policy in POLICIES[config.loading].smaller],
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" else [],
@@ -236,17 +280,24 @@ def plan(
 
 
 @clear_errors()
-def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None, **settings: Any) -> pd.DataFrame:
-    """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an epoch's time.
+def ladder(
+    dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None, **settings: Any
+) -> pd.DataFrame:
+    """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an
+    epoch's time.
 
-    Times are a 2-core machine's: compare them with each other. `settings` replace values of every configuration.
+    Times are a 2-core machine's: compare them with each other. `settings` replace values of every
+    configuration.
 
     Args:
         max_epoch_s: Leave out configurations whose epoch takes longer.
     """
     import pandas as pd
 
-    rungs, rows = [TrainConfig.create({"dataset": dataset, **rung, **settings}) for rung in RUNGS], []
+    rungs, rows = (
+        [TrainConfig.create({"dataset": dataset, **rung, **settings}) for rung in RUNGS],
+        [],
+    )
     for allocation in ALLOCATIONS:
         limit_bytes = parse_bytes(allocation)
         columns = ("loading", "features", "batch_size", "num_neighbors", "hidden")
@@ -254,10 +305,14 @@ def ladder(dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None
         row["loading"] = "nothing fits" if max_epoch_s is None else "nothing fits in time"
         for config in rungs:
             best = predict(config, memory_limit_bytes=limit_bytes)
-            if verdict(best, limit_bytes) == FITS and (max_epoch_s is None or best.epoch_s <= max_epoch_s):
+            if verdict(best, limit_bytes) == FITS and (
+                max_epoch_s is None or best.epoch_s <= max_epoch_s
+            ):
                 row |= {
                     "loading": config.loading,
-                    "features": {1: "int8", 2: "float16", 4: "float32"}[feature_itemsize(config, best.size)],
+                    "features": {1: "int8", 2: "float16", 4: "float32"}[
+                        feature_itemsize(config, best.size)
+                    ],
                     "batch_size": config.batch_size,
                     "num_neighbors": _text(config.num_neighbors),
                     "hidden": config.hidden_channels,

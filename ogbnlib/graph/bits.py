@@ -1,4 +1,5 @@
-"""Sets of nodes as bits with ranks (21 MB for papers100M), the hash of all draws, 16-bit floats, and prefetching."""
+"""Sets of nodes as bits with ranks (21 MB for papers100M), the hash of all draws, 16-bit floats,
+and prefetching."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,7 +15,8 @@ from .npz import Array
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-# Compiled on first use and cached on disk. Single-threaded, as forked DataLoader workers must not share a pool.
+# Compiled on first use and cached on disk. Single-threaded, as forked DataLoader workers must not
+# share a pool.
 kernel: Callable[[Function], Function] = njit(nogil=True, cache=True)
 
 # Every constant and shift below is a uint64: numba turns uint64 combined with int64 into float64.
@@ -25,23 +27,28 @@ _U0, _U1, _U6, _U27, _U30, _U31, _U63 = (np.uint64(n) for n in (0, 1, 6, 27, 30,
 
 @intrinsic
 def widened(typing_context, value):  # type: ignore[no-untyped-def]
-    """Return a float32, the bits of a float16 (uint16) or of a bfloat16 (int16) as float32. Numba has neither."""
+    """Return a float32, the bits of a float16 (uint16) or of a bfloat16 (int16) as float32. Numba
+    has neither."""
 
-    # float16: one instruction for eight values (vcvtph2ps). A bfloat16 is the upper half of a float32.
+    # float16: one instruction for eight values (vcvtph2ps). A bfloat16 is the upper half of a
+    # float32.
     def widen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if value == types.float32:
             return arguments[0]
         if value == types.uint16:
             return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
         word = ir.IntType(32)
-        return builder.bitcast(builder.shl(builder.zext(arguments[0], word), word(16)), ir.FloatType())
+        return builder.bitcast(
+            builder.shl(builder.zext(arguments[0], word), word(16)), ir.FloatType()
+        )
 
     return types.float32(value), widen
 
 
 @intrinsic
 def narrowed(typing_context, value, like):  # type: ignore[no-untyped-def]
-    """Return a float32 as the type of `like`: as it is, or the bits of the nearest bfloat16 (int16), even on a tie."""
+    """Return a float32 as the type of `like`: as it is, or the bits of the nearest bfloat16
+    (int16), even on a tie."""
 
     def narrow(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if like == types.float32:
@@ -51,7 +58,8 @@ def narrowed(typing_context, value, like):  # type: ignore[no-untyped-def]
         odd = builder.and_(builder.lshr(bits, word(16)), word(1))
         bits = builder.add(bits, builder.add(odd, word(0x7FFF)))
         is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
-        bits = builder.select(is_nan, word(0x7FC00000), bits)  # else the sum could make an infinity or a zero of it
+        # else the sum could make an infinity or a zero of it
+        bits = builder.select(is_nan, word(0x7FC00000), bits)
         return builder.trunc(builder.lshr(bits, word(16)), ir.IntType(16))
 
     return like(types.float32, like), narrow
@@ -59,14 +67,19 @@ def narrowed(typing_context, value, like):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
-    """Ask for the cache line of item `place` of an array in C order, and go on: a later read then need not wait."""
+    """Ask for the cache line of item `place` of an array in C order, and go on: a later read then
+    need not wait."""
 
     def fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        pointer, number = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t), ir.IntType(32)
+        pointer, number = (
+            builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t),
+            ir.IntType(32),
+        )
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, number(0), number(3), number(1)])  # data, to read, into all caches
+        # data, to read, into all caches
+        builder.call(function, [pointer, number(0), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.void(array, types.intp), fetch
@@ -75,8 +88,9 @@ def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
 @kernel
 def mix(x: Any) -> Any:
     """A bijection of 64 bits that spreads every input bit over the output."""
-    # The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-    # 2014), with the constants of David Stafford's variant 13 as in Sebastiano Vigna's public-domain splitmix64.c.
+    # The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    # generators", OOPSLA 2014), with the constants of David Stafford's variant 13 as in Sebastiano
+    # Vigna's public-domain splitmix64.c.
     x = (x ^ (x >> _U30)) * _MIX_1
     x = (x ^ (x >> _U27)) * _MIX_2
     return x ^ (x >> _U31)
@@ -105,7 +119,8 @@ def put(words: Any, node: Any) -> None:
 
 @kernel
 def rank(words: Any, before: Any, node: Any) -> Any:
-    """Return the number of members below `node`; `before` has the members in all words before each."""
+    """Return the number of members below `node`; `before` has the members in all words before
+    each."""
     bit = uint64(node)
     below = (_U1 << (bit & _U63)) - _U1
     return before[bit >> _U6] + ones(words[bit >> _U6] & below)
@@ -147,14 +162,17 @@ def _members(words: Any, total: Any, before: Any) -> Any:
 
 
 class NodeSet:
-    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as much for the ranks."""
+    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as much for the
+    ranks."""
 
     # It finds the distinct ids among 12 million in one second; sorting takes ten.
 
     def __init__(self, num_nodes: int):
         self.num_nodes = num_nodes
-        self.words = np.zeros(num_nodes // 64 + 1, np.uint64)  # at least one bit more: the end has a rank, too
-        self.before: Array = np.empty(0, np.int32)  # members in all words before each, as of the last `count`
+        # at least one bit more: the end has a rank, too
+        self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
+        # members in all words before each, as of the last `count`
+        self.before: Array = np.empty(0, np.int32)
 
     def add(self, nodes: Array) -> None:
         """Add integer ids, which are not checked."""
@@ -165,7 +183,8 @@ class NodeSet:
         return (self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)) & _U1 != _U0
 
     def count(self) -> int:
-        """Return the number of members, and compute the ranks, which are valid until the next `add`."""
+        """Return the number of members, and compute the ranks, which are valid until the next
+        `add`."""
         self.before = np.empty(len(self.words), np.int32 if self.num_nodes < 2**31 else np.int64)
         return int(_count_before(self.words, self.before))
 
@@ -174,5 +193,6 @@ class NodeSet:
         return _members(self.words, self.count(), self.before)
 
     def ranks(self, nodes: Array) -> Array:
-        """Return the number of members below each id, which is a member's position in `members`, in its dtype."""
+        """Return the number of members below each id, which is a member's position in `members`, in
+        its dtype."""
         return _ranks(self.words, self.before, nodes)

@@ -45,15 +45,16 @@ def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) ->
 
 
 def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> int:
-    """Return the largest of cleaned labels plus one; `dtype` is that of the labels before they were cleaned."""
+    """Return the largest of cleaned labels plus one; `dtype` is that of the labels before they were
+    cleaned."""
     seen = np.zeros(MAX_CLASSES, bool)
     for chunk in chunks:
         seen[chunk[chunk >= 0]] = True
     used, largest = int(seen.sum()), int(np.flatnonzero(seen)[-1]) if seen.any() else -1
     if largest < 0:
         raise InputError(f"{where}: expected at least one label, found none")
-    # The dtype's largest number, such as 255 in uint8, often means "none"; a stray 15,000,000 would make a model of
-    # 15 million classes.
+    # The dtype's largest number, such as 255 in uint8, often means "none"; a stray 15,000,000 would
+    # make a model of 15 million classes.
     ends = dtype.kind in "iu" and largest == np.iinfo(dtype).max and not seen[largest - 1]
     if ends or largest + 1 > 2 * used + 100:
         raise InputError(
@@ -66,16 +67,23 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
 def split_problems(
     splits: Mapping[str, Array], num_nodes: int, labelled: Callable[[Array], Array]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, problem) for int64 ids of splits; `labelled` returns which of some nodes have a label."""
+    """Yield (split, problem) for int64 ids of splits; `labelled` returns which of some nodes have a
+    label."""
     checked: dict[str, Array] = {}
     for name, ids in splits.items():
         if (outside := ids[(ids < 0) | (ids >= num_nodes)]).size:
-            yield name, f"expected node ids from 0 to {num_nodes - 1}, found {outside.size} others such as {outside[0]}"
+            yield (
+                name,
+                f"expected node ids from 0 to {num_nodes - 1}, found {outside.size} others such as {outside[0]}",
+            )
             continue
         if repeats := len(ids) - len(np.unique(ids)):
             yield name, f"expected each node once, found {repeats} repeats"
         if (bare := ids[~labelled(ids)]).size:
-            yield name, f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}"
+            yield (
+                name,
+                f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}",
+            )
         for other, before in checked.items():
             if (shared := np.intersect1d(ids, before)).size:
                 yield name, f"expected no node of {other}, found {shared.size} such as {shared[0]}"
@@ -83,7 +91,8 @@ def split_problems(
 
 
 def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Array]:
-    """Yield chunks of features [n, F], cast to `dtype`; refuse values that are not finite before or after the cast."""
+    """Yield chunks of features [n, F], cast to `dtype`; refuse values that are not finite before or
+    after the cast."""
     dtype, begin = np.dtype(dtype), 0
     most = float(np.finfo(dtype).max)
     for values in chunks:
@@ -93,24 +102,34 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
         if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
             if (wrong := ~np.isfinite(values)).any():
                 row = begin + int(wrong.any(axis=1).argmax())
-                raise InputError(f"{where}: expected finite values, found NaN or Inf, the first in row {row}")
+                raise InputError(
+                    f"{where}: expected finite values, found NaN or Inf, the first in row {row}"
+                )
             if (wrong := ~np.isfinite(out)).any():
                 row = begin + int(wrong.any(axis=1).argmax())
-                remedy = "use feature_dtype='float32'" if dtype == np.float16 else "scale the features down"
-                raise InputError(f"{where}: found a value beyond {most:g}, the largest {dtype}, in row {row}; {remedy}")
+                remedy = (
+                    "use feature_dtype='float32'"
+                    if dtype == np.float16
+                    else "scale the features down"
+                )
+                raise InputError(
+                    f"{where}: found a value beyond {most:g}, the largest {dtype}, in row {row}; {remedy}"
+                )
         begin += len(values)
         yield out
 
 
 class Int8Columns(NamedTuple):
-    """Features in one byte: code q of column f has the value `q * scale[f] + offset[f]`; both are float32 [F]."""
+    """Features in one byte: code q of column f has the value `q * scale[f] + offset[f]`; both are
+    float32 [F]."""
 
     scale: Array
     offset: Array
 
     @classmethod
     def covering(cls, chunks: Iterable[Array], num_features: int) -> Self:
-        """Spread the codes -127 to 127 evenly from each column's smallest value to its largest; values are finite."""
+        """Spread the codes -127 to 127 evenly from each column's smallest value to its largest;
+        values are finite."""
         low, high = np.full(num_features, np.inf), np.full(num_features, -np.inf)
         for values in chunks:
             np.minimum(low, values.min(axis=0, initial=np.inf), out=low)
@@ -130,31 +149,32 @@ class Int8Columns(NamedTuple):
         """Return the values, float32, of some columns of int8 codes [n, F]."""
         codes, scale, offset = codes[:, columns], self.scale[columns], self.offset[columns]
         out = np.empty(codes.shape, np.float32)
-        for begin in range(0, len(codes), 512):  # rows that stay in a core's cache for the second step
+        # rows that stay in a core's cache for the second step
+        for begin in range(0, len(codes), 512):
             part = out[begin : begin + 512]
             np.multiply(codes[begin : begin + 512], scale, out=part)
             part += offset
         return out
 
 
-# The files of a store:
-# | file | dtype | shape | content |
-# | colptr | int64 | [N + 1] | the in-edges of node v are row[colptr[v]:colptr[v + 1]] |
-# | row | int32 (int64 from 2**31 nodes on) | [E] | sources |
-# | x | float16, float32, or int8 (`Int8Columns`) | [N, F] | features, C order |
-# | y | int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none |
-# | train, valid, test | int64 | [n] | node ids of the splits, in their original order |
-# | node_id, of propagated features of some nodes | as row | [N] | ids in the graph, ascending |
-# | label_name, if labels were text | UTF-8 bytes | [C] | class names |
-# | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node names in the original data set |
+# The files of a store: | file | dtype | shape | content | | colptr | int64 | [N + 1] | the in-edges
+# of node v are row[colptr[v]:colptr[v + 1]] | | row | int32 (int64 from 2**31 nodes on) | [E] |
+# sources | | x | float16, float32, or int8 (`Int8Columns`) | [N, F] | features, C order | | y |
+# int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none | | train, valid, test | int64 |
+# [n] | node ids of the splits, in their original order | | node_id, of propagated features of some
+# nodes | as row | [N] | ids in the graph, ascending | | label_name, if labels were text | UTF-8
+# bytes | [C] | class names | | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node
+# names in the original data set |
 FORMAT, META = "ogbnlib-store", "store.json"
-VERSION, INT8_VERSION = 1, 2  # a reader of version 1 would take the codes of int8 features for values
+# a reader of version 1 would take the codes of int8 features for values
+VERSION, INT8_VERSION = 1, 2
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """One array of a store: little-endian dtype, shape, size of the whole file and CRC-32 of the data in it."""
+    """One array of a store: little-endian dtype, shape, size of the whole file and CRC-32 of the
+    data in it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -163,8 +183,15 @@ class FileInfo:
 
 
 def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
-    """Return the 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with spaces."""
-    text = repr({"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape})
+    """Return the 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with
+    spaces."""
+    text = repr(
+        {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+            "fortran_order": False,
+            "shape": shape,
+        }
+    )
     magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
     return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
 
@@ -182,12 +209,21 @@ def read_meta(path: Path) -> dict[str, Any]:
     text = file.read_bytes()
     with naming(file, "JSON", "convert again"):
         meta = json.loads(text)
-    known = isinstance(meta, dict) and meta.get("format") == FORMAT and meta.get("version") in (VERSION, INT8_VERSION)
+    known = (
+        isinstance(meta, dict)
+        and meta.get("format") == FORMAT
+        and meta.get("version") in (VERSION, INT8_VERSION)
+    )
     if not known:
         problem = f"expected {FORMAT}, version {VERSION} or {INT8_VERSION}"
         raise InputError(f"{file}: {problem}; use a newer ogbnlib or convert again")
-    if meta.get("crc32") != meta_crc32(meta) or text != (json.dumps(meta, indent=2) + "\n").encode():
-        raise InputError(f"{file}: checksum mismatch: the file was damaged or edited; convert again")
+    if (
+        meta.get("crc32") != meta_crc32(meta)
+        or text != (json.dumps(meta, indent=2) + "\n").encode()
+    ):
+        raise InputError(
+            f"{file}: checksum mismatch: the file was damaged or edited; convert again"
+        )
     return meta
 
 
@@ -196,7 +232,11 @@ def check_file(file: Path, info: FileInfo) -> Stamp:
     with open(file, "rb") as stream:
         stamped, header = stamp(stream.fileno()), stream.read(HEADER_BYTES)
     if stamped[0] != info.bytes:
-        raise InputError(f"{file}: expected {info.bytes} bytes, found {stamped[0]}; copy the store or convert again")
+        raise InputError(
+            f"{file}: expected {info.bytes} bytes, found {stamped[0]}; copy the store or convert again"
+        )
     if header != npy_header(info.dtype, info.shape):
-        raise InputError(f"{file}: expected the header of {info.dtype} {info.shape}, found another; convert again")
+        raise InputError(
+            f"{file}: expected the header of {info.dtype} {info.shape}, found another; convert again"
+        )
     return stamped

@@ -1,4 +1,5 @@
-"""Rows of a file read by index or in order, and temporary files of arrays, both past the page cache."""
+"""Rows of a file read by index or in order, and temporary files of arrays, both past the page
+cache."""
 
 import contextlib
 import errno
@@ -29,9 +30,12 @@ _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NV
 
 
 @kernel
-def _pick(words: Any, first: Any, index: Any, order: Any, stride: Any, offset: Any, out: Any) -> None:
+def _pick(
+    words: Any, first: Any, index: Any, order: Any, stride: Any, offset: Any, out: Any
+) -> None:
     """Copy rows out of `words`, which begins with word `first` of the file; all sizes in words."""
-    # One of many chunks has one in hundreds of a large index: each read misses the caches, which took half the time.
+    # One of many chunks has one in hundreds of a large index: each read misses the caches, which
+    # took half the time.
     for e in range(len(order)):
         if e + 32 < len(order):
             prefetch(index, order[e + 32])
@@ -51,13 +55,17 @@ def _per_unit(index: Any, unit_rows: Any, num_units: Any) -> Any:
 
 
 @kernel
-def _deal(words: Any, low: Any, high: Any, index: Any, begin: Any, end: Any, place: Any, out: Any) -> None:
-    """Copy the rows from `low` to `high` of each list from `words`, which begins with row `low`, to `out[place:]`."""
+def _deal(
+    words: Any, low: Any, high: Any, index: Any, begin: Any, end: Any, place: Any, out: Any
+) -> None:
+    """Copy the rows from `low` to `high` of each list from `words`, which begins with row `low`, to
+    `out[place:]`."""
     width, line = words.shape[1], 64 // words.itemsize
     for c in range(len(begin)):
         i = begin[c] + np.searchsorted(index[begin[c] : end[c]], low)
         while i < end[c] and index[i] < high:
-            if i + 8 < end[c] and index[i + 8] < high:  # 152 ns for a row of 256 bytes without it, 51 with it
+            # 152 ns for a row of 256 bytes without it, 51 with it
+            if i + 8 < end[c] and index[i + 8] < high:
                 for w in range(0, width, line):
                     prefetch(words, (index[i + 8] - low) * width + w)
             for w in range(width):
@@ -66,7 +74,8 @@ def _deal(words: Any, low: Any, high: Any, index: Any, begin: Any, end: Any, pla
 
 
 def _ranges(counts: Array, room: int) -> list[int]:
-    """Bounds of ranges of units with at most `room` rows; a unit with more rows is a range of its own."""
+    """Bounds of ranges of units with at most `room` rows; a unit with more rows is a range of its
+    own."""
     bounds, rows = [0], 0
     for number, count in enumerate(counts.tolist()):
         if number > bounds[-1] and rows + count > room:
@@ -87,7 +96,9 @@ def _pieces(units: list[int], most: int) -> list[tuple[int, int]]:
     return pieces
 
 
-def _hand_out(put: Callable[[int, int, Array], None], out: Array, first: Array, place: Array, sizes: Array) -> None:
+def _hand_out(
+    put: Callable[[int, int, Array], None], out: Array, first: Array, place: Array, sizes: Array
+) -> None:
     for c in np.flatnonzero(sizes).tolist():
         put(c, int(first[c]), out[place[c] : place[c] + sizes[c]].view(np.uint8))
 
@@ -96,21 +107,32 @@ class Interrupted(Exception):
     """A pass ended early because its `DiskArray` was `abandoned`."""
 
 
-# Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then neither evicts
-# useful pages nor counts against a memory cgroup.
+# Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then
+# neither evicts useful pages nor counts against a memory cgroup.
 class DiskArray:
     """Rows of one array in a file, read in order or by index, each pass ascending in the file.
 
-    `chunk_bytes`, of one read, is a power of two. Once `abandoned` is set, every read raises `Interrupted`.
+    `chunk_bytes`, of one read, is a power of two. Once `abandoned` is set, every read raises
+    `Interrupted`.
     """
 
     bytes_read, progress = 0, (0, 0)  # by all passes; of the running pass, done and in total
 
     def __init__(
-        self, path: str | os.PathLike[str], offset: int, row_bytes: int, num_rows: int, chunk_bytes: int = CHUNK_BYTES
+        self,
+        path: str | os.PathLike[str],
+        offset: int,
+        row_bytes: int,
+        num_rows: int,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self.chunk_bytes, self.descriptor = chunk_bytes, -1
-        self.path, self.offset, self.row_bytes, self.num_rows = Path(path), offset, row_bytes, num_rows
+        self.path, self.offset, self.row_bytes, self.num_rows = (
+            Path(path),
+            offset,
+            row_bytes,
+            num_rows,
+        )
         self.num_bytes = self.path.stat().st_size
         self.abandoned, self.direct, self._local = threading.Event(), True, threading.local()
         try:
@@ -128,14 +150,19 @@ class DiskArray:
     __del__ = close  # for a loader that is dropped without being closed
 
     def damaged(self, problem: str) -> InputError:
-        return InputError(f"{self.path}: {problem}; run `python -m ogbnlib verify {self.path.parent}`")
+        return InputError(
+            f"{self.path}: {problem}; run `python -m ogbnlib verify {self.path.parent}`"
+        )
 
     def _check_end(self, end: int) -> None:
         if end > self.num_bytes:
-            raise self.damaged(f"expected a row at byte {end}, found the file's end at {self.num_bytes}")
+            raise self.damaged(
+                f"expected a row at byte {end}, found the file's end at {self.num_bytes}"
+            )
 
     def rows(self, begin: int, end: int, dtype: np.dtype[Any]) -> Array:
-        """Return the values in rows `begin` to `end`, 1-D, in a buffer that this thread's next call overwrites."""
+        """Return the values in rows `begin` to `end`, 1-D, in a buffer that this thread's next call
+        overwrites."""
         first, last = (self.offset + row * self.row_bytes for row in (begin, end))
         if not 0 <= begin <= end:
             raise self.damaged(f"expected ascending rows, found {begin} to {end}")
@@ -145,7 +172,8 @@ class DiskArray:
         return np.frombuffer(buffer, dtype, (last - first) // dtype.itemsize, first % BLOCK)
 
     def _read(self, begin: int, end: int, room_bytes: int = 0) -> memoryview:
-        """Read the blocks from byte `begin` (a block's first) to `end` into this thread's buffer of `room_bytes`."""
+        """Read the blocks from byte `begin` (a block's first) to `end` into this thread's buffer of
+        `room_bytes`."""
         if self.abandoned.is_set():
             raise Interrupted
         buffer = getattr(self._local, "buffer", None)
@@ -160,25 +188,33 @@ class DiskArray:
     def fetch(self, index: Array, out: Array) -> None:
         """Copy the bytes at row `index[i]` to `out[i]`, in one ascending pass over the file.
 
-        `index` may be in any order, with repeats; `out`, in C order, may be wider than a row (two offsets of a colptr),
-        and lie in the memory of `index` if its items are as large.
+        `index` may be in any order, with repeats; `out`, in C order, may be wider than a row (two
+        offsets of a colptr), and lie in the memory of `index` if its items are as large.
         """
         if not len(index):
             return
         width = out.dtype.itemsize * math.prod(out.shape[1:])
         unit = math.gcd(self.offset, self.row_bytes, width, 8)
         word = np.dtype(f"u{unit}")
-        target, stride, offset = out.reshape(len(out), -1).view(word), self.row_bytes // unit, self.offset // unit
+        target, stride, offset = (
+            out.reshape(len(out), -1).view(word),
+            self.row_bytes // unit,
+            self.offset // unit,
+        )
 
         def pick(buffer: memoryview, begin: int, which: Array) -> None:
             _pick(np.frombuffer(buffer, word), begin // unit, index, which, stride, offset, target)
 
         self.visit(index, -(-width // self.row_bytes), pick)
 
-    def visit(self, index: Array, counts: Array | int, take: Callable[[memoryview, int, Array], None]) -> None:
-        """Read `counts[i]` rows from row `index[i]` on, for all i in any order, in one ascending pass over the file.
+    def visit(
+        self, index: Array, counts: Array | int, take: Callable[[memoryview, int, Array], None]
+    ) -> None:
+        """Read `counts[i]` rows from row `index[i]` on, for all i in any order, in one ascending
+        pass over the file.
 
-        `take` is called in threads with a piece of the file, the place of its first byte, and which i lie in the piece.
+        `take` is called in threads with a piece of the file, the place of its first byte, and which
+        i lie in the piece.
         """
         counts, shift = np.broadcast_to(counts, len(index)), self.chunk_bytes.bit_length() - 1
         order = np.empty(len(index), np.uint32 if len(index) < 2**32 else np.int64)
@@ -186,7 +222,9 @@ class DiskArray:
         bad, bounds, first, last = group_by_chunk(index, counts, *where, order)
         if bad >= 0:
             self._check_end(self.offset + int(index[bad] + counts[bad]) * self.row_bytes)
-            raise self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {index[bad]}")
+            raise self.damaged(
+                f"expected rows from 0 to {self.num_rows - 1}, found an index of {index[bad]}"
+            )
 
         def read(c: int) -> int:
             # Read from the first to the last row needed: a chunk may have only one.
@@ -202,14 +240,18 @@ class DiskArray:
             self._count(pool.map(read, chunks))
         self.progress = 0, 0
 
-    def deal(self, index: Array, bounds: Array, room_bytes: int, put: Callable[[int, int, Array], None]) -> None:
-        """Fetch the rows of several lists in one pass over the file, and hand them out some at a time.
+    def deal(
+        self, index: Array, bounds: Array, room_bytes: int, put: Callable[[int, int, Array], None]
+    ) -> None:
+        """Fetch the rows of several lists in one pass over the file, and hand them out some at a
+        time.
 
         Args:
-            index: int32 or int64 [n], list after list, each ascending; `bounds` has where each list begins.
+            index: int32 or int64 [n], list after list, each ascending; `bounds` has where each list
+                begins.
             room_bytes: for rows on their way to `put`; the rows of 1 MB of the file are the least.
-            put: called in a thread with a list's number, how many of its rows came before, and its next rows, uint8
-                [k, row_bytes].
+            put: called in a thread with a list's number, how many of its rows came before, and its
+                next rows, uint8 [k, row_bytes].
         """
         self._check_end(self.offset + (int(index.max(initial=-1)) + 1) * self.row_bytes)
         word = np.dtype(f"u{math.gcd(self.offset, self.row_bytes, 8)}")
@@ -218,17 +260,27 @@ class DiskArray:
         self.progress = 0, int(np.count_nonzero(counts)) * unit * self.row_bytes
         width, before, ends = self.row_bytes // word.itemsize, bounds[:-1].copy(), bounds[1:]
         rows = min(len(index), room_bytes // 2 // self.row_bytes)
-        buffers = [np.empty((rows, width), word) for _ in range(2)]  # one is filled while the other is put
+        # one is filled while the other is put
+        buffers = [np.empty((rows, width), word) for _ in range(2)]
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as writer:
             putting: Future[Any] = writer.submit(int)
-            for begin, end in itertools.pairwise(_ranges(counts, room_bytes // 2 // self.row_bytes)):
-                row = index.dtype.type(min(end * unit, self.num_rows))  # for another dtype numpy copies the list
-                sizes = np.array([index[i:j].searchsorted(row) for i, j in zip(before, ends, strict=True)], np.int64)
+            for begin, end in itertools.pairwise(
+                _ranges(counts, room_bytes // 2 // self.row_bytes)
+            ):
+                # for another dtype numpy copies the list
+                row = index.dtype.type(min(end * unit, self.num_rows))
+                sizes = np.array(
+                    [index[i:j].searchsorted(row) for i, j in zip(before, ends, strict=True)],
+                    np.int64,
+                )
                 upto, place = before + sizes, np.cumsum(sizes) - sizes
                 if len(buffers[0]) < sizes.sum():  # where many lists need the same rows
                     buffers[0] = np.empty((int(sizes.sum()), width), word)
 
-                def read(piece: tuple[int, int], lists: tuple[Array, Array, Array] = (before, upto, place)) -> int:
+                def read(
+                    piece: tuple[int, int],
+                    lists: tuple[Array, Array, Array] = (before, upto, place),
+                ) -> int:
                     low, high = piece[0] * unit, min(piece[1] * unit, self.num_rows)
                     at, end = (self.offset + row * self.row_bytes for row in (low, high))
                     buffer = self._read(at // BLOCK * BLOCK, end, 2 * self.chunk_bytes)
@@ -237,9 +289,15 @@ class DiskArray:
                     return len(buffer)
 
                 filled = (np.flatnonzero(counts[begin:end]) + begin).tolist()
-                self._count(pool.map(read, _pieces(filled, max(1, self.chunk_bytes // unit // self.row_bytes))))
+                self._count(
+                    pool.map(
+                        read, _pieces(filled, max(1, self.chunk_bytes // unit // self.row_bytes))
+                    )
+                )
                 putting.result()
-                putting = writer.submit(_hand_out, put, buffers[0], before - bounds[:-1], place, sizes)
+                putting = writer.submit(
+                    _hand_out, put, buffers[0], before - bounds[:-1], place, sizes
+                )
                 buffers.reverse()
                 before = upto
             putting.result()
@@ -257,7 +315,9 @@ def disk_array(store: Store, name: str, chunk_bytes: int = CHUNK_BYTES) -> DiskA
     info = store.files[name]
     row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
     try:
-        array = DiskArray(store.file_path(name), HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes)
+        array = DiskArray(
+            store.file_path(name), HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes
+        )
     except FileNotFoundError:
         raise replaced(store.file_path(name)) from None
     store.check_open(name, array.descriptor)
@@ -277,17 +337,20 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 class SpoolFile(Stream):
-    """A file of arrays without a name; the kernel deletes it with its last user, at the latest with this process.
+    """A file of arrays without a name; the kernel deletes it with its last user, at the latest with
+    this process.
 
-    Each array begins with a block. Blocks bypass the page cache (O_DIRECT) where the file system allows it: a GB costs
-    0.03 CPU seconds to write and 0.12 to read, and through the page cache 0.54 and 0.6.
+    Each array begins with a block. Blocks bypass the page cache (O_DIRECT) where the file system
+    allows it: a GB costs 0.03 CPU seconds to write and 0.12 to read, and through the page cache
+    0.54 and 0.6.
     """
 
     most_dirty_bytes = 128 * 2**20
 
     def __init__(self, folder: Path, num_bytes: int = 0):
         self.folder, self._buffer = folder, memoryview(b"")
-        self._ends: dict[int, bytes] = {}  # where arrays go on, and what their last block has so far
+        # where arrays go on, and what their last block has so far
+        self._ends: dict[int, bytes] = {}
         with disk_errors(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             super().__init__(os.dup(file.fileno()))
             if num_bytes:
@@ -308,7 +371,8 @@ class SpoolFile(Stream):
         return functools.partial(self.load, offset, array.shape, array.dtype)
 
     def put(self, data: Any, offset: int) -> None:
-        """Write a part of an array, at a block or where its last part ended; `finish` writes an incomplete block."""
+        """Write a part of an array, at a block or where its last part ended; `finish` writes an
+        incomplete block."""
         view, head = memoryview(data), self._ends.pop(offset, b"")
         if not self._buffer:
             self._buffer = block_buffer(_WRITE_BYTES)

@@ -1,6 +1,7 @@
 """Streams of the arrays in a compressed .npz file, both ways, in memory bounded by a chunk.
 
-numpy can neither map a compressed archive, such as `raw/data.npz` of ogbn-papers100M, nor read a part of a member.
+numpy can neither map a compressed archive, such as `raw/data.npz` of ogbn-papers100M, nor read a
+part of a member.
 """
 
 import math
@@ -34,13 +35,20 @@ def load(file: Path) -> Array:
     return array
 
 
-def write_npz(path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]) -> None:
-    """Write a compressed .npz file. A member is its shape, its dtype and, in C order, its values in chunks."""
+def write_npz(
+    path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]
+) -> None:
+    """Write a compressed .npz file. A member is its shape, its dtype and, in C order, its values in
+    chunks."""
     # Level 1, because features are close to noise: level 6 takes twice the time for 1 % less.
     with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, (shape, kind, chunks) in members.items():
             dtype = np.dtype(kind)
-            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)}
+            header = {
+                "descr": np.lib.format.dtype_to_descr(dtype),
+                "fortran_order": False,
+                "shape": tuple(shape),
+            }
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, header)
                 for chunk in chunks:
@@ -50,25 +58,36 @@ def write_npz(path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLik
 class Member:
     """One array of an .npz file as a stream of values; `where` is file and member, for messages."""
 
-    _header = threading.Lock()  # numpy parses it by ast, which in Python 3.11 is not safe in threads (gh-106905)
+    # numpy parses it by ast, which in Python 3.11 is not safe in threads (gh-106905)
+    _header = threading.Lock()
 
     def __init__(self, file: Path, name: str) -> None:
         self.file, self.where = file, f"{file}, member {name}"
         with naming(self.where, "a sound .npz file", "copy or download it again"):
             self._zip = zipfile.ZipFile(file)
             if f"{name}.npy" not in self._zip.namelist():
-                raise InputError(f"{self.where}: expected such a member, found only: {', '.join(self._zip.namelist())}")
+                raise InputError(
+                    f"{self.where}: expected such a member, found only: {', '.join(self._zip.namelist())}"
+                )
             self._stream = self._zip.open(f"{name}.npy")
             version = np.lib.format.read_magic(self._stream)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
             with self._header:
                 self.shape, self.fortran_order, self.dtype = read(self._stream)
             size = self._zip.getinfo(f"{name}.npy").file_size - self._stream.tell()
         if self.dtype.hasobject:
-            raise InputError(f"{self.where}: expected numbers, found pickled objects, which are never loaded")
+            raise InputError(
+                f"{self.where}: expected numbers, found pickled objects, which are never loaded"
+            )
         if size != (expected := math.prod(self.shape) * self.dtype.itemsize):
             shape = f"{self.shape} of {self.dtype}"
-            raise InputError(f"{self.where}: expected {expected} bytes for shape {shape}, found {size}")
+            raise InputError(
+                f"{self.where}: expected {expected} bytes for shape {shape}, found {size}"
+            )
 
     def __enter__(self) -> Self:
         return self

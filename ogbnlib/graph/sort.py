@@ -1,4 +1,5 @@
-"""From edges to CSC with a stable external counting sort, without the edge list in RAM; rows by chunk of a file."""
+"""From edges to CSC with a stable external counting sort, without the edge list in RAM; rows by
+chunk of a file."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,8 @@ _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read ba
 
 @kernel
 def _partition(src: Any, dst: Any, both: Any, shift: Any, starts: Any, out: Any) -> None:
-    """Sort edges by `dst >> shift`, stably, into rows (dst within its range, src) of `out`; fill `starts` of ranges."""
+    """Sort edges by `dst >> shift`, stably, into rows (dst within its range, src) of `out`; fill
+    `starts` of ranges."""
     mask = (1 << shift) - 1
     for i in range(len(src)):
         starts[(dst[i] >> shift) + 1] += 1
@@ -36,10 +38,18 @@ def _partition(src: Any, dst: Any, both: Any, shift: Any, starts: Any, out: Any)
 
 
 @kernel
-def group_by_chunk(index: Any, counts: Any, stride: Any, offset: Any, shift: Any, num_bytes: Any, order: Any) -> Any:
-    """Counting sort into `order`, by the chunk in which rows begin: `(bad i or -1, bounds, first rows, ends)`."""
-    num_chunks = (num_bytes >> shift) + 1  # of 2**shift bytes: a division would take as long as all the rest
-    bounds, low, high = np.zeros(num_chunks + 2, np.int64), np.full(num_chunks, 2**62), np.zeros(num_chunks, np.int64)
+def group_by_chunk(
+    index: Any, counts: Any, stride: Any, offset: Any, shift: Any, num_bytes: Any, order: Any
+) -> Any:
+    """Counting sort into `order`, by the chunk in which rows begin: `(bad i or -1, bounds, first
+    rows, ends)`."""
+    # of 2**shift bytes: a division would take as long as all the rest
+    num_chunks = (num_bytes >> shift) + 1
+    bounds, low, high = (
+        np.zeros(num_chunks + 2, np.int64),
+        np.full(num_chunks, 2**62),
+        np.zeros(num_chunks, np.int64),
+    )
     for i in range(len(index)):
         row, end = index[i], index[i] + counts[i]
         if row < 0 or offset + end * stride > num_bytes:
@@ -56,11 +66,15 @@ def group_by_chunk(index: Any, counts: Any, stride: Any, offset: Any, shift: Any
 
 
 class Pairs(Stream):
-    """Edges on disk, as rows (dst - first dst of its range, src); each range of destinations can be read alone."""
+    """Edges on disk, as rows (dst - first dst of its range, src); each range of destinations can be
+    read alone."""
 
-    # Each chunk is written in one piece, sorted by range. RAM has only the begin of each range in each chunk.
+    # Each chunk is written in one piece, sorted by range. RAM has only the begin of each range in
+    # each chunk.
 
-    def __init__(self, path: Path, num_cols: int, shift: int, dtype: type[np.signedinteger[Any]]) -> None:
+    def __init__(
+        self, path: Path, num_cols: int, shift: int, dtype: type[np.signedinteger[Any]]
+    ) -> None:
         self.num_cols, self.shift, self.num_ranges = num_cols, shift, -(-num_cols >> shift)
         self.dtype, self.pair_bytes = np.dtype(dtype), 2 * np.dtype(dtype).itemsize
         super().__init__(path)
@@ -83,7 +97,10 @@ class Pairs(Stream):
             begin, end = int(starts[number]), int(starts[number + 1])
             while begin < end:
                 take = min(end - begin, len(out) - filled)
-                self.fill(out[filled : filled + take].reshape(-1).view(np.uint8).data, offset + begin * self.pair_bytes)
+                self.fill(
+                    out[filled : filled + take].reshape(-1).view(np.uint8).data,
+                    offset + begin * self.pair_bytes,
+                )
                 begin, filled = begin + take, filled + take
                 if filled == len(out):
                     yield out
@@ -128,10 +145,11 @@ def _csc(num_cols: Any, col: Any, row: Any, unique: Any) -> Any:
 
 
 class EdgeSort:
-    """Sorts an edge list into CSC: first all edges to disk as pairs, then range by range into `row` and `colptr`.
+    """Sorts an edge list into CSC: first all edges to disk as pairs, then range by range into `row`
+    and `colptr`.
 
-    Sorting takes `workspace` bytes of memory, or more for a single node with more edges. With `undirected`, every edge
-    is taken both ways, and columns are sorted and without duplicates.
+    Sorting takes `workspace` bytes of memory, or more for a single node with more edges. With
+    `undirected`, every edge is taken both ways, and columns are sorted and without duplicates.
     """
 
     def __init__(
@@ -146,12 +164,20 @@ class EdgeSort:
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
 
     def _new_pairs(self, num_cols: int, num_pairs: int, widest: int = 63) -> Pairs:
-        # An average range, with 8 bytes per destination, fits into the workspace; a quarter is left for larger ones.
+        # An average range, with 8 bytes per destination, fits into the workspace; a quarter is left
+        # for larger ones.
         num_ranges = 1 + (num_pairs * self._edge_bytes + num_cols * 8) * 5 // (4 * self.workspace)
-        num_ranges = min(num_ranges, _MAX_BUCKETS // 2)  # widths are powers of two: there may be almost twice as many
-        shift = max(0, (num_cols // num_ranges).bit_length() - 1) if num_ranges > 1 else (num_cols - 1).bit_length()
+        # widths are powers of two: there may be almost twice as many
+        num_ranges = min(num_ranges, _MAX_BUCKETS // 2)
+        shift = (
+            max(0, (num_cols // num_ranges).bit_length() - 1)
+            if num_ranges > 1
+            else (num_cols - 1).bit_length()
+        )
         self._serial += 1
-        return Pairs(self.folder / f"pairs-{self._serial}.tmp", num_cols, min(shift, widest), self._dtype)
+        return Pairs(
+            self.folder / f"pairs-{self._serial}.tmp", num_cols, min(shift, widest), self._dtype
+        )
 
     def read(self, chunks: Iterable[tuple[Array, Array]]) -> None:
         """Write all edges, chunks of `src` and `dst`, to disk."""
@@ -167,7 +193,10 @@ class EdgeSort:
 
     def _write(self, pairs: Pairs, row: ArrayWriter, colptr: ArrayWriter) -> None:
         for number in range(pairs.num_ranges):
-            width, count = min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift)), pairs.count(number)
+            width, count = (
+                min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift)),
+                pairs.count(number),
+            )
             if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
                 part = pairs.all(number)
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
@@ -186,8 +215,10 @@ class EdgeSort:
 
 @kernel
 def restore_input_order(colptr: Any, row: Any, perm: Any) -> None:
-    """Restore the input order of the edges in each column of a CSC, in place, from their input positions `perm`."""
-    # Without pyg-lib, PyG's `to_csc` uses `torch.sort(stable=False)`, which can shuffle the edges of a column.
+    """Restore the input order of the edges in each column of a CSC, in place, from their input
+    positions `perm`."""
+    # Without pyg-lib, PyG's `to_csc` uses `torch.sort(stable=False)`, which can shuffle the edges
+    # of a column.
     for v in range(len(colptr) - 1):
         begin, end = colptr[v], colptr[v + 1]
         for i in range(begin + 1, end):

@@ -1,4 +1,5 @@
-"""The on-disk graph: a folder of plain `.npy` files and a versioned `store.json`, opened memory-mapped.
+"""The on-disk graph: a folder of plain `.npy` files and a versioned `store.json`, opened
+memory-mapped.
 
 `np.load(file, mmap_mode="r")` opens each; `checks` lists them.
 """
@@ -36,7 +37,8 @@ class GraphSize:
     num_classes: int
     num_seeds: Mapping[str, int]  # by split
     undirected: bool = False
-    stored: Literal["raw", "csv", "store"] = "raw"  # OGB's binary layout or its csv files are still to be converted
+    # OGB's binary layout or its csv files are still to be converted
+    stored: Literal["raw", "csv", "store"] = "raw"
     feature_itemsize: int = 4  # in the store
     hops: int | None = None  # of propagated features, which have no edges; None for a graph
 
@@ -61,9 +63,10 @@ def _mapped(name: str) -> cached_property[Any]:
 class Store(GraphSize):
     """An open store, see `open_store`; when it is unpickled, it is opened again.
 
-    `colptr`, `row`, `x`, `y`, `node_id`, `node_name` and `label_name` are read-only memory maps, made at first use; the
-    last three are None if the store has none. `splits` are int64 ids in RAM. A file that was replaced or written to
-    since `open_store` is refused. If `x` is int8, `decode` returns the values of its rows, and `read` decodes.
+    `colptr`, `row`, `x`, `y`, `node_id`, `node_name` and `label_name` are read-only memory maps,
+    made at first use; the last three are None if the store has none. `splits` are int64 ids in RAM.
+    A file that was replaced or written to since `open_store` is refused. If `x` is int8, `decode`
+    returns the values of its rows, and `read` decodes.
     """
 
     path: Path
@@ -91,7 +94,8 @@ class Store(GraphSize):
         return _from_above("sampling.loading", "loader")(self, nodes, **options)
 
     def feature_store(self) -> Any:
-        """Return a PyG `FeatureStore` of features and labels; `loader` is faster for stores larger than memory."""
+        """Return a PyG `FeatureStore` of features and labels; `loader` is faster for stores larger
+        than memory."""
         return _from_above("sampling.loading", "StoreFeatures")(self)
 
     def graph_store(self) -> Any:
@@ -100,7 +104,9 @@ class Store(GraphSize):
 
     def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
         """Return a sampler for PyG's node and link loaders, see `sampling.loading.PassSampler`."""
-        return _from_above("sampling.loading", "PassSampler")(self.colptr, self.row, num_neighbors, seed=seed)
+        return _from_above("sampling.loading", "PassSampler")(
+            self.colptr, self.row, num_neighbors, seed=seed
+        )
 
     @property
     def size(self) -> GraphSize:
@@ -126,7 +132,8 @@ class Store(GraphSize):
             raise replaced(self.path / META)
 
     def check_open(self, name: str, descriptor: int) -> None:
-        """Raise an `InputError` if an open file of array `name` is not the one that `open_store` saw."""
+        """Raise an `InputError` if an open file of array `name` is not the one that `open_store`
+        saw."""
         now, before = stamp(descriptor), self.stamps[name]
         if now[:2] != before[:2]:
             raise replaced(self.file_path(name))
@@ -134,9 +141,14 @@ class Store(GraphSize):
             self._check_meta()
 
     def check_maps(self) -> None:
-        """Raise an `InputError` if files were written to in place: that changes maps, unlike a new file."""
+        """Raise an `InputError` if files were written to in place: that changes maps, unlike a new
+        file."""
         for name, before in self.stamps.items():
-            if (file := self.file_path(name)).is_file() and (now := stamp(file)) != before and now[2] == before[2]:
+            if (
+                (file := self.file_path(name)).is_file()
+                and (now := stamp(file)) != before
+                and now[2] == before[2]
+            ):
                 raise replaced(file)
 
     def open_file(self, name: str) -> io.FileIO:
@@ -166,7 +178,8 @@ class Store(GraphSize):
             array._mmap.madvise(mmap.MADV_RANDOM)
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
-        """Yield array `name` in pieces of about 8 MB, read, not mapped, each with the index of its first row.
+        """Yield array `name` in pieces of about 8 MB, read, not mapped, each with the index of its
+        first row.
 
         With `checked`, a checksum mismatch is an `InputError` after the last piece.
         """
@@ -187,18 +200,30 @@ class Store(GraphSize):
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
-        """Read array `name` into RAM, features in another float dtype if asked; the peak is the result and a chunk."""
-        # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M) are left to `verify`.
+        """Read array `name` into RAM, features in another float dtype if asked; the peak is the
+        result and a chunk."""
+        # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M)
+        # are left to `verify`.
         info, begin = self.files[name], 0
-        out = np.empty(info.shape, dtype or (np.float32 if name == "x" and self.int8 else info.dtype))
-        chunks = (self.decode(part) if name == "x" else part for _, part in self.chunks(name, checked=name != "x"))
-        for values in finite(chunks, out.dtype, str(self.file_path(name))) if out.dtype.kind == "f" else chunks:
+        out = np.empty(
+            info.shape, dtype or (np.float32 if name == "x" and self.int8 else info.dtype)
+        )
+        chunks = (
+            self.decode(part) if name == "x" else part
+            for _, part in self.chunks(name, checked=name != "x")
+        )
+        for values in (
+            finite(chunks, out.dtype, str(self.file_path(name)))
+            if out.dtype.kind == "f"
+            else chunks
+        ):
             out[begin : begin + len(values)] = values
             begin += len(values)
         return out
 
     def read_edge_index(self) -> Array:
-        """Return edges int64 [2, E], sources above destinations, column by column, reverse edges included."""
+        """Return edges int64 [2, E], sources above destinations, column by column, reverse edges
+        included."""
         edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
         for _ in self.chunks("colptr", checked=True):
             pass
@@ -206,20 +231,34 @@ class Store(GraphSize):
             edge_index[0, begin : begin + len(sources)] = sources
         for begin in range(0, self.num_nodes, step):
             offsets = self.colptr[begin : begin + step + 1]
-            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(np.arange(len(offsets) - 1) + begin, np.diff(offsets))
+            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(
+                np.arange(len(offsets) - 1) + begin, np.diff(offsets)
+            )
         return edge_index
 
 
 @clear_errors()
 def open_store(path: StrPath) -> Store:
-    """Open a store in milliseconds. Sizes, dtypes and shapes of all files are checked, their content is not."""
+    """Open a store in milliseconds. Sizes, dtypes and shapes of all files are checked, their
+    content is not."""
     path = home(path).absolute()
     meta = read_meta(path)
     if (hops := meta.get("keep_hops")) is not None:  # of an earlier version
         problem = f"nodes beyond {hops} hops from a labelled node are missing; convert the data again for all"
         warnings.warn(f"{path}: made with keep_hops={hops}: {problem}", stacklevel=2)
-    files = {name: FileInfo(**{**entry, "shape": tuple(entry["shape"])}) for name, entry in meta["files"].items()}
-    names = ("name", "num_nodes", "num_edges", "num_features", "num_classes", "undirected", "origin")
+    files = {
+        name: FileInfo(**{**entry, "shape": tuple(entry["shape"])})
+        for name, entry in meta["files"].items()
+    }
+    names = (
+        "name",
+        "num_nodes",
+        "num_edges",
+        "num_features",
+        "num_classes",
+        "undirected",
+        "origin",
+    )
     return Store(
         path=path, files=files, crc32=meta["crc32"],
         stamps={name: check_file(path / f"{name}.npy", info) for name, info in files.items()},

@@ -1,7 +1,8 @@
-"""Columns of a user's own files, and node ids in them. Import it on use: it imports pyarrow and pandas.
+"""Columns of a user's own files, and node ids in them. Import it on use: it imports pyarrow and
+pandas.
 
-pyarrow reads in pieces and keeps the order of the rows. 50 M edges between 5 M nodes named by text take 457 MB. DuckDB,
-with a limit of 400 MB, joined the same ids in 1.3 GB, and in another order.
+pyarrow reads in pieces and keeps the order of the rows. 50 M edges between 5 M nodes named by text
+take 457 MB. DuckDB, with a limit of 400 MB, joined the same ids in 1.3 GB, and in another order.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from .npz import Array, load
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
 BATCH_ROWS, _BLOCK_BYTES = 2**17, 2**22
 LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
-_MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")  # in any case, among numbers and labels
+# in any case, among numbers and labels
+_MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")
 
 
 def is_number(text: str) -> bool:
@@ -41,9 +43,11 @@ def is_number(text: str) -> bool:
 
 
 class Table:
-    """Columns of a .npy, .csv, .csv.gz or .parquet file, read in bounded memory; fields of csv files are text.
+    """Columns of a .npy, .csv, .csv.gz or .parquet file, read in bounded memory; fields of csv
+    files are text.
 
-    The first line of a csv file is its header if no field of it is a number; without one, `names` are "1", "2", ...
+    The first line of a csv file is its header if no field of it is a number; without one, `names`
+    are "1", "2", ...
     """
 
     def __init__(self, file: Path, role: str = "") -> None:
@@ -53,27 +57,44 @@ class Table:
                 self.names = self._parquet().schema_arrow.names
             elif file.suffix == ".npy":
                 array, pair = load(file), role == "edges"
-                array = array.reshape(1, -1) if array.ndim and array.size == len(array) and not pair else array
+                array = (
+                    array.reshape(1, -1)
+                    if array.ndim and array.size == len(array) and not pair
+                    else array
+                )
                 if array.ndim != 2 or len(array) != 1 + pair:
                     expected = "[2, E]; transpose it" if pair else "[N]"
-                    raise InputError(f"{file}: found an array {list(array.shape)}, expected {expected}")
+                    raise InputError(
+                        f"{file}: found an array {list(array.shape)}, expected {expected}"
+                    )
                 self._array, self.names = array, ["1", "2"][: len(array)]
             else:
                 opened: Any = gzip.open if file.suffix == ".gz" else open
-                with opened(file, "rt", newline="", encoding="utf-8-sig", errors="replace") as lines:
+                with opened(
+                    file, "rt", newline="", encoding="utf-8-sig", errors="replace"
+                ) as lines:
                     first = [text.strip() for text in next(filter(None, csv.reader(lines)), [])]
                 if not first:
                     raise InputError(f"{file}: expected a table, found an empty file")
-                count = [str(i) for i in range(len(first))]  # pandas' names for columns without a name
-                self.header = not any(map(is_number, first)) or (role == "features" and first == count)
+                # pandas' names for columns without a name
+                count = [str(i) for i in range(len(first))]
+                self.header = not any(map(is_number, first)) or (
+                    role == "features" and first == count
+                )
                 self.names = first if self.header else [str(i + 1) for i in range(len(first))]
                 if role == "edges" and first == ["0", "1"]:
-                    print(f"{file}: 0,1 is read as an edge; if it is a header, remove the line", file=sys.stderr)
+                    print(
+                        f"{file}: 0,1 is read as an edge; if it is a header, remove the line",
+                        file=sys.stderr,
+                    )
         if twice := [name for name in self.names if self.names.count(name) > 1]:
-            raise InputError(f"{file}: expected each column's name once, found {twice[0]!r} again; rename one")
+            raise InputError(
+                f"{file}: expected each column's name once, found {twice[0]!r} again; rename one"
+            )
 
     def _parquet(self) -> Any:
-        # With a buffer, a row group is read page by page; without one, each of its columns is held whole.
+        # With a buffer, a row group is read page by page; without one, each of its columns is held
+        # whole.
         return pa.parquet.ParquetFile(self.file, buffer_size=2**20, pre_buffer=False)
 
     def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
@@ -83,9 +104,15 @@ class Table:
             for batch in self._arrays([self.names.index(name) for name in columns], rows):
                 pieces = []
                 for name, values in zip(columns, batch, strict=True):
-                    values = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
+                    values = (
+                        values.dictionary_decode()
+                        if hasattr(values, "dictionary_decode")
+                        else values
+                    )
                     text = str(values.type).startswith(_TEXTS)
-                    pieces.append(Piece(self, name, values.cast("string") if text else values, begin))
+                    pieces.append(
+                        Piece(self, name, values.cast("string") if text else values, begin)
+                    )
                 yield pieces
                 begin += len(batch[0])
 
@@ -93,7 +120,10 @@ class Table:
         if self._array is not None:
             for begin in range(0, self._array.shape[1], rows):
                 part = [np.ascontiguousarray(self._array[i, begin : begin + rows]) for i in columns]
-                yield [pa.array(values.astype(values.dtype.newbyteorder("="), copy=False)) for values in part]
+                yield [
+                    pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
+                    for values in part
+                ]
         elif self.file.suffix == ".parquet":
             names = [self.names[i] for i in columns]
             for batch in self._parquet().iter_batches(rows, columns=names):
@@ -103,9 +133,13 @@ class Table:
             texts, skip = {f"f{i}": pa.string() for i in columns}, int(self.header)
             for batch in pa.csv.open_csv(
                 self.file,
-                read_options=pa.csv.ReadOptions(block_size=_BLOCK_BYTES, autogenerate_column_names=True),
+                read_options=pa.csv.ReadOptions(
+                    block_size=_BLOCK_BYTES, autogenerate_column_names=True
+                ),
                 parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-                convert_options=pa.csv.ConvertOptions(column_types=texts, include_columns=list(texts)),
+                convert_options=pa.csv.ConvertOptions(
+                    column_types=texts, include_columns=list(texts)
+                ),
             ):
                 yield [column.slice(skip) for column in batch.columns]
                 skip = 0
@@ -116,20 +150,29 @@ class Table:
             return int(self._array.shape[1])
         if self.file.suffix == ".parquet":
             return int(self._parquet().metadata.num_rows)
-        return sum(len(piece.values) for (piece,) in self.batches(self.names[:1]))  # a csv file is read for it
+        # a csv file is read for it
+        return sum(len(piece.values) for (piece,) in self.batches(self.names[:1]))
 
     def one_of(self, names: Sequence[str], alone: bool = False) -> str | None:
-        """Return the column with one of these names, in any case; if `alone`, an only column that can't be a value."""
-        own = next((own for name in names for own in self.names if own.lower() == name.lower()), None)
-        alone = alone and len(self.names) == 1 and (not self.header or self.file.suffix == ".parquet")
+        """Return the column with one of these names, in any case; if `alone`, an only column that
+        can't be a value."""
+        own = next(
+            (own for name in names for own in self.names if own.lower() == name.lower()), None
+        )
+        alone = (
+            alone and len(self.names) == 1 and (not self.header or self.file.suffix == ".parquet")
+        )
         return self.names[0] if own is None and alone else own
 
     def refusal(self, expected: str, hint: str) -> InputError:
         """Return the error for columns that are neither known nor named."""
-        return InputError(f"{self.file}: expected {expected}, found columns {', '.join(map(repr, self.names))}; {hint}")
+        return InputError(
+            f"{self.file}: expected {expected}, found columns {', '.join(map(repr, self.names))}; {hint}"
+        )
 
     def leave_out(self, used: Sequence[str | None]) -> None:
-        """Name the columns that are not used on standard error; standard output belongs to the caller."""
+        """Name the columns that are not used on standard error; standard output belongs to the
+        caller."""
         if others := [name for name in self.names if name not in used]:
             print(f"{self.file}: left out: {', '.join(map(repr, others))}", file=sys.stderr)
 
@@ -149,10 +192,13 @@ class Piece:
         if wrong.any():
             at = int(wrong.argmax())
             place = f"{self.table.file}, column {self.name!r}, row {self.begin + at}"
-            raise InputError(f"{place}: expected {expected}, found {reprlib.repr(self.values[at].as_py())}")
+            raise InputError(
+                f"{place}: expected {expected}, found {reprlib.repr(self.values[at].as_py())}"
+            )
 
     def cast(self, kind: str, expected: str) -> Any:
-        """Cast to int64, double or string; missing values become null, and 3.0 is the whole number 3."""
+        """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
+        3."""
         values = self.values
         try:
             if pa.types.is_string(values.type) and kind != "string":
@@ -160,15 +206,24 @@ class Piece:
                     with contextlib.suppress(pa.ArrowInvalid):
                         return text.cast(kind)
                 values = text.cast("double")
-            if kind == "int64" and (pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type)):
-                raise pa.ArrowInvalid(f"found {values.type}")  # arrow takes True for 1, a date for a number of days
+            if kind == "int64" and (
+                pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type)
+            ):
+                # arrow takes True for 1, a date for a number of days
+                raise pa.ArrowInvalid(f"found {values.type}")
             # Beyond 2**53, several whole numbers are the same float.
-            if kind == "int64" and pa.types.is_floating(values.type) and (pc.max(pc.abs(values)).as_py() or 0) > 2**53:
+            if (
+                kind == "int64"
+                and pa.types.is_floating(values.type)
+                and (pc.max(pc.abs(values)).as_py() or 0) > 2**53
+            ):
                 raise pa.ArrowInvalid("found a float beyond 2**53")
             return values.cast(kind, safe=kind != "double")
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             place = f"{self.table.file}, column {self.name!r}, from row {self.begin} on"
-            raise InputError(f"{place}: expected {expected}: {str(error).splitlines()[0]}") from None
+            raise InputError(
+                f"{place}: expected {expected}: {str(error).splitlines()[0]}"
+            ) from None
 
 
 def numbers(values: Any) -> Array:
@@ -184,12 +239,14 @@ def without_missing(values: Any) -> Any:
 
 
 class Nodes:
-    """Map from node ids to row numbers. Ids are row numbers already, or names: text or any whole numbers.
+    """Map from node ids to row numbers. Ids are row numbers already, or names: text or any whole
+    numbers.
 
-    Names take about 50 bytes a node, as 64-bit numbers in pandas' index; text is hashed. Two of ten million texts have
-    the same hash with a chance of 3e-6, and are refused then.
+    Names take about 50 bytes a node, as 64-bit numbers in pandas' index; text is hashed. Two of ten
+    million texts have the same hash with a chance of 3e-6, and are refused then.
 
-    `rows` is the file whose rows are the nodes, for messages; `names` the table and its column with the names in order.
+    `rows` is the file whose rows are the nodes, for messages; `names` the table and its column with
+    the names in order.
     """
 
     def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
@@ -198,10 +255,13 @@ class Nodes:
         if names is None:
             return
         table, column = names
-        for (piece,) in table.batches([column]):  # "007" and "7" are two names: whole numbers are as int64 writes them
+        # "007" and "7" are two names: whole numbers are as int64 writes them
+        for (piece,) in table.batches([column]):
             with contextlib.suppress(pa.ArrowInvalid):
                 values = piece.values
-                if not pa.types.is_string(values.type) or values.cast("int64").cast("string").equals(values):
+                if not pa.types.is_string(values.type) or values.cast("int64").cast(
+                    "string"
+                ).equals(values):
                     continue
             self.kind = "string"
             break
@@ -210,22 +270,37 @@ class Nodes:
         for (piece,) in table.batches([column]):
             keys.append(self._keys(piece))
             if self.kind == "string":
-                self._width = max(self._width, pc.max(pc.binary_length(piece.values.cast("string"))).as_py() or 1)
+                self._width = max(
+                    self._width, pc.max(pc.binary_length(piece.values.cast("string"))).as_py() or 1
+                )
         if (count := sum(map(len, keys))) != num_nodes:
-            raise InputError(f"{table.file}: expected {num_nodes} names, one a row of {rows}, found {count}")
+            raise InputError(
+                f"{table.file}: expected {num_nodes} names, one a row of {rows}, found {count}"
+            )
         if self._width > LONGEST_NAME:
-            raise InputError(f"{table.file}: expected names of {LONGEST_NAME} bytes at most, found {self._width}")
+            raise InputError(
+                f"{table.file}: expected names of {LONGEST_NAME} bytes at most, found {self._width}"
+            )
         self._index = pd.Index(np.concatenate(keys))
         if not self._index.is_unique:
             row = int(self._index.duplicated().argmax())
-            raise InputError(f"{table.file}, row {row}: expected each node once, found one of the rows above again")
+            raise InputError(
+                f"{table.file}, row {row}: expected each node once, found one of the rows above again"
+            )
         self._expected = f"one of the {num_nodes} nodes in {table.file.name}"
 
     def _keys(self, piece: Piece) -> Array:
         """Whole numbers, or hashes of text."""
         keys = piece.cast(self.kind, self._expected)
-        piece.refuse(keys.is_null() if self.kind == "int64" else np.asarray(keys.fill_null("")) == "", self._expected)
-        return numbers(keys) if self.kind == "int64" else pd.util.hash_array(numbers(keys), categorize=False)
+        piece.refuse(
+            keys.is_null() if self.kind == "int64" else np.asarray(keys.fill_null("")) == "",
+            self._expected,
+        )
+        return (
+            numbers(keys)
+            if self.kind == "int64"
+            else pd.util.hash_array(numbers(keys), categorize=False)
+        )
 
     def __call__(self, piece: Piece) -> Array:
         """Return int64 rows of ids."""
@@ -236,7 +311,8 @@ class Nodes:
         return ids.astype(np.int64, copy=False)
 
     def chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
-        """Return the dtype of the names, int64 or UTF-8 bytes of fixed width, and the names in order of the nodes."""
+        """Return the dtype of the names, int64 or UTF-8 bytes of fixed width, and the names in
+        order of the nodes."""
         if self.names is None:
             return None
         table, column = self.names
@@ -244,4 +320,6 @@ class Nodes:
         if self.kind == "int64":
             return np.dtype("<i8"), map(numbers, pieces)
         dtype = np.dtype(f"S{self._width}")
-        return dtype, (np.array([text.encode() for text in names.to_pylist()], dtype) for names in pieces)
+        return dtype, (
+            np.array([text.encode() for text in names.to_pylist()], dtype) for names in pieces
+        )

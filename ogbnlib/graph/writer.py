@@ -13,7 +13,17 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, explained
 from ..files import Stream, StrPath, write_json
 from ..progress import counted
-from .checks import FORMAT, HEADER_BYTES, META, SPLITS, VERSION, FileInfo, meta_crc32, npy_header, split_problems
+from .checks import (
+    FORMAT,
+    HEADER_BYTES,
+    META,
+    SPLITS,
+    VERSION,
+    FileInfo,
+    meta_crc32,
+    npy_header,
+    split_problems,
+)
 from .npz import Array
 from .store import Store, open_store
 
@@ -22,7 +32,12 @@ class ArrayWriter:
     """A `.npy` file written in pieces along the first axis, of a length not known before."""
 
     def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
-        self.dtype, self.row_shape, self.length, self.crc32 = np.dtype(dtype).newbyteorder("<"), row_shape, 0, 0
+        self.dtype, self.row_shape, self.length, self.crc32 = (
+            np.dtype(dtype).newbyteorder("<"),
+            row_shape,
+            0,
+            0,
+        )
         self._stream = stream
         self._stream.append(bytes(HEADER_BYTES))
 
@@ -44,7 +59,9 @@ class StoreWriter:
         self.entries: dict[str, Any] = {}  # of store.json, in addition
 
     @contextlib.contextmanager
-    def create(self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> Iterator[ArrayWriter]:
+    def create(
+        self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()
+    ) -> Iterator[ArrayWriter]:
         """Open the array `name` for writing; it is complete when the block ends."""
         with Stream(self.folder / f"{name}.npy") as stream:
             writer = ArrayWriter(stream, dtype, row_shape)
@@ -60,31 +77,47 @@ class StoreWriter:
             writer.write(values)
 
     def finish(
-        self, name: str, num_classes: int, *, undirected: bool, origin: Mapping[str, Any], hops: int | None = None
+        self,
+        name: str,
+        num_classes: int,
+        *,
+        undirected: bool,
+        origin: Mapping[str, Any],
+        hops: int | None = None,
     ) -> None:
         """Write store.json; call it after all arrays are written."""
         num_nodes, num_features = self._files["x"].shape
         meta: dict[str, Any] = {
             **{"format": FORMAT, "version": VERSION, "name": name, "num_nodes": num_nodes},
-            **{"num_edges": self._files["row"].shape[0], "num_features": num_features, "num_classes": num_classes},
+            **{
+                "num_edges": self._files["row"].shape[0],
+                "num_features": num_features,
+                "num_classes": num_classes,
+            },
             **{"undirected": undirected, "origin": dict(origin)},
             **({} if hops is None else {"hops": hops}),
             **self.entries,
-            "files": {name: {**vars(info), "shape": list(info.shape)} for name, info in sorted(self._files.items())},
+            "files": {
+                name: {**vars(info), "shape": list(info.shape)}
+                for name, info in sorted(self._files.items())
+            },
         }
         write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})
 
 
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
     """Yield the problems of one array by itself, in one pass over its file."""
-    num_nodes, crc32, last, counts = store.num_nodes, 0, -1, dict[str, list[int]]()  # how many wrong, and the first
+    # how many wrong, and the first
+    num_nodes, crc32, last, counts = store.num_nodes, 0, -1, dict[str, list[int]]()
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
         wrong: dict[str, Array] = {}
         if name == "x":
             wrong["finite values"] = ~np.isfinite(rows)
         elif name == "y":
-            wrong[f"labels from -1 to {store.num_classes - 1}"] = (rows < -1) | (rows >= store.num_classes)
+            wrong[f"labels from -1 to {store.num_classes - 1}"] = (rows < -1) | (
+                rows >= store.num_classes
+            )
         elif name in ("colptr", "row", "node_id"):
             steps = np.diff(rows, prepend=rows.dtype.type(last))
             last = rows[-1]
@@ -118,11 +151,14 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
 def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
     """Yield (split, problem) for everything in a store's splits that training can't use."""
     y = store.y
-    return split_problems(store.splits, store.num_nodes, lambda ids: (y[ids] >= 0) & (y[ids] < store.num_classes))
+    return split_problems(
+        store.splits, store.num_nodes, lambda ids: (y[ids] >= 0) & (y[ids] < store.num_classes)
+    )
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
-    """Read every byte of a store once, in bounded memory; return a list of problems, empty for a sound store."""
+    """Read every byte of a store once, in bounded memory; return a list of problems, empty for a
+    sound store."""
     try:
         store, problems = open_store(path), list[tuple[str, str]]()
         with counted("verify", store.nbytes, progress) as done:

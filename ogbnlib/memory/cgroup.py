@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # a run's memory_limit, which no cgroup shows under a watchdog
+# a run's memory_limit, which no cgroup shows under a watchdog
+LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"
 
 
 def read_whole(path: str) -> bytes | None:
-    """Read a file of the kernel; None if it is gone or not readable. Faster than `Path.read_bytes`, by 4 us of 12."""
+    """Read a file of the kernel; None if it is gone or not readable. Faster than `Path.read_bytes`,
+    by 4 us of 12."""
     try:
         with io.FileIO(path) as file:
             return file.readall()
@@ -19,7 +21,8 @@ def read_whole(path: str) -> bytes | None:
 
 
 def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
-    """Integers of the lines `NAME VALUE` or `NAME: VALUE kB`; None if the file is gone or not readable."""
+    """Integers of the lines `NAME VALUE` or `NAME: VALUE kB`; None if the file is gone or not
+    readable."""
     if (data := read_whole(path)) is None:
         return None
     values, text = {}, b"\n" + data
@@ -33,7 +36,8 @@ def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes,
 
 @dataclass(frozen=True)
 class Cgroup:
-    """Directory of a memory cgroup (`/sys/fs/cgroup/...`). Methods return None where a file is absent."""
+    """Directory of a memory cgroup (`/sys/fs/cgroup/...`). Methods return None where a file is
+    absent."""
 
     path: Path
     version: int
@@ -64,16 +68,22 @@ class Cgroup:
         return (read_fields(f"{self.path}/memory.events", [b"oom"]) or {}).get(b"oom", 0)
 
     def met_its_limit(self, ooms_before: int) -> bool:
-        """Whether usage reached this directory's own limit: since `ooms` was read, or under v1 at any time."""
+        """Whether usage reached this directory's own limit: since `ooms` was read, or under v1 at
+        any time."""
         if self.version == 2:
             return self.ooms() > ooms_before
         limit, peak = self.limit_bytes(), self.peak_bytes()
-        # A charge of several pages fails below the limit. `memory.failcnt` stays 0 on recent kernels.
+        # A charge of several pages fails below the limit. `memory.failcnt` stays 0 on recent
+        # kernels.
         return limit is not None and peak is not None and peak > limit - 2**21
 
     def parts(self) -> tuple[int | None, int | None, int | None]:
         """Anonymous, file (without shared memory) and shared bytes, children included."""
-        names = (b"total_rss", b"total_cache", b"total_shmem") if self.version == 1 else (b"anon", b"file", b"shmem")
+        names = (
+            (b"total_rss", b"total_cache", b"total_shmem")
+            if self.version == 1
+            else (b"anon", b"file", b"shmem")
+        )
         values = read_fields(f"{self.path}/memory.stat", names) or {}
         if len(values) < len(names):
             return None, None, None
@@ -86,7 +96,10 @@ class Cgroup:
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     """Memory cgroup of a process and its mount point; None if no memory controller is mounted."""
-    lines, mounted = (os.fsdecode(read_whole(f"/proc/{file}") or b"") for file in (f"{pid}/cgroup", "self/mountinfo"))
+    lines, mounted = (
+        os.fsdecode(read_whole(f"/proc/{file}") or b"")
+        for file in (f"{pid}/cgroup", "self/mountinfo")
+    )
     mounts: dict[int, list[tuple[str, Path]]] = {1: [], 2: []}
     for line in mounted.splitlines():
         before, _, after = line.partition(" - ")
@@ -94,14 +107,15 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split()[-1].split(",")):
             root, point = before.split()[3:5]
             mounts[2 if kind == "cgroup2" else 1].append((root, Path(point)))
-    for version in (1, 2):  # a hybrid host has v1 memory and a v2 tree without the memory controller
+    # a hybrid host has v1 memory and a v2 tree without the memory controller
+    for version in (1, 2):
         for line in lines.splitlines():
             _, controllers, inside = line.split(":", 2)
             if ("memory" not in controllers.split(",")) if version == 1 else controllers:
                 continue
             for root, mount in mounts[version]:
-                # In a container without its own cgroup namespace the path is the host's and not visible:
-                # then the mount point is the container's cgroup.
+                # In a container without its own cgroup namespace the path is the host's and not
+                # visible: then the mount point is the container's cgroup.
                 path = mount / os.path.relpath(inside, root)
                 path = path if ".." not in path.parts and path.is_dir() else mount
                 if version == 1 or (path / "memory.current").exists():
@@ -118,13 +132,17 @@ def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
 
 
 def counting_cgroup(pid: int) -> Cgroup | None:
-    """Nearest cgroup of `pid` with an oom_kill counter: the kernel counts a kill in the victim's own."""
+    """Nearest cgroup of `pid` with an oom_kill counter: the kernel counts a kill in the victim's
+    own."""
     pair = find_cgroup(pid)
-    return next((group for group in (lineage(*pair) if pair else ()) if group.oom_kills() is not None), None)
+    return next(
+        (group for group in (lineage(*pair) if pair else ()) if group.oom_kills() is not None), None
+    )
 
 
 def effective_limit() -> tuple[int, str]:
-    """Return the memory limit of this process in bytes and its source: the lowest of cgroup, Slurm and host."""
+    """Return the memory limit of this process in bytes and its source: the lowest of cgroup, Slurm
+    and host."""
     import psutil
 
     limits = [(psutil.virtual_memory().total, "the host's RAM")]
@@ -134,7 +152,10 @@ def effective_limit() -> tuple[int, str]:
         for cgroup in lineage(*pair):
             if (limit := cgroup.limit_bytes()) is not None:
                 limits.append((limit, f"memory cgroup v{cgroup.version} {cgroup.path}"))
-    node, cpu, cpus = (os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE"))
+    node, cpu, cpus = (
+        os.environ.get(f"SLURM_{name}", "")
+        for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")
+    )
     if node.isdigit():  # Slurm's MB are 2**20 bytes
         limits.append((int(node) * 2**20, "Slurm --mem (SLURM_MEM_PER_NODE)"))
     elif cpu.isdigit():

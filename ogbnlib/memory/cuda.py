@@ -19,24 +19,35 @@ if TYPE_CHECKING:
 
     from ..config import TrainConfig
 
-OUT_OF_CUDA_MEMORY = 76  # exit code of a run that ran out of GPU memory; see `exit_codes.EXIT_CODES`
-# torch reads the older name first and the newer one only where that is unset (c10/cuda/CUDAAllocatorConfig.h).
+# exit code of a run that ran out of GPU memory; see `exit_codes.EXIT_CODES`
+OUT_OF_CUDA_MEMORY = 76
+# torch reads the older name first and the newer one only where that is unset
+# (c10/cuda/CUDAAllocatorConfig.h).
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def cuda_in_use() -> Any:
     """Return the torch module if this process has used CUDA, else None."""
     torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    return (
+        torch
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+        else None
+    )
 
 
 def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that turn on `expandable_segments` and keep the user's other allocator settings."""
+    """Environment variables that turn on `expandable_segments` and keep the user's other allocator
+    settings."""
     if not config.expandable_segments:
         return {}
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
     settings = re.split(r",(?![^\[]*\])", current)  # not at commas inside brackets
-    others = [part for part in settings if part.strip() and part.split(":")[0].strip() != "expandable_segments"]
+    others = [
+        part
+        for part in settings
+        if part.strip() and part.split(":")[0].strip() != "expandable_segments"
+    ]
     return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*others, "expandable_segments:True"]))
 
 
@@ -46,16 +57,22 @@ def prepare_allocator(config: TrainConfig) -> None:
     variables = allocator_environment(config, os.environ)
     if not variables or config.device == "cpu" or not torch.cuda.is_available():
         return
-    if torch.cuda.is_initialized() and any(os.environ.get(name) != value for name, value in variables.items()):
+    if torch.cuda.is_initialized() and any(
+        os.environ.get(name) != value for name, value in variables.items()
+    ):
         expected = "expected a process that has not used CUDA yet, and this one has"
-        raise InputError(f"expandable_segments: {expected}; restart it, or train with run() in a child process")
+        raise InputError(
+            f"expandable_segments: {expected}; restart it, or train with run() in a child process"
+        )
     os.environ.update(variables)
 
 
 def begin(config: TrainConfig, device: str) -> list[str]:
     """Set the memory cap and reset the peaks; returns notes on options without effect here."""
     if device != "cuda":
-        names = [name for name in ("expandable_segments", "max_cuda_memory") if getattr(config, name)]
+        names = [
+            name for name in ("expandable_segments", "max_cuda_memory") if getattr(config, name)
+        ]
         return [f"{', '.join(names)}: without effect on the CPU"] if names else []
     torch, notes = sys.modules["torch"], []
     torch.cuda.init()
@@ -77,8 +94,9 @@ def end(config: TrainConfig) -> None:
 def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     """Memory of this process on its current GPU, or None if it has not used CUDA.
 
-    `free_bytes` can still be reserved by the allocator, under a cap too; `alloc_retries` failed until the cache was
-    emptied. With `largest` also the largest unallocated block, and the seconds to find it.
+    `free_bytes` can still be reserved by the allocator, under a cap too; `alloc_retries` failed
+    until the cache was emptied. With `largest` also the largest unallocated block, and the seconds
+    to find it.
     """
     if (torch := cuda_in_use()) is None:
         return None
@@ -95,24 +113,37 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
         "alloc_retries": stats["num_alloc_retries"],
         "ooms": stats["num_ooms"],
     }
-    if largest and torch.cuda.get_allocator_backend() == "native":  # cudaMallocAsync has no list of blocks
+    # cudaMallocAsync has no list of blocks
+    if largest and torch.cuda.get_allocator_backend() == "native":
         begin_s = time.perf_counter()
-        segments, device = torch.cuda.memory_snapshot(include_traces=False), torch.cuda.current_device()
-        blocks = [block for segment in segments if segment["device"] == device for block in segment["blocks"]]
+        segments, device = (
+            torch.cuda.memory_snapshot(include_traces=False),
+            torch.cuda.current_device(),
+        )
+        blocks = [
+            block
+            for segment in segments
+            if segment["device"] == device
+            for block in segment["blocks"]
+        ]
         unallocated = (int(block["size"]) for block in blocks if block["state"] == "inactive")
         reading["largest_free_bytes"] = max(unallocated, default=0)
         reading["took_s"] = round(time.perf_counter() - begin_s, 6)
     return reading
 
 
-# Wording of the allocator's message (CUDACachingAllocator.cpp) since torch 2.0, before it, and as people list it.
+# Wording of the allocator's message (CUDACachingAllocator.cpp) since torch 2.0, before it, and as
+# people list it.
 _SIZES = {
     "requested_bytes": ("[Tt]ried to allocate:? {}", "- [Rr]equested:? {}"),
     "total_bytes": ("total capacity of {}", "{} total capacity"),
     "free_bytes": ("of which {} is free", "; {} free", "- [Ff]ree:? {}", "- {} (?:is )?free"),
     "allowed_bytes": ("{} allowed",),
     "allocated_bytes": ("{} is allocated by PyTorch", "{} already allocated"),
-    "unallocated_bytes": ("{} (?:is )?reserved (?:by PyTorch )?but unallocated", "[Rr]eserved but unallocated:? {}"),
+    "unallocated_bytes": (
+        "{} (?:is )?reserved (?:by PyTorch )?but unallocated",
+        "[Rr]eserved but unallocated:? {}",
+    ),
     "reserved_bytes": ("{} reserved in total by PyTorch",),
 }
 
@@ -121,7 +152,9 @@ def oom_sizes(message: str) -> dict[str, int]:
     """Sizes named by the message of a torch.OutOfMemoryError, in bytes."""
     sizes, units = {}, {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     for name, forms in _SIZES.items():
-        if match := re.search("|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms), message):
+        if match := re.search(
+            "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms), message
+        ):
             number, unit = filter(None, match.groups())
             sizes[name] = int(float(number) * units[unit])
     allocated = sizes.get("allocated_bytes", 0)
@@ -143,12 +176,15 @@ def resolve_device(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         build = "this torch is a CPU build" if torch.version.cuda is None else "no GPU is visible"
-        raise InputError(f"device: expected a usable GPU for 'cuda', but {build}; use device='auto' or 'cpu'")
+        raise InputError(
+            f"device: expected a usable GPU for 'cuda', but {build}; use device='auto' or 'cpu'"
+        )
     return torch.device(device)
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Refuse float16 on a CPU, where gradients below 6e-8 are lost and no loss scaling saves them."""
+    """Refuse float16 on a CPU, where gradients below 6e-8 are lost and no loss scaling saves
+    them."""
     if precision == "fp16" and resolve_device(device).type == "cpu":
         problem = f"found none with device={device!r}; use 'bf16' or 'fp32'"
         raise InputError(f"precision: expected a GPU for 'fp16', {problem}")

@@ -6,7 +6,8 @@
 | `systemd-run` | the kernel | yes | a systemd user session with the memory controller delegated |
 | `watchdog` | this library, SIGKILL | no: anonymous + shared only | nothing |
 
-RLIMIT_AS is not one of them: it counts mappings instead of memory and raises MemoryError instead of a kill.
+RLIMIT_AS is not one of them: it counts mappings instead of memory and raises MemoryError instead of
+a kill.
 """
 
 import contextlib
@@ -29,9 +30,11 @@ KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL `pid`, its descendants, and its process group, which has the descendants that lost their parent."""
+    """SIGKILL `pid`, its descendants, and its process group, which has the descendants that lost
+    their parent."""
     # `pid` must not have been waited for: its number could be another group's by now.
-    for member in process_tree(pid):  # listed before the first kill, after which children have another parent
+    # listed before the first kill, after which children have another parent
+    for member in process_tree(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
     if pid != os.getpgid(0):
@@ -42,16 +45,18 @@ def kill_tree(pid: int) -> None:
 class Limit:
     """Memory limit of one process tree; `limit_bytes=None` records without limiting.
 
-    Start `limit.command(argv)`, set `pid`, pass each reading to `check` and the exit status to `ended`, and call
-    `close` when the tree is gone.
+    Start `limit.command(argv)`, set `pid`, pass each reading to `check` and the exit status to
+    `ended`, and call `close` when the tree is gone.
     """
 
     name = "none"
     longest_pause_s = 0.25  # between two readings
     cgroup: Cgroup | None = None  # the tree's own
     killed_by: str | None = None  # "kernel" or "watchdog"
-    _outer: Cgroup | None = None  # the cgroup above whose limit was met, if the kernel killed for that one
-    _around: Cgroup | None = None  # a cgroup whose kill counter is used though it includes other processes
+    # the cgroup above whose limit was met, if the kernel killed for that one
+    _outer: Cgroup | None = None
+    # a cgroup whose kill counter is used though it includes other processes
+    _around: Cgroup | None = None
     _kills_before = 0
 
     def __init__(self, limit_bytes: int | None):
@@ -63,10 +68,17 @@ class Limit:
         return argv
 
     def check(self, reading: Reading) -> Reading | None:
-        """Kill the tree if it passed the limit or lost a member to the kernel; return the reading, None after that."""
-        # The kernel picks one process. If that is a DataLoader worker, its parent would soon die of a confusing error,
-        # so the whole tree is killed with it, as `memory.oom.group` does under v2.
-        if self.pid is not None and self.killed_by is None and self.cgroup is not None and self.cgroup.oom_kills():
+        """Kill the tree if it passed the limit or lost a member to the kernel; return the reading,
+        None after that."""
+        # The kernel picks one process. If that is a DataLoader worker, its parent would soon die of
+        # a confusing error, so the whole tree is killed with it, as `memory.oom.group` does under
+        # v2.
+        if (
+            self.pid is not None
+            and self.killed_by is None
+            and self.cgroup is not None
+            and self.cgroup.oom_kills()
+        ):
             self._blame_kernel()
             kill_tree(self.pid)
         return None if self.killed_by else reading
@@ -78,21 +90,36 @@ class Limit:
 
     def ended(self, status: int, by_sigkill: bool) -> None:
         """Find an out-of-memory kill after which the tree ended before the next reading."""
-        # The status of the first process can be 0 after the kill of a child. A counter that includes other processes
-        # proves nothing without a SIGKILL in the tree.
-        if self.killed_by is None and self.oom_kills() and ((status and by_sigkill) or not self._around):
+        # The status of the first process can be 0 after the kill of a child. A counter that
+        # includes other processes proves nothing without a SIGKILL in the tree.
+        if (
+            self.killed_by is None
+            and self.oom_kills()
+            and ((status and by_sigkill) or not self._around)
+        ):
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
-        """Facts about the end for result.json; `kills_around` counts kills of processes outside of the tree."""
+        """Facts about the end for result.json; `kills_around` counts kills of processes outside of
+        the tree."""
         kills, around = self.oom_kills(), 0
         if self._around and self.killed_by != "kernel":
             kills, around = None, kills or 0
-        outer = self._outer and {"limit_bytes": self._outer.limit_bytes(), "cgroup": str(self._outer.path)}
-        return {"killed_by": self.killed_by, "oom_kills": kills, "kills_around": around, "outer_limit": outer}
+        outer = self._outer and {
+            "limit_bytes": self._outer.limit_bytes(),
+            "cgroup": str(self._outer.path),
+        }
+        return {
+            "killed_by": self.killed_by,
+            "oom_kills": kills,
+            "kills_around": around,
+            "outer_limit": outer,
+        }
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
-        self._limits = [(group, group.ooms()) for group in cgroups if group.limit_bytes() is not None]
+        self._limits = [
+            (group, group.ooms()) for group in cgroups if group.limit_bytes() is not None
+        ]
 
     def _count_kills_of(self, around: Cgroup) -> None:
         self._around, self._kills_before = around, around.oom_kills() or 0
@@ -118,17 +145,22 @@ class CgroupLimit(Limit):
     def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
-        for old in parent.path.glob("ogbnlib-[0-9]*-*"):  # of killed parents; rmdir(2) refuses one in use
+        # of killed parents; rmdir(2) refuses one in use
+        for old in parent.path.glob("ogbnlib-[0-9]*-*"):
             if not Path("/proc", old.name.split("-")[1]).exists():
                 with contextlib.suppress(OSError):
                     old.rmdir()
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = Cgroup(path, parent.version)
-        # Swap would only delay the kill; memsw is memory + swap. Both files are absent without swap accounting.
+        # Swap would only delay the kill; memsw is memory + swap. Both files are absent without swap
+        # accounting.
         texts = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
         if parent.version == 1:
-            texts = {"memory.limit_in_bytes": limit_bytes, "memory.memsw.limit_in_bytes": limit_bytes}
+            texts = {
+                "memory.limit_in_bytes": limit_bytes,
+                "memory.memsw.limit_in_bytes": limit_bytes,
+            }
         try:
             for name, value in texts.items() if limit_bytes is not None else ():
                 if "sw" not in name or (path / name).exists():
@@ -139,13 +171,15 @@ class CgroupLimit(Limit):
         self._watch_limits(lineage(self.cgroup, mount))
 
     def command(self, argv: list[str]) -> list[str]:
-        # The shell enters the cgroup before it becomes the program, so that every byte is charged there. A preexec_fn
-        # would do the same but is unsafe in a process with threads, such as a Jupyter kernel.
+        # The shell enters the cgroup before it becomes the program, so that every byte is charged
+        # there. A preexec_fn would do the same but is unsafe in a process with threads, such as a
+        # Jupyter kernel.
         enter = 'echo $$ > "$1" && shift && exec "$@"'
         return ["/bin/sh", "-c", enter, "watch", str(self.cgroup.path / "cgroup.procs"), *argv]
 
     def close(self) -> None:
-        for _ in range(100):  # a dying process leaves its cgroup within milliseconds, a large one later
+        # a dying process leaves its cgroup within milliseconds, a large one later
+        for _ in range(100):
             for pid in self.cgroup.pids():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -154,7 +188,10 @@ class CgroupLimit(Limit):
             if not self.cgroup.path.exists():
                 return
             time.sleep(0.05)
-        print(f"warning: {self.cgroup.path} could not be removed, processes are left in it", file=sys.stderr)
+        print(
+            f"warning: {self.cgroup.path} could not be removed, processes are left in it",
+            file=sys.stderr,
+        )
 
 
 class SystemdLimit(Limit):
@@ -163,7 +200,11 @@ class SystemdLimit(Limit):
     name = "systemd-run"
 
     def command(self, argv: list[str]) -> list[str]:
-        limits = ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"] if self.limit_bytes else []
+        limits = (
+            ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
+            if self.limit_bytes
+            else []
+        )
         return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--", *argv]
 
     def check(self, reading: Reading) -> Reading | None:
@@ -173,7 +214,8 @@ class SystemdLimit(Limit):
             if own is None or pair[0] != own[0]:
                 self.cgroup = pair[0]
                 self._watch_limits(lineage(*pair))
-                # The scope and its counter vanish with its last process; v2 counts its kills in its parent too.
+                # The scope and its counter vanish with its last process; v2 counts its kills in its
+                # parent too.
                 self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
         return super().check(reading)
 
@@ -181,10 +223,11 @@ class SystemdLimit(Limit):
 class Watchdog(Limit):
     """SIGKILL from this process once the tree's anonymous + shared memory passes the limit.
 
-    The sum of RSS is compared first because it is cheap, but it counts pages shared by forked workers once per worker.
-    So PSS decides, which takes a walk of the page tables: at most 5 % of the time, or once the sum has grown by half
-    of the free memory. Between two samples (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time.
-    The kill counter of `around`, this process's cgroup and its mount, includes other processes.
+    The sum of RSS is compared first because it is cheap, but it counts pages shared by forked
+    workers once per worker. So PSS decides, which takes a walk of the page tables: at most 5 % of
+    the time, or once the sum has grown by half of the free memory. Between two samples (20 ms) the
+    tree can overshoot: a `memset` fills about 100 MB in that time. The kill counter of `around`,
+    this process's cgroup and its mount, includes other processes.
     """
 
     name = "watchdog"
@@ -202,11 +245,14 @@ class Watchdog(Limit):
             return super().check(reading)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
         # Time to fill the memory left at 20 GB/s, from 20 ms up.
-        self.longest_pause_s = min(Limit.longest_pause_s, max(0.02, (self.limit_bytes - summed) / (20 * 2**30)))
+        self.longest_pause_s = min(
+            Limit.longest_pause_s, max(0.02, (self.limit_bytes - summed) / (20 * 2**30))
+        )
         begin_s = time.monotonic()
         if summed <= self.limit_bytes or (begin_s < self._next_s and summed < self._next_sum):
             return reading
-        for _ in range(2):  # two in a row must pass the limit: the first may count a worker that has ended
+        # two in a row must pass the limit: the first may count a worker that has ended
+        for _ in range(2):
             reading = read_memory(self.pid)
             if reading.held_bytes is None:  # several processes need PSS
                 reading = read_memory(self.pid, pss=True)
@@ -220,8 +266,9 @@ class Watchdog(Limit):
 
 
 def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
-    # Under v2 a cgroup that has processes can't pass the memory controller on to children, so its ancestors are tried
-    # too, up to the first one with a limit: a job must not escape its own allocation.
+    # Under v2 a cgroup that has processes can't pass the memory controller on to children, so its
+    # ancestors are tried too, up to the first one with a limit: a job must not escape its own
+    # allocation.
     pair = find_cgroup()
     if not pair or pair[0].version != version:
         return f"no memory controller under cgroup v{version}"
@@ -244,7 +291,9 @@ def _try_systemd(limit_bytes: int | None) -> SystemdLimit | str:
         return "systemd-run is not installed"
     probe = SystemdLimit(2**30).command(["true"])
     try:
-        done = subprocess.run(probe, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            probe, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         return "systemd-run did not answer within 10 s"
     if done.returncode != 0:
@@ -255,21 +304,33 @@ def _try_systemd(limit_bytes: int | None) -> SystemdLimit | str:
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:
     """Return the strictest possible limit, and the reason why each stricter one is impossible.
 
-    Without `limit_bytes` a cgroup still gives the kernel's own peak. `limit_by` is "auto", or one of `KINDS`.
+    Without `limit_bytes` a cgroup still gives the kernel's own peak. `limit_by` is "auto", or one
+    of `KINDS`.
     """
     if limit_by != "auto" and limit_by not in KINDS:
         raise InputError(f"limit_by: expected auto or one of {', '.join(KINDS)}, got {limit_by!r}")
     refused: list[str] = []
-    if limit_bytes is None and limit_by == "auto" and "SLURM_JOB_ID" in os.environ and (pair := find_cgroup()):
-        # A cgroup below the job's would hide an out-of-memory kill from Slurm, which counts only those in its own under
-        # v1: the job's state would not be OUT_OF_MEMORY.
+    if (
+        limit_bytes is None
+        and limit_by == "auto"
+        and "SLURM_JOB_ID" in os.environ
+        and (pair := find_cgroup())
+    ):
+        # A cgroup below the job's would hide an out-of-memory kill from Slurm, which counts only
+        # those in its own under v1: the job's state would not be OUT_OF_MEMORY.
         return Watchdog(None, pair), refused
     for name in KINDS if limit_by == "auto" else (limit_by,):
         if name == "watchdog":
             return Watchdog(limit_bytes, find_cgroup()), refused
-        limit = _try_systemd(limit_bytes) if name == "systemd-run" else _try_cgroup(limit_bytes, int(name[-1]))
+        limit = (
+            _try_systemd(limit_bytes)
+            if name == "systemd-run"
+            else _try_cgroup(limit_bytes, int(name[-1]))
+        )
         if isinstance(limit, Limit):
             return limit, refused
         refused.append(f"{name}: {limit}")
     size = format_bytes(limit_bytes)
-    raise InputError(f"limit_by: {refused[0]}; a limit of {size} is impossible with it here, use limit_by='auto'")
+    raise InputError(
+        f"limit_by: {refused[0]}; a limit of {size} is impossible with it here, use limit_by='auto'"
+    )

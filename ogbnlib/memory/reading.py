@@ -1,7 +1,7 @@
 """Memory readings of a process tree, split into anonymous, file and shared bytes.
 
-Only the process can free anonymous pages (`malloc`, tensors); the kernel takes file pages (page cache, mapped files)
-back under pressure; RSS counts a shared page (`/dev/shm`) once per process.
+Only the process can free anonymous pages (`malloc`, tensors); the kernel takes file pages (page
+cache, mapped files) back under pressure; RSS counts a shared page (`/dev/shm`) once per process.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from .cuda import cuda_in_use, cuda_reading
 class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
-    `rss_*` count pages shared by forked workers once per worker, `pss_*` once. `cgroup_file_bytes` lacks shared memory.
+    `rss_*` count pages shared by forked workers once per worker, `pss_*` once. `cgroup_file_bytes`
+    lacks shared memory.
     """
 
     num_processes: int | None = None
@@ -41,13 +42,17 @@ class Reading:
     cgroup_limit_bytes: int | None = None
 
     def held(self) -> tuple[int, int, int] | None:
-        """Anonymous, shared and file bytes, each page counted once: by the cgroup, PSS or RSS; None if unknown."""
+        """Anonymous, shared and file bytes, each page counted once: by the cgroup, PSS or RSS; None
+        if unknown."""
         if self.rss_anon_bytes is None:
             return None  # a killed tree, whose cgroup still counts pages that are being freed
-        source = "cgroup"  # RSS is for a single process and kernels without PSS; not every reading has PSS
+        # RSS is for a single process and kernels without PSS; not every reading has PSS
+        source = "cgroup"
         if self.cgroup_anon_bytes is None:
             source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"
-        anon, shmem, file = (getattr(self, f"{source}_{part}_bytes") for part in ("anon", "shmem", "file"))
+        anon, shmem, file = (
+            getattr(self, f"{source}_{part}_bytes") for part in ("anon", "shmem", "file")
+        )
         return None if anon is None else (anon, shmem or 0, file or 0)
 
     @property
@@ -58,9 +63,15 @@ class Reading:
 
 
 def huge_pages() -> str:
-    """The kernel's setting for huge pages: "always", "madvise" (to those who ask), "never"; "" if it has none."""
+    """The kernel's setting for huge pages: "always", "madvise" (to those who ask), "never"; "" if
+    it has none."""
     with contextlib.suppress(OSError):  # such as "always [madvise] never"
-        return Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().partition("[")[2].partition("]")[0]
+        return (
+            Path("/sys/kernel/mm/transparent_hugepage/enabled")
+            .read_text()
+            .partition("[")[2]
+            .partition("]")[0]
+        )
     return ""
 
 
@@ -78,7 +89,8 @@ def _gives_pss() -> bool:
 
 def process_tree(pid: int) -> list[int]:
     """Return `pid` and its living descendants, from `/proc/PID/task/*/children`."""
-    # psutil's `children(recursive=True)` takes 35 ms for a tree of 5 among 438 processes, against 0.09 ms here.
+    # psutil's `children(recursive=True)` takes 35 ms for a tree of 5 among 438 processes, against
+    # 0.09 ms here.
     tree, queue = [], [pid]
     while queue:
         current = queue.pop()
@@ -88,14 +100,20 @@ def process_tree(pid: int) -> list[int]:
             continue
         tree.append(current)
         for task in tasks:
-            queue += [int(child) for child in (read_whole(f"/proc/{current}/task/{task}/children") or b"").split()]
+            queue += [
+                int(child)
+                for child in (read_whole(f"/proc/{current}/task/{task}/children") or b"").split()
+            ]
     return tree
 
 
 def _sum_over(pids: Iterable[int], file: str, *names: bytes) -> list[int | None]:
     rows = [row for pid in pids if (row := read_fields(f"/proc/{pid}/{file}", names, 1024))]
     # A field that this kernel lacks is unknown, not zero.
-    return [sum(row[name] for row in rows) if rows and all(name in row for row in rows) else None for name in names]
+    return [
+        sum(row[name] for row in rows) if rows and all(name in row for row in rows) else None
+        for name in names
+    ]
 
 
 def read_rss(pids: Iterable[int]) -> list[int | None]:
@@ -104,12 +122,14 @@ def read_rss(pids: Iterable[int]) -> list[int | None]:
 
 
 def read_pss(pids: Iterable[int]) -> list[int | None]:
-    """Sums of Pss, Pss_Anon, Pss_File and Pss_Shmem in bytes; about 10 ms per resident GB, to walk the page tables."""
+    """Sums of Pss, Pss_Anon, Pss_File and Pss_Shmem in bytes; about 10 ms per resident GB, to walk
+    the page tables."""
     return _sum_over(pids, "smaps_rollup", b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem")
 
 
 def own_memory() -> tuple[int, int, int]:
-    """This process's RssAnon + RssShmem, its whole RSS, and the highest RSS since `reset_peak`, in bytes."""
+    """This process's RssAnon + RssShmem, its whole RSS, and the highest RSS since `reset_peak`, in
+    bytes."""
     names = (b"RssAnon", b"RssShmem", b"VmRSS", b"VmHWM")
     values = read_fields("/proc/self/status", names, 1024) or {}
     anon, shmem, rss, peak = (values.get(name, 0) for name in names)
@@ -117,8 +137,10 @@ def own_memory() -> tuple[int, int, int]:
 
 
 def reset_peak() -> None:
-    """Set the kernel's peak of this process's RSS to its present RSS (proc(5), /proc/PID/clear_refs)."""
-    with contextlib.suppress(OSError):  # without CONFIG_PROC_PAGE_MONITOR a phase's peak is the peak so far
+    """Set the kernel's peak of this process's RSS to its present RSS (proc(5),
+    /proc/PID/clear_refs)."""
+    # without CONFIG_PROC_PAGE_MONITOR a phase's peak is the peak so far
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -132,20 +154,25 @@ def read_memory(pid: int, *, cgroup: Cgroup | None = None, pss: bool = False) ->
 
 
 def memory_now() -> str:
-    """Memory in use by this process and its children, its limit, and the GPU's memory if it is used, in one line."""
+    """Memory in use by this process and its children, its limit, and the GPU's memory if it is
+    used, in one line."""
     reading = read_memory(os.getpid(), pss=True)
     limit, source = effective_limit()
     anon, shmem, file = reading.held() or (0, 0, 0)
     text = f"{format_bytes(anon + shmem)} in use of {format_bytes(limit)} ({source}): {format_bytes(anon)} anonymous, "
     text += f"{format_bytes(shmem)} shared; {format_bytes(file)} page cache and mapped files"
     if gpu := cuda_reading():
-        parts = (f"{format_bytes(gpu[f'{part}_bytes'])} {part}" for part in ("allocated", "reserved", "free"))
+        parts = (
+            f"{format_bytes(gpu[f'{part}_bytes'])} {part}"
+            for part in ("allocated", "reserved", "free")
+        )
         text += f"; GPU: {', '.join(parts)}"
     return text
 
 
 def own_disk_bytes() -> dict[str, int]:
-    """`read_bytes` and `write_bytes` of this process so far, without the page cache's reads (proc(5))."""
+    """`read_bytes` and `write_bytes` of this process so far, without the page cache's reads
+    (proc(5))."""
     values = read_fields("/proc/self/io", (b"read_bytes", b"write_bytes")) or {}
     return {name.decode(): value for name, value in values.items()}
 
@@ -158,18 +185,26 @@ def malloc_trim() -> None:
 def release_memory() -> dict[str, int | None]:
     """Free unused memory; returns the bytes freed by each step, None where a step is impossible.
 
-    `gc` and `malloc_trim` are measured by this process's RssAnon + RssShmem, the others by reserved GPU memory.
+    `gc` and `malloc_trim` are measured by this process's RssAnon + RssShmem, the others by reserved
+    GPU memory.
     """
     before = own_memory()[0]
     gc.collect()
     after_gc = own_memory()[0]
     malloc_trim()
-    freed: dict[str, int | None] = {"gc": before - after_gc, "malloc_trim": after_gc - own_memory()[0]}
+    freed: dict[str, int | None] = {
+        "gc": before - after_gc,
+        "malloc_trim": after_gc - own_memory()[0],
+    }
     freed |= {"synchronize": None, "empty_cache": None}
     if torch := cuda_in_use():
         reserved = torch.cuda.memory_reserved()
-        torch.cuda.synchronize()  # waits for queued kernels, whose blocks `empty_cache` could not free
+        # waits for queued kernels, whose blocks `empty_cache` could not free
+        torch.cuda.synchronize()
         synchronized = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
-        freed |= {"synchronize": reserved - synchronized, "empty_cache": synchronized - torch.cuda.memory_reserved()}
+        freed |= {
+            "synchronize": reserved - synchronized,
+            "empty_cache": synchronized - torch.cuda.memory_reserved(),
+        }
     return freed

@@ -1,6 +1,8 @@
-"""The record of a run: the files of its folder, the kinds of its events, and the reducer that sums them up.
+"""The record of a run: the files of its folder, the kinds of its events, and the reducer that sums
+them up.
 
-`Record` takes events and samples one by one and keeps none of them, so it is as small after a week as after a minute.
+`Record` takes events and samples one by one and keeps none of them, so it is as small after a week
+as after a minute.
 """
 
 import contextlib
@@ -41,11 +43,17 @@ METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_tim
 SAMPLE_COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
 
 Event = dict[str, Any]
-# Kinds with the fields that readers rely on; other kinds and fields are kept as they are. "part": named memory that the
-# run now uses (0 bytes: given back). "resumed": data set and checkpoint were accepted.
+# Kinds with the fields that readers rely on; other kinds and fields are kept as they are. "part":
+# named memory that the run now uses (0 bytes: given back). "resumed": data set and checkpoint were
+# accepted.
 _NEEDED = {"begin": ["phase"], "end": ["phase"], "mark": ["name"], "part": ["name", "bytes"]}
-_NEEDED |= {"cuda": ["allocated_bytes"], "cuda_oom": ["message"], "rank ended": ["rank", "exit_code"]}
-_NUMERIC = ("bytes", "_s", "_retries", "ooms", "rank", "exit_code")  # endings of the fields whose values are numbers
+_NEEDED |= {
+    "cuda": ["allocated_bytes"],
+    "cuda_oom": ["message"],
+    "rank ended": ["rank", "exit_code"],
+}
+# endings of the fields whose values are numbers
+_NUMERIC = ("bytes", "_s", "_retries", "ooms", "rank", "exit_code")
 _LAST_KEPT = ("dataset", "cuda_oom", "rank ended", "resumed", "finished")
 BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and another begins
 
@@ -67,10 +75,14 @@ def _is_sound(event: Any) -> bool:
         if not name.endswith(_NUMERIC):
             sound = optional or isinstance(value, str)
         else:
-            sound = optional if value is None else type(value) in (int, float) and math.isfinite(value)
+            sound = (
+                optional if value is None else type(value) in (int, float) and math.isfinite(value)
+            )
         if not sound:
             return False
-    return isinstance(event.get("command") or [], list) and isinstance(event.get("previous") or {}, dict)
+    return isinstance(event.get("command") or [], list) and isinstance(
+        event.get("previous") or {}, dict
+    )
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:
@@ -96,10 +108,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Growth:
-    """Whether the memory in use levels off or climbs, from epoch to epoch, or over time where no epochs are marked."""
+    """Whether the memory in use levels off or climbs, from epoch to epoch, or over time where no
+    epochs are marked."""
 
     verdict: str  # "climbs", "levels off", or "too few epochs" (below 5)
-    slope_bytes: float  # per epoch, or per minute, over the last two thirds: the first third fills caches
+    # per epoch, or per minute, over the last two thirds: the first third fills caches
+    slope_bytes: float
     epochs: int  # 0 for growth over time
     first_bytes: int  # after the first epoch, or at the beginning of the last two thirds
     last_bytes: int
@@ -107,7 +121,8 @@ class Growth:
 
     @classmethod
     def of(cls, levels: Sequence[int]) -> Self:
-        """Judge by the memory in use after each epoch, in bytes; of more than 200 by evenly spaced ones."""
+        """Judge by the memory in use after each epoch, in bytes; of more than 200 by evenly spaced
+        ones."""
         stride = len(levels) // 200 + 1
         sizes = levels[::stride] or [0]
         slope, climbs = _climb(sizes[len(sizes) // 3 :])
@@ -116,15 +131,29 @@ class Growth:
 
     @classmethod
     def over_time(cls, floors: Sequence[int], step_s: float) -> Self:
-        """Judge by the minimum of each of some equal time spans, which leaves out what one batch needs for a while."""
+        """Judge by the minimum of each of some equal time spans, which leaves out what one batch
+        needs for a while."""
         late = floors[len(floors) // 3 :]
         slope, climbs = _climb(late)
-        return cls("climbs" if climbs else "levels off", slope * 60 / step_s, 0, late[0], late[-1], len(late) * step_s)
+        return cls(
+            "climbs" if climbs else "levels off",
+            slope * 60 / step_s,
+            0,
+            late[0],
+            late[-1],
+            len(late) * step_s,
+        )
 
     def __str__(self) -> str:
         ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"
-        over, unit = (f"{self.epochs} epochs", "epoch") if self.over_s is None else (f"{self.over_s:.0f} s", "minute")
-        slope = f" by {format_bytes(self.slope_bytes)} per {unit}" if self.verdict == "climbs" else ""
+        over, unit = (
+            (f"{self.epochs} epochs", "epoch")
+            if self.over_s is None
+            else (f"{self.over_s:.0f} s", "minute")
+        )
+        slope = (
+            f" by {format_bytes(self.slope_bytes)} per {unit}" if self.verdict == "climbs" else ""
+        )
         return f"Over {over} memory {self.verdict}{slope}, {ends}."
 
 
@@ -132,35 +161,52 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
     """Return the slope, and whether it is a leak."""
 
     def rises(sizes: Sequence[int]) -> list[float]:
-        return [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)] or [0.0]
+        return [
+            (b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)
+        ] or [0.0]
 
-    # In a leak 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower than the first:
-    # a leak keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
+    # In a leak 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower
+    # than the first: a leak keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at
+    # most 0.6 of it in the second half.
     half, pairs = len(late) // 2, rises(late)
     # Medians, because one spike must not change the verdict.
-    slope, first, second = map(statistics.median, (pairs, rises(late[: half + 1]), rises(late[half:])))
+    slope, first, second = map(
+        statistics.median, (pairs, rises(late[: half + 1]), rises(late[half:]))
+    )
     rising = sum(rise > 0 for rise in pairs) >= 0.85 * len(pairs)
-    return slope, rising and slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0]) and second >= 0.7 * first
+    return slope, rising and slope * (len(late) - 1) > max(
+        8 * MB, 0.01 * late[0]
+    ) and second >= 0.7 * first
 
 
 class Record:
     """Summary of a run's last attempt, by its events and samples in the order of time."""
 
-    def __init__(self, began_s: float | None = None, *, origin_s: float = 0.0, history: list[Phase] | None = None):
+    def __init__(
+        self,
+        began_s: float | None = None,
+        *,
+        origin_s: float = 0.0,
+        history: list[Phase] | None = None,
+    ):
         self._origin_s, self._history, self.attempt = origin_s, history, 0
         self._reset(began_s)
 
     def _reset(self, began_s: float | None) -> None:
-        self.phases: dict[str, int] = {}  # peak of held bytes in phases of each name, "" between phases
+        # peak of held bytes in phases of each name, "" between phases
+        self.phases: dict[str, int] = {}
         self.parts: dict[str, int] = {}  # named parts in use now
         self.largest_parts: dict[str, int] = {}
-        self.peaks: dict[str, int] = {}  # maximum of each sampled column, of their sums, and of `held_bytes`
+        # maximum of each sampled column, of their sums, and of `held_bytes`
+        self.peaks: dict[str, int] = {}
         self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
-        self.events: dict[str, Event] = {}  # the last of the kinds that are needed; of "rank ended" the first
+        # the last of the kinds that are needed; of "rank ended" the first
+        self.events: dict[str, Event] = {}
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
         self._began_s = began_s
-        self._levels: dict[str, list[int]] = {}  # a loop may have both phases and marks in each epoch
+        # a loop may have both phases and marks in each epoch
+        self._levels: dict[str, list[int]] = {}
         self._floors, self._floor_s = list[int](), 0.25  # minimum of each time span of `_floor_s`
         self._open: list[Phase] = []
         self._failed: Phase | None = None
@@ -168,7 +214,8 @@ class Record:
 
     @property
     def phase(self) -> Phase | None:
-        """The innermost phase that is open or failed, else the one that began last; None before the first."""
+        """The innermost phase that is open or failed, else the one that began last; None before the
+        first."""
         innermost = self._open[-1:]  # a copy, because other threads than the recorder's read it
         if innermost and (self._failed is None or innermost[0].depth >= self._failed.depth):
             return innermost[0]
@@ -181,7 +228,8 @@ class Record:
     @property
     def is_command(self) -> bool:
         """Whether the attempt ran a watched command, not the trainer."""
-        return bool(self.start.keys() & {"command", "watched_pid"})  # the second in runs of earlier versions
+        # the second in runs of earlier versions
+        return bool(self.start.keys() & {"command", "watched_pid"})
 
     @property
     def held_bytes(self) -> int | None:
@@ -212,15 +260,24 @@ class Record:
             self.attempt += 1
             self.events[kind] = {name: value for name, value in event.items() if name != "previous"}
         elif kind == "begin":
-            info = {key: value for key, value in event.items() if key not in ("time_s", "event", "phase")}
+            info = {
+                key: value
+                for key, value in event.items()
+                if key not in ("time_s", "event", "phase")
+            }
             phase = self._newest = Phase(event["phase"], at, len(self._open), self.attempt, info)
             self._open.append(phase)
             if self._history is not None:
                 self._history.append(phase)
         elif kind in ("end", "mark"):
-            # A single process knows its own memory exactly; with several, the last sample has them all.
-            held_bytes = event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
-            epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", event["phase" if kind == "end" else "name"].lower())
+            # A single process knows its own memory exactly; with several, the last sample has them
+            # all.
+            held_bytes = (
+                event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
+            )
+            epoch = re.fullmatch(
+                r"((train\w* )?epoch)s?( \d+)?", event["phase" if kind == "end" else "name"].lower()
+            )
             if held_bytes is not None and epoch:
                 self._levels.setdefault(f"{kind} {epoch[1]}", []).append(held_bytes)
             if kind == "end":
@@ -240,9 +297,15 @@ class Record:
             phase.until_s = at
             if phase.name == event["phase"]:
                 phase.end_s = at
-                phase.info |= {key: event[key] for key in ("failed", "peak_rss_bytes") if key in event}
-                phase.info |= {"end_held_bytes": event["held_bytes"]} if "held_bytes" in event else {}
-                if "failed" in event and (self._failed is None or phase.depth >= self._failed.depth):
+                phase.info |= {
+                    key: event[key] for key in ("failed", "peak_rss_bytes") if key in event
+                }
+                phase.info |= (
+                    {"end_held_bytes": event["held_bytes"]} if "held_bytes" in event else {}
+                )
+                if "failed" in event and (
+                    self._failed is None or phase.depth >= self._failed.depth
+                ):
                     self._failed = phase
                 return
 
@@ -251,20 +314,30 @@ class Record:
             self._began_s = time_s
         self.duration_s = time_s - self._began_s
         self._num_processes = reading.num_processes
-        sizes = {name: size for name, size in vars(reading).items() if name.endswith("_bytes") and size is not None}
+        sizes = {
+            name: size
+            for name, size in vars(reading).items()
+            if name.endswith("_bytes") and size is not None
+        }
         sizes.pop("cgroup_limit_bytes", None)
         if "rss_anon_bytes" in sizes:
-            anon, shmem, file = (sizes.get(f"rss_{part}_bytes", 0) for part in ("anon", "shmem", "file"))
+            anon, shmem, file = (
+                sizes.get(f"rss_{part}_bytes", 0) for part in ("anon", "shmem", "file")
+            )
             sizes |= {"rss_bytes": anon + shmem + file, "anon_shmem_bytes": anon + shmem}
         if "cgroup_anon_bytes" in sizes:
-            sizes["cgroup_anon_shmem_bytes"] = sizes["cgroup_anon_bytes"] + sizes["cgroup_shmem_bytes"]
+            sizes["cgroup_anon_shmem_bytes"] = (
+                sizes["cgroup_anon_bytes"] + sizes["cgroup_shmem_bytes"]
+            )
         if (parts := reading.held()) is not None:
             self.last = dict(zip(("anon", "shmem", "file"), parts, strict=True))
             name, size = self._open[-1].name if self._open else "", parts[0] + parts[1]
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
             while self.duration_s >= 24 * self._floor_s:  # then each two time spans become one
-                pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
+                pairs = itertools.zip_longest(
+                    self._floors[::2], self._floors[1::2], fillvalue=2**63
+                )
                 self._floors, self._floor_s = [min(pair) for pair in pairs], 2 * self._floor_s
             at = int(max(0.0, self.duration_s) / self._floor_s)
             self._floors += [size] * (at + 1 - len(self._floors))

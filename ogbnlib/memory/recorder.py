@@ -1,7 +1,9 @@
-"""Recording of a run's memory: samples by the watching process, events by the trainer or the watched script.
+"""Recording of a run's memory: samples by the watching process, events by the trainer or the
+watched script.
 
-Both files are written without buffering, so that after a kill all lines but perhaps the last are whole. Times are
-`time.time()` seconds, so that later attempts of an interrupted run append to the same files.
+Both files are written without buffering, so that after a kill all lines but perhaps the last are
+whole. Times are `time.time()` seconds, so that later attempts of an interrupted run append to the
+same files.
 """
 
 import contextlib
@@ -22,23 +24,28 @@ from .reading import Reading, own_memory, read_memory, reset_peak
 from .record import BOUNDARIES, SAMPLE_COLUMNS, Event, Record, RunPaths, parse_events, phase_label
 
 T = TypeVar("T")
-RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"  # a file to which each attempt of a run adds its folder, for an outer watcher
-# Closes a line that a kill cut off. Without it, half a number in the last column would pass for a whole one.
+# a file to which each attempt of a run adds its folder, for an outer watcher
+RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"
+# Closes a line that a kill cut off. Without it, half a number in the last column would pass for a
+# whole one.
 TORN = " torn\n"
 NUM_BINS = 2000  # of the time that a run has taken; a picture of it has no more columns of pixels
 _CHUNK_BYTES = 2**20
 
 
 class Thinning(Generic[T]):
-    """Choice of the items to keep of an endless series: the largest of each time bin, a 2,000th of the time so far."""
+    """Choice of the items to keep of an endless series: the largest of each time bin, a 2,000th of
+    the time so far."""
 
-    # At first every item is kept, then 2,000 whenever the run gets e times as long: 19,000 of a week's 12 million.
+    # At first every item is kept, then 2,000 whenever the run gets e times as long: 19,000 of a
+    # week's 12 million.
     def __init__(self, began_s: float | None):  # None: with the first item
         self.best: tuple[float, T] | None = None
         self._began_s, self._bin_s = began_s, 0.0
 
     def add(self, time_s: float, size: float, item: T) -> T | None:
-        """Take one item; return the largest of the time bin that `time_s` has ended, if it ended one."""
+        """Take one item; return the largest of the time bin that `time_s` has ended, if it ended
+        one."""
         ended, self._began_s = None, time_s if self._began_s is None else self._began_s
         if self.best is None or time_s - self._bin_s >= (time_s - self._began_s) / NUM_BINS:
             ended, self._bin_s = self.close(), time_s
@@ -53,7 +60,8 @@ class Thinning(Generic[T]):
 
 
 def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None]:
-    """Open a file; return descriptor, size and the time on its first line. A torn last line is marked as such."""
+    """Open a file; return descriptor, size and the time on its first line. A torn last line is
+    marked as such."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
@@ -65,19 +73,23 @@ def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None
 class EventLog:
     """Writer of events.jsonl, one `write` call per line. `run_dir=None` writes nothing.
 
-    Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem), the end also the exact
-    `peak_rss_bytes` inside it: the kernel's high-water mark, so that no spike is too short. Workers are in neither.
+    Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem), the end also
+    the exact `peak_rss_bytes` inside it: the kernel's high-water mark, so that no spike is too
+    short. Workers are in neither.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None):
         self._file, self._read_from, began_s = -1, 0, None
         if run_dir is not None:
-            self._file, self._read_from, began_s = _open_for_append(RunPaths(run_dir).events, os.O_APPEND)
+            self._file, self._read_from, began_s = _open_for_append(
+                RunPaths(run_dir).events, os.O_APPEND
+            )
         self._lock = threading.Lock()
         self._last_cuda_s = self._last_largest_s = 0.0
         self._cuda = Thinning[Event](began_s)
         self.open: list[str] = []  # labels of the open phases, also without a file
-        self._peaks: list[int] = []  # of the open phases: a reset for an inner one must not lose the outer one's
+        # of the open phases: a reset for an inner one must not lose the outer one's
+        self._peaks: list[int] = []
 
     def mark(self, event: str, **info: Any) -> None:
         if self._file < 0:
@@ -114,15 +126,19 @@ class EventLog:
             self.cuda(force=True, largest=True)
             held_bytes, _, peak = own_memory()
             self._peaks = [max(outer, peak) for outer in self._peaks]
-            self.mark("end", phase=name, held_bytes=held_bytes, peak_rss_bytes=self._peaks.pop(), **failed)
+            self.mark(
+                "end", phase=name, held_bytes=held_bytes, peak_rss_bytes=self._peaks.pop(), **failed
+            )
             reset_peak()
 
     def part(self, name: str, size_bytes: int) -> None:
-        """Record that the run now uses `size_bytes` under this name; 0 means that they were given back."""
+        """Record that the run now uses `size_bytes` under this name; 0 means that they were given
+        back."""
         self.mark("part", name=name, bytes=int(size_bytes))
 
     def cuda(self, force: bool = False, largest: bool = False) -> None:
-        """Record this process's GPU memory, at most ten times a second, thinned; `force` keeps this reading."""
+        """Record this process's GPU memory, at most ten times a second, thinned; `force` keeps this
+        reading."""
         now = time.time()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
             return
@@ -140,7 +156,8 @@ class EventLog:
             self.mark("cuda", **one)
 
     def follow(self) -> Iterator[Event]:
-        """Yield the events that any process has added since this log was opened or last followed."""
+        """Yield the events that any process has added since this log was opened or last
+        followed."""
         while data := os.pread(self._file, _CHUNK_BYTES, self._read_from):
             whole = data.rfind(b"\n") + 1
             if not whole and len(data) < _CHUNK_BYTES:
@@ -158,7 +175,8 @@ class EventLog:
 
 
 class _TimelineWriter:
-    """Writer of timeline.csv, thinned; it ends with the current bin's largest sample and the last one."""
+    """Writer of timeline.csv, thinned; it ends with the current bin's largest sample and the last
+    one."""
 
     def __init__(self, path: Path):
         self.path, (self._file, self._end, began_s) = path, _open_for_append(path)
@@ -167,13 +185,15 @@ class _TimelineWriter:
         self._size, self._thinning = self._end, Thinning[bytes](began_s)
 
     def add(self, time_s: float, reading: Reading) -> None:
-        values = ["" if value is None else str(value) for value in vars(reading).values()]  # in the columns' order
+        # in the columns' order
+        values = ["" if value is None else str(value) for value in vars(reading).values()]
         line = f"{time_s:.4f},{','.join(values)}\n".encode()
         self._end += len(self._thinning.add(time_s, reading.held_bytes or 0, line) or b"")
         assert self._thinning.best is not None
         best = self._thinning.best[1]
         block = best if line is best else best + line
-        if self._end + len(block) < self._size:  # before writing: the rest of a longer line might pass for a sample
+        # before writing: the rest of a longer line might pass for a sample
+        if self._end + len(block) < self._size:
             os.ftruncate(self._file, self._end)
         if os.pwrite(self._file, block, self._end) < len(block):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path.name)
@@ -188,13 +208,15 @@ class _TimelineWriter:
 
 
 class Recorder:
-    """Recorder of a run: its event `log`, a thread that samples a process tree, and the `record` of both."""
+    """Recorder of a run: its event `log`, a thread that samples a process tree, and the `record` of
+    both."""
 
     def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)
         self.record = Record()
         self._rows = _TimelineWriter(RunPaths(run_dir).timeline)
-        self._pss_allowed_s, self._pss_due_s, self._pss_sum = 0.0, 0.0, 0  # the sum of RSS at the last PSS
+        # the sum of RSS at the last PSS
+        self._pss_allowed_s, self._pss_due_s, self._pss_sum = 0.0, 0.0, 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -202,12 +224,15 @@ class Recorder:
     def start(
         self,
         pid: int,
-        limit: Limit | None = None,  # gets each reading, and ends the recording when it has killed the tree
+        # gets each reading, and ends the recording when it has killed the tree
+        limit: Limit | None = None,
         *,
         interval_s: float = 0.05,
         on_sample: Callable[[Reading], None] = lambda reading: None,
-        on_error: Callable[[], None] = lambda: None,  # called on an error in the thread, which `stop` raises
-        on_unwritable: Callable[[OSError], None] = lambda error: None,  # at each failure; it samples on, for the limit
+        # called on an error in the thread, which `stop` raises
+        on_error: Callable[[], None] = lambda: None,
+        # at each failure; it samples on, for the limit
+        on_unwritable: Callable[[OSError], None] = lambda error: None,
     ) -> Self:
         """Start a thread that samples the process tree of `pid`."""
         watched = limit or Limit(None)
@@ -229,7 +254,10 @@ class Recorder:
                     held_bytes = reading.held_bytes or 0
                     unchanged = 0 if abs(held_bytes - before) > before / 200 else unchanged + 1
                     # A sample takes 0.1 to 0.6 ms of CPU time; memory at rest needs fewer of them.
-                    before, pause_s = held_bytes, interval_s if unchanged < 10 else max(interval_s, 0.15)
+                    before, pause_s = (
+                        held_bytes,
+                        interval_s if unchanged < 10 else max(interval_s, 0.15),
+                    )
                     pause_s = min(pause_s, watched.longest_pause_s)
                     ended = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
                     if ended and not Path(f"/proc/{pid}").exists():
@@ -255,9 +283,10 @@ class Recorder:
 
     def _sample(self, pid: int, limit: Limit) -> Reading | None:
         """Take one reading and return the result of `limit.check`."""
-        # PSS makes the kernel walk page tables, so it is read at most once a second and for about 0.5 % of the time.
-        # Where only PSS tells what several processes use together, it is read for up to 5 % of the time, and whenever
-        # their sum of RSS has grown, so that no peak falls between two readings.
+        # PSS makes the kernel walk page tables, so it is read at most once a second and for about
+        # 0.5 % of the time. Where only PSS tells what several processes use together, it is read
+        # for up to 5 % of the time, and whenever their sum of RSS has grown, so that no peak falls
+        # between two readings.
         begin, cgroup = time.monotonic(), limit.cgroup  # which systemd makes later
         reading = read_memory(pid, cgroup=cgroup, pss=begin >= self._pss_due_s)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
@@ -265,15 +294,23 @@ class Recorder:
         if reading.held_bytes is None and grown and begin >= self._pss_allowed_s:
             reading = read_memory(pid, cgroup=cgroup, pss=True)
         if reading.pss_bytes is not None:
-            cost_s, several = time.monotonic() - begin, cgroup is None and (reading.num_processes or 1) > 1
+            cost_s, several = (
+                time.monotonic() - begin,
+                cgroup is None and (reading.num_processes or 1) > 1,
+            )
             self._pss_allowed_s, self._pss_sum = begin + (20 if several else 200) * cost_s, summed
             self._pss_due_s = max(begin + 1.0, self._pss_allowed_s)
         return limit.check(reading)
 
     def add(self, time_s: float, reading: Reading) -> None:
-        """Record a reading, after the events before it; the last moment of a phase belongs to it."""
+        """Record a reading, after the events before it; the last moment of a phase belongs to
+        it."""
         events, moment = [*self.log.follow()], (time_s, True)
-        later = (i for i, event in enumerate(events) if (event["time_s"], event["event"] == "end") >= moment)
+        later = (
+            i
+            for i, event in enumerate(events)
+            if (event["time_s"], event["event"] == "end") >= moment
+        )
         first = next(later, len(events))
         self._events(events[:first])
         self.record.sample(time_s, reading)

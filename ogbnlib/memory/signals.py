@@ -1,6 +1,8 @@
-"""Stop signals: SIGUSR1, SIGTERM and SIGHUP ask a run to stop at its next batch boundary, with a checkpoint.
+"""Stop signals: SIGUSR1, SIGTERM and SIGHUP ask a run to stop at its next batch boundary, with a
+checkpoint.
 
-Slurm sends the first two before a time limit, at preemption and on scancel; a closed terminal sends SIGHUP.
+Slurm sends the first two before a time limit, at preemption and on scancel; a closed terminal sends
+SIGHUP.
 """
 
 import contextlib
@@ -55,10 +57,17 @@ class Forward(StopRequest):
 
 
 @contextlib.contextmanager
-def handled(handler: Callable[[int, object], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """Send signals to `handler` inside the context; without effect off the main thread, which Python requires."""
+def handled(
+    handler: Callable[[int, object], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS
+) -> Iterator[None]:
+    """Send signals to `handler` inside the context; without effect off the main thread, which
+    Python requires."""
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number in _without_nohup(numbers)} if main else {}
+    before = (
+        {number: signal.signal(number, handler) for number in _without_nohup(numbers)}
+        if main
+        else {}
+    )
     try:
         yield
     finally:
@@ -98,8 +107,8 @@ def ignore() -> None:
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
     """Make the kernel send signal `number` to this process when its parent dies (prctl(2))."""
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
-    # By default the process named in `PARENT_VARIABLE`, else the present one. The name is removed from the environment,
-    # as the children of this process have another parent.
+    # By default the process named in `PARENT_VARIABLE`, else the present one. The name is removed
+    # from the environment, as the children of this process have another parent.
     expected = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
     if os.getppid() != (int(expected) if parent is None else parent):
         os._exit(128 + number)  # the parent died before prctl

@@ -1,7 +1,7 @@
 """DataLoader workers that never outlive their trainer and whose death is reported in one sentence.
 
-torch notices a dead worker, but then waits for the others, and some never end: a process killed with the lock of a
-queue never releases it. So every error ends all workers by SIGKILL.
+torch notices a dead worker, but then waits for the others, and some never end: a process killed
+with the lock of a queue never releases it. So every error ends all workers by SIGKILL.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ _FULL = "/dev/shm is full (docker run --shm-size=8g)"
 
 
 class WorkerDied(RuntimeError):
-    """A DataLoader worker failed for another reason than its data; `exit_code` is 128 + N after signal N."""
+    """A DataLoader worker failed for another reason than its data; `exit_code` is 128 + N after
+    signal N."""
 
     def __init__(self, text: str, exit_code: int = 1):
         super().__init__(f"{text}; go on with num_workers=0 (--resume --set num_workers=0)")
@@ -34,7 +35,8 @@ class Worker(ForkProcess):
     """Forked process that dies with its parent and ends by SIGKILL."""
 
     class _Popen(popen_fork.Popen):  # the name is multiprocessing's
-        terminate = popen_fork.Popen.kill  # torch and Python's exit call terminate, but workers ignore SIGTERM
+        # torch and Python's exit call terminate, but workers ignore SIGTERM
+        terminate = popen_fork.Popen.kill
 
     def start(self) -> None:
         _started.difference_update([worker for worker in _started if worker.exitcode is not None])
@@ -60,7 +62,9 @@ def _begin(worker_id: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with_parent(signal.SIGKILL, trainer.pid)
     # The thread that sends a batch's memory prints a traceback if the trainer ends meanwhile.
-    sys.excepthook = lambda kind, *error: None if issubclass(kind, (OSError, EOFError)) else hook(kind, *error)
+    sys.excepthook = lambda kind, *error: (
+        None if issubclass(kind, (OSError, EOFError)) else hook(kind, *error)
+    )
 
 
 @contextlib.contextmanager
@@ -82,7 +86,8 @@ def workers_ended() -> Iterator[None]:
 
 
 def _kill(wait_s: float) -> dict[int, int]:
-    """End all workers; returns process id and exit code of those that died before or within `wait_s`."""
+    """End all workers; returns process id and exit code of those that died before or within
+    `wait_s`."""
     main = threading.current_thread() is threading.main_thread()
     handler: Any = None
     # torch's handler of SIGCHLD raises another error for every worker that ends by a signal.
@@ -113,10 +118,20 @@ def _shortened(error: BaseException, died: dict[int, int]) -> Exception | None:
     text = str(error).rstrip()
     if died and isinstance(error, Exception) and not isinstance(error, Stopped):
         pid, code = next(iter(died.items()))
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
         cause = f": {_FULL}, or a mapped file shrank" if code == -signal.SIGBUS else ""
-        return WorkerDied(f"a DataLoader worker (process {pid}) {how}{cause}", 128 - code if code < 0 else 1)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and shutil.disk_usage("/dev/shm").free < 2**16:
+        return WorkerDied(
+            f"a DataLoader worker (process {pid}) {how}{cause}", 128 - code if code < 0 else 1
+        )
+    if (
+        isinstance(error, OSError)
+        and error.errno == errno.ENOSPC
+        and shutil.disk_usage("/dev/shm").free < 2**16
+    ):
         return WorkerDied(f"{_FULL}: {text}")  # the queues' semaphores did not fit
     if "in DataLoader worker process" not in text.partition("\n")[0]:
         return None

@@ -1,4 +1,5 @@
-"""Notebook helpers, imported on first use: tables, plots, verdicts, and the first call of every notebook."""
+"""Notebook helpers, imported on first use: tables, plots, verdicts, and the first call of every
+notebook."""
 
 import importlib
 from typing import Any

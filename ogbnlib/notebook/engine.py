@@ -1,4 +1,5 @@
-"""Entry point of `papermill --engine ogbnlib`, and strict parameters: papermill only warns (nteract/papermill#667)."""
+"""Entry point of `papermill --engine ogbnlib`, and strict parameters: papermill only warns
+(nteract/papermill#667)."""
 
 import ast
 import contextlib
@@ -17,18 +18,25 @@ from ..errors import InputError, unknown_name
 
 
 class ParameterError(click.ClickException, InputError):
-    """Parameters that the notebook does not accept; papermill's command line prints them and exits with 2."""
+    """Parameters that the notebook does not accept; papermill's command line prints them and exits
+    with 2."""
 
     exit_code = 2
 
 
 class _Engine:
-    """`kernel.NotebookEngine`, imported on use: papermill loads entry points while it is half imported itself."""
+    """`kernel.NotebookEngine`, imported on use: papermill loads entry points while it is half
+    imported itself."""
 
     def execute_notebook(self, nb: Any, kernel_name: str, **options: Any) -> Any:
-        """Check the parameters, then execute `nb`; refused parameters leave the output file as it was."""
-        cell = next((cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None)
-        check_parameters(dict(nb.metadata.papermill.get("parameters") or {}), cell.source if cell else "")
+        """Check the parameters, then execute `nb`; refused parameters leave the output file as it
+        was."""
+        cell = next(
+            (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None
+        )
+        check_parameters(
+            dict(nb.metadata.papermill.get("parameters") or {}), cell.source if cell else ""
+        )
         return self.__getattr__("execute_notebook")(nb, kernel_name, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -43,19 +51,24 @@ Engine = _Engine()
 def begin_notebook() -> None:
     """Check the notebook's parameters, enter its working folder, and print versions and machine.
 
-    JupyterLab starts a kernel in a folder of the checkout; relative paths such as `data` and `runs` then start at the
-    checkout itself. Elsewhere they start where papermill was started.
+    JupyterLab starts a kernel in a folder of the checkout; relative paths such as `data` and `runs`
+    then start at the checkout itself. Elsewhere they start where papermill was started.
     """
     from ..doctor import machine
 
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     for defaults, injected in itertools.pairwise(shell.user_ns["In"] if shell else []):
-        if injected.startswith("# Parameters\n"):  # papermill's cell of values, below the cell of defaults
-            check_parameters({name: value for name, (_, value) in _assignments(injected).items()}, defaults)
+        # papermill's cell of values, below the cell of defaults
+        if injected.startswith("# Parameters\n"):
+            check_parameters(
+                {name: value for name, (_, value) in _assignments(injected).items()}, defaults
+            )
             break
     print(machine())
     if "JPY_SESSION_NAME" in os.environ:  # JupyterLab, whose user waits and may close the tab
-        print("the imports below take 10 to 20 s the first time; a run continues when this tab is closed, and then")
+        print(
+            "the imports below take 10 to 20 s the first time; a run continues when this tab is closed, and then"
+        )
         print('Run.open("runs/NAME").follow() in a new cell shows it')
     if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")
@@ -76,20 +89,25 @@ def check_parameters(values: dict[str, Any], defaults: str) -> None:
             # papermill's -p turns "8" into a number and leaves "[5, 4]" as text
             example = json.dumps(known[name][1], default=list)
             how = f"-r {name} TEXT" if _accepts(kind, "text") else f"-y '{name}: {example}'"
-            problems.append(f"{name}: expected {kind}, found {value!r} ({type(value).__name__}); pass it as in {how}")
+            problems.append(
+                f"{name}: expected {kind}, found {value!r} ({type(value).__name__}); pass it as in {how}"
+            )
     if problems:
         raise ParameterError("\n".join(problems))
 
 
 def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
-    """Return (type, default) of each assignment; the type is the annotation, or else the type of the default."""
-    # papermill's own `inspect_notebook` uses a regular expression that misses `str | None` and `tuple[int, ...]`.
+    """Return (type, default) of each assignment; the type is the annotation, or else the type of
+    the default."""
+    # papermill's own `inspect_notebook` uses a regular expression that misses `str | None` and
+    # `tuple[int, ...]`.
     parameters = {}
     for statement in ast.parse(source).body:
         if not isinstance(statement, ast.Assign | ast.AnnAssign):
             continue
         default = None
-        with contextlib.suppress(ValueError, TypeError):  # an expression, or no value, does not show a type
+        # an expression, or no value, does not show a type
+        with contextlib.suppress(ValueError, TypeError):
             default = ast.literal_eval(statement.value)  # type: ignore[arg-type]
         kind = None if default is None else type(default).__name__
         if isinstance(statement, ast.AnnAssign):
@@ -100,9 +118,12 @@ def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
 
 
 def _accepts(annotation: str | None, value: object) -> bool:
-    """Check a value by JSON's rules: a list fits `tuple` and an int fits `float`, but a bool is not an int."""
+    """Check a value by JSON's rules: a list fits `tuple` and an int fits `float`, but a bool is not
+    an int."""
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(eval(annotation or "object", {**vars(typing), "Path": Path}))
+        adapter: TypeAdapter[Any] = TypeAdapter(
+            eval(annotation or "object", {**vars(typing), "Path": Path})
+        )
     except (NameError, AttributeError, TypeError, SyntaxError, PydanticUserError):
         return True  # a name that is not known here, such as np.ndarray
     try:

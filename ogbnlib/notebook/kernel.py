@@ -1,7 +1,9 @@
-"""Notebook execution for papermill: a watched kernel, and an ending that notebook and exit code show.
+"""Notebook execution for papermill: a watched kernel, and an ending that notebook and exit code
+show.
 
-papermill alone marks every cell "completed" when the kernel dies. Its exit code is always 138. This engine
-marks the running cell failed, leaves later cells pending, and adds a banner with cause, limit, peak and phase.
+papermill alone marks every cell "completed" when the kernel dies. Its exit code is always 138. This
+engine marks the running cell failed, leaves later cells pending, and adds a banner with cause,
+limit, peak and phase.
 """
 
 import os
@@ -36,7 +38,8 @@ class KernelDied(DeadKernelError):
 
 
 class Client(PapermillNotebookClient):  # type: ignore[misc]
-    """papermill's client with a kernel whose memory is recorded and that gets the signals papermill received."""
+    """papermill's client with a kernel whose memory is recorded and that gets the signals papermill
+    received."""
 
     def __init__(self, nb_man: Any, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
@@ -48,12 +51,14 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
 
     def execute(self, **options: Any) -> Any:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as folder:
-            self._runs = Path(folder) / "runs"  # the kernel appends the folder of each run that it starts
+            # the kernel appends the folder of each run that it starts
+            self._runs = Path(folder) / "runs"
             self._runs.touch()
             try:
                 return super().execute(**options)
             except BaseException as error:
-                raise self._mark_failure(self._error or error) from None  # cleaning up may have failed as well
+                # cleaning up may have failed as well
+                raise self._mark_failure(self._error or error) from None
             finally:
                 if self._recorder is not None:
                     self._recorder.stop()
@@ -64,18 +69,24 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         super().start_new_kernel(env={**env, RUNS_VARIABLE: str(self._runs)}, **options)
         self._process = self.km.provisioner.process
         self._cgroup, recorder = counting_cgroup(self._process.pid), Recorder(self._runs.parent)
-        self._recorder = recorder.start(self._process.pid, interval_s=0.1, on_sample=self._on_sample)
+        self._recorder = recorder.start(
+            self._process.pid, interval_s=0.1, on_sample=self._on_sample
+        )
 
     def _on_sample(self, reading: Reading) -> None:
-        """Note the cell's peak and forward signals, SIGUSR1 once the kernel has a handler: else it would end by it."""
+        """Note the cell's peak and forward signals, SIGUSR1 once the kernel has a handler: else it
+        would end by it."""
         self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
         for signum in sorted(self._pending):
-            if (status := read_whole(f"/proc/{self._process.pid}/status")) is None:  # the kernel has ended
+            # the kernel has ended
+            if (status := read_whole(f"/proc/{self._process.pid}/status")) is None:
                 return
             mask = int(status.partition(b"SigCgt:")[2].split()[0], 16)  # its lowest bit is signal 1
             if signum != signal.SIGUSR1 or mask >> (signum - 1) & 1:
                 self._pending.discard(signum)
-                logger.warning(f"{signal.Signals(signum).name} received and forwarded to the kernel")
+                logger.warning(
+                    f"{signal.Signals(signum).name} received and forwarded to the kernel"
+                )
                 self._process.send_signal(signum)
 
     def execute_cell(self, cell: Any, index: int) -> Any:
@@ -93,7 +104,8 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             cell.metadata["ogbnlib"] = {"peak_bytes": max(self._cell_peak, now)}
 
     def _mark_failure(self, error: BaseException) -> BaseException:
-        """Mark the cell at which the notebook ended as failed; papermill would leave it completed."""
+        """Mark the cell at which the notebook ended as failed; papermill would leave it
+        completed."""
         # jupyter_client raises a plain RuntimeError for a kernel that died before it was ready.
         if self._recorder and isinstance(error, RuntimeError) and "Kernel died" in str(error):
             facts = self._facts(self._recorder)
@@ -102,18 +114,25 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         first = next((i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"), None)
         if (index := first if self._index is None else self._index) is not None:
             cell, name, text = self.nb.cells[index], type(error).__name__, str(error)
-            cell.outputs = [out for out in cell.outputs if out.output_type != "error"]  # of the kernel's interruption
-            cell.outputs.append(v4.new_output("error", ename=name, evalue=text, traceback=[f"{name}: {text}"]))
+            # of the kernel's interruption
+            cell.outputs = [out for out in cell.outputs if out.output_type != "error"]
+            cell.outputs.append(
+                v4.new_output("error", ename=name, evalue=text, traceback=[f"{name}: {text}"])
+            )
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
         status = self._process.wait()
-        code = 128 - status if status < 0 else status or 1  # status 0 in mid-notebook is an error, too
+        # status 0 in mid-notebook is an error, too
+        code = 128 - status if status < 0 else status or 1
         _, cause, remedy = meaning_of(code)
         before, after = self._kills_before, self._cgroup.oom_kills() if self._cgroup else None
         if status == 0:
-            cause, remedy = "exit with status 0 before the notebook's end", "look for os._exit in the cell that ran"
+            cause, remedy = (
+                "exit with status 0 before the notebook's end",
+                "look for os._exit in the cell that ran",
+            )
         elif code == 137 and before is not None and after is not None and after > before:
             cause = "out of memory: killed by the kernel's out-of-memory killer, as its cgroup's counter shows"
             remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
@@ -126,7 +145,12 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
                 phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
         limit, source = effective_limit()
         peak = f"{format_bytes(recorder.record.held_peak_bytes)} anonymous and shared, of kernel and children"
-        facts = {"cause": cause, "exit code": str(code), "limit": f"{format_bytes(limit)} ({source})", "peak": peak}
+        facts = {
+            "cause": cause,
+            "exit code": str(code),
+            "limit": f"{format_bytes(limit)} ({source})",
+            "peak": peak,
+        }
         return facts | {"next": remedy, "phase": phase}
 
     def output(self, outs: list[Any], *args: Any) -> Any:
@@ -135,22 +159,29 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         if out is not None and out.output_type == "stream" and outs[-1:] == [out]:
             same = len(outs) > 1 and outs[-2].output_type == "stream" and outs[-2].name == out.name
             text = (outs.pop(-2).text if same else "") + out.text
-            outs[-1] = NotebookNode({**out, "text": re.sub(r".*\r(?=[^\n])", "", text)})  # what \r overwrites
+            # what \r overwrites
+            outs[-1] = NotebookNode({**out, "text": re.sub(r".*\r(?=[^\n])", "", text)})
         return out
 
 
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     @classmethod
     def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
-        """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits with its code."""
+        """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits
+        with its code."""
         exit_code = None
         try:
             nb = super().execute_notebook(nb, kernel_name, **options)
         except KernelDied as error:
             exit_code = int(error.facts["exit code"])
-            lines = ["## The kernel died", *(f"- **{name}**: {text}" for name, text in error.facts.items())]
+            lines = [
+                "## The kernel died",
+                *(f"- **{name}**: {text}" for name, text in error.facts.items()),
+            ]
             # papermill's own tag has the next execution remove the banner.
-            nb.cells.insert(0, v4.new_markdown_cell("\n".join(lines), metadata={"tags": [ERROR_MARKER_TAG]}))
+            nb.cells.insert(
+                0, v4.new_markdown_cell("\n".join(lines), metadata={"tags": [ERROR_MARKER_TAG]})
+            )
         except CellTimeoutError:
             pass  # raised again below
         try:
@@ -167,7 +198,13 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
 
     @classmethod
     def execute_managed_notebook(
-        cls, nb_man: Any, kernel_name: str, *, start_timeout: int, execution_timeout: int | None = None, **options: Any
+        cls,
+        nb_man: Any,
+        kernel_name: str,
+        *,
+        start_timeout: int,
+        execution_timeout: int | None = None,
+        **options: Any,
     ) -> None:
         del options["input_path"]
         options |= {"timeout": execution_timeout, "startup_timeout": start_timeout, "log": logger}

@@ -1,6 +1,8 @@
-"""Cell magics of `%load_ext ogbnlib`: `%%memory` records a cell, `%%memory_limit 4GB` runs it in a child process.
+"""Cell magics of `%load_ext ogbnlib`: `%%memory` records a cell, `%%memory_limit 4GB` runs it in a
+child process.
 
-Variables go between kernel and child as pickles, in a temporary folder of mode 700 that ends with the cell.
+Variables go between kernel and child as pickles, in a temporary folder of mode 700 that ends with
+the cell.
 """
 
 import contextlib
@@ -22,7 +24,8 @@ import cloudpickle
 from .. import marks
 from ..errors import InputError, clear_errors, format_bytes, shortened
 
-# A line of the child's output in place of a display, with its number; terminals do not show lines of this kind.
+# A line of the child's output in place of a display, with its number; terminals do not show lines
+# of this kind.
 _DISPLAY = re.compile("\x1b_ogbnlib (\\d+)\n")
 _DISPLAY_BEGUN = re.compile("\x1b(_[a-z]*( \\d*)?)?\\Z")
 
@@ -42,7 +45,8 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _as_line_magic(lines: list[str]) -> list[str]:
-    """Turn `%%memory` into a line of its cell, so that `await`, `_` and tracebacks work as in any cell."""
+    """Turn `%%memory` into a line of its cell, so that `await`, `_` and tracebacks work as in any
+    cell."""
     if not lines[1:] or lines[0].split()[:1] != ["%%memory"]:
         return lines
     from IPython.core.inputtransformer2 import cell_magic
@@ -59,8 +63,9 @@ class Magics:
     def memory(self, line: str, cell: str | None = None) -> None:
         """%%memory
 
-        Run the cell as usual, then show its memory over time, sampled every 20 ms, and its peak. Child processes are
-        included, each page once. Use `with ogbnlib.phase("load"):` in the cell to name moments.
+        Run the cell as usual, then show its memory over time, sampled every 20 ms, and its peak.
+        Child processes are included, each page once. Use `with ogbnlib.phase("load"):` in the cell
+        to name moments.
         """
         if cell is not None:
             self._shell.run_cell(f"%%memory\n{cell}")
@@ -70,7 +75,8 @@ class Magics:
         self._recording.enter_context(self._recorded())
 
     def end_memory(self, result: Any) -> None:
-        """Stop recording; the shell calls this at the end of each cell, also of cells inside another one."""
+        """Stop recording; the shell calls this at the end of each cell, also of cells inside
+        another one."""
         if result is None or self._recorded_cell in (None, result):
             self._recording.close()
 
@@ -92,7 +98,11 @@ class Magics:
                 recorder.stop()
             peak = max(recorder.record.held_peak_bytes or 0, before)
             text = f"{took_s:.1f} s, peak {format_bytes(peak)}, {format_bytes(peak - before)} above the start; "
-            text += f"{format_bytes(rest)} left behind" if rest >= 0 else f"{format_bytes(-rest)} given back"
+            text += (
+                f"{format_bytes(rest)} left behind"
+                if rest >= 0
+                else f"{format_bytes(-rest)} given back"
+            )
             print(f"memory: {text}", flush=True)
             self._draw(Run(folder), "memory")
 
@@ -100,10 +110,12 @@ class Magics:
     def memory_limit(self, line: str, cell: str) -> None:
         """%%memory_limit 4GB [--in a,b] [--out c] [--limit-by watchdog]
 
-        Run the cell in a child process under a memory limit. The kernel survives when the child is killed.
+        Run the cell in a child process under a memory limit. The kernel survives when the child is
+        killed.
 
-        The child has copies of the variables after --in, and no others; copies of those after --out come back. Output
-        appears as it comes. If the limit kills the child, the cause is shown; the cell fails only if --out is given.
+        The child has copies of the variables after --in, and no others; copies of those after --out
+        come back. Output appears as it comes. If the limit kills the child, the cause is shown; the
+        cell fails only if --out is given.
         """
         from IPython.core.magic_arguments import MagicArgumentParser
         from IPython.display import display
@@ -116,24 +128,37 @@ class Magics:
         parser.add_argument("--out", dest="outputs", nargs="+", default=[])
         parser.add_argument("--limit-by", default="auto")
         options = parser.parse_argstring(line)
-        inputs, outputs = (re.findall(r"[^\s,]+", " ".join(names)) for names in (options.inputs, options.outputs))
+        inputs, outputs = (
+            re.findall(r"[^\s,]+", " ".join(names)) for names in (options.inputs, options.outputs)
+        )
         limit, limit_by = " ".join(options.limit).strip("'\""), options.limit_by.strip("'\"")
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as path:
             folder = Path(path)
             for name in inputs:
                 if name not in self._shell.user_ns:
-                    raise InputError(f"--in {name}: expected a variable of the notebook, found none of this name")
+                    raise InputError(
+                        f"--in {name}: expected a variable of the notebook, found none of this name"
+                    )
                 _dump(folder, name, self._shell.user_ns[name], "--in")
-            job = {"cell": cell, "in": inputs, "out": outputs, "path": [path or os.getcwd() for path in sys.path]}
+            job = {
+                "cell": cell,
+                "in": inputs,
+                "out": outputs,
+                "path": [path or os.getcwd() for path in sys.path],
+            }
             job |= {"number": self._shell.execution_count - 1, "colors": self._shell.colors}
             (folder / "job").write_bytes(pickle.dumps(job))
             argv = [sys.executable, "-m", __name__, str(folder)]
             try:
-                with contextlib.redirect_stdout(_Output(folder, sys.stdout, self._shell.display_pub)) as output:
+                with contextlib.redirect_stdout(
+                    _Output(folder, sys.stdout, self._shell.display_pub)
+                ) as output:
                     done = watch(argv, limit, run_dir=folder / "memory_limit", limit_by=limit_by)
                     output.write("\n" * bool(output.rest))
             except KeyboardInterrupt:
-                raise shortened(KeyboardInterrupt("the limited cell was interrupted; its process has ended")) from None
+                raise shortened(
+                    KeyboardInterrupt("the limited cell was interrupted; its process has ended")
+                ) from None
             if (folder / "error").exists():
                 error, lines = pickle.loads((folder / "error").read_bytes())
                 raise shortened(CellFailed(error), lines)
@@ -144,9 +169,15 @@ class Magics:
             self._draw(done, f"memory_limit: {done.state}")
             files = {name: folder / f"--out-{name}.pickle" for name in outputs}
             if done.exit_code == 0 and all(file.exists() for file in files.values()):
-                self._shell.user_ns.update({name: pickle.loads(file.read_bytes()) for name, file in files.items()})
+                self._shell.user_ns.update(
+                    {name: pickle.loads(file.read_bytes()) for name, file in files.items()}
+                )
             elif outputs:
-                state = done.state if done.exit_code else "exit before the end of the cell, as by os._exit(0)"
+                state = (
+                    done.state
+                    if done.exit_code
+                    else "exit before the end of the cell, as by os._exit(0)"
+                )
                 what = f"--out {', '.join(outputs)}: not set, as the cell's process ended: {state}"
                 raise shortened(CellFailed(what))
 
@@ -158,7 +189,8 @@ class Magics:
 
         from .plots import plot_timeline
 
-        figure = Figure(figsize=(9, 3.4), layout="constrained")  # not pyplot's, whose figures are the cell's own
+        # not pyplot's, whose figures are the cell's own
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
         plot_timeline(run, figure.subplots(), title=title)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=90)
@@ -199,7 +231,8 @@ def _dump(folder: Path, name: str, value: Any, option: str) -> None:
 
 
 def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
-    """Create the child's shell: displays go to the kernel, the lines of a traceback to `error_lines`."""
+    """Create the child's shell: displays go to the kernel, the lines of a traceback to
+    `error_lines`."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
@@ -215,7 +248,13 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
 
     class Publisher(DisplayPublisher):  # type: ignore[misc]
         def publish(
-            self, data: Any, metadata: Any = None, *, transient: Any = None, update: Any = False, **_: Any
+            self,
+            data: Any,
+            metadata: Any = None,
+            *,
+            transient: Any = None,
+            update: Any = False,
+            **_: Any,
         ) -> None:
             # Widgets live in the child.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
@@ -248,11 +287,13 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
 
 
 def main(folder: Path) -> int:
-    """In the child process unpickle the inputs, run the cell, pickle the outputs; return the exit code."""
+    """In the child process unpickle the inputs, run the cell, pickle the outputs; return the exit
+    code."""
     job = pickle.loads((folder / "job").read_bytes())
     sys.path[:] = job["path"]
     os.environ.setdefault("MPLBACKEND", "agg")  # if no notebook shows pictures
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a read from the kernel's own input would wait for ever
+    # a read from the kernel's own input would wait for ever
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     shell = _make_shell(folder, job)
     lines: list[str] = []
     try:
@@ -264,11 +305,15 @@ def main(folder: Path) -> int:
         if error := done.error_before_exec or done.error_in_exec:
             lines = [*shell.error_lines]
             if isinstance(error, NameError):
-                lines.append("a limited cell has only the variables of the notebook that --in names")
+                lines.append(
+                    "a limited cell has only the variables of the notebook that --in names"
+                )
             raise error
         for name in job["out"]:
             if name not in shell.user_ns:
-                raise InputError(f"--out {name}: expected a variable of the cell, found none of this name")
+                raise InputError(
+                    f"--out {name}: expected a variable of the cell, found none of this name"
+                )
             with marks.phase(f"pickle {name}"):
                 _dump(folder, name, shell.user_ns[name], "--out")
     except BaseException as error:

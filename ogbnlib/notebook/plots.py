@@ -29,7 +29,8 @@ CUDA_LAYERS = {
     "cuda_unallocated_bytes": ("reserved, not allocated", "#f0a35e"),
     "cuda_free_bytes": ("free", "#e8e8e8"),
 }
-_SHADES = {  # prefix of a phase's name -> label and colour; legends leave out labels with a leading "_"
+# prefix of a phase's name -> label and colour; legends leave out labels with a leading "_"
+_SHADES = {
     "load": ("loading", "#e6e0d4"),
     "build": ("building loaders", "#f6c28b"),
     "train": ("training", "#dfe7f2"),
@@ -40,14 +41,18 @@ LIMIT, KILLED = "#c0392b", "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _ROOM = 1.85  # height of the axis / the highest sample or limit: the phases' names stand above
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-# Figures are transparent outside their panels. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
+# Figures are transparent outside their panels. This grey has a contrast of 4.3 on white and on a
+# dark theme's #111111.
 _GREY = "#797979"
 _PLAIN: dict[str, Any] = {"fontsize": 8, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float], sharey: bool = False) -> tuple[Figure, Array]:
-    """Create a transparent figure whose text is readable in light and dark themes; return it and its grid of axes."""
+def _figure(
+    rows: int, columns: int, size: tuple[float, float], sharey: bool = False
+) -> tuple[Figure, Array]:
+    """Create a transparent figure whose text is readable in light and dark themes; return it and
+    its grid of axes."""
     look: dict[str, Any] = {"figsize": size, "layout": "constrained", "facecolor": "none"}
     figure, grid = plt.subplots(rows, columns, squeeze=False, sharey=sharey, **look)
     for ax in grid.flat:
@@ -64,13 +69,16 @@ def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes
     return ax
 
 
-def _mark(ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
+def _mark(
+    ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
+) -> None:
     style = {"bbox": _LABEL, "zorder": 7, "fontsize": 8.5, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
 def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
-    """Return a figure's unit (bytes, name, format of a number): GB if the largest size reaches one."""
+    """Return a figure's unit (bytes, name, format of a number): GB if the largest size reaches
+    one."""
     return (GB, "GB", "{:.2f} GB".format) if largest_bytes >= GB else (MB, "MB", "{:.0f} MB".format)
 
 
@@ -83,7 +91,9 @@ def _top_bytes(run: Run) -> float:
     return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
 
-def _draw_run(ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[str, Any], title: str | None) -> float:
+def _draw_run(
+    ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[str, Any], title: str | None
+) -> float:
     """Draw stacked layers over the run's phases; return the right end of the axis."""
     names, colours = zip(*layers.values(), strict=True)
     visible = stacks.max(axis=1, initial=0) > 0.005 * stacks.sum(axis=0).max(initial=0)
@@ -93,29 +103,56 @@ def _draw_run(ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
     ax.set_title(title or f"{run.run_dir.name}: {run.state}", fontsize=10, color=colour)
-    # Shade each phase, inner phases above outer ones, with upright names where the span is wide enough.
+    # Shade each phase, inner phases above outer ones, with upright names where the span is wide
+    # enough.
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
-    phases = [phase for phase in run.phases if not is_training or phase.name.lower().startswith((*_SHADES,))]
+    phases = [
+        phase
+        for phase in run.phases
+        if not is_training or phase.name.lower().startswith((*_SHADES,))
+    ]
     # Before the first phase Python imports torch, which takes 0.3 GB.
-    spans = [(0.0, min(phase.start_s for phase in phases), "imports" if is_training else "start")] if phases else []
+    spans = (
+        [(0.0, min(phase.start_s for phase in phases), "imports" if is_training else "start")]
+        if phases
+        else []
+    )
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
-        shades = (shade for prefix, shade in _SHADES.items() if phase.name.lower().startswith(prefix))
+        shades = (
+            shade for prefix, shade in _SHADES.items() if phase.name.lower().startswith(prefix)
+        )
         label, colour = next(shades, ("_other", "#ececec"))
         hidden = stop - phase.start_s < 0.004 * end_s  # thinner than a line
         label = "_again" if hidden or label in ax.get_legend_handles_labels()[1] else label
-        ax.axvspan(phase.start_s, stop, color=colour, label=label, linewidth=0, zorder=0.01 * phase.depth)
+        ax.axvspan(
+            phase.start_s, stop, color=colour, label=label, linewidth=0, zorder=0.01 * phase.depth
+        )
         ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
         # The name of an outer phase stands behind the last inner one, which covers the span before.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
         spans.append((max([phase.start_s, *covered]), stop, phase.label))
-    style: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "top", "fontsize": 8, "color": "#333333"}
+    style: dict[str, Any] = {
+        "rotation": 90,
+        "ha": "center",
+        "va": "top",
+        "fontsize": 8,
+        "color": "#333333",
+    }
     figure: Any = ax.get_figure()
-    narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s  # a line of text, in points
+    # a line of text, in points
+    narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s
     for start, stop, label in spans:
         if stop - start >= narrowest_s:
-            ax.text((start + stop) / 2, 0.985, label, transform=ax.get_xaxis_transform(), zorder=4, **style)
+            ax.text(
+                (start + stop) / 2,
+                0.985,
+                label,
+                transform=ax.get_xaxis_transform(),
+                zorder=4,
+                **style,
+            )
     return end_s
 
 
@@ -127,7 +164,8 @@ def plot_timeline(
     top_bytes: float | None = None,
     legend: bool = True,
 ) -> Axes:
-    """Plot a run's memory over time: anonymous, shared and file memory stacked, phases, limit, peak, and a kill.
+    """Plot a run's memory over time: anonymous, shared and file memory stacked, phases, limit,
+    peak, and a kill.
 
     `top_bytes` is the upper end of the axis, to draw several runs on one scale.
     """
@@ -144,7 +182,8 @@ def plot_timeline(
         _mark(ax, f"limit {text(limit)}", (0.0, limit), (4, 3), color=LIMIT, **where)
     in_use = stacks[0] + stacks[1]
     if run.exit_code == 137 and len(in_use):
-        # The last sample is older than the last allocation: the cross stands at the limit that stopped the climb.
+        # The last sample is older than the last allocation: the cross stands at the limit that
+        # stopped the climb.
         height = limit or in_use[-1]
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
@@ -162,14 +201,18 @@ def plot_timeline(
 
 
 def plot_cuda(run: RunLike) -> Axes:
-    """Plot a run's GPU memory over time: allocated, reserved but unallocated, free, and the largest free block.
+    """Plot a run's GPU memory over time: allocated, reserved but unallocated, free, and the largest
+    free block.
 
-    A tick at the bottom marks a retried allocation, a cross a failed one. The top is the cap of `max_cuda_memory`.
+    A tick at the bottom marks a retried allocation, a cross a failed one. The top is the cap of
+    `max_cuda_memory`.
     """
     run = Run.open(run)
     table = run.cuda
     if not len(table):
-        raise InputError(f"{run.run_dir}: expected a run on a GPU, found no GPU memory in its events")
+        raise InputError(
+            f"{run.run_dir}: expected a run on a GPU, found no GPU memory in its events"
+        )
     ax = _axes()
     time_s, stacks = table["time_s"].to_numpy(), _stacks(table, CUDA_LAYERS)
     unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
@@ -178,22 +221,39 @@ def plot_cuda(run: RunLike) -> Axes:
     base = stacks[0] + np.minimum((table["cuda_largest_free_bytes"] / unit).to_numpy(), stacks[1])
     ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
     where = time_s[(table["cuda_alloc_retries"].diff() > 0).to_numpy()]
-    ax.plot(where, np.zeros(len(where)), "^", color="black", clip_on=False, zorder=5, label="allocation retried")
+    ax.plot(
+        where,
+        np.zeros(len(where)),
+        "^",
+        color="black",
+        clip_on=False,
+        zorder=5,
+        label="allocation retried",
+    )
     if run.exit_code == OUT_OF_CUDA_MEMORY:
-        ax.plot(time_s[-1], stacks[0][-1] + stacks[1][-1], "X", zorder=7, label="allocation failed", **_CROSS)
+        ax.plot(
+            time_s[-1],
+            stacks[0][-1] + stacks[1][-1],
+            "X",
+            zorder=7,
+            label="allocation failed",
+            **_CROSS,
+        )
     ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
     ax.legend(ncol=3, **_BELOW)
     return ax
 
 
 def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
-    """Plot several runs side by side on one scale of memory; `runs` is title -> run or folder, or a list of these."""
+    """Plot several runs side by side on one scale of memory; `runs` is title -> run or folder, or a
+    list of these."""
     titled = [*named(runs).items()]
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
     columns = min(columns, len(titled))
     rows = -(-len(titled) // columns)
-    size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows  # 3 panels fit JupyterLab in 1400 pixels
+    # 3 panels fit JupyterLab in 1400 pixels
+    size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows
     figure, grid = _figure(rows, columns, size, sharey=True)
     for ax in grid.flat[len(titled) :]:
         ax.set_visible(False)
@@ -209,17 +269,33 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
 
 
 def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) -> Axes:
-    """Plot seconds per epoch against the memory limit, one line per policy; `runs` is (policy, limit) -> run."""
+    """Plot seconds per epoch against the memory limit, one line per policy; `runs` is (policy,
+    limit) -> run."""
     ax = _axes(width=7.5, height=4)
     policies, highest = list(dict.fromkeys(policy for policy, _ in runs)), 0.0
     for policy in policies:
-        points = [(i, Run.open(runs[policy, limit])) for i, limit in enumerate(limits) if (policy, limit) in runs]
+        points = [
+            (i, Run.open(runs[policy, limit]))
+            for i, limit in enumerate(limits)
+            if (policy, limit) in runs
+        ]
         alive = {i: float(run.metrics["time_s"].mean()) for i, run in points if run.exit_code == 0}
         (line,) = ax.plot([*alive], [*alive.values()], "o-", label=policy, zorder=3)
         highest = max([highest, *alive.values()])
         # Crosses of several policies at one limit stand side by side.
-        dead = [i + 0.12 * (policies.index(policy) - len(policies) / 2) for i, run in points if run.exit_code != 0]
-        ax.plot(dead, [0] * len(dead), "X", clip_on=False, zorder=5, **{**_CROSS, "color": line.get_color()})
+        dead = [
+            i + 0.12 * (policies.index(policy) - len(policies) / 2)
+            for i, run in points
+            if run.exit_code != 0
+        ]
+        ax.plot(
+            dead,
+            [0] * len(dead),
+            "X",
+            clip_on=False,
+            zorder=5,
+            **{**_CROSS, "color": line.get_color()},
+        )
     ax.set_xticks(range(len(limits)), limits)
     label = "memory limit at full size (cross: killed)"
     ax.set(ylim=(0, 1.15 * highest or 1), ylabel="seconds per epoch", xlabel=label)
@@ -228,16 +304,31 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
 
 
 def plot_accuracy(runs: Runs) -> Figure:
-    """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark the best epoch."""
+    """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark
+    the best epoch."""
     figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
     for name, run in named(runs).items():
         metrics = run.metrics
         (line,) = losses.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
         colour, best = line.get_color(), metrics[metrics["valid"] == metrics["valid"].max()].head(1)
-        accuracies.plot(metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid")
-        accuracies.plot(metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test")
-        accuracies.plot(best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black")
-    accuracies.plot([], [], "o", color="white", markersize=9, markeredgecolor="black", label="best valid accuracy")
+        accuracies.plot(
+            metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid"
+        )
+        accuracies.plot(
+            metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test"
+        )
+        accuracies.plot(
+            best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black"
+        )
+    accuracies.plot(
+        [],
+        [],
+        "o",
+        color="white",
+        markersize=9,
+        markeredgecolor="black",
+        label="best valid accuracy",
+    )
     for ax, what in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
         ax.set(xlabel="epoch", ylabel=what)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -246,14 +337,23 @@ def plot_accuracy(runs: Runs) -> Figure:
     return figure
 
 
-def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None = None, ax: Axes | None = None) -> Axes:
-    """Plot horizontal bars of peak memory (bytes, or the anonymous + shared memory of runs), and the limit."""
+def plot_peaks(
+    peaks: Mapping[str, RunLike | float], limit_bytes: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Plot horizontal bars of peak memory (bytes, or the anonymous + shared memory of runs), and
+    the limit."""
     ax = _axes(ax, 9, 0.5 * len(peaks) + 1.2)
-    sizes = [size if isinstance(size, int | float) else Run.open(size).held_peak_bytes for size in peaks.values()]
-    colours = [KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS["anon"][1] for size in sizes]
+    sizes = [
+        size if isinstance(size, int | float) else Run.open(size).held_peak_bytes
+        for size in peaks.values()
+    ]
+    colours = [
+        KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS["anon"][1] for size in sizes
+    ]
     unit, name, text = _unit(max([*sizes, limit_bytes or 0]))
     bars = ax.barh(list(peaks), [size / unit for size in sizes], color=colours)
-    labels = [text(size / unit) if size else "not measured" for size in sizes]  # of a run that was not started
+    # of a run that was not started
+    labels = [text(size / unit) if size else "not measured" for size in sizes]
     ax.bar_label(bars, labels, padding=3, fontsize=9)
     ax.invert_yaxis()
     if limit_bytes:
@@ -264,26 +364,47 @@ def plot_peaks(peaks: Mapping[str, RunLike | float], limit_bytes: float | None =
     return ax
 
 
-def _draw_forecasts(ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[Any]) -> None:
+def _draw_forecasts(
+    ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[Any]
+) -> None:
     predicted.plot.barh(ax=ax, stacked=True, width=0.62, color=colours, legend=False)
     rows = np.arange(len(predicted))
-    ax.vlines(measured, rows - 0.38, rows + 0.38, color="black", linewidth=2.2, zorder=5, label="measured peak")
+    ax.vlines(
+        measured,
+        rows - 0.38,
+        rows + 0.38,
+        color="black",
+        linewidth=2.2,
+        zorder=5,
+        label="measured peak",
+    )
     ax.set_ylim(len(predicted) - 0.5, -0.5)
 
 
 def plot_forecast(run: RunLike) -> Axes:
-    """Plot a run's forecast: one bar per phase with its largest parts stacked, and a mark at the measured peak."""
+    """Plot a run's forecast: one bar per phase with its largest parts stacked, and a mark at the
+    measured peak."""
     run = Run.open(run)
     forecast = run.result.get("forecast", {})
     if "phases" not in forecast:
-        raise InputError(f"{run.run_dir}: expected a result with a forecast, found {forecast.get('skipped', 'none')}")
+        raise InputError(
+            f"{run.run_dir}: expected a result with a forecast, found {forecast.get('skipped', 'none')}"
+        )
     phases = pd.DataFrame.from_dict(forecast["phases"], orient="index")
-    parts, measured = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0), phases["measured"].astype(float)
+    parts, measured = (
+        pd.DataFrame(list(phases["parts"]), phases.index).fillna(0),
+        phases["measured"].astype(float),
+    )
     unit, name, _ = _unit(max(parts.sum(axis=1).max(), measured.max()))
     largest = parts.max().nlargest(7).index
     stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(height=0.5 * len(phases) + 1.6)
-    _draw_forecasts(ax, stacks / unit, measured / unit, [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"])
+    _draw_forecasts(
+        ax,
+        stacks / unit,
+        measured / unit,
+        [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"],
+    )
     ax.set_xlabel(f"anonymous + shared memory in {name}")
     ax.set_title(f"{run.run_dir.name}: predicted parts, measured peaks", fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
@@ -291,13 +412,24 @@ def plot_forecast(run: RunLike) -> Axes:
 
 
 def plot_knobs(forecasts: pd.DataFrame) -> Axes:
-    """Plot a `forecast_table`: one bar per setting with its predicted, measured and full-size peak."""
+    """Plot a `forecast_table`: one bar per setting with its predicted, measured and full-size
+    peak."""
     (full,) = (name for name in forecasts.columns if name.endswith(" GB"))
     ax, peaks = _axes(height=0.4 * len(forecasts) + 1.6), forecasts[["predicted MB", "measured MB"]]
     _draw_forecasts(ax, peaks[["predicted MB"]], peaks["measured MB"], [PARTS["file"][1]])
     for row, (size, peak) in enumerate(zip(forecasts[full], peaks.max(axis=1), strict=True)):
-        ax.annotate(f"{size:.1f} GB", (peak, row), (8, 0), textcoords="offset points", va="center", fontsize=9)
+        ax.annotate(
+            f"{size:.1f} GB",
+            (peak, row),
+            (8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
     ax.set(xlim=(0, 1.15 * float(peaks.max().max())), xlabel="peak memory in MB", ylabel="")
-    ax.set_title(f"bars: peak of these small runs; numbers: forecast for {full.removesuffix(' GB')}", fontsize=10)
+    ax.set_title(
+        f"bars: peak of these small runs; numbers: forecast for {full.removesuffix(' GB')}",
+        fontsize=10,
+    )
     ax.figure.legend(loc="outside lower center", ncol=2, **_PLAIN)
     return ax

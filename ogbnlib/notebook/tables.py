@@ -19,13 +19,15 @@ from ..sources.names import size_of
 
 
 def compare_runs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, times, last metrics."""
+    """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, times,
+    last metrics."""
     rows: dict[str, dict[str, Any]] = {}
     for name, run in named(runs).items():
         rows[name] = {
             "ended": run.state,
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
-            "peak GB": round(run.held_peak_bytes / GB, 3) or float("nan"),  # of one that was not started
+            # of one that was not started
+            "peak GB": round(run.held_peak_bytes / GB, 3) or float("nan"),
             "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
         }
         if len(metrics := run.metrics):
@@ -37,10 +39,11 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
 
 @clear_errors()
 def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
-    """Return one row per run: predicted and measured peak, and the forecast of its settings on the data set `full`.
+    """Return one row per run: predicted and measured peak, and the forecast of its settings on the
+    data set `full`.
 
-    Peaks are anonymous + shared memory. The error of the prediction is relative to the measurement; both are NaN for a
-    killed run, whose peak is that of its limit.
+    Peaks are anonymous + shared memory. The error of the prediction is relative to the measurement;
+    both are NaN for a killed run, whose peak is that of its limit.
     """
     rows = {}
     for name, run in named(runs).items():
@@ -51,7 +54,9 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
             "predicted MB": round(here.peak_bytes / MB),
             "measured MB": round(measured / MB, 0),
             "error %": round(100 * (here.peak_bytes / measured - 1), 1),
-            "epoch s": round(run.metrics["time_s"].iloc[-1], 2) if len(run.metrics) else float("nan"),
+            "epoch s": round(run.metrics["time_s"].iloc[-1], 2)
+            if len(run.metrics)
+            else float("nan"),
             f"{full} GB": round(full_forecast.peak_bytes / GB, 2),
             "its peak in": full_forecast.peak.name,
         }
@@ -60,9 +65,13 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
 
 @clear_errors()
 def loader_costs(run: RunLike) -> pd.DataFrame:
-    """Return the memory that building each loader kept, and needed for a moment, in MB and in bytes per edge."""
+    """Return the memory that building each loader kept, and needed for a moment, in MB and in bytes
+    per edge."""
     run = Run.open(run)
-    table, edges = run.phase_memory, trained_edges(size_of(run.config.dataset), run.config.undirected)
+    table, edges = (
+        run.phase_memory,
+        trained_edges(size_of(run.config.dataset), run.config.undirected),
+    )
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
         size = table.pop(f"{column}_bytes")
@@ -72,16 +81,20 @@ def loader_costs(run: RunLike) -> pd.DataFrame:
 
 
 def released(run: RunLike) -> pd.DataFrame:
-    """Return the MB that each step of each `release_memory` call in a run gave back; negative if it took memory."""
+    """Return the MB that each step of each `release_memory` call in a run gave back; negative if it
+    took memory."""
     events = [event for event in Run.open(run).events if event["event"] == "release"]
-    table = pd.DataFrame(events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"])
+    table = pd.DataFrame(
+        events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"]
+    )
     for step in table.columns[1:]:
         table[f"{step} MB"] = (table.pop(step).astype(float) / MB).round(1)
     return table
 
 
 def compare_cuda(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: peaks of allocated and reserved GPU memory in GB, retried allocations, epoch seconds.
+    """Return one row per run: peaks of allocated and reserved GPU memory in GB, retried
+    allocations, epoch seconds.
 
     "unallocated GB" is the largest difference of reserved and allocated memory in any reading.
     """
@@ -90,27 +103,34 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
         table, metrics = run.cuda, run.metrics
         rows[name] = {
             "ended": run.state,
-            "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max() / GB,
-            "reserved GB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max() / GB,
+            "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max()
+            / GB,
+            "reserved GB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max()
+            / GB,
             "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
             "retries": table["cuda_alloc_retries"].max(),
-            "release s": sum(event.get("took_s", 0) for event in run.events if event["event"] == "release"),
+            "release s": sum(
+                event.get("took_s", 0) for event in run.events if event["event"] == "release"
+            ),
             "epoch s": metrics["time_s"].mean() if len(metrics) else float("nan"),
         }
     return pd.DataFrame.from_dict(rows, orient="index").round(3)
 
 
 def compare_steps(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: MB that a training step adds, seconds of an epoch, both also relative to the first run.
+    """Return one row per run: MB that a training step adds, seconds of an epoch, both also relative
+    to the first run.
 
-    On a GPU a step is the memory that torch allocated; else the rise within an epoch (`Run.phase_memory`), which
-    includes the batch and its sampling.
+    On a GPU a step is the memory that torch allocated; else the rise within an epoch
+    (`Run.phase_memory`), which includes the batch and its sampling.
     """
     runs = named(runs)
     allocated, rows = compare_cuda(runs)["allocated GB"] * 2**10, {}
     for name, run in runs.items():
         phases = run.phase_memory
-        inside = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"].max() / MB
+        inside = (
+            phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"].max() / MB
+        )
         step = inside if allocated.isna()[name] else allocated[name]
         rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].mean()}
     table = pd.DataFrame.from_dict(rows, orient="index")
@@ -119,17 +139,31 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
 
 
 def best_epochs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: epoch of the best valid accuracy, both accuracies, epochs trained, peak in GB."""
+    """Return one row per run: epoch of the best valid accuracy, both accuracies, epochs trained,
+    peak in GB."""
     rows = {}
     for name, run in named(runs).items():
-        best = run.metrics.sort_values("valid", ascending=False, kind="stable").dropna(subset="valid").head(1)
-        row = {"best epoch": best["epoch"].max(), "valid": best["valid"].max(), "test": best["test"].max()}
-        rows[name] = {**row, "epochs trained": len(run.metrics), "peak GB": round(run.held_peak_bytes / GB, 3)}
+        best = (
+            run.metrics.sort_values("valid", ascending=False, kind="stable")
+            .dropna(subset="valid")
+            .head(1)
+        )
+        row = {
+            "best epoch": best["epoch"].max(),
+            "valid": best["valid"].max(),
+            "test": best["test"].max(),
+        }
+        rows[name] = {
+            **row,
+            "epochs trained": len(run.metrics),
+            "peak GB": round(run.held_peak_bytes / GB, 3),
+        }
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def phase_seconds(runs: Runs) -> pd.DataFrame:
-    """Return the seconds of each run in each kind of phase, summed over epochs, without inner phases."""
+    """Return the seconds of each run in each kind of phase, summed over epochs, without inner
+    phases."""
     columns = {}
     for name, run in named(runs).items():
         own: defaultdict[str, float] = defaultdict(float)
@@ -146,10 +180,14 @@ def phase_seconds(runs: Runs) -> pd.DataFrame:
 
 
 @clear_errors()
-def sampled_nodes(config: TrainConfig, settings: Mapping[str, Mapping[str, Any]], full: str) -> pd.DataFrame:
-    """Return one row per setting with the nodes of a batch: by arithmetic, counted, and expected on `full`.
+def sampled_nodes(
+    config: TrainConfig, settings: Mapping[str, Mapping[str, Any]], full: str
+) -> pd.DataFrame:
+    """Return one row per setting with the nodes of a batch: by arithmetic, counted, and expected on
+    `full`.
 
-    "arithmetic" is seeds x (1 + k1 + k1 k2 ...), "counted" the mean of 10 training batches of `config.dataset`.
+    "arithmetic" is seeds x (1 + k1 + k1 k2 ...), "counted" the mean of 10 training batches of
+    `config.dataset`.
     """
     import torch
     from torch_geometric.sampler import NodeSamplerInput
@@ -161,9 +199,13 @@ def sampled_nodes(config: TrainConfig, settings: Mapping[str, Mapping[str, Any]]
     for name, setting in settings.items():
         changed = config.replace(**setting)
         size, num_neighbors = changed.batch_size, changed.num_neighbors
-        sampler = CSCSampler(store.colptr, store.row, num_neighbors, seed=config.seed, sampling=changed.sampling)
+        sampler = CSCSampler(
+            store.colptr, store.row, num_neighbors, seed=config.seed, sampling=changed.sampling
+        )
         parts = torch.split(seeds, size)[: max(1, min(10, len(seeds) // size))]  # full batches
-        counted = [len(sampler.sample_from_nodes(NodeSamplerInput(None, part)).node) for part in parts]
+        counted = [
+            len(sampler.sample_from_nodes(NodeSamplerInput(None, part)).node) for part in parts
+        ]
         rows[name] = {
             "arithmetic": size * int(1 + np.cumprod(num_neighbors).sum()),
             "counted": round(np.mean(counted)),
@@ -176,16 +218,24 @@ def sampled_nodes(config: TrainConfig, settings: Mapping[str, Mapping[str, Any]]
 def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """One row per option: memory of a training step in MB (2**20 bytes), before anything is run.
 
-    Columns: `kept MB`, the activations that wait for the backward pass; `peak MB`, the most that layers have alive,
-    kept ones included; `GPU step MB`, with the batch, the weights, their gradients and Adam's moments.
+    Columns: `kept MB`, the activations that wait for the backward pass; `peak MB`, the most that
+    layers have alive, kept ones included; `GPU step MB`, with the batch, the weights, their
+    gradients and Adam's moments.
 
     Args:
-        options: Names to changes of `config`, such as `{"plain": {}, "bf16": {"precision": "bf16"}}`.
+        options: Names to changes of `config`, such as `{"plain": {}, "bf16": {"precision":
+            "bf16"}}`.
     """
     rows = {}
     for name, changes in options.items():
         forecast = predict(config.replace(**changes))
         size, gpu = forecast.size, forecast.gpu
-        backward_bytes = saved_bytes(forecast.config, forecast.batch, size.num_features, size.num_classes, on_gpu=True)
-        rows[name] = {"kept MB": backward_bytes, "peak MB": gpu["activations"], "GPU step MB": sum(gpu.values())}
+        backward_bytes = saved_bytes(
+            forecast.config, forecast.batch, size.num_features, size.num_classes, on_gpu=True
+        )
+        rows[name] = {
+            "kept MB": backward_bytes,
+            "peak MB": gpu["activations"],
+            "GPU step MB": sum(gpu.values()),
+        }
     return (pd.DataFrame.from_dict(rows, orient="index") / MB).round(1)

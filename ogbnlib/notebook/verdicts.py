@@ -29,20 +29,26 @@ class VerdictTable(pd.DataFrame):  # type: ignore[misc]
     """Table with one row per belief that is printed without shortened texts."""
 
     def __repr__(self) -> str:
-        return "\n".join(f"{row.belief}: {row.verdict}\n    {row.measured}" for row in self.itertuples())
+        return "\n".join(
+            f"{row.belief}: {row.verdict}\n    {row.measured}" for row in self.itertuples()
+        )
 
     def _repr_html_(self) -> str:
         align = {"text-align": "left", "vertical-align": "top"}
         styles = [{"selector": "th", "props": list(align.items())}]
         style = self.style.hide(axis="index").set_properties(**align).set_table_styles(styles)
-        style = style.map(lambda word: f"background-color: {_COLOURS[word.split()[0]]}; color: #111111", ["verdict"])
+        style = style.map(
+            lambda word: f"background-color: {_COLOURS[word.split()[0]]}; color: #111111",
+            ["verdict"],
+        )
         return str(style.to_html())
 
 
 def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTable:
     """Return a table with the columns belief, measured and verdict.
 
-    The verdict on several named findings is "half true" if only some hold, and "not measured" if any is.
+    The verdict on several named findings is "half true" if only some hold, and "not measured" if
+    any is.
     """
     rows = []
     for belief, finding in beliefs.items():
@@ -50,8 +56,12 @@ def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTabl
         answers = {part.holds for part in parts.values()}
         verdict = WORDS[None if None in answers else all(answers)]
         if answers == {True, False}:
-            verdict = "half true: " + ", ".join(f"{name} {WORDS[part.holds]}" for name, part in parts.items())
-        measured = "; ".join(f"{name}: {part.measured}" if name else part.measured for name, part in parts.items())
+            verdict = "half true: " + ", ".join(
+                f"{name} {WORDS[part.holds]}" for name, part in parts.items()
+            )
+        measured = "; ".join(
+            f"{name}: {part.measured}" if name else part.measured for name, part in parts.items()
+        )
         rows.append((belief, measured, verdict))
     return VerdictTable(rows, columns=["belief", "measured", "verdict"])
 
@@ -62,7 +72,8 @@ def not_measured(reason: str) -> Finding:
 
 
 def at_least(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
-    """Check that a figure reaches a threshold; `text` formats the figure, as in "{:.0%} of the time"."""
+    """Check that a figure reaches a threshold; `text` formats the figure, as in "{:.0%} of the
+    time"."""
     if math.isnan(value):
         return not_measured("not measured here")
     return Finding(text.format(value), bool(value >= threshold))
@@ -81,7 +92,8 @@ def close_to(value: float, expected: float, text: str = "{:.3g}", by: float = 0.
 
 
 def lower_peak(before: Run, after: Run, by: float = 0.02) -> Finding:
-    """Check that the peak memory fell by the share `by` or more; the peaks of equal runs differ by less than 2 %."""
+    """Check that the peak memory fell by the share `by` or more; the peaks of equal runs differ by
+    less than 2 %."""
     return _peaks(before, after, after.held_peak_bytes <= (1 - by) * before.held_peak_bytes)
 
 
@@ -93,13 +105,21 @@ def higher_peak(before: Run, after: Run, by_bytes: float) -> Finding:
 def _peaks(before: Run, after: Run, holds: bool) -> Finding:
     if unfinished := {run.run_dir.name: run for run in (before, after) if run.exit_code != 0}:
         return Finding(finished(unfinished).measured, None)
-    return Finding(f"from {format_bytes(before.held_peak_bytes)} to {format_bytes(after.held_peak_bytes)}", holds)
+    return Finding(
+        f"from {format_bytes(before.held_peak_bytes)} to {format_bytes(after.held_peak_bytes)}",
+        holds,
+    )
 
 
 def finished(runs: Mapping[str, Run]) -> Finding:
     """Check that at least one of the runs finished."""
-    ends = {name: f"exit code {run.exit_code}" if run.exit_code else run.state for name, run in runs.items()}
-    return Finding(", ".join(f"{name} {end}" for name, end in ends.items()), "finished" in ends.values())
+    ends = {
+        name: f"exit code {run.exit_code}" if run.exit_code else run.state
+        for name, run in runs.items()
+    }
+    return Finding(
+        ", ".join(f"{name} {end}" for name, end in ends.items()), "finished" in ends.values()
+    )
 
 
 def killed(runs: Mapping[str, Run]) -> Finding:
@@ -117,33 +137,45 @@ def killed_in(run: Run, phase: str) -> Finding:
 
 def fits(plans: Mapping[str, Advice]) -> Finding:
     """Check that at least one of the forecasts fits its limit."""
-    needs = [f"{name} needs {format_bytes(plan.forecast.peak_bytes)}" for name, plan in plans.items()]
+    needs = [
+        f"{name} needs {format_bytes(plan.forecast.peak_bytes)}" for name, plan in plans.items()
+    ]
     limits = {format_bytes(plan.limit_bytes) for plan in plans.values()}
-    return Finding(f"{', '.join(needs)}; limit {', '.join(limits)}", FITS in [plan.verdict for plan in plans.values()])
+    return Finding(
+        f"{', '.join(needs)}; limit {', '.join(limits)}",
+        FITS in [plan.verdict for plan in plans.values()],
+    )
 
 
 def losses_differ(runs: Mapping[str, Run]) -> Finding:
     """Check that the losses of the finished runs differ in any digit."""
     losses = {name: tuple(run.metrics["loss"]) for name, run in runs.items() if run.exit_code == 0}
-    measured = "last loss " + ", ".join(f"{name} {series[-1]:.6f}" for name, series in losses.items())
+    measured = "last loss " + ", ".join(
+        f"{name} {series[-1]:.6f}" for name, series in losses.items()
+    )
     return Finding(measured, len(set(losses.values())) > 1 if len(losses) > 1 else None)
 
 
 def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: float) -> Finding:
-    """Check that epochs of `one_s` seconds take at most `factor` times as long as epochs of `other_s` seconds.
+    """Check that epochs of `one_s` seconds take at most `factor` times as long as epochs of
+    `other_s` seconds.
 
-    Each is compared with each: if neither answer has 9 of 10 pairs, the noise is larger than the difference.
+    Each is compared with each: if neither answer has 9 of 10 pairs, the noise is larger than the
+    difference.
     """
     ratios = sorted(one / other for one in one_s for other in other_s)
     if not ratios:
         return not_measured("not measured here")
     share = sum(ratio <= factor for ratio in ratios) / len(ratios)
-    measured = f"{ratios[len(ratios) // 2]:.2f} times as long, from {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    measured = (
+        f"{ratios[len(ratios) // 2]:.2f} times as long, from {ratios[0]:.2f} to {ratios[-1]:.2f}"
+    )
     return Finding(measured, None if 0.1 < share < 0.9 else share >= 0.9)
 
 
 def as_accurate(one: float, other: float, num_nodes: int) -> Finding:
-    """Check that `one` accuracy is not below the `other`; not measured within two standard errors of the difference."""
+    """Check that `one` accuracy is not below the `other`; not measured within two standard errors
+    of the difference."""
     error = math.sqrt((one * (1 - one) + other * (1 - other)) / num_nodes)  # of two binomial shares
     measured = f"{one:.3f} against {other:.3f}, standard error of the difference {error:.3f}"
     return Finding(measured, None if abs(one - other) <= 2 * error else one > other)

@@ -1,4 +1,5 @@
-"""Rows of nodes on disk, in files of some columns each, and a hop of the columns that fit in RAM."""
+"""Rows of nodes on disk, in files of some columns each, and a hop of the columns that fit in
+RAM."""
 
 import contextlib
 import itertools
@@ -20,8 +21,13 @@ Done = Callable[[int], object]
 
 
 def pick(members: NodeSet | None, first: int, values: Array) -> Array:
-    """Return the members' rows among consecutive rows, the first of which is that of node `first`."""
-    return values if members is None else values[members.contains(np.arange(first, first + len(values)))]
+    """Return the members' rows among consecutive rows, the first of which is that of node
+    `first`."""
+    return (
+        values
+        if members is None
+        else values[members.contains(np.arange(first, first + len(values)))]
+    )
 
 
 class Columns:
@@ -31,21 +37,38 @@ class Columns:
         self, files: Sequence[DiskArray], dtype: np.dtype[Any], num_nodes: int, members: NodeSet | None = None,
         decode: Callable[[Array, slice], Array] = lambda rows, columns: rows[:, columns],
     ) -> None:  # fmt: skip
-        self.files, self.dtype, self.num_nodes, self.members, self._decode = files, dtype, num_nodes, members, decode
-        self._begins = [0, *itertools.accumulate(file.row_bytes // dtype.itemsize for file in files)]
+        self.files, self.dtype, self.num_nodes, self.members, self._decode = (
+            files,
+            dtype,
+            num_nodes,
+            members,
+            decode,
+        )
+        self._begins = [
+            0,
+            *itertools.accumulate(file.row_bytes // dtype.itemsize for file in files),
+        ]
         self.num_rows, self.width = files[0].num_rows, self._begins[-1]
-        self.step = max(1, CHUNK_BYTES // 2 // (self.width * max(2, dtype.itemsize)))  # nodes at a time
+        # nodes at a time
+        self.step = max(1, CHUNK_BYTES // 2 // (self.width * max(2, dtype.itemsize)))
 
     @classmethod
     def features(cls, store: Store) -> Self:
-        return cls([disk_array(store, "x")], store.feature_dtype, store.num_nodes, decode=store.decode)
+        return cls(
+            [disk_array(store, "x")], store.feature_dtype, store.num_nodes, decode=store.decode
+        )
 
     @classmethod
     def open(cls, folder: Path, name: str, num_nodes: int, members: NodeSet | None) -> Self:
         """Open the files `NAME-FIRST.npy`; FIRST is the file's first column."""
-        paths = sorted(folder.glob(f"{name}-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2]))
+        paths = sorted(
+            folder.glob(f"{name}-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2])
+        )
         arrays = {path: load(path) for path in paths}
-        files = [DiskArray(path, HEADER_BYTES, array.strides[0], len(array)) for path, array in arrays.items()]
+        files = [
+            DiskArray(path, HEADER_BYTES, array.strides[0], len(array))
+            for path, array in arrays.items()
+        ]
         return cls(files, arrays[paths[0]].dtype, num_nodes, members)
 
     @property
@@ -58,17 +81,32 @@ class Columns:
 
     def _places(self, first: int, end: int) -> list[int]:
         """Return the range of rows of the nodes `first` to `end`."""
-        return [first, end] if self.members is None else self.members.ranks(np.array([first, end])).tolist()
+        return (
+            [first, end]
+            if self.members is None
+            else self.members.ranks(np.array([first, end])).tolist()
+        )
 
-    def rows(self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None) -> Array:
-        """Return float32 rows of the members, or of `targets` among them, in the nodes `first` to `end`."""
-        (begin, stop), (low, high, _), parts = self._places(first, end), columns.indices(self.width), []
+    def rows(
+        self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None
+    ) -> Array:
+        """Return float32 rows of the members, or of `targets` among them, in the nodes `first` to
+        `end`."""
+        (begin, stop), (low, high, _), parts = (
+            self._places(first, end),
+            columns.indices(self.width),
+            [],
+        )
         for file, (start, until) in zip(self.files, itertools.pairwise(self._begins), strict=True):
             if low < until and high > start:
                 values = file.rows(begin, stop, self.dtype).reshape(stop - begin, until - start)
                 parts.append(self._decode(values, slice(max(low - start, 0), high - start)))
         rows = np.concatenate(parts, 1, dtype=np.float32)
-        return rows if targets is None else rows[targets.contains(pick(self.members, first, np.arange(first, end)))]
+        return (
+            rows
+            if targets is None
+            else rows[targets.contains(pick(self.members, first, np.arange(first, end)))]
+        )
 
     def hop(
         self, edges: Edges, targets: NodeSet | None, width: int, dtype: DTypeLike,
@@ -78,7 +116,10 @@ class Columns:
 
         `prepare(first, end)` returns these columns for the members in a range of nodes.
         """
-        values, firsts = np.empty((self.num_rows, width), dtype), range(0, self.num_nodes, self.step)
+        values, firsts = (
+            np.empty((self.num_rows, width), dtype),
+            range(0, self.num_nodes, self.step),
+        )
 
         def fill(first: int) -> None:
             end = min(first + self.step, self.num_nodes)

@@ -1,8 +1,9 @@
-"""Features propagated over the whole graph once, for SGC (Wu et al. 2019), SIGN (Frasca et al. 2020) and SAGN (Sun et
-al. 2021). Hop after hop is written to disk, as many columns at a time as fit in RAM.
+"""Features propagated over the whole graph once, for SGC (Wu et al. 2019), SIGN (Frasca et al.
+2020) and SAGN (Sun et al. 2021). Hop after hop is written to disk, as many columns at a time as fit
+in RAM.
 
-Norm "sym" multiplies by S A S with S = degree^-1/2. (S A S)^k X = S^-1 (S^2 A)^k S X: each hop is computed as a
-mean, like norm "row". So no value between hops is larger than the largest feature.
+Norm "sym" multiplies by S A S with S = degree^-1/2. (S A S)^k X = S^-1 (S^2 A)^k S X: each hop is
+computed as a mean, like norm "row". So no value between hops is larger than the largest feature.
 """
 
 import contextlib
@@ -20,7 +21,16 @@ import psutil
 
 from ..config import TrainConfig
 from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes
-from ..files import StrPath, check_new, check_space, home, locked, new_folder, sibling_path, write_json
+from ..files import (
+    StrPath,
+    check_new,
+    check_space,
+    home,
+    locked,
+    new_folder,
+    sibling_path,
+    write_json,
+)
 from ..graph.bits import NodeSet
 from ..graph.checks import finite, index_dtype
 from ..graph.npz import CHUNK_BYTES, Array, load
@@ -41,42 +51,64 @@ Nodes = Literal["labelled", "all"]
 Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows work on so many bytes
 # Beyond `fixed_bytes` if no kernel is in the cache yet: the peak was 717 MB for 643 planned.
 _COMPILING_BYTES = 80 * MB
-_SEAL = "hop.json"  # in a hop's folder: the propagation's parameters, and the checksum of each file's data
+# in a hop's folder: the propagation's parameters, and the checksum of each file's data
+_SEAL = "hop.json"
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
-    """Return the bytes that this process may still take: of `memory_limit`, or 95 % of its cgroup or free memory."""
+    """Return the bytes that this process may still take: of `memory_limit`, or 95 % of its cgroup
+    or free memory."""
     if memory_limit is not None:
         return parse_bytes(memory_limit) - own_memory()[0]
-    return int(0.95 * min(effective_limit()[0] - own_memory()[0], psutil.virtual_memory().available))
+    return int(
+        0.95 * min(effective_limit()[0] - own_memory()[0], psutil.virtual_memory().available)
+    )
 
 
 class Propagation:
     """A propagation over a store. `kept` are the nodes whose rows the result has; None for all.
 
-    The folder of a hop has `kept-FIRST.npy`, the result of those nodes, and but for the last hop `rows-FIRST.npy`, what
-    the next hop reads; FIRST is a file's first column. A folder appears whole or not at all.
+    The folder of a hop has `kept-FIRST.npy`, the result of those nodes, and but for the last hop
+    `rows-FIRST.npy`, what the next hop reads; FIRST is a file's first column. A folder appears
+    whole or not at all.
     """
 
     def __init__(
-        self, store: Store, hops: int, norm: str, self_loops: bool, kept: NodeSet | None, dtype: np.dtype[Any]
+        self,
+        store: Store,
+        hops: int,
+        norm: str,
+        self_loops: bool,
+        kept: NodeSet | None,
+        dtype: np.dtype[Any],
     ) -> None:
-        self.store, self.hops, self.norm, self.loops, self.kept, self.dtype = store, hops, norm, self_loops, kept, dtype
+        self.store, self.hops, self.norm, self.loops, self.kept, self.dtype = (
+            store,
+            hops,
+            norm,
+            self_loops,
+            kept,
+            dtype,
+        )
         # Sums can outgrow float16; means can't.
         self.rows_dtype = np.dtype(np.float32) if norm == "none" else dtype
         self.edges = Edges(store)
 
     def survey(self, shown: Shown) -> None:
-        """Read everything once, with checksums; find the nodes that each hop must compute, and the columns' scales."""
+        """Read everything once, with checksums; find the nodes that each hop must compute, and the
+        columns' scales."""
         total = self.store.files["x"].bytes + max(1, self.hops - 1) * self.edges.nbytes
         with shown("reading the graph", total) as done:
             self.reached = self.edges.needed(self.kept, self.hops, done)
             self.scale = self._scales(done)
-        self.num_reached = [self.store.num_nodes if members is None else members.count() for members in self.reached]
+        self.num_reached = [
+            self.store.num_nodes if members is None else members.count() for members in self.reached
+        ]
         self.num_kept = self.num_reached[-1]
 
     def _scales(self, done: Done) -> Array:
-        # The bits of magnitudes, as whole numbers, have the same order. Comparing them is ten times faster.
+        # The bits of magnitudes, as whole numbers, have the same order. Comparing them is ten times
+        # faster.
         dtype = np.dtype(np.float32) if self.store.int8 else self.store.feature_dtype
         bits = np.dtype(f"u{dtype.itemsize}")
         unsigned, infinite = bits.type(np.iinfo(bits).max // 2), np.array(np.inf, dtype).view(bits)
@@ -86,11 +118,19 @@ class Propagation:
             np.maximum(largest, magnitudes.max(axis=0, initial=0), out=largest)
             if (largest >= infinite).any():
                 row = first + int((magnitudes >= infinite).any(axis=1).argmax())
-                raise self.store.damaged("x", f"expected finite values, found NaN or Inf, the first in row {row}")
+                raise self.store.damaged(
+                    "x", f"expected finite values, found NaN or Inf, the first in row {row}"
+                )
             done(values.nbytes)
-        # Scaling by powers of two is exact; it moves each column into the range where float16 is most precise.
-        exponents, half = np.frexp(largest.view(dtype).astype(np.float32))[1], self.rows_dtype == np.float16
-        return np.ldexp(np.float32(1), np.where(half, np.clip(14 - exponents, -100, 100), 0)).astype(np.float32)
+        # Scaling by powers of two is exact; it moves each column into the range where float16 is
+        # most precise.
+        exponents, half = (
+            np.frexp(largest.view(dtype).astype(np.float32))[1],
+            self.rows_dtype == np.float16,
+        )
+        return np.ldexp(
+            np.float32(1), np.where(half, np.clip(14 - exponents, -100, 100), 0)
+        ).astype(np.float32)
 
     def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> dict[str, int]:
         """Write the files of hop `number`, `width` columns at a time; return their checksums."""
@@ -98,11 +138,17 @@ class Propagation:
         if number == 1:
             source = Columns.features(store)
         else:
-            source = Columns.open(folder.with_name(str(number - 1)), "rows", store.num_nodes, self.reached[number - 2])
+            source = Columns.open(
+                folder.with_name(str(number - 1)), "rows", store.num_nodes, self.reached[number - 2]
+            )
 
         def compute(columns: slice) -> None:
             where = f"{store.path}, columns {columns.start} to {columns.stop - 1} propagated"
-            size, scale, last = columns.stop - columns.start, self.scale[columns], number == self.hops
+            size, scale, last = (
+                columns.stop - columns.start,
+                self.scale[columns],
+                number == self.hops,
+            )
 
             def prepare(first: int, end: int) -> Array:
                 values = source.rows(first, end, columns)
@@ -110,33 +156,54 @@ class Propagation:
                     values *= scale
                     if self.norm == "sym":
                         degrees = self.edges.degrees(first, end, self.loops)
-                        values *= np.where(degrees, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(np.float32)[:, None]
+                        values *= np.where(degrees, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(
+                            np.float32
+                        )[:, None]
                 return values
 
             def results() -> Iterator[Array]:
-                """Write the rows of all targets; yield those of the kept nodes, float32 in order."""
+                """Write the rows of all targets; yield those of the kept nodes, float32 in
+                order."""
                 for first, out, degrees in slices:
                     if rows is not None:
                         rows.write(pick(targets, first, out))
                     values = pick(self.kept, first, out) / scale
                     if self.norm == "sym":
-                        values *= np.sqrt(pick(self.kept, first, degrees), dtype=np.float32)[:, None]
+                        values *= np.sqrt(pick(self.kept, first, degrees), dtype=np.float32)[
+                            :, None
+                        ]
                     yield values
 
             how: dict[str, Any] = {"loops": self.loops, "mean": self.norm != "none", "done": done}
             with contextlib.ExitStack() as stack:
-                create, names = StoreWriter(folder).create, [f"kept-{columns.start}", f"rows-{columns.start}"]
+                create, names = (
+                    StoreWriter(folder).create,
+                    [f"kept-{columns.start}", f"rows-{columns.start}"],
+                )
                 result = stack.enter_context(create(names[0], self.dtype, (size,)))
-                rows = None if last else stack.enter_context(create(names[1], self.rows_dtype, (size,)))
+                rows = (
+                    None
+                    if last
+                    else stack.enter_context(create(names[1], self.rows_dtype, (size,)))
+                )
                 swept = source.hop(self.edges, targets, size, self.rows_dtype, prepare, **how)
                 slices = stack.enter_context(contextlib.closing(swept))
                 for values in finite(results(), self.dtype, where):
                     result.write(values)
-            crc32.update({name: writer.crc32 for name, writer in zip(names, (result, rows), strict=True) if writer})
+            crc32.update(
+                {
+                    name: writer.crc32
+                    for name, writer in zip(names, (result, rows), strict=True)
+                    if writer
+                }
+            )
 
         firsts = range(0, store.num_features, width)
         total = len(firsts) * (source.nbytes + self.edges.nbytes)
-        with contextlib.closing(source), shown(f"propagating, hop {number} of {self.hops}", total) as done:
+        with (
+            contextlib.closing(source),
+            shown(f"propagating, hop {number} of {self.hops}", total) as done,
+        ):
             for first in firsts:
                 compute(slice(first, min(first + width, store.num_features)))
         return crc32
@@ -145,12 +212,18 @@ class Propagation:
         """Yield rows of the result: a kept node's own features, then those of each hop."""
         store, nodes = self.store, range(self.store.num_nodes)
         own = Columns.features(store)
-        hops = [Columns.open(work / str(k), "kept", len(nodes), self.kept) for k in range(1, self.hops + 1)]
+        hops = [
+            Columns.open(work / str(k), "kept", len(nodes), self.kept)
+            for k in range(1, self.hops + 1)
+        ]
         step = max(1, CHUNK_BYTES // (4 * own.width * (self.hops + 1)))
 
         def read(first: int) -> Array:
             end = min(first + step, len(nodes))
-            parts = [own.rows(first, end, targets=self.kept), *(columns.rows(first, end) for columns in hops)]
+            parts = [
+                own.rows(first, end, targets=self.kept),
+                *(columns.rows(first, end) for columns in hops),
+            ]
             return np.concatenate(parts, 1)
 
         with contextlib.closing(in_order(nodes[::step], read)) as chunks:
@@ -171,7 +244,10 @@ def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -
     store, members, num_kept = run.store, run.kept, run.num_kept
     with new_folder(target) as folder:
         writer, width = StoreWriter(folder), (run.hops + 1) * store.num_features
-        with writer.create("x", run.dtype, (width,)) as x, contextlib.closing(run.rows(work)) as rows:
+        with (
+            writer.create("x", run.dtype, (width,)) as x,
+            contextlib.closing(run.rows(work)) as rows,
+        ):
             for values in rows:
                 x.write(values)
         writer.write("row", np.empty(0, index_dtype(num_kept)))
@@ -187,7 +263,9 @@ def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -
             writer.write("node_id", members.members())
         for name, ids in store.splits.items():
             writer.write(name, ids if members is None else members.ranks(ids).astype(np.int64))
-        writer.finish(store.name, store.num_classes, undirected=store.undirected, origin=origin, hops=run.hops)
+        writer.finish(
+            store.name, store.num_classes, undirected=store.undirected, origin=origin, hops=run.hops
+        )
 
 
 @clear_errors()
@@ -205,22 +283,25 @@ def propagate(
     check: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Store:
-    """Propagate a store's features over its whole graph, in bounded memory; the result appears whole or not at all.
+    """Propagate a store's features over its whole graph, in bounded memory; the result appears
+    whole or not at all.
 
-    Returns a store without edges: `x` [kept nodes, (hops + 1) * F] has a node's own features, then A X, A^2 X, ...
-    `node_id` has the kept nodes' ids in the graph. After a call that was ended or killed, the next one keeps the hops
-    that were complete. The result is the same for any memory.
+    Returns a store without edges: `x` [kept nodes, (hops + 1) * F] has a node's own features, then
+    A X, A^2 X, ... `node_id` has the kept nodes' ids in the graph. After a call that was ended or
+    killed, the next one keeps the hops that were complete. The result is the same for any memory.
 
     Args:
         path: new or empty.
-        norm: "row", the mean over in-neighbors; "sym", 1 / sqrt(degree of the source * degree of the target) with the
-            in-degrees of PyG's `gcn_norm`; "none", the sum. Duplicate edges count twice.
-        self_loops: count each node among its own neighbors, once, as `gcn_norm` with `add_self_loops`. Otherwise the
-            graph's own self-loops count.
+        norm: "row", the mean over in-neighbors; "sym", 1 / sqrt(degree of the source * degree of
+            the target) with the in-degrees of PyG's `gcn_norm`; "none", the sum. Duplicate edges
+            count twice.
+        self_loops: count each node among its own neighbors, once, as `gcn_norm` with
+            `add_self_loops`. Otherwise the graph's own self-loops count.
         nodes: keep the rows of nodes in splits ("labelled"), or "all".
-        feature_dtype: of the result, by default the store's, float32 for int8. Sums are float32. With float16, values
-            between hops are rounded to it too, except for norm "none".
-        memory_limit: "4 GB" or bytes for this whole process; by default 95 % of the memory that is left to it.
+        feature_dtype: of the result, by default the store's, float32 for int8. Sums are float32.
+            With float16, values between hops are rounded to it too, except for norm "none".
+        memory_limit: "4 GB" or bytes for this whole process; by default 95 % of the memory that is
+            left to it.
         progress: True shows a bar; a function is called with a line every 30 s instead.
         check: called between pieces; an exception ends the propagation.
         say: called with the plan before the first hop.
@@ -228,7 +309,8 @@ def propagate(
     check_hops(store, hops, norm, nodes)
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
-    own = store.feature_dtype if store.int8 is None else np.float32  # float16 can be coarser than the codes
+    # float16 can be coarser than the codes
+    own = store.feature_dtype if store.int8 is None else np.float32
     target, dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or own)
     check_new(target)
     members = None
@@ -236,26 +318,44 @@ def propagate(
         members = NodeSet(store.num_nodes)
         for ids in store.splits.values():
             members.add(ids)
-    work, room = sibling_path(target, "blocks"), left_bytes(memory_limit) - fixed_bytes(store.size, hops, THREADS)
+    work, room = (
+        sibling_path(target, "blocks"),
+        left_bytes(memory_limit) - fixed_bytes(store.size, hops, THREADS),
+    )
     room -= min(_COMPILING_BYTES, room // 2)
     run = Propagation(store, hops, norm, self_loops, members, dtype)
     with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.
-        planned = functools.partial(plan_hops, store.size, hops, norm, left_bytes=room, itemsize=dtype.itemsize)
+        planned = functools.partial(
+            plan_hops, store.size, hops, norm, left_bytes=room, itemsize=dtype.itemsize
+        )
         planned(kept=0, reached=[0] * hops)
-        how = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes, "made_of": _made_of(store)}
+        how = {
+            "hops": hops,
+            "norm": norm,
+            "self_loops": self_loops,
+            "nodes": nodes,
+            "made_of": _made_of(store),
+        }
         target.parent.mkdir(parents=True, exist_ok=True)
         shown = functools.partial(counted, progress=progress, check=check)
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
             run.survey(shown)
-            plan, facts = planned(kept=run.num_kept, reached=run.num_reached), {**how, "dtype": dtype.name}
+            plan, facts = (
+                planned(kept=run.num_kept, reached=run.num_reached),
+                {**how, "dtype": dtype.name},
+            )
             begin = next(k for k in range(1, hops + 2) if not _is_sound(work / str(k), facts))
             for old in {*work.glob("*")} - {work / str(k) for k in range(1, begin)}:
                 shutil.rmtree(old, ignore_errors=True)
             present = [*work.rglob("*"), *sibling_path(target, "part").rglob("*")]
             needed = plan.disk_bytes - sum(file.stat().st_size for file in present)
-            check_space(target, needed, f"{format_bytes(needed)} of free disk space, most of it until it is done")
+            check_space(
+                target,
+                needed,
+                f"{format_bytes(needed)} of free disk space, most of it until it is done",
+            )
             say(f"{store.path}: {plan}")
             for number in range(begin, hops + 1):
                 shutil.rmtree(work / str(number), ignore_errors=True)
@@ -263,15 +363,20 @@ def propagate(
                     crc32 = run.write_hop(number, folder, plan.widths[number - 1], shown)
                     write_json(folder / _SEAL, {"plan": facts, "crc32": crc32})
             if not all(_is_sound(work / str(k), facts) for k in range(1, hops + 1)):
-                raise InputError(f"{work}: checksum mismatch in the files of a hop; propagate again to repeat it")
+                raise InputError(
+                    f"{work}: checksum mismatch in the files of a hop; propagate again to repeat it"
+                )
             num_nodes = store.origin.get("num_nodes", store.num_nodes)
-            _write(run, work, target, {"propagated": str(store.path), **how, "num_nodes": num_nodes})
+            _write(
+                run, work, target, {"propagated": str(store.path), **how, "num_nodes": num_nodes}
+            )
             shutil.rmtree(work)
     return open_store(target)
 
 
 def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
-    """Return the propagated features for a run; propagated once, next to its store or in `data_dir`.
+    """Return the propagated features for a run; propagated once, next to its store or in
+    `data_dir`.
 
     `how` are memory_limit, progress, say and check of `propagate`.
     """
@@ -287,13 +392,21 @@ def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
     result = open_store(target)
     for name, value in parameters.items():
         if (before := result.origin.get(name)) != value:
-            raise InputError(f"{name}: {target} has features propagated with {name}={before!r}, got {value!r}")
+            raise InputError(
+                f"{name}: {target} has features propagated with {name}={before!r}, got {value!r}"
+            )
     if store.hops is None and result.origin.get("made_of") != _made_of(store):
-        raise InputError(f"{target}: it was propagated over other data than {store.path} has now; move it away")
+        raise InputError(
+            f"{target}: it was propagated over other data than {store.path} has now; move it away"
+        )
     return result
 
 
 def _made_of(store: Store) -> dict[str, int]:
     crc32 = {name: info.crc32 for name, info in store.files.items()}
     # The same codes may stand for other values: those of 2 * x are the codes of x.
-    return crc32 if store.int8 is None else {**crc32, "int8": zlib.crc32(np.concatenate(store.int8).data)}
+    return (
+        crc32
+        if store.int8 is None
+        else {**crc32, "int8": zlib.crc32(np.concatenate(store.int8).data)}
+    )

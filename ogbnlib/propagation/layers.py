@@ -1,7 +1,9 @@
-"""Exact scores of a trained GraphSAGE or GCN for a whole graph, layer by layer, with every neighbor, on disk.
+"""Exact scores of a trained GraphSAGE or GCN for a whole graph, layer by layer, with every
+neighbor, on disk.
 
-A layer takes the mean of neighbors and multiplies it by a matrix. These two steps commute, so the narrower side is kept
-in RAM for all nodes, as many columns at a time as fit, and swept over the edges.
+A layer takes the mean of neighbors and multiplies it by a matrix. These two steps commute, so the
+narrower side is kept in RAM for all nodes, as many columns at a time as fit, and swept over the
+edges.
 """
 
 import contextlib
@@ -25,7 +27,8 @@ Chunks = Generator[Array, None, None]
 
 
 class Layer(NamedTuple):
-    """mean(h) @ neighbors + h @ own + bias; without `own` that of GCN, with self-loops and both degrees."""
+    """mean(h) @ neighbors + h @ own + bias; without `own` that of GCN, with self-loops and both
+    degrees."""
 
     neighbors: Array
     bias: Array
@@ -33,11 +36,17 @@ class Layer(NamedTuple):
 
 
 def layer_scores(
-    store: Store, layers: list[Layer], nodes: NodeSet | None, room: int, folder: Path, progress: Progress
+    store: Store,
+    layers: list[Layer],
+    nodes: NodeSet | None,
+    room: int,
+    folder: Path,
+    progress: Progress,
 ) -> Chunks:
     """Yield scores, float32 [n, classes], of some or all nodes in ascending order.
 
-    `room` are bytes for columns of all nodes. `folder` has a layer's result, float32, until the next layer has used it.
+    `room` are bytes for columns of all nodes. `folder` has a layer's result, float32, until the
+    next layer has used it.
     """
     num_nodes, column = store.num_nodes, 4 * store.num_nodes
     if (most := room // column) < 1:
@@ -46,7 +55,10 @@ def layer_scores(
             f"in use, found {format_bytes(max(0, room))}; raise it by the difference"
         )
     # Whether a layer sweeps its input, and the columns of its result to compute at a time.
-    first_swept, blocks = [layer.neighbors.shape[0] < min(layer.neighbors.shape[1], most + 1) for layer in layers], []
+    first_swept, blocks = (
+        [layer.neighbors.shape[0] < min(layer.neighbors.shape[1], most + 1) for layer in layers],
+        [],
+    )
     for layer, swept in zip(layers, first_swept, strict=True):
         out = len(layer.bias)
         size = out if swept else -(-out // -(-out // most))
@@ -56,10 +68,13 @@ def layer_scores(
         sizes.append(4 * (num_nodes if nodes is None else nodes.count()) * len(layers[-1].bias))
     # A layer's input and its result are on disk at the same time.
     needed_bytes = max(map(sum, zip([0, *sizes], [*sizes, 0], strict=True)))
-    check_space(folder, needed_bytes, f"{format_bytes(needed_bytes)} of free disk space until it is done")
+    check_space(
+        folder, needed_bytes, f"{format_bytes(needed_bytes)} of free disk space until it is done"
+    )
 
     def compute(number: int, source: Columns, columns: slice) -> Chunks:
-        """Yield columns of a layer's result for the nodes that the next layer reads, or of the last one for `nodes`."""
+        """Yield columns of a layer's result for the nodes that the next layer reads, or of the last
+        one for `nodes`."""
         layer, targets, swept = layers[number], needed[number], first_swept[number]
         matrix, loops = layer.neighbors[:, columns], layer.own is None
 
@@ -72,17 +87,24 @@ def layer_scores(
             return part
 
         width = matrix.shape[0 if swept else 1]
-        hop = source.hop(edges, targets, width, np.float32, prepare, loops=loops, mean=True, done=done)
+        hop = source.hop(
+            edges, targets, width, np.float32, prepare, loops=loops, mean=True, done=done
+        )
         with contextlib.closing(hop) as slices:
             for first, out, degrees in slices:
                 for begin in range(0, len(out), source.step):
                     at, end = first + begin, min(begin + source.step, len(out))
-                    part, degree = (pick(targets, at, values[begin:end]) for values in (out, degrees))
+                    part, degree = (
+                        pick(targets, at, values[begin:end]) for values in (out, degrees)
+                    )
                     if loops:
                         part = part * np.sqrt(degree, dtype=np.float32)[:, None]
                     part = part @ matrix if swept else part
                     if layer.own is not None:
-                        part = part + source.rows(at, first + end, targets=targets) @ layer.own[:, columns]
+                        part = (
+                            part
+                            + source.rows(at, first + end, targets=targets) @ layer.own[:, columns]
+                        )
                     part = part + layer.bias[columns]
                     yield part if number == len(layers) - 1 else np.maximum(part, 0, out=part)
 
@@ -105,7 +127,10 @@ def layer_scores(
             for columns in blocks[number]:
                 name, width = f"{number}-{columns.start}", columns.stop - columns.start
                 result = StoreWriter(folder).create(name, np.float32, (width,))
-                with result as writer, contextlib.closing(compute(number, source, columns)) as chunks:
+                with (
+                    result as writer,
+                    contextlib.closing(compute(number, source, columns)) as chunks,
+                ):
                     for values in chunks:
                         writer.write(values)
             source.close()

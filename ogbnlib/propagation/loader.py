@@ -12,7 +12,8 @@ from ..sampling.loader import NO_EDGES
 
 
 class HopLoader(DataLoader[int]):
-    """Batches of a split: `x` [B, (hops + 1) * F] in the store's dtype, hop by hop in a row, and `y` [B]."""
+    """Batches of a split: `x` [B, (hops + 1) * F] in the store's dtype, hop by hop in a row, and
+    `y` [B]."""
 
     node_sampler = None  # which other loaders have
 
@@ -29,4 +30,6 @@ class HopLoader(DataLoader[int]):
         ids = self._ids[at]
         hops = {"num_sampled_nodes": [len(at)], "num_sampled_edges": []}
         x, y = torch.from_numpy(self._store.x[ids.numpy()]), self._labels[at]
-        return Data(x=x, edge_index=NO_EDGES, y=y, n_id=ids, input_id=at, batch_size=len(at), **hops)
+        return Data(
+            x=x, edge_index=NO_EDGES, y=y, n_id=ids, input_id=at, batch_size=len(at), **hops
+        )

@@ -8,7 +8,8 @@ from ..errors import MB, InputError, format_bytes
 from ..files import home
 from ..graph.store import GraphSize, Store
 
-# For the minutes only: a 2-core machine with an NVMe-like disk; an edge is a read of memory that no cache holds.
+# For the minutes only: a 2-core machine with an NVMe-like disk; an edge is a read of memory that no
+# cache holds.
 _BYTES_PER_S, _EDGES_PER_S = 1.2e9, 25e6
 KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs them
 THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, and a slice's result
@@ -38,14 +39,27 @@ class HopPlan:
 
 
 def fixed_bytes(size: GraphSize, hops: int, threads: int) -> int:
-    """Memory in addition to the columns: kernels, buffers, and bits of the nodes that each hop reads."""
-    return KERNEL_BYTES + threads * THREAD_BYTES + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
+    """Memory in addition to the columns: kernels, buffers, and bits of the nodes that each hop
+    reads."""
+    return (
+        KERNEL_BYTES
+        + threads * THREAD_BYTES
+        + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
+    )
 
 
 def plan_hops(
-    size: GraphSize, hops: int, norm: str, *, left_bytes: int, itemsize: int, kept: int, reached: list[int]
+    size: GraphSize,
+    hops: int,
+    norm: str,
+    *,
+    left_bytes: int,
+    itemsize: int,
+    kept: int,
+    reached: list[int],
 ) -> HopPlan:
-    """Plan a propagation within `left_bytes`, the memory that this process may still use, without `fixed_bytes`.
+    """Plan a propagation within `left_bytes`, the memory that this process may still use, without
+    `fixed_bytes`.
 
     `kept` nodes are in the result, and `reached` has the nodes that each hop must compute.
     """
@@ -71,9 +85,12 @@ def plan_hops(
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
     between = sum(reached[:-1]) * size.num_features * row_itemsize
-    # The first hop reads whole rows for each block, the others their own columns; before, everything is read once.
+    # The first hop reads whole rows for each block, the others their own columns; before,
+    # everything is read once.
     features = size.num_nodes * size.num_features * size.feature_itemsize
-    read = (-(-size.num_features // widths[0]) + 1) * features + (num_passes + max(1, hops - 1)) * graph
+    read = (-(-size.num_features // widths[0]) + 1) * features + (
+        num_passes + max(1, hops - 1)
+    ) * graph
     minutes = ((read + 2 * between) / _BYTES_PER_S + edges / _EDGES_PER_S) / 60
     return HopPlan(widths, held_bytes, (2 * hops + 1) * result + between, num_passes, minutes)
 

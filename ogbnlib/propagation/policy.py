@@ -1,4 +1,5 @@
-"""The policy loading=propagated: batches are rows of a mapped store of propagated features, without a graph."""
+"""The policy loading=propagated: batches are rows of a mapped store of propagated features, without
+a graph."""
 
 from typing import Any
 
@@ -10,11 +11,13 @@ from .plan import KERNEL_BYTES, NORMS, fixed_bytes, plan_hops, propagated_path
 
 
 class PropagatedLoaders(DiskLoaders):
-    """Rows come through the page cache, which the kernel takes back under pressure: any limit will do."""
+    """Rows come through the page cache, which the kernel takes back under pressure: any limit will
+    do."""
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
-        """Propagate as many columns at a time as fit, unless a store of them exists; then train on rows."""
+        """Propagate as many columns at a time as fit, unless a store of them exists; then train on
+        rows."""
         config, graph = run.config, run.size
         norm = NORMS[config.norm][0]
         if isinstance(graph, Store):
@@ -29,9 +32,18 @@ class PropagatedLoaders(DiskLoaders):
             room = column * graph.num_features
             if run.limit_bytes is not None:
                 room = max(column, min(room, run.limit_bytes - sum(run.held.values()) - fixed))
-            plan = plan_hops(graph, config.hops, norm, left_bytes=room, itemsize=itemsize, kept=rows, reached=reached)
+            plan = plan_hops(
+                graph,
+                config.hops,
+                norm,
+                left_bytes=room,
+                itemsize=itemsize,
+                kept=rows,
+                reached=reached,
+            )
             buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
-            run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)  # the kernels may be compiled already
+            # the kernels may be compiled already
+            run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)
             run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + column
         propagating = len(run.phases)
         cls._forecast_load(run)
@@ -43,7 +55,9 @@ class PropagatedLoaders(DiskLoaders):
             passes += [(f"{when} {split}", run.one_pass(split)) for split in splits]
         for name, one in passes:
             run.phase(name, one.step() | one.workers(0), cache_bytes)
-        run.least_bytes = max(run.least_bytes or 0, *(phase.held_bytes for phase in run.phases[propagating:]))
+        run.least_bytes = max(
+            run.least_bytes or 0, *(phase.held_bytes for phase in run.phases[propagating:])
+        )
 
     def _load(self, store: Store) -> Any:
         from ..sampling.loader import available_bytes, fill_page_cache
@@ -59,7 +73,9 @@ class PropagatedLoaders(DiskLoaders):
 
         arguments = self._arguments(split, shuffle)
         with self.log.phase(f"build {split} loader"):
-            return HopLoader(self.store, arguments.pop("input_nodes"), self.labels[split], **arguments)
+            return HopLoader(
+                self.store, arguments.pop("input_nodes"), self.labels[split], **arguments
+            )
 
     def eval_loader(self, split: str) -> Any:
         return self._build(split, shuffle=False)

@@ -1,9 +1,10 @@
 """GraphSAGE's layers and their gradients on the CPU, for edges in ascending order of their targets.
 
-PyG's `SAGEConv` makes a new large array each for the mean, two products, their sum and the ReLU. Autograd makes three
-more for the gradients of the slice of targets, of the mean, and their sum. Here the neighbors' mean and the targets'
-own features lie side by side, and each gradient is written once: a training step of [3, 2] x 128 x 16 took 1.0
-instead of 1.4 ms. Sums are in PyG's order, so float32 layers of one part have the same bits.
+PyG's `SAGEConv` makes a new large array each for the mean, two products, their sum and the ReLU.
+Autograd makes three more for the gradients of the slice of targets, of the mean, and their sum.
+Here the neighbors' mean and the targets' own features lie side by side, and each gradient is
+written once: a training step of [3, 2] x 128 x 16 took 1.0 instead of 1.4 ms. Sums are in PyG's
+order, so float32 layers of one part have the same bits.
 """
 
 import contextlib
@@ -28,15 +29,22 @@ T = TypeVar("T")
 
 @kernel
 def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
-    """Write where each target's edges begin, and their number to the end; return whether targets ascend, ids exist.
+    """Write where each target's edges begin, and their number to the end; return whether targets
+    ascend, ids exist.
 
-    `sizes` are the nodes that each layer reads, the first layer's first, and those that the last one writes.
+    `sizes` are the nodes that each layer reads, the first layer's first, and those that the last
+    one writes.
     """
     t, layer = 0, len(sizes) - 2
     for e in range(len(targets)):
         while layer > 0 and targets[e] >= sizes[layer + 1]:
             layer -= 1  # the last one that has this target
-        if targets[e] < max(0, t - 1) or targets[e] >= sizes[1] or sources[e] < 0 or sources[e] >= sizes[layer]:
+        if (
+            targets[e] < max(0, t - 1)
+            or targets[e] >= sizes[1]
+            or sources[e] < 0
+            or sources[e] >= sizes[layer]
+        ):
             return False
         while t <= targets[e]:
             bounds[t] = e
@@ -47,16 +55,19 @@ def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
 
 @kernel
 def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> None:
-    """Write the mean of the neighbors' rows of `x` and the own row of the targets from `begin` to `end`."""
+    """Write the mean of the neighbors' rows of `x` and the own row of the targets from `begin` to
+    `end`."""
     width, line = x.shape[1], 64 // x.itemsize
     total = np.zeros(width, np.float32)
     for t in range(begin, end):
         first, last = bounds[t], bounds[t + 1]
-        for e in range(first + 6, min(last + 6, len(col))):  # 14 instead of 20 ms for [15, 10, 5] x 1024
+        # 14 instead of 20 ms for [15, 10, 5] x 1024
+        for e in range(first + 6, min(last + 6, len(col))):
             for c in range(0, width, line):
                 prefetch(x, col[e] * width + c)
         total[:] = 0
-        for e in range(first, last - 1, 2):  # two at a time, in the same order: 10 instead of 12 ms a step
+        # two at a time, in the same order: 10 instead of 12 ms a step
+        for e in range(first, last - 1, 2):
             one, other = x[col[e]], x[col[e + 1]]
             for c in range(width):
                 total[c] = (total[c] + widened(one[c])) + widened(other[c])
@@ -64,8 +75,14 @@ def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> No
             one = x[col[e]]
             for c in range(width):
                 total[c] += widened(one[c])
-        # By row: for `out[t, c]` LLVM makes no vector instructions. 500 rows take 13 instead of 47 us.
-        degree, mean, own, row = np.float32(max(1, last - first)), out[t, :width], out[t, width:], x[t]
+        # By row: for `out[t, c]` LLVM makes no vector instructions. 500 rows take 13 instead of 47
+        # us.
+        degree, mean, own, row = (
+            np.float32(max(1, last - first)),
+            out[t, :width],
+            out[t, width:],
+            x[t],
+        )
         for c in range(width):
             mean[c] = narrowed(total[c] / degree, mean[c])
         for c in range(width):
@@ -91,12 +108,20 @@ def _by_source(bounds: Any, col: Any, num_sources: Any) -> Any:
 # Multiplies and adds in one rounding, as torch's sparse product does in its backward pass.
 @njit(nogil=True, cache=True, fastmath={"contract"})  # type: ignore[untyped-decorator]
 def _spread(
-    begin: Any, end: Any, bounds: Any, ends: Any, targets: Any, grads: Any, x: Any, scale: Any, out: Any
+    begin: Any,
+    end: Any,
+    bounds: Any,
+    ends: Any,
+    targets: Any,
+    grads: Any,
+    x: Any,
+    scale: Any,
+    out: Any,
 ) -> None:
     """Write rows `begin` to `end` of the gradient of `x`; `grads` are those of `_gather`'s output.
 
-    x is the output of a ReLU, and of dropout that kept 1 / scale of it: no gradient where x is 0, and `scale` times as
-    much elsewhere.
+    x is the output of a ReLU, and of dropout that kept 1 / scale of it: no gradient where x is 0,
+    and `scale` times as much elsewhere.
     """
     width, zero, factor = x.shape[1], np.float32(0), np.float32(scale)
     total = np.empty(width, np.float32)
@@ -117,7 +142,8 @@ def _spread(
 @functools.cache
 def _numpys_blas() -> ThreadpoolController:
     """The library of numpy's products: OpenBLAS, in its wheels."""
-    # With AVX2 on AMD it reaches 73 to 82 GFLOP/s a core in a part's products, and torch's MKL 68 to 72.
+    # With AVX2 on AMD it reaches 73 to 82 GFLOP/s a core in a part's products, and torch's MKL 68
+    # to 72.
     return ThreadpoolController().select(user_api="blas")
 
 
@@ -129,16 +155,19 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
 
 
-# Multiplications of a layer of one part from which on torch's threads share it: one thread takes 7 ms for as many.
+# Multiplications of a layer of one part from which on torch's threads share it: one thread takes 7
+# ms for as many.
 _LARGE = 2**28
 
 
 @contextlib.contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Hold torch's operations in this thread to `number` threads; one that first uses torch meanwhile keeps as many.
+    """Hold torch's operations in this thread to `number` threads; one that first uses torch
+    meanwhile keeps as many.
 
-    Torch's threads have fixed parts, and wait in a loop for one whose core is taken by the sampling of the next batch.
-    With 1 around the small operations, too, two cores make 17 instead of 14 steps of [15, 10, 5] x 1024 x 64 a second.
+    Torch's threads have fixed parts, and wait in a loop for one whose core is taken by the sampling
+    of the next batch. With 1 around the small operations, too, two cores make 17 instead of 14
+    steps of [15, 10, 5] x 1024 x 64 a second.
     """
     own = torch.get_num_threads()
     torch.set_num_threads(number)
@@ -149,9 +178,11 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: int = 0) -> list[T]:
-    """Return `work(part)` for all parts. Up to `threads` threads take one after another, each with one thread of torch.
+    """Return `work(part)` for all parts. Up to `threads` threads take one after another, each with
+    one thread of torch.
 
-    A single part is computed here, by as many threads of torch if its multiplications, `size`, are many.
+    A single part is computed here, by as many threads of torch if its multiplications, `size`, are
+    many.
     """
     if len(parts) == 1:
         with torch_threads(threads) if size > _LARGE else contextlib.nullcontext():
@@ -188,26 +219,34 @@ def _values(x: Tensor) -> Array:
 
 
 def _parts(count: int) -> list[slice]:
-    return [slice(begin, min(begin + PART_ROWS, count)) for begin in range(0, max(1, count), PART_ROWS)]
+    return [
+        slice(begin, min(begin + PART_ROWS, count)) for begin in range(0, max(1, count), PART_ROWS)
+    ]
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Return `left @ right`, float32 by numpy's library and bfloat16 by torch's oneDNN."""
     if left.dtype != torch.float32:
         return torch.mm(left, right, out=out)
-    return torch.from_numpy(np.dot(left.numpy(), right.numpy(), out=None if out is None else out.numpy()))
+    return torch.from_numpy(
+        np.dot(left.numpy(), right.numpy(), out=None if out is None else out.numpy())
+    )
 
 
 class Layers(NamedTuple):
-    """Layers of `mean(x[neighbors]) @ weight_l.T + bias + x[targets] @ weight_r.T`, with ReLU and dropout between them.
+    """Layers of `mean(x[neighbors]) @ weight_l.T + bias + x[targets] @ weight_r.T`, with ReLU and
+    dropout between them.
 
     Args:
-        x: float32 or float16 [num_sources, channels], on the CPU, the targets first; each reading widens float16.
-        bounds: int64 [num_targets + 1], bounds of each target's edges; `col` has their sources, int64.
+        x: float32 or float16 [num_sources, channels], on the CPU, the targets first; each reading
+            widens float16.
+        bounds: int64 [num_targets + 1], bounds of each target's edges; `col` has their sources,
+            int64.
         targets: How many nodes each layer computes.
         dropout: The share left out, 0 in an evaluation.
         weights: weight_l, bias and weight_r of each layer, float32.
-        dtype: Of the products and of each layer's output, float32 or bfloat16; sums over neighbors are float32.
+        dtype: Of the products and of each layer's output, float32 or bfloat16; sums over neighbors
+            are float32.
         threads: How many threads share the parts of a layer.
     """
 
@@ -220,9 +259,16 @@ class Layers(NamedTuple):
     dtype: torch.dtype
     threads: int = 1
 
-    def _layer(self, x: Tensor, edges: Array, weights: list[Tensor], hidden: bool) -> tuple[Tensor, Tensor]:
+    def _layer(
+        self, x: Tensor, edges: Array, weights: list[Tensor], hidden: bool
+    ) -> tuple[Tensor, Tensor]:
         """Return what `_gather` writes for a layer, and the layer's output."""
-        (weight_l, bias, weight_r), count, width, values = weights, len(edges) - 1, x.shape[1], _values(x)
+        (weight_l, bias, weight_r), count, width, values = (
+            weights,
+            len(edges) - 1,
+            x.shape[1],
+            _values(x),
+        )
         both, out = bias.new_empty(count, 2 * width), bias.new_empty(count, len(bias))
         array, parts = _values(both), _parts(count)
         as_pyg = len(parts) == 1 and bias.dtype == torch.float32  # in its order
@@ -243,13 +289,26 @@ class Layers(NamedTuple):
         return both, out
 
     def _gradients(
-        self, x: Tensor, both: Tensor | None, edges: Array, weights: list[Tensor], grad: Tensor, scale: float | None
+        self,
+        x: Tensor,
+        both: Tensor | None,
+        edges: Array,
+        weights: list[Tensor],
+        grad: Tensor,
+        scale: float | None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradients of a layer's weights and bias, float32, and of `x`; None without `scale`, see `_spread`.
+        """Return the gradients of a layer's weights and bias, float32, and of `x`; None without
+        `scale`, see `_spread`.
 
         `both` is overwritten, and gathered again if it is None.
         """
-        count, width, values, again, parts = len(grad), x.shape[1], _values(x), both is None, _parts(len(grad))
+        count, width, values, again, parts = (
+            len(grad),
+            x.shape[1],
+            _values(x),
+            both is None,
+            _parts(len(grad)),
+        )
         means = grad.new_empty(count, 2 * width) if both is None else both
         array, halves = _values(means), (means[:, :width], means[:, width:])
         as_pyg = len(parts) == 1 and grad.dtype == torch.float32
@@ -281,17 +340,23 @@ class Layers(NamedTuple):
             return gradients, None
         into, sources = torch.empty_like(x), _by_source(edges, self.col, len(x))
         arguments = edges, *sources, array, values, scale, _values(into)
-        _share(lambda rows: _spread(rows.start, rows.stop, *arguments), _parts(len(x)), self.threads)
+        _share(
+            lambda rows: _spread(rows.start, rows.stop, *arguments), _parts(len(x)), self.threads
+        )
         return gradients, into
 
     def forward(self, keep: str) -> tuple[Tensor, list[Any]]:
-        """Return the last layer's output, and what to keep: "nothing", each layer's "input", or "all".
+        """Return the last layer's output, and what to keep: "nothing", each layer's "input", or
+        "all".
 
-        With "input" the backward pass gathers the means again, as activation checkpointing asks for.
+        With "input" the backward pass gathers the means again, as activation checkpointing asks
+        for.
         """
         tape, x, last = [], self.x, len(self.targets) - 1
         for layer, count in enumerate(self.targets):
-            weights = [value.detach().to(self.dtype) for value in self.weights[3 * layer : 3 * layer + 3]]
+            weights = [
+                value.detach().to(self.dtype) for value in self.weights[3 * layer : 3 * layer + 3]
+            ]
             edges = self.bounds[: count + 1]
             both, out = self._layer(x, edges, weights, layer < last)
             if self.dropout and layer < last:
@@ -305,7 +370,8 @@ class Layers(NamedTuple):
     def backward(self, tape: list[Any], grad: Any) -> list[Tensor]:
         """Return the gradients of the weights, float32, and empty `tape`."""
         gradients, grad = list[Tensor](), grad.to(self.dtype)
-        scale = float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout))  # rounded as in `forward`
+        # rounded as in `forward`
+        scale = float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout))
         while tape:
             x, both, edges, weights = tape.pop()
             own, grad = self._gradients(x, both, edges, weights, grad, scale if tape else None)
@@ -315,10 +381,13 @@ class Layers(NamedTuple):
 
 
 def compile_layer() -> None:
-    """Compile the kernels of `Layers`, or load them from disk; see `sampling.window.compile_kernels`."""
+    """Compile the kernels of `Layers`, or load them from disk; see
+    `sampling.window.compile_kernels`."""
     none, one = np.zeros(1, np.int64), torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)
     for out in (one, one.bfloat16()):
         for x in (one, one.half(), out):
             _gather(0, 0, none, none, _values(x), _values(out))
-        _spread(0, 0, none, *_by_source(none, none, 0), _values(out), _values(out), 0.0, _values(out))
+        _spread(
+            0, 0, none, *_by_source(none, none, 0), _values(out), _values(out), 0.0, _values(out)
+        )

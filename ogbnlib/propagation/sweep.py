@@ -1,6 +1,8 @@
-"""One hop over a store: the sum or mean of the in-neighbors' rows of each node, with one pass over the graph.
+"""One hop over a store: the sum or mean of the in-neighbors' rows of each node, with one pass over
+the graph.
 
-Some columns of all nodes are in RAM. Each thread takes the next slice of nodes, reads its edges and computes it.
+Some columns of all nodes are in RAM. Each thread takes the next slice of nodes, reads its edges and
+computes it.
 """
 
 import contextlib
@@ -34,7 +36,8 @@ def _sweep(
 
     Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
-    # Sums are float32 in the order of the edges, so the result is the same for any pieces and any columns at once.
+    # Sums are float32 in the order of the edges, so the result is the same for any pieces and any
+    # columns at once.
     width, end = held.shape[1], begin + len(piece)
     dense = len(words) == 0
     while at < len(ptr) - 1:
@@ -71,9 +74,18 @@ def _sweep(
 
 @kernel
 def _survey(
-    ptr: Any, first: Any, piece: Any, begin: Any, at: Any, inside: Any, reached: Any, num_nodes: Any, loops: Any
+    ptr: Any,
+    first: Any,
+    piece: Any,
+    begin: Any,
+    at: Any,
+    inside: Any,
+    reached: Any,
+    num_nodes: Any,
+    loops: Any,
 ) -> Any:
-    """Add the sources of edges into `inside` to `reached`, and count each node's self-loops; return as `_sweep`."""
+    """Add the sources of edges into `inside` to `reached`, and count each node's self-loops; return
+    as `_sweep`."""
     for e in range(len(piece)):
         while ptr[at + 1] <= begin + e:
             at += 1
@@ -86,8 +98,11 @@ def _survey(
     return at
 
 
-def in_order(items: Iterable[Item], work: Callable[[Item], Result]) -> Generator[Result, None, None]:
-    """Yield `work(item)` in order, computed by `THREADS` threads; to be closed before the files that they read."""
+def in_order(
+    items: Iterable[Item], work: Callable[[Item], Result]
+) -> Generator[Result, None, None]:
+    """Yield `work(item)` in order, computed by `THREADS` threads; to be closed before the files
+    that they read."""
     ahead: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         try:
@@ -111,7 +126,8 @@ class Edges:
         self.store, self.num_nodes = store, store.num_nodes
         self._colptr, self._row = disk_array(store, "colptr"), disk_array(store, "row")
         self.slices = range(0, store.num_nodes, SLICE_NODES)
-        self._has_loops = np.ones(len(self.slices), bool)  # edges from a node to itself; `needed` finds out
+        # edges from a node to itself; `needed` finds out
+        self._has_loops = np.ones(len(self.slices), bool)
 
     def close(self) -> None:
         self._colptr.close()
@@ -133,12 +149,18 @@ class Edges:
 
     def _check(self, at: int, piece: Array) -> None:
         if at < 0:
-            raise self.store.damaged("row", f"found the id {int(piece[-1 - at])}, which is no node's")
+            raise self.store.damaged(
+                "row", f"found the id {int(piece[-1 - at])}, which is no node's"
+            )
 
-    def needed(self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]) -> list[NodeSet | None]:
-        """Return the nodes that each hop must compute so that the last one gives `wanted`; None stands for all nodes.
+    def needed(
+        self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]
+    ) -> list[NodeSet | None]:
+        """Return the nodes that each hop must compute so that the last one gives `wanted`; None
+        stands for all nodes.
 
-        The graph is read, in order, once per hop but the last, and at least once, for its checksums.
+        The graph is read, in order, once per hop but the last, and at least once, for its
+        checksums.
         """
         needed = [wanted]
         for _ in range(max(1, hops - 1)):
@@ -158,8 +180,12 @@ class Edges:
                         first = self.slices[number]
                         ptr = self._offsets(first, first + SLICE_NODES)
                         loops = np.zeros(len(ptr) - 1, np.int64)
-                    part = values[position : position + int(min(ptr[-1] - begin - position, len(values)))]
-                    at = _survey(ptr, first, part, begin + position, at, words, target, self.num_nodes, loops)
+                    part = values[
+                        position : position + int(min(ptr[-1] - begin - position, len(values)))
+                    ]
+                    at = _survey(
+                        ptr, first, part, begin + position, at, words, target, self.num_nodes, loops
+                    )
                     self._check(at, part)
                     self._has_loops[number] |= loops.any()
                     position += len(part)
@@ -170,7 +196,8 @@ class Edges:
         return needed[-hops:]
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
-        """Return the in-degrees of some nodes, int64 [end - first]; with `loops` each node has one self-loop."""
+        """Return the in-degrees of some nodes, int64 [end - first]; with `loops` each node has one
+        self-loop."""
         ptr = self._offsets(first, end)
         degrees = np.diff(ptr)
         if not loops:
@@ -179,7 +206,9 @@ class Edges:
         if self._has_loops[first // SLICE_NODES : -(-end // SLICE_NODES)].any():
             own, at = np.zeros(end - first, np.int64), 0
             for begin, piece in self._pieces(ptr):
-                at = _survey(ptr, first, piece, begin, at, _NO_WORDS, _NO_WORDS, self.num_nodes, own)
+                at = _survey(
+                    ptr, first, piece, begin, at, _NO_WORDS, _NO_WORDS, self.num_nodes, own
+                )
                 self._check(at, piece)
             degrees -= own
         return degrees + 1
@@ -188,12 +217,16 @@ class Edges:
         self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool, mean: bool,
         done: Callable[[int], object],
     ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
-        """Yield (first node, sums or means of in-neighbors float32 [m, columns], degrees [m]), slice by slice.
+        """Yield (first node, sums or means of in-neighbors float32 [m, columns], degrees [m]),
+        slice by slice.
 
-        `values`, float16 or float32 [n, columns], are those of `members`. The rows of nodes that are not `wanted` are
-        left uninitialised. None stands for all nodes. With `loops` each node is its own neighbor, once.
+        `values`, float16 or float32 [n, columns], are those of `members`. The rows of nodes that
+        are not `wanted` are left uninitialised. None stands for all nodes. With `loops` each node
+        is its own neighbor, once.
         """
-        words, before = (_NO_WORDS, _NO_RANKS) if members is None else (members.words, members.before)
+        words, before = (
+            (_NO_WORDS, _NO_RANKS) if members is None else (members.words, members.before)
+        )
         targets = _NO_WORDS if wanted is None else wanted.words
         values = values.view(np.uint16) if values.dtype == np.float16 else values
 

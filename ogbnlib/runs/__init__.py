@@ -1,4 +1,5 @@
-"""A run, its folder, and the cause of its end; `list_runs` is the table of all runs below a folder."""
+"""A run, its folder, and the cause of its end; `list_runs` is the table of all runs below a
+folder."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 
 
 def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
-    """All runs below `folder`, the oldest first: one row each, named by its path from the working folder.
+    """All runs below `folder`, the oldest first: one row each, named by its path from the working
+    folder.
 
-    Columns: `when` it began, how it `ended`, `peak GB` of anonymous + shared memory, `run s` in all attempts, `epochs`;
-    `best valid` accuracy and `test at best` in the same epoch; the watched `command`; and `settings`: the config values
-    in which it differs from most runs. Missing values are NaN.
+    Columns: `when` it began, how it `ended`, `peak GB` of anonymous + shared memory, `run s` in all
+    attempts, `epochs`; `best valid` accuracy and `test at best` in the same epoch; the watched
+    `command`; and `settings`: the config values in which it differs from most runs. Missing values
+    are NaN.
     """
     import pandas as pd
 
@@ -37,12 +40,26 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> pd.DataFrame:
             name = os.path.normpath(place)
             rows[name], settings[name] = _row(place)
             inside.clear()
-    columns = ["when", "ended", "peak GB", "run s", "epochs", "best valid", "test at best", "command"]
+    columns = [
+        "when",
+        "ended",
+        "peak GB",
+        "run s",
+        "epochs",
+        "best valid",
+        "test at best",
+        "command",
+    ]
     table = pd.DataFrame(list(rows.values()), pd.Index(rows, name="run"), columns)
     names = dict.fromkeys(name for texts in settings.values() for name in texts)
-    usual = {name: statistics.mode(texts[name] for texts in settings.values() if name in texts) for name in names}
+    usual = {
+        name: statistics.mode(texts[name] for texts in settings.values() if name in texts)
+        for name in names
+    }
     table["settings"] = [
-        " ".join(f"{name}={text}" for name, text in texts.items() if text != usual[name]) if texts else None
+        " ".join(f"{name}={text}" for name, text in texts.items() if text != usual[name])
+        if texts
+        else None
         for texts in settings.values()
     ]
 
@@ -66,14 +83,19 @@ def _row(folder: str) -> tuple[dict[str, Any], dict[str, str]]:
         config[name] = os.path.basename(str(config[name]))
     row: dict[str, Any] = {}
     try:
-        row["when"] = pd.Timestamp(run.events[0]["time_s"], unit="s").round("s") if run.events else pd.NaT
+        row["when"] = (
+            pd.Timestamp(run.events[0]["time_s"], unit="s").round("s") if run.events else pd.NaT
+        )
         starts = [event for event in run.events if event["event"] == "start"]
         earlier = [(event.get("previous") or {}).get("duration_s") or 0.0 for event in starts]
         command = starts[-1].get("command", []) if starts else []
         row |= {
             "ended": run.state,
             "peak GB": round(run.held_peak_bytes / GB, 3),
-            "run s": round(sum(earlier) + (run.result or {"duration_s": run.record.duration_s})["duration_s"], 1),
+            "run s": round(
+                sum(earlier) + (run.result or {"duration_s": run.record.duration_s})["duration_s"],
+                1,
+            ),
             "epochs": len(run.metrics) or None,
         }
         if run.metrics["valid"].notna().any():

@@ -26,15 +26,20 @@ CONFIG_VARIABLE = "OGBNLIB_CONFIG"
 
 
 @contextlib.contextmanager
-def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> Iterator[tuple[Run, int]]:
+def open_run_dir(
+    config: TrainConfig | None, run_dir: Path, *, resume: bool
+) -> Iterator[tuple[Run, int]]:
     """Make or reopen the folder of a run, and lock it inside the block.
 
-    Yields the run as it was before, and the lock's descriptor. The config.json of a new run is written here; that of a
-    resumed one by the trainer, after it has accepted data set and checkpoint. A watched command has no config.
+    Yields the run as it was before, and the lock's descriptor. The config.json of a new run is
+    written here; that of a resumed one by the trainer, after it has accepted data set and
+    checkpoint. A watched command has no config.
     """
     _check_content(run_dir, resume=resume)
     run_dir.mkdir(parents=True, exist_ok=True)
-    warn_if_remote(run_dir, "its lock may not keep out a second run from another machine; start none")
+    warn_if_remote(
+        run_dir, "its lock may not keep out a second run from another machine; start none"
+    )
     with naming(run_dir), lock_of(run_dir) as lock:
         _check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
@@ -42,10 +47,13 @@ def open_run_dir(config: TrainConfig | None, run_dir: Path, *, resume: bool) -> 
         if resumed and config is not None:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
             num_epochs = 0
-            with contextlib.suppress(InputError):  # of a damaged metrics.csv; the checkpoint knows too
+            # of a damaged metrics.csv; the checkpoint knows too
+            with contextlib.suppress(InputError):
                 num_epochs = len(run.metrics)
             if config.epochs < num_epochs:
-                raise InputError(f"epochs: the run is already at epoch {num_epochs}, got epochs={config.epochs}")
+                raise InputError(
+                    f"epochs: the run is already at epoch {num_epochs}, got epochs={config.epochs}"
+                )
         for torn in run_dir.glob(TORN_FILES):
             torn.unlink(missing_ok=True)
         if config is not None and not resumed:
@@ -60,19 +68,25 @@ def _check_content(run_dir: Path, *, resume: bool) -> None:
         return
     if any(path != paths.lock and not path.match(TORN_FILES) for path in run_dir.iterdir()):
         content, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
-        raise InputError(f"{run_dir}: expected a new or empty folder, found {content} in it; {remedy} another one")
+        raise InputError(
+            f"{run_dir}: expected a new or empty folder, found {content} in it; {remedy} another one"
+        )
 
 
 def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path) -> list[str]:
-    """Return a sentence for each changed value that takes effect from here on; refuse those that can't be changed."""
+    """Return a sentence for each changed value that takes effect from here on; refuse those that
+    can't be changed."""
     refused, notes = config.changes(before)
     if refused:
-        raise InputError(f"{run_dir}: can't resume with other values ({'; '.join(refused)}); use a new run_dir")
+        raise InputError(
+            f"{run_dir}: can't resume with other values ({'; '.join(refused)}); use a new run_dir"
+        )
     return notes
 
 
 def lock_of(run_dir: Path) -> contextlib.AbstractContextManager[int]:
-    """Keep other processes from training in `run_dir` inside the block; yields the descriptor that holds the lock."""
+    """Keep other processes from training in `run_dir` inside the block; yields the descriptor that
+    holds the lock."""
     return locked(RunPaths(run_dir).lock, f"{run_dir}: it is being trained in", keep=True)
 
 
@@ -80,9 +94,16 @@ class Attempt:
     """An attempt of a run: marks its start, holds its recorder, and writes its result."""
 
     def __init__(self, before: Run, config: TrainConfig | None = None, **info: Any):
-        self.before, self.config, self.run_dir, self.paths = before, config, before.run_dir, before.paths
+        self.before, self.config, self.run_dir, self.paths = (
+            before,
+            config,
+            before.run_dir,
+            before.paths,
+        )
         self.recorder = Recorder(self.run_dir)
-        self._sizes = {path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)}
+        self._sizes = {
+            path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
+        }
         self.recorder.log.mark("start", **info, previous=before.result or None)
         self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))
@@ -92,9 +113,11 @@ class Attempt:
         self._begin = time.monotonic()
 
     def end(self, exit_code: int | None, *, with_forecast: bool = False, **evidence: Any) -> Run:
-        """Write result.json: exit code, peaks, diagnosis, and with `with_forecast` the predicted memory.
+        """Write result.json: exit code, peaks, diagnosis, and with `with_forecast` the predicted
+        memory.
 
-        The recorder has been stopped; `evidence` is more fields of `Result`, and `kernel_peak_bytes`.
+        The recorder has been stopped; `evidence` is more fields of `Result`, and
+        `kernel_peak_bytes`.
         """
         record = self.recorder.record
         if exit_code == 0 and self.config is not None and "finished" not in record.events:
@@ -112,11 +135,19 @@ class Attempt:
         }
         if with_forecast and self.config is not None:
             event = record.events.get("dataset")  # else the data set's own files have its size
-            size = GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)}) if event else None
-            forecast = audit(self.config, values["memory_limit_bytes"], record.phases, record.largest_parts, size)
+            size = (
+                GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})
+                if event
+                else None
+            )
+            forecast = audit(
+                self.config, values["memory_limit_bytes"], record.phases, record.largest_parts, size
+            )
             values["forecast"] = {"size_from": "run" if event else "files", **forecast}
         result = Result.model_validate(values)
-        result.diagnosis = result.diagnosis or explain(self.run_dir, self.config, result, record, at_work=False)
+        result.diagnosis = result.diagnosis or explain(
+            self.run_dir, self.config, result, record, at_work=False
+        )
         written = result.model_dump(mode="json", exclude_unset=True)
         try:
             # An attempt that refused its input before it has resumed leaves the folder as it was.
@@ -127,6 +158,9 @@ class Attempt:
             else:
                 write_json(self.paths.result, written)
         except OSError as error:  # the work is done all the same, and its exit code counts
-            print(f"error: {self.paths.result}: it could not be written: {explained(error)}", file=sys.stderr)
+            print(
+                f"error: {self.paths.result}: it could not be written: {explained(error)}",
+                file=sys.stderr,
+            )
         known = {} if self.config is None else {"config": self.config}
         return Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record, **known)

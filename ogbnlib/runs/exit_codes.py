@@ -1,4 +1,5 @@
-"""Exit codes of a run, a command or a Slurm job: cause, meaning and next step of each; how to resume a run."""
+"""Exit codes of a run, a command or a Slurm job: cause, meaning and next step of each; how to
+resume a run."""
 
 import contextlib
 import os
@@ -30,8 +31,8 @@ class Meaning(NamedTuple):
 _RESUME, _READ = "go on with resume=True (--resume)", "read the end of output.log"
 _KILLED = "an out-of-memory killer, scancel, a time limit, preemption or kill -9 sends it"
 _STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
-# 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL pairs: 125 is its
-# pseudo-signal for out of memory, 53 a batch script that could not be started.
+# 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL
+# pairs: 125 is its pseudo-signal for out of memory, 53 a batch script that could not be started.
 EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
     "0": ("finished", "finished without an error", "nothing to fix"),
     "1": ("error", "ended by a Python exception", _READ),
@@ -72,12 +73,16 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
 _FOREIGN = {
     "1": Meaning("error", "ended with 1, which for Python is an exception", _READ),
     "2": Meaning("error", "ended with 2, which most commands use for wrong arguments", _READ),
-    "138": Meaning("SIGUSR1", "ended by SIGUSR1, which it does not catch", "catch SIGUSR1, or do not send it"),
+    "138": Meaning(
+        "SIGUSR1", "ended by SIGUSR1, which it does not catch", "catch SIGUSR1, or do not send it"
+    ),
 }
 # State of a Slurm job -> cause, sentence and remedy; the exit code explains any other state.
 _WAIT = "it starts by itself: submit no second one; squeue --start says when"
 PENDING = Meaning("pending", "is {state}: {Reason}", _WAIT)
-RUNNING = Meaning("running", "is {state} after {Elapsed} of {Timelimit}", "watch it with squeue -j {job}")
+RUNNING = Meaning(
+    "running", "is {state} after {Elapsed} of {Timelimit}", "watch it with squeue -j {job}"
+)
 STATES = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), PENDING),
     **dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"), RUNNING),
@@ -90,14 +95,16 @@ STATES = {
     "NODE_FAIL": Meaning("node failure", "lost its node {NodeList}", "{resume}; --exclude={NodeList} avoids that node"),
     "BOOT_FAIL": Meaning("node failure", "got a node that did not boot, {NodeList}", "{resume}"),
 }  # fmt: skip
-# Line of a job's log -> state. "hit memory limit at least once" proves nothing: the page cache does so without a kill.
+# Line of a job's log -> state. "hit memory limit at least once" proves nothing: the page cache does
+# so without a kill.
 LOG_LINES = {
     r"error: .*oom[-_]kill event|^srun: error: .*: Out Of Memory": "OUT_OF_MEMORY",
     r"error: \*\*\* .*DUE TO TIME LIMIT": "TIMEOUT",
     r"error: \*\*\* .*DUE TO PREEMPTION": "PREEMPTED",
     r"error: \*\*\* .*DUE TO NODE FAILURE": "NODE_FAIL",
     r"error: \*\*\* .*DUE TO JOB REQUEUE|^ogbnlib: .*; back in the queue": "REQUEUED",
-    r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",  # srun cancels steps, which proves nothing
+    # srun cancels steps, which proves nothing
+    r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
 }
 
 
@@ -108,21 +115,34 @@ def exit_code_of(error: BaseException) -> int:
         return OUT_OF_CUDA_MEMORY
     if isinstance(error, WorkerDied):
         return error.exit_code
-    codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, RankHung: UNFINISHED, KeyboardInterrupt: 130}
+    codes = {
+        InputError: 2,
+        Stopped: STOPPED,
+        Diverged: DIVERGED,
+        RankHung: UNFINISHED,
+        KeyboardInterrupt: 130,
+    }
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
 def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
-    """Meaning of an exit code, or of Slurm's `EXIT:SIGNAL` pair; `foreign` if the command is not of this package."""
+    """Meaning of an exit code, or of Slurm's `EXIT:SIGNAL` pair; `foreign` if the command is not of
+    this package."""
     key = str(code)
     number = int(key) if key.isdigit() else -1
     if key in EXIT_CODES and not (foreign and STOPPED <= number <= UNFINISHED):
         meaning = _FOREIGN.get(key, EXIT_CODES[key]) if foreign else EXIT_CODES[key]
-        remedy = meaning.remedy.replace("go on with resume=True", "start it again") if foreign else meaning.remedy
+        remedy = (
+            meaning.remedy.replace("go on with resume=True", "start it again")
+            if foreign
+            else meaning.remedy
+        )
         return meaning._replace(remedy=remedy)
     if 128 < number <= 192:
         name = next((f" ({one.name})" for one in signal.Signals if one == number - 128), "")
-        return Meaning("error", f"ended by signal {number - 128}{name}", f"{_READ}, and `man 7 signal`")
+        return Meaning(
+            "error", f"ended by signal {number - 128}{name}", f"{_READ}, and `man 7 signal`"
+        )
     return Meaning("error", f"ended with exit code {key}, which has no fixed meaning", _READ)
 
 
@@ -135,10 +155,15 @@ def sbatch_resumption(run_dir: Path) -> str:
 
 
 def resumption(run_dir: Path, limit: float | None) -> str:
-    """The call that resumes a run, in a notebook or a shell; inside a Slurm job the command submits another job."""
+    """The call that resumes a run, in a notebook or a shell; inside a Slurm job the command submits
+    another job."""
     run_dir = run_dir.absolute()  # the reader's working folder may be another one
     size = "" if not limit else f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
-    call = f'run(run_dir="{run_dir}", ' + (f'memory_limit="{size}", ' if limit else "") + "resume=True)"
+    call = (
+        f'run(run_dir="{run_dir}", '
+        + (f'memory_limit="{size}", ' if limit else "")
+        + "resume=True)"
+    )
     if job := os.environ.get("SLURM_JOB_ID"):
         command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job}"
         return f"{call}, or {command}" if in_notebook() else command

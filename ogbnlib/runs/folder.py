@@ -19,7 +19,16 @@ from pydantic import ValidationError
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, shortened
 from ..files import home, whereabouts
-from ..memory.record import METRIC_COLUMNS, SAMPLE_COLUMNS, Event, Growth, Phase, Record, RunPaths, parse_events
+from ..memory.record import (
+    METRIC_COLUMNS,
+    SAMPLE_COLUMNS,
+    Event,
+    Growth,
+    Phase,
+    Record,
+    RunPaths,
+    parse_events,
+)
 from ..output import Live
 from ..progress import Count, details, read_count, seconds
 from .diagnosis import Diagnosis, Result, ended, explain
@@ -32,7 +41,8 @@ Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
 
 
 def _tables() -> Any:
-    """Import the module `timeline` on use: it needs pandas, and a process that only watches a command does without."""
+    """Import the module `timeline` on use: it needs pandas, and a process that only watches a
+    command does without."""
     from . import timeline
 
     return timeline
@@ -43,10 +53,13 @@ class RunEnded(RuntimeError):
 
 
 def named(runs: Runs) -> dict[str, Run]:
-    """Open runs by name: the mapping's keys, else their folders' names, or their paths where names repeat."""
+    """Open runs by name: the mapping's keys, else their folders' names, or their paths where names
+    repeat."""
     if isinstance(runs, Mapping):
         return {name: Run.open(run) for name, run in runs.items()}
-    opened = [Run.open(run) for run in ([runs] if isinstance(runs, str | os.PathLike | Run) else runs)]
+    opened = [
+        Run.open(run) for run in ([runs] if isinstance(runs, str | os.PathLike | Run) else runs)
+    ]
     unique = len({run.run_dir.name for run in opened}) == len(opened)
     return {run.run_dir.name if unique else str(run.run_dir): run for run in opened}
 
@@ -85,7 +98,11 @@ class Run:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv, `time_s` in `time.time()` seconds."""
-        return _tables().csv_table(_content(self.paths.timeline), SAMPLE_COLUMNS, self.paths.timeline).astype(float)
+        return (
+            _tables()
+            .csv_table(_content(self.paths.timeline), SAMPLE_COLUMNS, self.paths.timeline)
+            .astype(float)
+        )
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -94,7 +111,8 @@ class Run:
 
     @cached_property
     def cuda(self) -> pd.DataFrame:
-        """The recorded readings of GPU memory, see `timeline.cuda_table`; empty for a run without a GPU."""
+        """The recorded readings of GPU memory, see `timeline.cuda_table`; empty for a run without a
+        GPU."""
         return _tables().cuda_table(self.events, self._origin_s)
 
     @cached_property
@@ -104,7 +122,9 @@ class Run:
         table = _tables().csv_table(_content(path), METRIC_COLUMNS, path)
         if (epochs := table["epoch"].tolist()) != [*range(1, len(table) + 1)]:
             expected = "expected a line for each epoch from 1 on"
-            raise InputError(f"{path}: {expected}, found {epochs}. Resume the run, which rewrites the file.")
+            raise InputError(
+                f"{path}: {expected}, found {epochs}. Resume the run, which rewrites the file."
+            )
         return table
 
     @cached_property
@@ -120,7 +140,9 @@ class Run:
             wrong = error.errors()[0] if isinstance(error, ValidationError) else None
             problem = " ".join([*map(str, wrong["loc"]), wrong["msg"]]) if wrong else error
             expected = f"expected the result of a run, found other content ({problem})"
-            raise InputError(f"{path}: {expected}. Move the file away to have the rest of the run diagnosed.") from None
+            raise InputError(
+                f"{path}: {expected}. Move the file away to have the rest of the run diagnosed."
+            ) from None
         return result
 
     @cached_property
@@ -147,8 +169,12 @@ class Run:
             return run_dir
         paths = RunPaths(home(run_dir))
         if not any(path.is_file() for path in (paths.config, paths.events, paths.timeline)):
-            problem = "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts()}"
-            raise InputError(f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found {problem}")
+            problem = (
+                "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts()}"
+            )
+            raise InputError(
+                f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found {problem}"
+            )
         return cls(run_dir)
 
     def __repr__(self) -> str:
@@ -161,16 +187,25 @@ class Run:
             limit_bytes = status["memory_limit_bytes"]
             limit = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
             rows |= {"state": self.state, "phase": status["phase"] or "before the first"}
-            rows |= {"peak": f"{format_bytes(self.held_peak_bytes)} held{limit}", "time": seconds(status["duration_s"])}
+            rows |= {
+                "peak": f"{format_bytes(self.held_peak_bytes)} held{limit}",
+                "time": seconds(status["duration_s"]),
+            }
             if len(evaluated := self.metrics.dropna(subset="valid")):
-                for which, row in (("last", evaluated.iloc[-1]), ("best", evaluated.loc[evaluated["valid"].idxmax()])):
+                for which, row in (
+                    ("last", evaluated.iloc[-1]),
+                    ("best", evaluated.loc[evaluated["valid"].idxmax()]),
+                ):
                     accuracies = f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
                     rows[f"{which} accuracy"] = accuracies
             sketch = _tables().sketch(memory, limit_bytes) if len(memory) else ""
         except InputError as error:
             rows, sketch = rows | {"damaged": str(error)}, ""
         style = "text-align:left;vertical-align:top"
-        cells = (f'<tr><th style="{style}">{name}</th><td>{html.escape(text)}</td></tr>' for name, text in rows.items())
+        cells = (
+            f'<tr><th style="{style}">{name}</th><td>{html.escape(text)}</td></tr>'
+            for name, text in rows.items()
+        )
         return f"<table>{''.join(cells)}</table>{sketch}"
 
     @cached_property
@@ -186,7 +221,8 @@ class Run:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a process trains, or watches a command, in the folder now: it holds the folder's lock."""
+        """Whether a process trains, or watches a command, in the folder now: it holds the folder's
+        lock."""
         return not self.result and is_locked(self._folder)
 
     @property
@@ -196,7 +232,8 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The state of the run now; `progress` counts the work of the phase, see `progress.Count`."""
+        """The state of the run now; `progress` counts the work of the phase, see
+        `progress.Count`."""
         record, phase = self.record, self.record.phase
         count = _count(self._folder, record) if self.is_at_work else None
         return {
@@ -222,7 +259,9 @@ class Run:
                 while Run(self._folder).is_at_work:
                     time.sleep(0.5)
         except KeyboardInterrupt:
-            raise shortened(KeyboardInterrupt(f"{self.run_dir}: no longer followed; the run goes on")) from None
+            raise shortened(
+                KeyboardInterrupt(f"{self.run_dir}: no longer followed; the run goes on")
+            ) from None
         return Run(self._folder)
 
     @property
@@ -232,7 +271,8 @@ class Run:
 
     @property
     def growth(self) -> Growth | None:
-        """Whether memory levels off or climbs, from epoch to epoch or over time, see `Record.growth`."""
+        """Whether memory levels off or climbs, from epoch to epoch or over time, see
+        `Record.growth`."""
         return (self._parsed or Result()).growth or self.record.growth
 
     @cached_property
@@ -253,7 +293,9 @@ class Run:
     @property
     def memory_limit_bytes(self) -> int | None:
         """The limit of the last attempt; None without one."""
-        starts = [event for event in self.events if event["event"] == "start"] if not self.result else []
+        starts = (
+            [event for event in self.events if event["event"] == "start"] if not self.result else []
+        )
         return (starts[-1] if starts else self.result).get("memory_limit_bytes")
 
     @property
@@ -270,11 +312,13 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last attempt reached the last epoch, or the one where early stopping ended it."""
+        """Whether the last attempt reached the last epoch, or the one where early stopping ended
+        it."""
         return self.exit_code == 0 and self.config.is_over(self.metrics["valid"])
 
     def require_finished(self) -> Run:
-        """Return this run if it finished, else raise `RunEnded`; `papermill --engine ogbnlib` exits with its code."""
+        """Return this run if it finished, else raise `RunEnded`; `papermill --engine ogbnlib` exits
+        with its code."""
         if self.exit_code != 0:
             raise RunEnded(f"{self.exit_code}: {self.diagnosis}")
         return self
@@ -282,12 +326,14 @@ class Run:
 
 @clear_errors()
 def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
-    """Diagnose the run in `run_dir` from its files alone; works after a SIGKILL of run or watcher."""
+    """Diagnose the run in `run_dir` from its files alone; works after a SIGKILL of run or
+    watcher."""
     return Run.open(run_dir).diagnosis
 
 
 def is_locked(run_dir: Path) -> bool:
-    """Whether a process has the lock of a run's folder; on some network file systems, only one of this machine."""
+    """Whether a process has the lock of a run's folder; on some network file systems, only one of
+    this machine."""
     try:
         with open(RunPaths(run_dir).lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -312,5 +358,7 @@ def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[st
     if record.phase:
         return f"{run_dir.name}: {record.phase.label}", more
     if record.is_command:  # which may never name a phase
-        return f"{run_dir.name}: at work", ", ".join(filter(None, [seconds(record.duration_s), more]))
+        return f"{run_dir.name}: at work", ", ".join(
+            filter(None, [seconds(record.duration_s), more])
+        )
     return f"{run_dir.name}: starting", more

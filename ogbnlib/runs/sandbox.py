@@ -1,4 +1,5 @@
-"""Training, or any command, in a child process under a real memory limit; an out-of-memory kill is a result.
+"""Training, or any command, in a child process under a real memory limit; an out-of-memory kill is
+a result.
 
 The limit covers the child and all its processes, and the page cache they fill if it is a cgroup.
 """
@@ -53,22 +54,29 @@ def watch(
     limit_by: str = "auto",
     echo: bool = True,
 ) -> Run:
-    """Run any command in a child process, recorded and limited like `run`; inside, `ogbnlib.phase` names moments.
+    """Run any command in a child process, recorded and limited like `run`; inside, `ogbnlib.phase`
+    names moments.
 
     Its standard output and error come back as one.
 
     Args:
-        argv: The command and its arguments. If it begins with an option, this Python runs it: `["-m", "ogbnlib", ...]`.
-        run_dir: The new or empty folder for the record; by default a new one under `runs_dir`, named `name` or after
-            the script.
+        argv: The command and its arguments. If it begins with an option, this Python runs it:
+            `["-m", "ogbnlib", ...]`.
+        run_dir: The new or empty folder for the record; by default a new one under `runs_dir`,
+            named `name` or after the script.
     """
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
-        raise InputError(f"argv: expected a command that can be run (`python` before a script), got {argv}")
-    name = name or Path(next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])).stem
+        raise InputError(
+            f"argv: expected a command that can be run (`python` before a script), got {argv}"
+        )
+    name = (
+        name or Path(next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])).stem
+    )
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
-    while run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
+    # of the notebook's execution before the job was requeued
+    while run_dir is None and folder.exists():
         earlier = Run(folder)
         if earlier.record.start.get("command") == argv and _has_ended(earlier, limit_bytes):
             return earlier
@@ -95,20 +103,24 @@ def run(
     live: bool = False,
     num_ranks: int = 1,
 ) -> Run:
-    """Train in a child process under a memory limit and return what happened, an out-of-memory kill included.
+    """Train in a child process under a memory limit and return what happened, an out-of-memory kill
+    included.
 
-    Bad input is refused before the child is started; an interruption ends the child and writes `result.json` first.
-    In a notebook, a run that would need more than the job or the machine has is not started; its forecast is printed.
+    Bad input is refused before the child is started; an interruption ends the child and writes
+    `result.json` first. In a notebook, a run that would need more than the job or the machine has
+    is not started; its forecast is printed.
 
     Args:
-        config: What to train; None to resume a run with its own config: `run(run_dir="runs/a", resume=True)`.
+        config: What to train; None to resume a run with its own config: `run(run_dir="runs/a",
+            resume=True)`.
         memory_limit: "2 GB" or bytes. None sets no limit, or keeps that of the run to resume.
-        run_dir: The run's folder, new or empty, or the run to resume; by default a new folder under `runs_dir`, named
-            `name` or after data set and policy.
-        resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A run of the same config
-            that has finished is returned as it is.
+        run_dir: The run's folder, new or empty, or the run to resume; by default a new folder under
+            `runs_dir`, named `name` or after data set and policy.
+        resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A run
+            of the same config that has finished is returned as it is.
         limit_by: "auto", or one of `limits.KINDS`.
-        echo: Relay the child's output, in `output.log` in any case; without it, a log has a progress line every 30 s.
+        echo: Relay the child's output, in `output.log` in any case; without it, a log has a
+            progress line every 30 s.
         live: In a notebook, draw its memory as it grows.
         num_ranks: Processes on this machine that train together, under the one limit.
     """
@@ -116,7 +128,9 @@ def run(
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
     if config is None:
         if run_dir is None or not resume:
-            raise InputError("config: expected one, or the folder of a run with resume=True to go on with its own")
+            raise InputError(
+                "config: expected one, or the folder of a run with resume=True to go on with its own"
+            )
         config = Run.open(run_dir).config
     check_config(config)
     if num_ranks < 1:
@@ -124,8 +138,11 @@ def run(
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
     before_bytes = Run(folder).memory_limit_bytes if resume and memory_limit is None else None
-    limit_bytes, notes = _attainable(before_bytes or memory_limit, say=echo, as_before=bool(before_bytes))
-    while run_dir is None and folder.exists():  # of the notebook's execution before the job was requeued
+    limit_bytes, notes = _attainable(
+        before_bytes or memory_limit, say=echo, as_before=bool(before_bytes)
+    )
+    # of the notebook's execution before the job was requeued
+    while run_dir is None and folder.exists():
         earlier, same = Run(folder), False
         with contextlib.suppress(InputError):  # of another version, or of a watched command
             same = earlier.config == config
@@ -142,52 +159,86 @@ def run(
     if not config.propagated:  # a propagation's forecast has room for compiling
         _compile_kernels(config.progress)
     limit, refused = make_limit(limit_bytes, limit_by)
-    with contextlib.closing(limit), open_run_dir(config, folder, resume=resume) as (before, lock), _own_tmp() as tmp:
-        with contextlib.suppress(InputError):  # of a damaged metrics.csv; the trainer writes another
+    with (
+        contextlib.closing(limit),
+        open_run_dir(config, folder, resume=resume) as (before, lock),
+        _own_tmp() as tmp,
+    ):
+        # of a damaged metrics.csv; the trainer writes another
+        with contextlib.suppress(InputError):
             if before.is_finished and before.config == config:
                 return before
         reason = _too_large_to_start(config, size, limit_bytes)
-        attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes)
+        attempt = Attempt(
+            before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes
+        )
         if reason:
             attempt.recorder.stop()
-            return attempt.end(None, with_forecast=True, memory_limit_bytes=limit_bytes, diagnosis=reason)
+            return attempt.end(
+                None, with_forecast=True, memory_limit_bytes=limit_bytes, diagnosis=reason
+            )
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
         argv += ["--resume"] if resume else []
         argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
-        env = {"OGBNLIB_PROGRESS": "none" if config.progress == "none" else "relayed", "TMPDIR": tmp}
+        env = {
+            "OGBNLIB_PROGRESS": "none" if config.progress == "none" else "relayed",
+            "TMPDIR": tmp,
+        }
         env |= {PARENT_VARIABLE: str(os.getpid()), CONFIG_VARIABLE: config.model_dump_json()}
         env |= trainer_environment(os.environ) | allocator_environment(config, os.environ) | tried
         more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
-        how: dict[str, Any] = {"echo": echo, "how": config.progress, "holds_back": True, "inherited": (lock,)}
+        how: dict[str, Any] = {
+            "echo": echo,
+            "how": config.progress,
+            "holds_back": True,
+            "inherited": (lock,),
+        }
         with drawn(lambda: Run(folder)._repr_html_()) if live else contextlib.nullcontext():
             return _carry_out(attempt, argv, limit, more, env=env, **how)
 
 
 def _own_tmp() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder for a trainer and its children: PyG leaves a generated file for each process in it."""
+    """A temporary folder for a trainer and its children: PyG leaves a generated file for each
+    process in it."""
     base = tempfile.gettempdir()
-    base = base if len(base) <= 50 else "/tmp"  # workers make sockets below it, whose paths may have 107 characters
-    return tempfile.TemporaryDirectory(dir=base, prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True)
+    # workers make sockets below it, whose paths may have 107 characters
+    base = base if len(base) <= 50 else "/tmp"
+    return tempfile.TemporaryDirectory(
+        dir=base, prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True
+    )
 
 
 @functools.cache
 def _compile_kernels(how: str) -> None:
     """Compile the sampling kernels in another process, unless numba's cache has them."""
-    # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no forecast counts.
-    for name in ("graph/disk.py", "sampling/sampler.py", "sampling/window.py", "propagation/sage.py"):
+    # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no
+    # forecast counts.
+    for name in (
+        "graph/disk.py",
+        "sampling/sampler.py",
+        "sampling/window.py",
+        "propagation/sage.py",
+    ):
         source = Path(__file__).parents[1] / name
         folder = source.parent / "__pycache__"
         cached = [file.stat().st_mtime for file in folder.glob(f"{source.stem}.*.nbi")]
-        # Where the package's folder can't be written numba caches elsewhere, so there each process asks once (5 s).
+        # Where the package's folder can't be written numba caches elsewhere, so there each process
+        # asks once (5 s).
         if not os.access(folder, os.W_OK) or max(cached, default=0.0) < source.stat().st_mtime:
             code = "import ogbnlib.training.train as train; train.compile_all([1])"
             with doing("loading the sampling kernels", how):
                 # If it fails, the trainer meets the same error and reports it.
-                subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                subprocess.run(
+                    [sys.executable, "-c", code],
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
             return
 
 
-def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = False) -> tuple[int | None, list[str]]:
+def _attainable(
+    memory_limit: str | int | None, *, say: bool, as_before: bool = False
+) -> tuple[int | None, list[str]]:
     """The limit in bytes, or the lower one that holds here anyway, and notes on it."""
     if memory_limit is None:
         return None, []
@@ -203,67 +254,90 @@ def _attainable(memory_limit: str | int | None, *, say: bool, as_before: bool = 
 
 
 def _has_ended(run: Run, limit_bytes: int | None) -> bool:
-    """Whether a run of a notebook's earlier execution has ended under this limit, other than by a stop signal."""
+    """Whether a run of a notebook's earlier execution has ended under this limit, other than by a
+    stop signal."""
     going_on = (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
     return run.exit_code not in going_on and run.memory_limit_bytes == limit_bytes
 
 
-def _too_large_to_start(config: TrainConfig, size: GraphSize, limit_bytes: int | None) -> Diagnosis | None:
-    """Explain why a notebook's run is not started: it would be killed for the memory of the job, and the kernel too."""
+def _too_large_to_start(
+    config: TrainConfig, size: GraphSize, limit_bytes: int | None
+) -> Diagnosis | None:
+    """Explain why a notebook's run is not started: it would be killed for the memory of the job,
+    and the kernel too."""
     available, source = effective_limit()
     room_bytes = available - (read_memory(os.getpid()).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
         return None  # the kill of a run with a lower limit of its own ends nothing else
     forecast = predict(config, size, memory_limit_bytes=room_bytes)
     if verdict(forecast, room_bytes) == WILL_NOT_FIT:
-        forecast = predict(config, memory_limit_bytes=room_bytes)  # slower and better: by batches drawn from the store
+        # slower and better: by batches drawn from the store
+        forecast = predict(config, memory_limit_bytes=room_bytes)
     if verdict(forecast, room_bytes) != WILL_NOT_FIT:
         return None
     on_gpu = resolve_device(config.device).type == "cuda"  # where the step is not in RAM
-    peak_bytes = max(phase.held_bytes - on_gpu * phase.parts.get(STEP, 0) for phase in forecast.phases)
+    peak_bytes = max(
+        phase.held_bytes - on_gpu * phase.parts.get(STEP, 0) for phase in forecast.phases
+    )
     if peak_bytes - forecast.margin_bytes <= room_bytes:
         return None
     advice = Advice(forecast, None)
     peak, room = format_bytes(forecast.peak_bytes), format_bytes(room_bytes)
-    remedy = f"give it a memory_limit below {room} to see it killed, or ask for more: {advice.sbatch}"
+    remedy = (
+        f"give it a memory_limit below {room} to see it killed, or ask for more: {advice.sbatch}"
+    )
     text = f"Not started: by forecast it takes {peak} in phase '{forecast.peak.name}', and {source} leaves {room} "
     text += f"beside this notebook. Next: {remedy}."
     print(f"{text}\n\n{advice}\n", flush=True)
     return Diagnosis(text, "not started", None, None, remedy=remedy)
 
 
-def _carry_out(attempt: Attempt, argv: list[str], limit: Limit, more: dict[str, Any], **how: Any) -> Run:
+def _carry_out(
+    attempt: Attempt, argv: list[str], limit: Limit, more: dict[str, Any], **how: Any
+) -> Run:
     """Run a child and write the attempt's result, with `more` in it; `how` is for `supervise`."""
     env = how.pop("env", {}) | {RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         env[LIMIT_VARIABLE] = str(limit.limit_bytes)
     interrupts: list[int] = []
-    with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):  # the result is written first
+    # the result is written first
+    with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
-        lines = [line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("error: ")] or (lines if outcome.exit_code != 137 else [])
+        lines = [
+            line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()
+        ]
+        errors = [line for line in lines if line.startswith("error: ")] or (
+            lines if outcome.exit_code != 137 else []
+        )
         more |= {"memory_limit_bytes": limit.limit_bytes, "kernel_peak_bytes": outcome.peak_bytes}
         more["limit_by"] = limit.name if limit.limit_bytes is not None else None
-        more["last_output"] = outcome.unwritable or (errors[-1] if errors and outcome.exit_code != 0 else None)
+        more["last_output"] = outcome.unwritable or (
+            errors[-1] if errors and outcome.exit_code != 0 else None
+        )
         done = attempt.end(outcome.exit_code, **outcome.evidence, **more)
     if outcome.interrupted or interrupts:
         resume = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
         then = resume if attempt.config else done.diagnosis.remedy
         raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
     if outcome.forwarded in STOP_SIGNALS and RUNS_VARIABLE in os.environ and in_notebook():
-        # The next cell must not begin: papermill's engine ends with this code, and the job goes back to the queue.
+        # The next cell must not begin: papermill's engine ends with this code, and the job goes
+        # back to the queue.
         sender = signal.Signals(outcome.forwarded).name
-        raise RunEnded(f"{STOPPED}: {sender} stopped the notebook in the run {done.run_dir}. {done.diagnosis}")
+        raise RunEnded(
+            f"{STOPPED}: {sender} stopped the notebook in the run {done.run_dir}. {done.diagnosis}"
+        )
     return done
 
 
 def scaled_limit(
     memory_limit: str | int, dataset: str, allocation: str = "128 GB", full: str = "ogbn-papers100M"
 ) -> int:
-    """The limit, in bytes, that means for a data set what `allocation` means for `full`, a larger one.
+    """The limit, in bytes, that means for a data set what `allocation` means for `full`, a larger
+    one.
 
-    "auto" scales `allocation` by the sizes of edge list and features, and adds what Python and torch take. For a data
-    set with as many edges as `full`, or more, it is `allocation` itself. Any other `memory_limit` is returned in bytes.
+    "auto" scales `allocation` by the sizes of edge list and features, and adds what Python and
+    torch take. For a data set with as many edges as `full`, or more, it is `allocation` itself. Any
+    other `memory_limit` is returned in bytes.
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
@@ -275,15 +349,22 @@ def scaled_limit(
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
-    """Refuse bad input from its headers alone, before a run's folder is made; return the data set's size."""
+    """Refuse bad input from its headers alone, before a run's folder is made; return the data set's
+    size."""
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
     size = locate(config.dataset, **options_of(config))
     check_store(size, config)
     if config.epochs and not size.num_seeds["train"]:
-        raise InputError(f"{config.dataset}: expected nodes in the train split to train on, found none")
-    needed = "early_stopping" if config.early_stopping else "keep=best" if config.keep == "best" else ""
+        raise InputError(
+            f"{config.dataset}: expected nodes in the train split to train on, found none"
+        )
+    needed = (
+        "early_stopping" if config.early_stopping else "keep=best" if config.keep == "best" else ""
+    )
     if needed and not size.num_seeds["valid"]:
-        raise InputError(f"{needed}: expected nodes in the valid split, found none in {config.dataset}; leave it out")
+        raise InputError(
+            f"{needed}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
+        )
     return size

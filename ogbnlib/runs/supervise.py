@@ -1,4 +1,5 @@
-"""A command in a child process inside a limit: started, relayed, recorded, and ended with all its processes."""
+"""A command in a child process inside a limit: started, relayed, recorded, and ended with all its
+processes."""
 
 import contextlib
 import errno
@@ -28,29 +29,38 @@ from ..output import Live
 from .exit_codes import STOPPED
 from .folder import standing
 
-# For the trainer alone; another command runs as it is. glibc's malloc keeps much freed memory (mallopt(3)): two
-# arenas for all threads, not eight per core, let a run finish with 40 MB less. Blocks from 4 MiB on come from mmap and
-# go back at once, where the default threshold grows to 32 MiB: 75 MB less at the peak of [15, 10, 5] x 1024. Setting it
-# fixes the other threshold at 128 KiB, above which free memory at the heap's end goes back: then every step of [3, 2] x
-# 128 asks for the same pages again, which takes 15 % of its time. 8 MiB is what malloc itself would choose, twice 4.
-MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(2**22), "MALLOC_TRIM_THRESHOLD_": str(2**23)}
-# torch then asks for huge pages (2 MB) for its large tensors, which the kernel else maps 4 KB at a time: a step of
-# [15, 10, 5] x 1024 x 256 takes 0.58 instead of 0.85 CPU seconds, with the same losses and the same peak, 1026 and 1028
-# MB. With them the threshold of 4 MiB costs 4 % of a step and saves 33 MB, against 32 MiB 6 % and 78 MB.
+# For the trainer alone; another command runs as it is. glibc's malloc keeps much freed memory
+# (mallopt(3)): two arenas for all threads, not eight per core, let a run finish with 40 MB less.
+# Blocks from 4 MiB on come from mmap and go back at once, where the default threshold grows to 32
+# MiB: 75 MB less at the peak of [15, 10, 5] x 1024. Setting it fixes the other threshold at 128
+# KiB, above which free memory at the heap's end goes back: then every step of [3, 2] x 128 asks for
+# the same pages again, which takes 15 % of its time. 8 MiB is what malloc itself would choose,
+# twice 4.
+MALLOC = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(2**22),
+    "MALLOC_TRIM_THRESHOLD_": str(2**23),
+}
+# torch then asks for huge pages (2 MB) for its large tensors, which the kernel else maps 4 KB at a
+# time: a step of [15, 10, 5] x 1024 x 256 takes 0.58 instead of 0.85 CPU seconds, with the same
+# losses and the same peak, 1026 and 1028 MB. With them the threshold of 4 MiB costs 4 % of a step
+# and saves 33 MB, against 32 MiB 6 % and 78 MB.
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end
 
 
 def trainer_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings of malloc and torch's allocator for a trainer, but for those that `environ` has already."""
+    """Settings of malloc and torch's allocator for a trainer, but for those that `environ` has
+    already."""
     values = {**MALLOC, HUGE_PAGES: "1"} if huge_pages() in ("always", "madvise") else MALLOC
     return {name: value for name, value in values.items() if name not in environ}
 
 
 @dataclass
 class Outcome:
-    """The end of a supervised process tree. `exit_code` is 128 + N after signal N; `evidence` is `Limit.evidence`."""
+    """The end of a supervised process tree. `exit_code` is 128 + N after signal N; `evidence` is
+    `Limit.evidence`."""
 
     exit_code: int
     tail: str
@@ -58,12 +68,14 @@ class Outcome:
     evidence: dict[str, Any]
     peak_bytes: int | None
     interrupted: bool = False
-    unwritable: str | None = None  # why the command had to stop: its samples or output could not be written
+    # why the command had to stop: its samples or output could not be written
+    unwritable: str | None = None
     forwarded: int = 0  # the last signal that was passed on, 0 without one
 
 
 class _Unwritable:
-    """Handler of a folder that can't be written: SIGTERM for a trainer, and SIGKILL after `GRACE_S`."""
+    """Handler of a folder that can't be written: SIGTERM for a trainer, and SIGKILL after
+    `GRACE_S`."""
 
     # Another command goes on: its work is worth more than its record.
     message: str | None = None
@@ -74,7 +86,11 @@ class _Unwritable:
     def __call__(self, error: OSError) -> None:
         if self.message is not None:
             return
-        then = "free some space there and go on with --resume" if self._stops else "the command is no longer recorded"
+        then = (
+            "free some space there and go on with --resume"
+            if self._stops
+            else "the command is no longer recorded"
+        )
         self.message = f"{error.filename}: {error.strerror}; {then}"
         print(f"error: {self.message}", file=sys.stderr, flush=True)
         if self._stops:
@@ -91,17 +107,23 @@ def supervise(
     env: Mapping[str, str] | None = None,  # added to this process's own environment
     echo: bool = True,  # relay the output and each kind of step; it is in `output.log` in any case
     how: str = "none",  # the kind of live line, see `Live`
-    holds_back: bool = False,  # for a trainer: until it calls `signals.take_over` its stop signals are blocked
+    # for a trainer: until it calls `signals.take_over` its stop signals are blocked
+    holds_back: bool = False,
     inherited: tuple[int, ...] = (),  # file descriptors
     stdin: int | None = subprocess.DEVNULL,
 ) -> Outcome:
-    """Run a command inside `limit`, record it in `run_dir` until it ends, and end all its processes.
+    """Run a command inside `limit`, record it in `run_dir` until it ends, and end all its
+    processes.
 
-    In the main thread, signals that would end this process are passed on to the child, and SIGINT stops it in order, a
-    second one at once. A command that can't be executed ends with 126 or 127, as in a shell.
+    In the main thread, signals that would end this process are passed on to the child, and SIGINT
+    stops it in order, a second one at once. A command that can't be executed ends with 126 or 127,
+    as in a shell.
     """
     recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), list[int]()
-    with handled(forward, FORWARDED), handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
+    with (
+        handled(forward, FORWARDED),
+        handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]),
+    ):
         try:
             with block_stop_signals() if holds_back else contextlib.nullcontext():
                 process = subprocess.Popen(
@@ -110,7 +132,8 @@ def supervise(
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=inherited,
-                    start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends the child in order
+                    # Ctrl-C reaches the parent alone, which then ends the child in order
+                    start_new_session=True,
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
                 )
         except BaseException as error:
@@ -119,7 +142,10 @@ def supervise(
             recorder.stop()
             if not isinstance(error, OSError):
                 raise
-            code, message = 127 if error.errno == errno.ENOENT else 126, f"error: {argv[0]}: {error.strerror}"
+            code, message = (
+                127 if error.errno == errno.ENOENT else 126,
+                f"error: {argv[0]}: {error.strerror}",
+            )
             return Outcome(code, message, recorder.record, evidence, None)
         assert process.stdout is not None
         forward.begin(process.pid)
@@ -137,7 +163,14 @@ def supervise(
             with Live(text, how, apart=not holds_back, steps=echo) as live:
                 stop = functools.partial(_stop_if_asked, process.pid, interrupts, [], live)
                 show = live.write if echo else lambda data: None
-                tail = _relay(process.pid, process.stdout.fileno(), RunPaths(run_dir).output, show, unwritable, stop)
+                tail = _relay(
+                    process.pid,
+                    process.stdout.fileno(),
+                    RunPaths(run_dir).output,
+                    show,
+                    unwritable,
+                    stop,
+                )
         finally:
             forward.end()
             unwritable.timer.cancel()  # before the process is waited for
@@ -152,7 +185,9 @@ def supervise(
     if evidence["killed_by"]:
         evidence |= {"ended_with": status} if status >= 0 else {}
         code = 137  # also where the killer chose a worker, or the parent ended first
-    return Outcome(code, tail, recorder.record, evidence, peak, interrupted, unwritable.message, forward.number)
+    return Outcome(
+        code, tail, recorder.record, evidence, peak, interrupted, unwritable.message, forward.number
+    )
 
 
 def _stop_if_asked(pid: int, interrupts: list[int], until_s: list[float], live: Live) -> None:
@@ -166,12 +201,15 @@ def _stop_if_asked(pid: int, interrupts: list[int], until_s: list[float], live: 
         kill_tree(pid)
 
 
-def _close(limit: Limit, recorder: Recorder, status: int, tail: str) -> tuple[dict[str, Any], int | None]:
+def _close(
+    limit: Limit, recorder: Recorder, status: int, tail: str
+) -> tuple[dict[str, Any], int | None]:
     """Close recorder and limit; return the limit's evidence and the kernel's peak."""
     try:
         recorder.stop()
     finally:
-        # torch's report of a killed worker (torch.utils.data, signal_handling); its trainer then ends by itself.
+        # torch's report of a killed worker (torch.utils.data, signal_handling); its trainer then
+        # ends by itself.
         worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
         by_sigkill = status in (-signal.SIGKILL, 128 + signal.SIGKILL) or worker_killed is not None
         limit.ended(0 if status == STOPPED else status, by_sigkill)
@@ -182,9 +220,15 @@ def _close(limit: Limit, recorder: Recorder, status: int, tail: str) -> tuple[di
 
 
 def _relay(
-    pid: int, pipe: int, path: Path, show: Callable[[bytes], object], unwritable: _Unwritable, stop: Callable[[], None]
+    pid: int,
+    pipe: int,
+    path: Path,
+    show: Callable[[bytes], object],
+    unwritable: _Unwritable,
+    stop: Callable[[], None],
 ) -> str:
-    """Copy the child's output from a pipe to the log and to `show` until it ends; return its tail."""
+    """Copy the child's output from a pipe to the log and to `show` until it ends; return its
+    tail."""
     tail, pause_s, ended_s, pending, log = b"", 0.2, 0.0, 0, -1
     try:
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -202,7 +246,8 @@ def _relay(
                     unwritable(OSError(error.errno, error.strerror, str(path)))
                 tail, pending = (tail + data)[-4000:], pending - len(data)
                 show(data)
-            elif readable:  # closed, which is nearly always the end; but a command may go on without output
+            elif readable:
+                # Closed, which is nearly always the end; but a command may go on without output.
                 pipe, pause_s = -1, 0.001
             else:
                 pause_s = min(0.2, 2 * pause_s)
@@ -211,8 +256,11 @@ def _relay(
                 ended_s = time.monotonic()
                 if pipe >= 0:
                     (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
-            # An orphaned worker may keep the pipe open for ever: half a second of silence, or of its output, ends it.
-            if ended_s and (pipe < 0 or (time.monotonic() - ended_s > 0.5 and (not readable or pending <= 0))):
+            # An orphaned worker may keep the pipe open for ever: half a second of silence, or of
+            # its output, ends it.
+            if ended_s and (
+                pipe < 0 or (time.monotonic() - ended_s > 0.5 and (not readable or pending <= 0))
+            ):
                 return tail.decode(errors="replace")
     finally:
         if log >= 0:

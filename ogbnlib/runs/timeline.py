@@ -1,4 +1,5 @@
-"""Tables of a run: samples with their phases, GPU readings, memory of each phase. Torn lines are dropped."""
+"""Tables of a run: samples with their phases, GPU readings, memory of each phase. Torn lines are
+dropped."""
 
 import heapq
 import io
@@ -13,73 +14,113 @@ from ..memory.reading import Reading
 from ..memory.record import SAMPLE_COLUMNS, Event, Phase, Record
 from ..memory.recorder import TORN
 
-CUDA_COLUMNS = ["allocated_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes", "alloc_retries", "ooms"]
+CUDA_COLUMNS = [
+    "allocated_bytes",
+    "reserved_bytes",
+    "free_bytes",
+    "largest_free_bytes",
+    "alloc_retries",
+    "ooms",
+]
 CUDA_COLUMNS += ["peak_allocated_bytes", "peak_reserved_bytes"]
 
 
 def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     """The record that the run's own recorder had at its end."""
     record, (time, *names) = Record(), SAMPLE_COLUMNS
-    # As `Recorder.add` has them: of one moment, a phase's end comes after the sample and other events before it.
+    # As `Recorder.add` has them: of one moment, a phase's end comes after the sample and other
+    # events before it.
     moments = ((event["time_s"], 2 if event["event"] == "end" else 0, event) for event in events)
     rows = samples[[time, *names]].itertuples(index=False)
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
     for time_s, order, item in heapq.merge(moments, sampled, key=lambda each: each[:2]):
         if order == 1:
-            record.sample(time_s, Reading(**{name: int(value) for name, value in item.items() if value == value}))
+            record.sample(
+                time_s,
+                Reading(**{name: int(value) for name, value in item.items() if value == value}),
+            )
         else:
             record.event(item)
     return record
 
 
 def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
-    """Memory that each finished phase of the last attempt kept, and needed in between, by the kernel's own counters.
+    """Memory that each finished phase of the last attempt kept, and needed in between, by the
+    kernel's own counters.
 
-    `kept_bytes` is RssAnon + RssShmem at its end minus its beginning, `transient_bytes` the highest RSS inside minus
-    that at its beginning. The trainer's process alone, without workers.
+    `kept_bytes` is RssAnon + RssShmem at its end minus its beginning, `transient_bytes` the highest
+    RSS inside minus that at its beginning. The trainer's process alone, without workers.
     """
     rows = []
     for phase in phases:
         needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
         held_bytes, rss, end_held, peak = (phase.info.get(name) or 0 for name in needed)
-        if phase.attempt == phases[-1].attempt and phase.end_s is not None and held_bytes and rss and end_held and peak:
-            rows.append((phase.label, phase.end_s - phase.start_s, end_held - held_bytes, peak - rss))
+        if (
+            phase.attempt == phases[-1].attempt
+            and phase.end_s is not None
+            and held_bytes
+            and rss
+            and end_held
+            and peak
+        ):
+            rows.append(
+                (phase.label, phase.end_s - phase.start_s, end_held - held_bytes, peak - rss)
+            )
     return pd.DataFrame(rows, columns=["phase", "duration_s", "kept_bytes", "transient_bytes"])
 
 
 def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
-    """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of `cuda.cuda_reading`."""
+    """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of
+    `cuda.cuda_reading`."""
     cuda = pd.DataFrame([event for event in events if event["event"] == "cuda"])
-    cuda = cuda.reindex(columns=["time_s", *CUDA_COLUMNS]).astype(float)  # NaN what the run's version did not record
+    # NaN what the run's version did not record
+    cuda = cuda.reindex(columns=["time_s", *CUDA_COLUMNS]).astype(float)
     cuda["time_s"] -= origin_s
     cuda = cuda.sort_values("time_s", ignore_index=True)  # a clock may have been set back
     cuda.columns = pd.Index(["time_s", *(f"cuda_{name}" for name in CUDA_COLUMNS)])
-    cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()  # not in every reading
-    cuda.insert(3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"])
+    # not in every reading
+    cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()
+    cuda.insert(
+        3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"]
+    )
     return cuda
 
 
 def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
-    """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`; only `columns` if it is empty."""
+    """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`; only
+    `columns` if it is empty."""
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
     commas = lines[0].count(",") if lines else 0
-    whole = [line for line in lines if line.endswith("\n") and not line.endswith(TORN) and line.count(",") == commas]
+    whole = [
+        line
+        for line in lines
+        if line.endswith("\n") and not line.endswith(TORN) and line.count(",") == commas
+    ]
     torn = len(lines) - len(whole)
     try:
         # Counts are read as floats: integers above 2**53 bytes do not occur.
-        table = pd.read_csv(io.StringIO("".join(whole))) if data else pd.DataFrame(columns=[*columns])
+        table = (
+            pd.read_csv(io.StringIO("".join(whole))) if data else pd.DataFrame(columns=[*columns])
+        )
         table[[*columns]].astype(float)
         if torn > len(whole):
             raise ValueError(f"{torn} lines with another number of values")
     except (ValueError, KeyError) as error:
-        expected = f"expected the columns {','.join(columns)} in numbers, found other content ({error})"
-        raise InputError(f"{path}: {expected}. Move the file away to see the rest of the run.") from None
+        expected = (
+            f"expected the columns {','.join(columns)} in numbers, found other content ({error})"
+        )
+        raise InputError(
+            f"{path}: {expected}. Move the file away to see the rest of the run."
+        ) from None
     table.attrs["torn_lines"] = torn
     return table
 
 
-def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.DataFrame, origin_s: float) -> pd.DataFrame:
-    """Add the phase of each sample (innermost, "" between phases), and the last GPU reading before it, to `samples`."""
+def timeline_table(
+    samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.DataFrame, origin_s: float
+) -> pd.DataFrame:
+    """Add the phase of each sample (innermost, "" between phases), and the last GPU reading before
+    it, to `samples`."""
     table = samples.assign(time_s=samples["time_s"] - origin_s).sort_values("time_s")
     labels = np.full(len(table), "", dtype=object)
     first = np.searchsorted(table["time_s"], [phase.start_s for phase in phases])
@@ -93,7 +134,8 @@ def timeline_table(samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.Data
 
 
 def held_memory(table: pd.DataFrame) -> pd.DataFrame:
-    """Memory in use in a timeline's samples: `time_s`, `anon`, `shmem` and `file`, in bytes, as in `Reading.held`."""
+    """Memory in use in a timeline's samples: `time_s`, `anon`, `shmem` and `file`, in bytes, as in
+    `Reading.held`."""
     table = table.reindex(columns=SAMPLE_COLUMNS)
     source = pd.Series("rss", table.index)
     if table["pss_anon_bytes"].notna().any():
@@ -102,17 +144,23 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
         source[:] = "cgroup"
     memory = pd.DataFrame({"time_s": table["time_s"]})
     for part in ("anon", "shmem", "file"):
-        columns = [table[f"{kind}_{part}_bytes"].where(source == kind, 0.0) for kind in ("rss", "pss", "cgroup")]
+        columns = [
+            table[f"{kind}_{part}_bytes"].where(source == kind, 0.0)
+            for kind in ("rss", "pss", "cgroup")
+        ]
         memory[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
     return memory[table["rss_anon_bytes"].notna() & memory["anon"].notna()]
 
 
 def sketch(held: pd.DataFrame, limit_bytes: float | None) -> str:
-    """A small picture (SVG) of anonymous + shared memory over time, with the limit as a dashed line."""
+    """A small picture (SVG) of anonymous + shared memory over time, with the limit as a dashed
+    line."""
     width, height, sizes, times = 240.0, 48.0, held["anon"] + held["shmem"], held["time_s"]
     top = 1.1 * max(float(sizes.max()), limit_bytes or 0.0, 1.0)
     x = width * times / max(float(times.max()), 1e-3)
-    points = " ".join(f"{i:.1f},{height * (1 - size / top):.1f}" for i, size in zip(x, sizes, strict=True))
+    points = " ".join(
+        f"{i:.1f},{height * (1 - size / top):.1f}" for i, size in zip(x, sizes, strict=True)
+    )
     lines = f'<polygon points="0,{height} {points} {x.max():.1f},{height}" fill="#3b6fb6"/>'
     if limit_bytes:
         y = height * (1 - limit_bytes / top)

@@ -1,7 +1,9 @@
-"""The choice of neighbors and the order of seeds: pure functions of (seed, epoch, batch, hop, node).
+"""The choice of neighbors and the order of seeds: pure functions of (seed, epoch, batch, hop,
+node).
 
-Any kernel that calls `batch_key`, `node_state` and `choose` (for LABOR `hop_state` and `choose_shared`) draws the same
-neighbors. From Python, wrap keys and states in `np.uint64`, because numba takes a plain int for an int64.
+Any kernel that calls `batch_key`, `node_state` and `choose` (for LABOR `hop_state` and
+`choose_shared`) draws the same neighbors. From Python, wrap keys and states in `np.uint64`, because
+numba takes a plain int for an int64.
 """
 
 from collections.abc import Iterator
@@ -35,15 +37,16 @@ def hop_state(key: Any, hop: Any) -> Any:
 
 @kernel
 def node_state(key: Any, hop: Any, node: Any) -> Any:
-    """The uint64 state of the random stream of global id `node` at `hop` of the batch with `key`."""
+    """The uint64 state of the random stream of global id `node` at `hop` of the batch with
+    `key`."""
     return mix((hop_state(key, hop) ^ uint64(node)) + GAMMA)
 
 
 @kernel
 def _bounded(state: Any, n: Any) -> Any:
     """`(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32."""
-    # Multiply-shift with rejection (Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019) on the
-    # upper half of each splitmix64 output.
+    # Multiply-shift with rejection (Lemire, "Fast random integer generation in an interval", ACM
+    # TOMACS 2019) on the upper half of each splitmix64 output.
     n = uint64(n)
     state += GAMMA
     product = (mix(state) >> _U32) * n
@@ -57,17 +60,20 @@ def _bounded(state: Any, n: Any) -> Any:
 
 @kernel
 def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
-    """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their number.
+    """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their
+    number.
 
-    All positions if `k` is -1 or at least `degree`, else a uniformly random k-subset. They ascend, so that a mapped
-    `row` is read forwards. `out` is int64 with room for min(k, degree); `degree` is below 2**32.
+    All positions if `k` is -1 or at least `degree`, else a uniformly random k-subset. They ascend,
+    so that a mapped `row` is read forwards. `out` is int64 with room for min(k, degree); `degree`
+    is below 2**32.
     """
     if k < 0 or k >= degree:
         for i in range(degree):
             out[i] = i
         return degree
-    # Floyd's algorithm draws subsets (Bentley and Floyd, "A sample of brilliance", CACM 1987): k draws, no memory of
-    # size `degree`. Inserting into a sorted list takes k**2 / 4 moves, less than a table up to about 100 neighbors.
+    # Floyd's algorithm draws subsets (Bentley and Floyd, "A sample of brilliance", CACM 1987): k
+    # draws, no memory of size `degree`. Inserting into a sorted list takes k**2 / 4 moves, less
+    # than a table up to about 100 neighbors.
     state = uint64(state)
     for i in range(k):
         top = degree - k + i  # larger than anything chosen so far
@@ -98,9 +104,11 @@ def count_chosen(degree: Any, k: Any) -> Any:
 def choose_all(
     key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any, out: Any, target: Any
 ) -> None:
-    """Choose the edges of one batch at one hop: places in `row` to `out`, int64, and local targets to `target`.
+    """Choose the edges of one batch at one hop: places in `row` to `out`, int64, and local targets
+    to `target`.
 
-    `ids` are the frontier's nodes, the first with local id `begin`; `start` and `degree` describe their columns.
+    `ids` are the frontier's nodes, the first with local id `begin`; `start` and `degree` describe
+    their columns.
     """
     e = 0
     for i in range(len(ids)):
@@ -113,14 +121,16 @@ def choose_all(
 
 @kernel
 def choose_shared(state: Any, ids: Any, k: Any, bits: Any, out: Any) -> Any:
-    """Write the `k` of `ids` with the smallest random numbers to `out`, in their order; return their number.
+    """Write the `k` of `ids` with the smallest random numbers to `out`, in their order; return
+    their number.
 
-    An id's number is a hash with `state`, which all nodes of a hop have in common: they choose the same neighbors where
-    they can, and every k-subset remains equally likely for each of them. All are chosen if `k` is -1 or at least their
-    number. `bits` is uint64 with room for k.
+    An id's number is a hash with `state`, which all nodes of a hop have in common: they choose the
+    same neighbors where they can, and every k-subset remains equally likely for each of them. All
+    are chosen if `k` is -1 or at least their number. `bits` is uint64 with room for k.
     """
-    # LABOR-0 (Balin and Catalyurek, "Layer-Neighbor Sampling", NeurIPS 2023) with the sequential Poisson sampling of
-    # its appendix A.3, as in DGL's GraphBolt: c_s is the k-th smallest number, not k / degree, so a node has exactly k.
+    # LABOR-0 (Balin and Catalyurek, "Layer-Neighbor Sampling", NeurIPS 2023) with the sequential
+    # Poisson sampling of its appendix A.3, as in DGL's GraphBolt: c_s is the k-th smallest number,
+    # not k / degree, so a node has exactly k.
     if k < 0 or k >= len(ids):
         out[: len(ids)] = ids
         return len(ids)
@@ -157,7 +167,8 @@ def choose_all_shared(
 class EpochSampler(Sampler[int]):
     """Positions 0..n-1 for a DataLoader, in an order that is a pure function of (seed, epoch).
 
-    Ranks take batches of `batch_size` in turn. `drop_last` leaves out positions at the end that do not fill a batch.
+    Ranks take batches of `batch_size` in turn. `drop_last` leaves out positions at the end that do
+    not fill a batch.
     """
 
     def __init__(
@@ -186,13 +197,16 @@ class EpochSampler(Sampler[int]):
     def count(self, start: int) -> int:
         """The number of this rank's positions in an order from `start` on."""
         rounds, rest = divmod(self.n - start, self.batch_size * self.num_ranks)
-        return rounds * self.batch_size + min(max(rest - self.rank * self.batch_size, 0), self.batch_size)
+        return rounds * self.batch_size + min(
+            max(rest - self.rank * self.batch_size, 0), self.batch_size
+        )
 
     def order(self, epoch: int) -> Tensor:
         """All positions, int64 [n] in RAM, in the order of `epoch`."""
         if not self.shuffle:
             return torch.arange(self.n)
-        # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each time.
+        # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each
+        # time.
         if (last := self._order)[0] != epoch:
             last = self._order = epoch, self._draw(epoch)
         return last[1]
@@ -218,7 +232,8 @@ class EpochSampler(Sampler[int]):
 class GivenOrder(EpochSampler):
     """The positions of another sampler, in its order.
 
-    Lightning puts its own samplers into a loader to predict, for `overfit_batches`, and for several processes.
+    Lightning puts its own samplers into a loader to predict, for `overfit_batches`, and for several
+    processes.
     """
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""A PyG `NodeLoader` over a store on disk: batches from its maps, or from windows; see `window` and `spool`."""
+"""A PyG `NodeLoader` over a store on disk: batches from its maps, or from windows; see `window` and
+`spool`."""
 
 import copy
 import functools
@@ -33,11 +34,15 @@ from .window import Window, take_rows
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 
-def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Callable[[], object]) -> Iterator[Data]:
-    """Yield the batches of `groups`, which a thread draws some ahead, see `queue`; its errors are raised here.
+def prefetch(
+    groups: Iterator[Data], waiting: Callable[[], bool], abandon: Callable[[], object]
+) -> Iterator[Data]:
+    """Yield the batches of `groups`, which a thread draws some ahead, see `queue`; its errors are
+    raised here.
 
-    `waiting` is called a few times a second while the caller waits, and ends that with `Interrupted` by returning True.
-    `abandon` is called if the caller leaves early, before the thread is joined.
+    `waiting` is called a few times a second while the caller waits, and ends that with
+    `Interrupted` by returning True. `abandon` is called if the caller leaves early, before the
+    thread is joined.
     """
     end, ahead, user, ended = object(), deque[Future[Any]](), threading.get_ident(), False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -55,27 +60,39 @@ def prefetch(groups: Iterator[Data], waiting: Callable[[], bool], abandon: Calla
             while len(ahead) < group.ahead + 1:  # one more in the thread's hand
                 ahead.append(thread.submit(next, groups, end))
             batches = _batches_of(group)[::-1]
-            del group  # of a batch that is handed out nothing may stay here: the user may move it to a GPU
+            # of a batch that is handed out nothing may stay here: the user may move it to a GPU
+            del group
             while batches:
                 yield batches.pop()
         ended = True
     finally:
         if not ended:
             abandon()
-        # The garbage collector may end this generator in a thread that is starting; a join there would hang.
+        # The garbage collector may end this generator in a thread that is starting; a join there
+        # would hang.
         thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
 
 
 def _batches_of(group: Data) -> list[Data]:
     """The batches of a group, which lie in its tensors; see `StoreLoader._group`."""
     hop_nodes, hop_edges = zip(*group.hops, strict=True)
-    nodes, edges, seeds = [sum(n) for n in hop_nodes], [2 * sum(n) for n in hop_edges], [n[0] for n in hop_nodes]
+    nodes, edges, seeds = (
+        [sum(n) for n in hop_nodes],
+        [2 * sum(n) for n in hop_edges],
+        [n[0] for n in hop_nodes],
+    )
     sizes = {"x": nodes, "n_id": nodes, "edge_index": edges, "y": seeds, "input_id": seeds}
-    # `data` has a version of its own, so that a change in place of one batch leaves the gradients of others possible.
-    parts: dict[str, Any] = {name: [part.data for part in group[name].split(each)] for name, each in sizes.items()}
+    # `data` has a version of its own, so that a change in place of one batch leaves the gradients
+    # of others possible.
+    parts: dict[str, Any] = {
+        name: [part.data for part in group[name].split(each)] for name, each in sizes.items()
+    }
     parts |= {"batch_size": seeds, "num_sampled_nodes": hop_nodes, "num_sampled_edges": hop_edges}
     parts["edge_index"] = [part.view(2, -1) for part in parts["edge_index"]]
-    return [Data().update(dict(zip(parts, values, strict=True))) for values in zip(*parts.values(), strict=True)]
+    return [
+        Data().update(dict(zip(parts, values, strict=True)))
+        for values in zip(*parts.values(), strict=True)
+    ]
 
 
 def available_bytes() -> int:
@@ -90,7 +107,8 @@ def available_bytes() -> int:
 
 
 def fill_page_cache(store: Store) -> None:
-    """Read graph and features once from end to end, in a tenth of the time that page faults take."""
+    """Read graph and features once from end to end, in a tenth of the time that page faults
+    take."""
     buffer = memoryview(bytearray(CHUNK_BYTES))
     for name in ("colptr", "row", "x"):
         with store.open_file(name) as file:
@@ -101,13 +119,15 @@ def fill_page_cache(store: Store) -> None:
 class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     """A `NodeLoader` whose features and graph stay on disk.
 
-    Batches have what any policy's have, `x` in the store's dtype, int8 decoded to float32; `y` holds the labels of the
-    seeds only.
+    Batches have what any policy's have, `x` in the store's dtype, int8 decoded to float32; `y`
+    holds the labels of the seeds only.
 
     Args:
         input_nodes: int64 seeds, in RAM; `labels` has one for each, int16 or int64.
-        next_epoch: If not None, each pass counts the epoch itself, from this one on, and `x` is float32.
-        arguments: As for `torch.utils.data.DataLoader`; an `EpochSampler` gives each epoch its own order.
+        next_epoch: If not None, each pass counts the epoch itself, from this one on, and `x` is
+            float32.
+        arguments: As for `torch.utils.data.DataLoader`; an `EpochSampler` gives each epoch its own
+            order.
     """
 
     def __init__(
@@ -121,33 +141,48 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         **arguments: Any,
     ):
         self.store, self.windows, self.labels, self.next_epoch = store, windows, labels, next_epoch
-        self.last_epoch: int | None = None  # in each epoch before it, the next one's first window is prepared
-        self.first_batches = 0  # in the very first window, to train on them during the first pass; 0 for a usual one
+        # in each epoch before it, the next one's first window is prepared
+        self.last_epoch: int | None = None
+        # in the very first window, to train on them during the first pass; 0 for a usual one
+        self.first_batches = 0
         self.spool_dir = Path(tempfile.gettempdir())
-        self.evaluations: list[StoreLoader] = []  # their windows are prepared with the first of this one's
-        batches = arguments.pop("batch_sampler", None)  # Lightning copies a loader through its attributes, to predict
+        # their windows are prepared with the first of this one's
+        self.evaluations: list[StoreLoader] = []
+        # Lightning copies a loader through its attributes, to predict
+        batches = arguments.pop("batch_sampler", None)
         if batches is not None:
-            arguments |= {"sampler": batches.sampler, "batch_size": batches.batch_size, "drop_last": batches.drop_last}
+            arguments |= {
+                "sampler": batches.sampler,
+                "batch_size": batches.batch_size,
+                "drop_last": batches.drop_last,
+            }
         if not isinstance(arguments["sampler"], EpochSampler):
-            order = GivenOrder(arguments["sampler"], arguments["batch_size"], arguments.get("drop_last", False))
+            order = GivenOrder(
+                arguments["sampler"], arguments["batch_size"], arguments.get("drop_last", False)
+            )
             arguments["sampler"] = order
         # Called with seconds and bytes of each window, and of each pass for windows on disk.
         self.on_window: Callable[..., None] = lambda **info: None
         self.on_pass: Callable[..., None] = lambda **info: None
-        # Called a few times a second while a batch is waited for, with the running read as array name, bytes read and
-        # bytes to read. If it returns True, the waiting ends with `Interrupted`.
+        # Called a few times a second while a batch is waited for, with the running read as array
+        # name, bytes read and bytes to read. If it returns True, the waiting ends with
+        # `Interrupted`.
         self.waiting: Callable[[tuple[str, int, int] | None], bool] = lambda reading: False
         data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
         if windows.window_batches is None:
-            with warnings.catch_warnings():  # nothing here writes to the map, which is what torch warns of
+            # nothing here writes to the map, which is what torch warns of
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
                 data.x = torch.from_numpy(np.asarray(store.x))
-        super().__init__(data, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments)
+        super().__init__(
+            data, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments
+        )
         self.reader = None if windows.window_batches is None else WindowReader(self)
         self._running_passes = 0  # over windows
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Fix order and neighbors of the next pass, which begins at position `start` of the order."""
+        """Fix order and neighbors of the next pass, which begins at position `start` of the
+        order."""
         self.sampler.set_epoch(epoch, start)
         self.node_sampler.set_epoch(epoch)
         if self.next_epoch is not None:
@@ -158,13 +193,15 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         if self.next_epoch is not None:
             self.set_epoch(self.next_epoch)
             self.next_epoch += int(self.sampler.shuffle)
-        epoch, start = self.sampler.epoch, self.sampler.start  # a second pass may begin while this one runs
+        # a second pass may begin while this one runs
+        epoch, start = self.sampler.epoch, self.sampler.start
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
             return prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
-        if not self.persistent_workers:  # a copy, as the workers of a second pass have another epoch
+        # a copy, as the workers of a second pass have another epoch
+        if not self.persistent_workers:
             own = copy.copy(self)
             own.node_sampler = self.node_sampler.at_epoch(epoch)
             self.collate_fn = functools.partial(NodeLoader.collate_fn, own)
@@ -183,10 +220,14 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             batch.x = batch.x.float()
         return batch
 
-    def _groups(self, features: Tensor, count: int, draw: Callable[[int, int], Any]) -> Iterator[Data]:
-        """Yield `count` batches; small ones in groups, so that the thread needs the interpreter's lock once a group.
+    def _groups(
+        self, features: Tensor, count: int, draw: Callable[[int, int], Any]
+    ) -> Iterator[Data]:
+        """Yield `count` batches; small ones in groups, so that the thread needs the interpreter's
+        lock once a group.
 
-        `draw` returns for the batches from one number to another their positions, rows of `features`, ids, edges, hops.
+        `draw` returns for the batches from one number to another their positions, rows of
+        `features`, ids, edges, hops.
         """
         begin, size = 0, 1
         while begin < count:
@@ -198,11 +239,18 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             yield group
             del group
 
-    def _group(self, features: Tensor, positions: Tensor, rows: Any, n_id: Any, edges: Any, hops: Hops) -> Data:
-        """Batches one after the other in each tensor, edges as one row: of each batch all sources, then all targets."""
+    def _group(
+        self, features: Tensor, positions: Tensor, rows: Any, n_id: Any, edges: Any, hops: Hops
+    ) -> Data:
+        """Batches one after the other in each tensor, edges as one row: of each batch all sources,
+        then all targets."""
         x = features.new_empty(len(rows), features.shape[1])
         take_rows(features.view(torch.uint8).numpy(), np.asarray(rows), x.view(torch.uint8).numpy())
-        parts = {"edge_index": torch.as_tensor(edges), "n_id": torch.as_tensor(n_id), "input_id": positions}
+        parts = {
+            "edge_index": torch.as_tensor(edges),
+            "n_id": torch.as_tensor(n_id),
+            "input_id": positions,
+        }
         group = self._with_labels(Data(x, **parts, hops=hops))
         return group.pin_memory() if self.pin_memory else group
 
@@ -212,7 +260,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         def draw(begin: int, end: int) -> tuple[Any, ...]:
             positions = share[begin * size : end * size]
             keys = [sampler.batch_key(first, epoch) for first in positions[::size].tolist()]
-            node, edges, hops = sampler.sample_batches(self.input_data.node[positions].numpy(), size, keys)
+            node, edges, hops = sampler.sample_batches(
+                self.input_data.node[positions].numpy(), size, keys
+            )
             return positions, node, node, edges, hops
 
         return self._groups(self.data.x, -(-len(share) // size), draw)
@@ -221,7 +271,10 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         abandoned: Any = reader.abandoned
         abandoned.clear()
         self._running_passes += 1
-        how = (lambda: self.waiting(reader.progress())), lambda: self._running_passes == 1 and abandoned.set()
+        how = (
+            (lambda: self.waiting(reader.progress())),
+            lambda: self._running_passes == 1 and abandoned.set(),
+        )
         try:
             yield from prefetch(self._window_groups(reader.windows(epoch, start)), *how)
         finally:
@@ -229,6 +282,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _window_groups(self, windows: Iterator[Window]) -> Iterator[Data]:
         for window in windows:
-            yield from self._groups(torch.from_numpy(window.features), len(window.hops), window.batches)
+            yield from self._groups(
+                torch.from_numpy(window.features), len(window.hops), window.batches
+            )
             del window
-            malloc_trim()  # a window is many small arrays; without this, memory grew from window to window
+            # a window is many small arrays; without this, memory grew from window to window
+            malloc_trim()

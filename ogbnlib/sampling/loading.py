@@ -1,4 +1,5 @@
-"""A store in the user's own training loop: the trainer's loader, and PyG's interfaces over the files."""
+"""A store in the user's own training loop: the trainer's loader, and PyG's interfaces over the
+files."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +30,15 @@ from .store_policy import StoreLoaders
 class _OneLoader(StoreLoaders):
     """The policy of `loading="store"` for one split, or for ids."""
 
-    def __init__(self, store: Store, config: TrainConfig, split: str, ids: Tensor, limit: int | None, drop_last: bool):
+    def __init__(
+        self,
+        store: Store,
+        config: TrainConfig,
+        split: str,
+        ids: Tensor,
+        limit: int | None,
+        drop_last: bool,
+    ):
         self._split, self._ids, self._limit, self.drop_last = split, ids, limit, drop_last
         super().__init__(store, config, EventLog(None), 0, 1)
 
@@ -37,7 +46,9 @@ class _OneLoader(StoreLoaders):
         self.splits[self._split] = self._ids
         loaded = super()._load(store)
         if self._limit is not None:
-            self._available = max(0, min(self._available, usable_bytes(self._limit) - own_memory()[0]))
+            self._available = max(
+                0, min(self._available, usable_bytes(self._limit) - own_memory()[0])
+            )
         return loaded
 
     def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
@@ -62,30 +73,43 @@ def loader(
     drop_last: bool = False,
     sampling: str = "neighbor",
 ) -> StoreLoader:
-    """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed and epoch.
+    """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed
+    and epoch.
 
-    Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the same.
-    `set_epoch(k)` makes the next pass that of epoch k, counted from 1, to continue after an interruption.
+    Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the
+    same. `set_epoch(k)` makes the next pass that of epoch k, counted from 1, to continue after an
+    interruption.
 
-    A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the seeds first; `y` int64
-    [batch_size] of the seeds alone (-1 if there is no label), `num_sampled_nodes` and `num_sampled_edges` of each hop,
-    `batch_size`, and `input_id`, the seeds' places in `nodes`. Small batches share memory: keep a `batch.clone()`.
+    A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the
+    seeds first; `y` int64 [batch_size] of the seeds alone (-1 if there is no label),
+    `num_sampled_nodes` and `num_sampled_edges` of each hop, `batch_size`, and `input_id`, the
+    seeds' places in `nodes`. Small batches share memory: keep a `batch.clone()`.
 
     Args:
-        nodes: a split's name ("val" is "valid"), or distinct node ids or a mask of all nodes, numpy or torch; None, as
-            in PyG, for all.
-        memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its cgroup's limit, or
-            the machine's free memory. A quarter of the rest is left for the model; if the store does not fit into
-            what then remains, batches are sampled many at a time.
+        nodes: a split's name ("val" is "valid"), or distinct node ids or a mask of all nodes, numpy
+            or torch; None, as in PyG, for all.
+        memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its
+            cgroup's limit, or the machine's free memory. A quarter of the rest is left for the
+            model; if the store does not fit into what then remains, batches are sampled many at a
+            time.
         shuffle: by default for "train" alone.
-        seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat an experiment.
+        seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat
+            an experiment.
         num_workers: processes that sample, if the store fits; windows have no use for them.
         sampling: "labor" for smaller batches, as in `TrainConfig`.
     """
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
-    values: dict[str, Any] = {"num_neighbors": num_neighbors, "batch_size": batch_size, "seed": seed}
-    values |= {"sampling": sampling, "num_workers": num_workers, "persistent_workers": persistent_workers}
+    values: dict[str, Any] = {
+        "num_neighbors": num_neighbors,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    values |= {
+        "sampling": sampling,
+        "num_workers": num_workers,
+        "persistent_workers": persistent_workers,
+    }
     config = TrainConfig.create({"dataset": store.path, "loading": "store", **values})
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     if limit is not None and limit < (used := own_memory()[0]):
@@ -93,19 +117,26 @@ def loader(
         raise InputError(f"memory_limit: expected {expected}")
     ids = torch.from_numpy(node_ids(nodes, store))
     if drop_last and len(ids) < config.batch_size:  # there would be no batch at all
-        raise InputError(f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}")
+        raise InputError(
+            f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}"
+        )
     split = split_name(nodes) if isinstance(nodes, str) else "train"
-    result: StoreLoader = _OneLoader(store, config, split, ids, limit, drop_last)._build(split, shuffle)
+    result: StoreLoader = _OneLoader(store, config, split, ids, limit, drop_last)._build(
+        split, shuffle
+    )
     result.last_epoch, result.labels, result.next_epoch = None, result.labels.long(), int(shuffle)
     return result
 
 
 def node_ids(nodes: Any, store: Store) -> Array:
-    """Return int64 ids [n] for a split's name, distinct node ids, a mask of all nodes, or None for all of them."""
+    """Return int64 ids [n] for a split's name, distinct node ids, a mask of all nodes, or None for
+    all of them."""
     if isinstance(nodes, str):
         name = split_name(nodes)
         if name not in SPLITS or not len(store.splits[name]):
-            raise InputError(f"nodes: expected a split with nodes of {', '.join(SPLITS)}, or node ids, got {nodes!r}")
+            raise InputError(
+                f"nodes: expected a split with nodes of {', '.join(SPLITS)}, or node ids, got {nodes!r}"
+            )
         return store.splits[name]
     num_nodes = store.num_nodes
     ids = np.arange(num_nodes) if nodes is None else as_ids(nodes, num_nodes, "nodes")
@@ -121,23 +152,32 @@ def node_ids(nodes: Any, store: Store) -> Array:
 def to_data(store: Store) -> Data:
     """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
 
-    It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label), `edge_index` int64 [2, E], source above target,
-    ascending by target, reverse edges included; and `train_mask`, `val_mask`, `test_mask` bool [N].
+    It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label), `edge_index` int64 [2, E],
+    source above target, ascending by target, reverse edges included; and `train_mask`, `val_mask`,
+    `test_mask` bool [N].
     """
     needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
     if needed > (free := available_bytes()):  # 102 GB for ogbn-papers100M
         sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are available"
         raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
     names = zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True)
-    masks = {name: index_to_mask(torch.from_numpy(store.splits[split]), store.num_nodes) for split, name in names}
-    x, y = torch.from_numpy(store.read("x", np.float32)), torch.from_numpy(store.read("y", np.int64))
+    masks = {
+        name: index_to_mask(torch.from_numpy(store.splits[split]), store.num_nodes)
+        for split, name in names
+    }
+    x, y = (
+        torch.from_numpy(store.read("x", np.float32)),
+        torch.from_numpy(store.read("y", np.int64)),
+    )
     return Data(x=x, y=y, edge_index=torch.from_numpy(store.read_edge_index()), **masks)
 
 
 class PassSampler(CSCSampler):
-    """A `CSCSampler` for PyG's own loaders: torch's generator decides each batch, as in PyG's own samplers.
+    """A `CSCSampler` for PyG's own loaders: torch's generator decides each batch, as in PyG's own
+    samplers.
 
-    `NeighborLoader` and `LinkNeighborLoader` take it as `neighbor_sampler`, where its own fan-outs count.
+    `NeighborLoader` and `LinkNeighborLoader` take it as `neighbor_sampler`, where its own fan-outs
+    count.
     """
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
@@ -145,7 +185,8 @@ class PassSampler(CSCSampler):
 
 
 class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
-    """`x` float32 [N, F] and `y` int64 [N] of a store as PyG's `FeatureStore`, read from the maps."""
+    """`x` float32 [N, F] and `y` int64 [N] of a store as PyG's `FeatureStore`, read from the
+    maps."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -160,7 +201,9 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
             return None
         self.store.check_maps()
         index = attr.index
-        index = index.numpy() if isinstance(index, Tensor) else slice(None) if index is None else index
+        index = (
+            index.numpy() if isinstance(index, Tensor) else slice(None) if index is None else index
+        )
         values = np.asarray(getattr(self.store, attr.attr_name)[index])
         if attr.attr_name == "y":
             return torch.from_numpy(values.astype(np.int64))
@@ -179,7 +222,8 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
 class StoreGraph(GraphStore):  # type: ignore[misc]
     """The edges of a store as PyG's `GraphStore`: one kind of edge, in CSC form, mapped.
 
-    PyG's own samplers take int64, for which `row` is read into RAM: 8 bytes an edge; `CSCSampler` reads the maps.
+    PyG's own samplers take int64, for which `row` is read into RAM: 8 bytes an edge; `CSCSampler`
+    reads the maps.
     """
 
     def __init__(self, store: Store) -> None:
@@ -187,7 +231,14 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
         self.store = store
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        return [EdgeAttr(None, EdgeLayout.CSC, is_sorted=True, size=(self.store.num_nodes, self.store.num_nodes))]
+        return [
+            EdgeAttr(
+                None,
+                EdgeLayout.CSC,
+                is_sorted=True,
+                size=(self.store.num_nodes, self.store.num_nodes),
+            )
+        ]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
         if edge_attr.layout != EdgeLayout.CSC:

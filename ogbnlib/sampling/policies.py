@@ -1,7 +1,7 @@
 """The loading policies: the same batches, with the graph in different places.
 
-A policy is one class and one line of `registry.POLICIES`. It loads a store, builds loaders, and forecasts its phases;
-`phases` works without torch, which is imported where batches are made.
+A policy is one class and one line of `registry.POLICIES`. It loads a store, builds loaders, and
+forecasts its phases; `phases` works without torch, which is imported where batches are made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Loaders:
     # Called while a batch is waited for that is prepared from disk, see `StoreLoader`.
     waiting: Callable[[tuple[str, int, int] | None], bool] = staticmethod(lambda reading: False)
     drop_last = False  # an incomplete last batch is trained on too
-    all_resident = False  # whether all loaders are built before training and stay, or the train loader alone
+    # whether all loaders are built before training and stay, or the train loader alone
+    all_resident = False
 
     def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int):
         import torch
@@ -50,7 +51,8 @@ class Loaders:
         self.num_features, self.num_classes = store.num_features, store.num_classes
         self._resident: dict[str, NodeLoader] = {}
         with log.phase("load", policy=config.loading):
-            for split, problem in wrong_splits(store):  # it may have been made by hand, or have changed since
+            # it may have been made by hand, or have changed since
+            for split, problem in wrong_splits(store):
                 raise store.damaged(split, problem)
             self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
             self.data = self._load(store)
@@ -82,8 +84,8 @@ class Loaders:
             "persistent_workers": config.persistent_workers,
             **worker_arguments(config.num_workers),
             "pin_memory": config.pin_memory and torch.cuda.is_available(),
-            # A generator of its own: DataLoader draws a worker seed per iteration, and taking that from torch's
-            # global state would make dropout depend on how many evaluations were run.
+            # A generator of its own: DataLoader draws a worker seed per iteration, and taking that
+            # from torch's global state would make dropout depend on how many evaluations were run.
             "generator": torch.Generator().manual_seed(config.seed),
         }
 
@@ -91,11 +93,16 @@ class Loaders:
         from .sampler import CSCSampler
 
         fan_out, seed = self.config.fan_out(training), self.config.seed + STREAM[split]
-        how: dict[str, Any] = {"fixed": not training, "where": self._where, "sampling": self.config.sampling}
+        how: dict[str, Any] = {
+            "fixed": not training,
+            "where": self._where,
+            "sampling": self.config.sampling,
+        }
         return CSCSampler(colptr, row, fan_out, seed=seed, **how)
 
     def train_loader(self) -> NodeLoader:
-        """The shuffling loader of the train split; built at the first call, resident until `drop_train_loader`."""
+        """The shuffling loader of the train split; built at the first call, resident until
+        `drop_train_loader`."""
         for split in self.resident_splits(self.config):
             if split not in self._resident:
                 self._resident[split] = self._build(split, shuffle=split == "train")
@@ -120,7 +127,8 @@ class Loaders:
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
-        """A loader over `split` in order. It belongs to the caller: memory comes back when the last name of it goes."""
+        """A loader over `split` in order. It belongs to the caller: memory comes back when the last
+        name of it goes."""
         resident = self._resident.get(split)
         if resident is None or split != "train":
             return self._build(split, shuffle=False) if resident is None else resident
@@ -132,17 +140,20 @@ class Loaders:
         return NodeLoader(self.data, sampler, **self._arguments(split, shuffle=False))
 
     def eval_batches(self, split: str) -> Iterator[Data]:
-        """The batches of `split` in order; a temporary loader is deleted after the last and its memory released."""
+        """The batches of `split` in order; a temporary loader is deleted after the last and its
+        memory released."""
         loader = self.eval_loader(split)
         is_resident = any(loader is one for one in self._resident.values())
-        set_epoch(loader, 0)  # every evaluation samples the same neighbors, so epochs are compared on equal terms
+        # every evaluation samples the same neighbors, so epochs are compared on equal terms
+        set_epoch(loader, 0)
         try:
             yield from loader
         finally:
             if not is_resident:
                 _end_workers(loader)
             del loader
-            if not is_resident and split not in self._resident:  # else it was made on the train loader's CSC
+            # else it was made on the train loader's CSC
+            if not is_resident and split not in self._resident:
                 self._released(split)
 
 
@@ -153,7 +164,10 @@ class RamLoaders(Loaders):
         """Read features and labels; return the features [num_nodes, num_features] in RAM."""
         import torch
 
-        x, self.y = torch.from_numpy(store.read("x", self.config.feature_dtype)), torch.from_numpy(store.read("y"))
+        x, self.y = (
+            torch.from_numpy(store.read("x", self.config.feature_dtype)),
+            torch.from_numpy(store.read("y")),
+        )
         self.labels = {split: self.y[ids] for split, ids in self.splits.items()}
         self.log.part("features", x.nbytes)
         self.log.part("labels", self.y.nbytes)
@@ -179,7 +193,8 @@ class RamLoaders(Loaders):
             for split in splits:
                 if split not in resident:
                     cls._forecast_build(run, split, f"build {split} loader ({when})")
-                # An evaluation of the train split has a loader of its own, on the resident one's CSC.
+                # An evaluation of the train split has a loader of its own, on the resident one's
+                # CSC.
                 idle = [name for name in resident if name != split or split == "train"]
                 run.pass_phase(f"{when} {split}", run.one_pass(split), len(idle))
                 if split not in resident:
@@ -188,7 +203,9 @@ class RamLoaders(Loaders):
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
         size = run.size
-        run.held["features"] = size.num_nodes * size.num_features * sizes.feature_itemsize(run.config, size)
+        run.held["features"] = (
+            size.num_nodes * size.num_features * sizes.feature_itemsize(run.config, size)
+        )
         run.held["labels"] = size.num_nodes * sizes.label_itemsize(size.num_classes)
 
     @classmethod
@@ -197,24 +214,30 @@ class RamLoaders(Loaders):
 
 
 class LazyLoaders(RamLoaders):
-    """PyG's own loaders, each with its CSC: the train loader resident, the others built when they are needed.
+    """PyG's own loaders, each with its CSC: the train loader resident, the others built when they
+    are needed.
 
-    Only the sampling on that CSC is ours, which makes the batches of all policies equal for the same seed.
+    Only the sampling on that CSC is ours, which makes the batches of all policies equal for the
+    same seed.
     """
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
         super()._forecast_load(run)
-        run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)  # int64 [2, E]
+        # int64 [2, E]
+        run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)
         run.phase("load", {})
         others = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 + sum(1 if cls.all_resident else run.config.num_evaluations(split) for split in others)
+        run.num_sorts = 1 + sum(
+            1 if cls.all_resident else run.config.num_evaluations(split) for split in others
+        )
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
         edges = sizes.trained_edges(run.size, run.config.undirected)
         run.held[f"{split} loader's CSC"] = csc = sizes.stock_csc_bytes(run.size, edges)
-        # Beyond its size: 32 bytes an edge at the peak of building it (sorted column, permutation, row, copies).
+        # Beyond its size: 32 bytes an edge at the peak of building it (sorted column, permutation,
+        # row, copies).
         run.phase(phase, {"sort": max(0, 32 * edges - csc)})
 
     def _load(self, store: Store) -> Data:
@@ -231,7 +254,8 @@ class LazyLoaders(RamLoaders):
         from ..graph.sort import restore_input_order
 
         with self.log.phase(f"build {split} loader"), warnings.catch_warnings():
-            # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is replaced below.
+            # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is
+            # replaced below.
             warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
             num_neighbors = list(self.config.fan_out(training=shuffle))
             loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
@@ -240,7 +264,8 @@ class LazyLoaders(RamLoaders):
             self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))
             restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
             loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
-            loader.stock = stock  # keeps `perm`, so that the loader uses as much memory as a stock one
+            # keeps `perm`, so that the loader uses as much memory as a stock one
+            loader.stock = stock
             return loader
 
 
@@ -255,7 +280,9 @@ class SharedLoaders(RamLoaders):
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
-        run.held["shared CSC"] = sizes.shared_csc_bytes(run.size, sizes.trained_edges(run.size, run.config.undirected))
+        run.held["shared CSC"] = sizes.shared_csc_bytes(
+            run.size, sizes.trained_edges(run.size, run.config.undirected)
+        )
         run.phase("build shared CSC", {})
         super()._forecast_load(run)
         run.phase("load", {})
@@ -268,7 +295,9 @@ class SharedLoaders(RamLoaders):
         with self.log.phase("build shared CSC"):
             self.colptr, self.row = store.read("colptr"), store.read("row")
         self.log.part("shared CSC", self.colptr.nbytes + self.row.nbytes)
-        return Data(x=self._load_nodes(store), edge_index=NO_EDGES, y=self.y, num_nodes=store.num_nodes)
+        return Data(
+            x=self._load_nodes(store), edge_index=NO_EDGES, y=self.y, num_nodes=store.num_nodes
+        )
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         from torch_geometric.loader import NodeLoader
@@ -279,14 +308,16 @@ class SharedLoaders(RamLoaders):
 
 
 def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
-    """Fix order and neighbors of the next pass over `loader`, which begins at position `start` of the order."""
+    """Fix order and neighbors of the next pass over `loader`, which begins at position `start` of
+    the order."""
     loader.sampler.set_epoch(epoch, start)
     if hasattr(loader.node_sampler, "set_epoch"):
         loader.node_sampler.set_epoch(epoch)
 
 
 def _end_workers(loader: NodeLoader) -> None:
-    """End persistent workers now: left to the garbage collector, torch waits five seconds for each of them."""
+    """End persistent workers now: left to the garbage collector, torch waits five seconds for each
+    of them."""
     if hasattr(loader, "close"):
         loader.close()
     if (iterator := loader._iterator) is not None:
@@ -294,6 +325,8 @@ def _end_workers(loader: NodeLoader) -> None:
         loader._iterator = None
 
 
-def make_loaders(store: Store, config: TrainConfig, log: EventLog, rank: int = 0, num_ranks: int = 1) -> Loaders:
+def make_loaders(
+    store: Store, config: TrainConfig, log: EventLog, rank: int = 0, num_ranks: int = 1
+) -> Loaders:
     """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`."""
     return POLICIES[config.loading].load()(store, config, log, rank, num_ranks)

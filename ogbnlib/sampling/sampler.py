@@ -1,6 +1,7 @@
 """Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
 
-The neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see `choice`: the same wherever it lies.
+The neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see `choice`: the
+same wherever it lies.
 """
 
 import mmap
@@ -20,17 +21,20 @@ from ..graph.bits import GAMMA, kernel, prefetch
 from ..graph.npz import Array
 from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, choose_all_shared, count_chosen
 
-# An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for an empty slot. Its
-# size is a power of two, at least twice the entries, so it grows with the batch and not with the graph.
+# An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for
+# an empty slot. Its size is a power of two, at least twice the entries, so it grows with the batch
+# and not with the graph.
 
-Hops = list[tuple[list[int], list[int]]]  # of each batch, numbers of nodes of each hop, seeds first, and of edges
+# of each batch, numbers of nodes of each hop, seeds first, and of edges
+Hops = list[tuple[list[int], list[int]]]
 
 _DONE, _FULL, _BAD_ID, _DUPLICATE, _BAD_COLUMN = range(5)
 
 
 @kernel
 def _new_table(nodes: Any, count: Any, entries: Any, old: Any) -> Any:
-    """`(table, shift)` of `nodes[:count]` with room for `entries`, in the memory of the table `old` if it is enough."""
+    """`(table, shift)` of `nodes[:count]` with room for `entries`, in the memory of the table `old`
+    if it is enough."""
     bits = 6
     while (1 << bits) < 2 * entries:
         bits += 1
@@ -41,7 +45,8 @@ def _new_table(nodes: Any, count: Any, entries: Any, old: Any) -> Any:
         table = np.zeros(1 << bits, np.uint64)
     for i in range(count):
         node = uint64(nodes[i])
-        slot = np.int64((node * GAMMA) >> shift)  # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
+        # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
+        slot = np.int64((node * GAMMA) >> shift)
         while table[slot] != _U0:
             slot = (slot + 1) & mask
         table[slot] = (node << _U32) | uint64(i + 1)
@@ -49,7 +54,9 @@ def _new_table(nodes: Any, count: Any, entries: Any, old: Any) -> Any:
 
 
 @kernel
-def _relabel(table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: Any, num_nodes: Any) -> Any:
+def _relabel(
+    table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: Any, num_nodes: Any
+) -> Any:
     """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
 
     Returns `(status, position of the stop, new count)`; _FULL asks for a larger table.
@@ -89,10 +96,11 @@ def _joined(parts: Any, room: Any) -> Any:
 
 @kernel
 def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_nodes: Any) -> Any:
-    """Turn the sampled global ids `values` into local ids, in place, and append the new ones to the batch.
+    """Turn the sampled global ids `values` into local ids, in place, and append the new ones to the
+    batch.
 
-    `nodes` has room for all. With a `shift` of 0, `table` is memory for a new table. Returns `(status, stop, count,
-    table, shift)`.
+    `nodes` has room for all. With a `shift` of 0, `table` is memory for a new table. Returns
+    `(status, stop, count, table, shift)`.
     """
     status, stop, memory = _FULL, 0, table
     if shift == 0:
@@ -106,9 +114,17 @@ def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_node
 
 @kernel
 def _sample(
-    colptr: Any, row: Any, seeds: Any, num_neighbors: Any, key: Any, fixed: Any, labor: Any, expected: Any
+    colptr: Any,
+    row: Any,
+    seeds: Any,
+    num_neighbors: Any,
+    key: Any,
+    fixed: Any,
+    labor: Any,
+    expected: Any,
 ) -> Any:
-    """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their numbers)`."""
+    """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their
+    numbers)`."""
     num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
     hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
     local = seeds.copy()
@@ -123,7 +139,8 @@ def _sample(
             return _DUPLICATE, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
     hop_nodes[0] = count
 
-    # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of one loop overlap.
+    # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of
+    # one loop overlap.
     begin = 0
     for hop in range(hops):
         end = count
@@ -155,9 +172,18 @@ def _sample(
 
 @kernel
 def _sample_all(
-    colptr: Any, row: Any, seeds: Any, size: Any, num_neighbors: Any, keys: Any, fixed: Any, labor: Any, expected: Any
+    colptr: Any,
+    row: Any,
+    seeds: Any,
+    size: Any,
+    num_neighbors: Any,
+    keys: Any,
+    fixed: Any,
+    labor: Any,
+    expected: Any,
 ) -> Any:
-    """Batches of `size` seeds: `(status, the id or column at fault, nodes, edges, nodes per hop, edges per hop)`.
+    """Batches of `size` seeds: `(status, the id or column at fault, nodes, edges, nodes per hop,
+    edges per hop)`.
 
     They lie one after the other, and of each batch's edges first all sources, then all targets.
     """
@@ -165,8 +191,13 @@ def _sample_all(
     hop_nodes = np.empty((len(keys), len(num_neighbors) + 1), np.int64)
     hop_edges = np.empty((len(keys), len(num_neighbors)), np.int64)
     for b in range(len(keys)):
-        own, how = seeds[b * size : (b + 1) * size], (num_neighbors, keys[b], fixed, labor, expected)
-        status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(colptr, row, own, *how)
+        own, how = (
+            seeds[b * size : (b + 1) * size],
+            (num_neighbors, keys[b], fixed, labor, expected),
+        )
+        status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(
+            colptr, row, own, *how
+        )
         if status != _DONE:
             return status, culprit, node, node, hop_nodes, hop_edges
         nodes.append(node)
@@ -179,21 +210,35 @@ def _sample_all(
 def _read_only(name: str, part: Any, *dtypes: str) -> Array:
     """Return a view of an array or tensor that has the form which the kernels take."""
     array = np.asarray(part)
-    if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or array.dtype not in dtypes:
+    if (
+        array.ndim != 1
+        or not array.flags.c_contiguous
+        or not array.flags.aligned
+        or array.dtype not in dtypes
+    ):
         shape = f"{array.dtype} {list(array.shape)}"
-        raise InputError(f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got {shape}")
+        raise InputError(
+            f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got {shape}"
+        )
     view = array.view()
-    view.flags.writeable = False  # one kind of view, so that numba compiles one variant per dtype of `row`
+    # one kind of view, so that numba compiles one variant per dtype of `row`
+    view.flags.writeable = False
     return view
 
 
 def _reference(array: Any) -> Any:
     """For pickling, replace the map of a whole file by the file's path, stamp and layout."""
     base = getattr(array, "base", None)  # of a slice it is another array
-    if not (isinstance(array, np.memmap) and isinstance(base, mmap.mmap) and array.filename and array.mode != "c"):
+    if not (
+        isinstance(array, np.memmap)
+        and isinstance(base, mmap.mmap)
+        and array.filename
+        and array.mode != "c"
+    ):
         return array
     stamp = getattr(array, "stamp", None)
-    if stamp is not None:  # checked here too, because the error of a process that is starting is lost
+    # checked here too, because the error of a process that is starting is lost
+    if stamp is not None:
         check_same(array.filename, stamp)
     how = {"dtype": array.dtype.str, "mode": "r", "offset": array.offset, "shape": array.shape}
     return str(array.filename), stamp, how
@@ -212,23 +257,29 @@ def _dereferenced(part: Any) -> Any:
 
 
 class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
-    """Uniform neighbor sampling without replacement from one homogeneous graph, for PyG's `NodeLoader`.
+    """Uniform neighbor sampling without replacement from one homogeneous graph, for PyG's
+    `NodeLoader`.
 
-    The output is that of PyG's own `NeighborSampler` with `replace=False, disjoint=False, subgraph_type="directional"`:
-    seeds first, each node expanded once, at the hop after its discovery, min(k, degree) distinct in-edges per node (a
-    duplicated edge counts as two edges). `edge` is None: the sampler is for graphs without edge attributes.
+    The output is that of PyG's own `NeighborSampler` with `replace=False, disjoint=False,
+    subgraph_type="directional"`: seeds first, each node expanded once, at the hop after its
+    discovery, min(k, degree) distinct in-edges per node (a duplicated edge counts as two edges).
+    `edge` is None: the sampler is for graphs without edge attributes.
 
-    Safe to call from several threads at once, to fork and to pickle; a whole-file `np.memmap` is pickled by its path.
+    Safe to call from several threads at once, to fork and to pickle; a whole-file `np.memmap` is
+    pickled by its path.
 
     Args:
         colptr: int64 [num_nodes + 1], ascending from 0 to num_edges: the in-edges of `v` lie at
-            `row[colptr[v]:colptr[v + 1]]`. A C-contiguous numpy array (`np.memmap` included) or CPU tensor; not copied.
-        row: int32 or int64 [num_edges], global ids of the edges' sources. Like `colptr`; not copied.
+            `row[colptr[v]:colptr[v + 1]]`. A C-contiguous numpy array (`np.memmap` included) or CPU
+            tensor; not copied.
+        row: int32 or int64 [num_edges], global ids of the edges' sources. Like `colptr`; not
+            copied.
         num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
-        seed: with the epoch and the batch's first seed it decides every choice; any integer of 64 bits.
+        seed: with the epoch and the batch's first seed it decides every choice; any integer of 64
+            bits.
         fixed: each node has the same neighbors in all batches and at all hops, for evaluations.
-        sampling: "neighbor", or "labor": the nodes of a hop choose the same neighbors if possible. A batch then has
-            fewer nodes; see `choice.choose_shared`.
+        sampling: "neighbor", or "labor": the nodes of a hop choose the same neighbors if possible.
+            A batch then has fewer nodes; see `choice.choose_shared`.
         where: The store that the graph is in, for messages.
     """
 
@@ -244,12 +295,22 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         sampling: str = "neighbor",
     ) -> None:
         fanouts = list(num_neighbors)
-        if not fanouts or not all(isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts):
-            raise InputError(f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}")
+        if not fanouts or not all(
+            isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts
+        ):
+            raise InputError(
+                f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}"
+            )
         self.num_neighbors = [int(k) for k in fanouts]
-        self.seed, self.fixed, self._where, self.labor = int(seed), fixed, where, sampling == "labor"
+        self.seed, self.fixed, self._where, self.labor = (
+            int(seed),
+            fixed,
+            where,
+            sampling == "labor",
+        )
         self.graph: tuple[Any, Any] = (colptr, row)
-        self._expected = 0  # nodes of the last batch, to size the next one's table; affects speed only
+        # nodes of the last batch, to size the next one's table; affects speed only
+        self._expected = 0
         self._prepare(torch.zeros(1, dtype=torch.int64))
 
     def _prepare(self, epoch: Tensor) -> None:
@@ -258,12 +319,15 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._row = _read_only("row", self.graph[1], "int32", "int64")
         edges = len(self._row)
         if not len(self._colptr) or self._colptr[0] != 0 or self._colptr[-1] != edges:
-            raise self._damaged(f"colptr: expected offsets from 0 to the {edges} entries of row, found others")
+            raise self._damaged(
+                f"colptr: expected offsets from 0 to the {edges} entries of row, found others"
+            )
         if len(self._colptr) > 2**32:  # an id has 32 bits of the table
             raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
         self._share_epoch(epoch)
-        self.sample_batches(np.empty(0, np.int64), 0, [np.uint64(0)])  # compiles, once and not in each forked worker
+        # compiles, once and not in each forked worker
+        self.sample_batches(np.empty(0, np.int64), 0, [np.uint64(0)])
 
     def _share_epoch(self, epoch: Any) -> None:
         self._shared_epoch = epoch if epoch.is_shared() else epoch.share_memory_()
@@ -271,7 +335,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("num_neighbors", "seed", "fixed", "labor", "_where", "_shared_epoch", "_expected")
-        return {name: getattr(self, name) for name in names} | {"graph": [_reference(part) for part in self.graph]}
+        return {name: getattr(self, name) for name in names} | {
+            "graph": [_reference(part) for part in self.graph]
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -280,11 +346,16 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._prepare(self._shared_epoch)
 
     def _damaged(self, problem: str) -> InputError:
-        remedy = f"run `python -m ogbnlib verify {self._where}`" if self._where else "the graph is damaged"
+        remedy = (
+            f"run `python -m ogbnlib verify {self._where}`"
+            if self._where
+            else "the graph is damaged"
+        )
         return InputError(f"{self._where}: {problem}; {remedy}".removeprefix(": "))
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw other neighbors from here on, also in DataLoader workers that are already running."""
+        """Draw other neighbors from here on, also in DataLoader workers that are already
+        running."""
         self._epoch[0] = epoch
 
     def at_epoch(self, epoch: int) -> Self:
@@ -297,54 +368,80 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
 
-        `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is no `input_id`. Local
-        ids are in order of discovery; edges come hop by hop, ascending by target, those of one in stored order.
+        `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is
+        no `input_id`. Local ids are in order of discovery; edges come hop by hop, ascending by
+        target, those of one in stored order.
         """
         seeds, ids = inputs.node.numpy(), inputs.input_id
         if seeds.dtype != np.int64 or seeds.ndim != 1:
-            raise InputError(f"inputs.node: expected int64 of one dimension, got {seeds.dtype} {list(seeds.shape)}")
+            raise InputError(
+                f"inputs.node: expected int64 of one dimension, got {seeds.dtype} {list(seeds.shape)}"
+            )
         positions = seeds if ids is None else ids.numpy()
         key = self.batch_key(int(positions[0]) if len(seeds) else 0)
         node, edges, hops = self.sample_batches(np.ascontiguousarray(seeds), len(seeds), [key])
         row, col = edges.view(2, -1)
         return SamplerOutput(node, row, col, None, None, *hops[0], metadata=(ids, inputs.time))
 
-    def sample_from_edges(self, inputs: EdgeSamplerInput, neg_sampling: Any = None) -> SamplerOutput:
-        """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for `LinkLoader`."""
+    def sample_from_edges(
+        self, inputs: EdgeSamplerInput, neg_sampling: Any = None
+    ) -> SamplerOutput:
+        """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for
+        `LinkLoader`."""
         if inputs.time is not None:
-            raise InputError("edge_label_time: expected none, as this sampler does not look at times")
-        first = int((inputs.row if inputs.input_id is None else inputs.input_id)[0]) if len(inputs.row) else 0
+            raise InputError(
+                "edge_label_time: expected none, as this sampler does not look at times"
+            )
+        first = (
+            int((inputs.row if inputs.input_id is None else inputs.input_id)[0])
+            if len(inputs.row)
+            else 0
+        )
 
         def sample(seed: Tensor, _: Any) -> SamplerOutput:
             ids = torch.tensor([first]) if len(seed) else None
             return self.sample_from_nodes(NodeSamplerInput(input_id=ids, node=seed))
 
-        key = int(self.batch_key(first))  # outside of the fork, as a subclass may draw it from torch's generator
+        # outside of the fork, as a subclass may draw it from torch's generator
+        key = int(self.batch_key(first))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key & (2**63 - 1))
             return edge_sample(inputs, sample, len(self._colptr) - 1, False, None, neg_sampling)
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
-        """The key of the batch whose first seed has position `first`, in `epoch` or else the current one."""
+        """The key of the batch whose first seed has position `first`, in `epoch` or else the
+        current one."""
         epoch = int(self._epoch[0]) if epoch is None else epoch
-        return np.uint64(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0 if self.fixed else first))
+        return np.uint64(
+            batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0 if self.fixed else first)
+        )
 
-    def sample_batches(self, seeds: Array, size: int, keys: list[np.uint64]) -> tuple[Tensor, Tensor, Hops]:
-        """Sample batches of `size` seeds (int64), one for each key, in one call without the interpreter's lock.
+    def sample_batches(
+        self, seeds: Array, size: int, keys: list[np.uint64]
+    ) -> tuple[Tensor, Tensor, Hops]:
+        """Sample batches of `size` seeds (int64), one for each key, in one call without the
+        interpreter's lock.
 
-        Returns the nodes' global ids, batch after batch, and the edges' local ids, of each batch all sources, then all
+        Returns the nodes' global ids, batch after batch, and the edges' local ids, of each batch
+        all sources, then all
         targets: both int64 in RAM; and each batch's hops.
         """
         num_nodes, graph = len(self._colptr) - 1, (self._colptr, self._row)
         how = self._fanouts, np.array(keys, np.uint64), self.fixed, self.labor, self._expected
         status, culprit, nodes, edges, *hops = _sample_all(*graph, seeds, size, *how)
         if status == _DUPLICATE:
-            raise InputError(f"inputs.node: expected each seed once per batch, found {culprit} twice")
+            raise InputError(
+                f"inputs.node: expected each seed once per batch, found {culprit} twice"
+            )
         if status == _BAD_ID:
-            raise InputError(f"inputs.node: expected seeds from 0 to {num_nodes - 1}, found {culprit}")
+            raise InputError(
+                f"inputs.node: expected seeds from 0 to {num_nodes - 1}, found {culprit}"
+            )
         if status == _BAD_COLUMN:
             expected = f"expected ascending offsets and ids from 0 to {num_nodes - 1}"
-            raise self._damaged(f"colptr, row: {expected}, found others in the column of node {culprit}")
+            raise self._damaged(
+                f"colptr, row: {expected}, found others in the column of node {culprit}"
+            )
         self._expected = len(nodes) // len(keys)
         of_batches = zip(*map(np.ndarray.tolist, hops), strict=True)
         return torch.from_numpy(nodes), torch.from_numpy(edges), list(of_batches)

@@ -1,4 +1,5 @@
-"""The policy loading=store, whose graph and features stay on disk, mapped or read in windows; and its base class."""
+"""The policy loading=store, whose graph and features stay on disk, mapped or read in windows; and
+its base class."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ import functools
 from typing import TYPE_CHECKING
 
 from ..files import warn_if_remote
-from ..forecast.budget import BatchShape, Windows, spool_bytes, spool_dir, usable_bytes, window_budget
+from ..forecast.budget import (
+    BatchShape,
+    Windows,
+    spool_bytes,
+    spool_dir,
+    usable_bytes,
+    window_budget,
+)
 from ..forecast.draws import Batches
 from ..forecast.passes import Pass, choose_loaders
 from ..forecast.phases import Ledger
@@ -23,13 +31,15 @@ if TYPE_CHECKING:
     from .loader import StoreLoader
 
 
-# A first window of few batches, by reads of single rows, about 10,000 a second here, in place of a pass of a minute.
+# A first window of few batches, by reads of single rows, about 10,000 a second here, in place of a
+# pass of a minute.
 _LONG_PASS_BYTES, _FIRST_READS = 2**33, 2**17
 _EVALUATION = "evaluation of "  # before the split's name: its loader that stays between evaluations
 
 
 class DiskLoaders(Loaders):
-    """Base of the policies whose store stays on disk, mapped: in RAM are the splits and the labels of their nodes."""
+    """Base of the policies whose store stays on disk, mapped: in RAM are the splits and the labels
+    of their nodes."""
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
@@ -41,7 +51,9 @@ class DiskLoaders(Loaders):
         from torch_geometric.data import Data
 
         self.store = store
-        self.labels = {split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()}
+        self.labels = {
+            split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()
+        }
         store.advise_random()
         tensors = [*self.splits.values(), *self.labels.values()]
         self.log.part("splits and their labels", sum(tensor.nbytes for tensor in tensors))
@@ -49,7 +61,8 @@ class DiskLoaders(Loaders):
 
 
 class StoreLoaders(DiskLoaders):
-    """The graph and features stay on disk; a loader has its seeds, their labels and the batches on their way."""
+    """The graph and features stay on disk; a loader has its seeds, their labels and the batches on
+    their way."""
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
@@ -70,25 +83,31 @@ class StoreLoaders(DiskLoaders):
             available = max(0, usable_bytes(run.limit_bytes) - sum(run.held.values()))
         run.hold_model()
         train, evaluations = run.one_pass("train", training=True), dict(run.evaluations())
-        passes = {split: run.one_pass(split) for split in {*evaluations["eval"], *evaluations["final"]}}
+        passes = {
+            split: run.one_pass(split) for split in {*evaluations["eval"], *evaluations["final"]}
+        }
         memory = window_budget(config.lookahead, available)
         windows, eval_windows = choose_loaders(train, passes, memory, room)
         run.windows, cache_bytes = windows, sum(store_bytes(config, run.size).values())
 
         def add(name: str, one: Pass, windows: Windows, num_passes: int, idle_loaders: int) -> None:
-            batches = windows.window_batches  # in windows, a thread prepares them for any `num_workers`
+            # in windows, a thread prepares them for any `num_workers`
+            batches = windows.window_batches
             threaded = batches is not None or not config.num_workers
             passing = one.prefetched() if threaded else one.step() | one.workers(idle_loaders)
             unsure_bytes = one.unsure_bytes(passing)
             if batches is not None:
                 count = 2 if windows.overlapped and windows.num_windows * num_passes > 1 else 1
                 passing |= {"windows": count * one.window_bytes(windows)}
-                if windows.spooling is None:  # its batches' samples, and three buffers that read the store
+                # its batches' samples, and three buffers that read the store
+                if windows.spooling is None:
                     buffers = 3 * min(CHUNK_BYTES, max(2**18, windows.available_bytes // 64))
                     largest = one.batches.largest
                     sampling, result = one.sampled_bytes(largest)
                     # When a window is packed, its nodes are copied.
-                    passing["window being prepared"] = batches * max(sampling, result + 8 * largest.num_nodes) + buffers
+                    passing["window being prepared"] = (
+                        batches * max(sampling, result + 8 * largest.num_nodes) + buffers
+                    )
                 elif windows not in eval_windows.values():
                     passing["pass for the spool"] = windows.spooling.working_bytes
             run.phase(name, passing, cache_bytes if batches is None else 0, unsure_bytes)
@@ -98,21 +117,38 @@ class StoreLoaders(DiskLoaders):
         ahead: dict[str, int] = {}  # of the next epoch, while others are evaluated
         if windows.prepared_ahead:
             ahead["next window to train on"] = train.window_bytes(windows)
-            if windows.spooling is not None and windows.spooling.picked_batches < train.num_batches * config.epochs:
+            if (
+                windows.spooling is not None
+                and windows.spooling.picked_batches < train.num_batches * config.epochs
+            ):
                 ahead["next pass for the spool"] = windows.spooling.working_bytes
         run.held |= ahead
         beside = window_budget(config.lookahead, available, windows)
         for split in evaluations["eval"]:
-            add(f"eval {split}", passes[split], eval_windows.get(split) or passes[split].windows(beside, room), 1, 1)
+            add(
+                f"eval {split}",
+                passes[split],
+                eval_windows.get(split) or passes[split].windows(beside, room),
+                1,
+                1,
+            )
         for name in ahead:
             del run.held[name]
         for split in evaluations["final"]:
-            add(f"final {split}", passes[split], eval_windows.get(split) or passes[split].windows(memory, room), 1, 0)
+            add(
+                f"final {split}",
+                passes[split],
+                eval_windows.get(split) or passes[split].windows(memory, room),
+                1,
+                0,
+            )
 
     def _load(self, store: Store) -> Data:
         from .loader import available_bytes
 
-        danger = "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        danger = (
+            "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        )
         warn_if_remote(store.path, danger)
         self._available, self._ranks = available_bytes(), local_ranks()
         self._spool_dir = spool_dir()
@@ -121,18 +157,27 @@ class StoreLoaders(DiskLoaders):
         return super()._load(store)
 
     def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
-        """The pass of a loader, with the shape of one real batch, where windows are to be chosen."""
+        """The pass of a loader, with the shape of one real batch, where windows are to be
+        chosen."""
         from torch_geometric.sampler import NodeSamplerInput
 
-        store, shape, arguments = self.store, BatchShape((0,), (0,)), self._arguments(split, shuffle=training)
+        store, shape, arguments = (
+            self.store,
+            BatchShape((0,), (0,)),
+            self._arguments(split, shuffle=training),
+        )
         # A rank without a batch chooses as one with a single batch does.
         seeds = self.splits[split][: max(1, len(arguments["sampler"]))]
         num_batches = -(-len(seeds) // arguments["batch_size"])
         if memory is not None and num_batches:
             sampler = self._sampler(split, store.colptr, store.row, training)
-            probe = sampler.sample_from_nodes(NodeSamplerInput(None, seeds[: arguments["batch_size"]]))
+            probe = sampler.sample_from_nodes(
+                NodeSamplerInput(None, seeds[: arguments["batch_size"]])
+            )
             shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
-        return Pass(self.config, store.size, split, Batches.of(shape), training, num_batches, self._ranks)
+        return Pass(
+            self.config, store.size, split, Batches.of(shape), training, num_batches, self._ranks
+        )
 
     def _build(self, split: str, shuffle: bool) -> StoreLoader:
         from .loader import fill_page_cache
@@ -144,7 +189,8 @@ class StoreLoaders(DiskLoaders):
             one, eval_windows = self._pass(split, shuffle, memory), dict[str, Windows]()
             if shuffle:
                 others = [name for name in STREAM if self._room and config.num_evaluations(name)]
-                others = [name for name in others if len(self._arguments(name, False)["sampler"])]  # of this rank
+                # of this rank
+                others = [name for name in others if len(self._arguments(name, False)["sampler"])]
                 evaluations = {name: self._pass(name, False, memory) for name in others}
                 windows, eval_windows = choose_loaders(one, evaluations, memory, self._room)
             else:
@@ -154,12 +200,19 @@ class StoreLoaders(DiskLoaders):
                 self._resident[_EVALUATION + name] = other = self._loader(name, False, chosen)
                 loader.evaluations.append(other)
             for name, chosen in [(split, windows), *eval_windows.items()]:
-                self.log.mark("note", loader=name, windows=str(chosen), window_batches=chosen.window_batches)
+                self.log.mark(
+                    "note", loader=name, windows=str(chosen), window_batches=chosen.window_batches
+                )
         if shuffle:
             loader.last_epoch, here = config.epochs, launch()
-            if windows.prepared_ahead and sum(store_bytes(config, self.store.size).values()) > _LONG_PASS_BYTES:
+            if (
+                windows.prepared_ahead
+                and sum(store_bytes(config, self.store.size).values()) > _LONG_PASS_BYTES
+            ):
                 reads = max(1, 2 * one.batch.num_nodes + one.batch.num_edges)
-                loader.first_batches = min(_FIRST_READS // reads, (windows.window_batches or 0) // 2)
+                loader.first_batches = min(
+                    _FIRST_READS // reads, (windows.window_batches or 0) // 2
+                )
             first = here is None or here.local_rank == 0  # one rank fills it for all of its node
             if windows.window_batches is None and config.lookahead != "off" and first:
                 with self.log.phase("load into page cache"):
@@ -171,7 +224,9 @@ class StoreLoaders(DiskLoaders):
 
         store, arguments = self.store, self._arguments(split, shuffle)
         sampler = self._sampler(split, store.colptr, store.row, training=shuffle)
-        loader = StoreLoader(store, sampler, labels=self.labels[split], windows=windows, **arguments)
+        loader = StoreLoader(
+            store, sampler, labels=self.labels[split], windows=windows, **arguments
+        )
         loader.spool_dir, loader.waiting = self._spool_dir, self.waiting
         loader.on_window = functools.partial(self.log.mark, "window", loader=split)
         loader.on_pass = functools.partial(self.log.mark, "pass", loader=split)
@@ -181,7 +236,8 @@ class StoreLoaders(DiskLoaders):
         """As `Loaders.eval_loader`; a loader whose windows are on disk stays, with them."""
         if (resident := self._resident.get(_EVALUATION + split)) is not None:
             return resident
-        loader = self._build(split, shuffle=False)  # for `train` too, whose loader may have its next window
+        # for `train` too, whose loader may have its next window
+        loader = self._build(split, shuffle=False)
         if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
             self._resident[_EVALUATION + split] = loader
         return loader

@@ -30,21 +30,29 @@ def open_dataset(
 ) -> Store:
     """Open a data set as a store; other data are converted first: once, in bounded memory.
 
-    Waits for another process that is converting the same data. A store of other or changed data at the place of the new
-    one is refused.
+    Waits for another process that is converting the same data. A store of other or changed data at
+    the place of the new one is refused.
 
     Args:
-        dataset: a store's folder, a folder in OGB's binary layout or of a user's own files (`open_tables`), or an
-            official name; a folder of that name comes first.
-        data_dir: the folder of official data sets, by default "dataset", and of stores made from other data, by default
-            the folder of the data.
-        undirected: with reverse edges. If omitted, a store's own setting is used, and other data are converted without.
-        feature_dtype: of a new store, "float16", "float32" or "int8"; by default the data's own, float32 for float64.
+        dataset: a store's folder, a folder in OGB's binary layout or of a user's own files
+            (`open_tables`), or an official name; a folder of that name comes first.
+        data_dir: the folder of official data sets, by default "dataset", and of stores made from
+            other data, by default the folder of the data.
+        undirected: with reverse edges. If omitted, a store's own setting is used, and other data
+            are converted without.
+        feature_dtype: of a new store, "float16", "float32" or "int8"; by default the data's own,
+            float32 for float64.
         download: fetch a missing official data set.
         say: called with the data, the place and the size of a new store.
         memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
     """
-    pending = resolve(dataset, data_dir=data_dir, undirected=undirected, feature_dtype=feature_dtype, download=download)
+    pending = resolve(
+        dataset,
+        data_dir=data_dir,
+        undirected=undirected,
+        feature_dtype=feature_dtype,
+        download=download,
+    )
     if isinstance(pending, Store):
         return pending
     with made_once(pending.target, check):
@@ -53,8 +61,13 @@ def open_dataset(
         source = pending.source()
         about = format_bytes(disk_bytes(source, pending.undirected, pending.dtype)[0])
         say(f"{pending.folder}: converting it, once, to {pending.target}, about {about}")
-        how: dict[str, Any] = {"undirected": pending.undirected, "feature_dtype": pending.dtype.name}
-        return convert(source, pending.target, memory_limit=memory_limit, progress=progress, check=check, **how)
+        how: dict[str, Any] = {
+            "undirected": pending.undirected,
+            "feature_dtype": pending.dtype.name,
+        }
+        return convert(
+            source, pending.target, memory_limit=memory_limit, progress=progress, check=check, **how
+        )
 
 
 def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractContextManager[int]:
@@ -72,17 +85,23 @@ def open_for(config: TrainConfig, **how: Any) -> Store:
 def prepare_dataset(
     dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool | None = None
 ) -> str:
-    """Return the store's folder for a notebook, made on first use: of `dataset`, or of a synthetic one if it is ""."""
+    """Return the store's folder for a notebook, made on first use: of `dataset`, or of a synthetic
+    one if it is ""."""
     if dataset:
         store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:
-        path = home(data_dir) / f"synthetic-{scale:g}-seed{seed}{'-undirected' if undirected else ''}.store"
+        path = (
+            home(data_dir)
+            / f"synthetic-{scale:g}-seed{seed}{'-undirected' if undirected else ''}.store"
+        )
         with contextlib.nullcontext() if is_store(path) else made_once(path, lambda: None):
             if not is_store(path):
                 print(f"{path}: generating it, once")
                 synthesize_store(path, scale, seed, undirected=bool(undirected))
         store = open_store(path)
-    shown = store.path.relative_to(Path.cwd()) if store.path.is_relative_to(Path.cwd()) else store.path
+    shown = (
+        store.path.relative_to(Path.cwd()) if store.path.is_relative_to(Path.cwd()) else store.path
+    )
     sizes = f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features"
     print(f"{shown}: {sizes}, {format_bytes(store.nbytes)}")
     return str(store.path)

@@ -1,6 +1,8 @@
-"""Conversion of any `Source` to a store in bounded memory: nothing of the graph's size is ever in memory.
+"""Conversion of any `Source` to a store in bounded memory: nothing of the graph's size is ever in
+memory.
 
-The CSC comes from a bucketed external sort (`graph.sort`), while a second thread converts the features.
+The CSC comes from a bucketed external sort (`graph.sort`), while a second thread converts the
+features.
 """
 
 import contextlib
@@ -33,16 +35,19 @@ from .ogb import open_raw
 FeatureDtype = Literal["float16", "float32", "int8"]
 _DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
 _KERNEL_BYTES = 96 * 2**20  # compiling the kernels
-_CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES  # chunks of features and edges, and pages not yet on disk
+# chunks of features and edges, and pages not yet on disk
+_CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES
 _MIN_WORKSPACE = 32 * 2**20
 
 Item = TypeVar("Item")
 
 
 def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield `items`, each made in another thread while the one before it is used: inflating takes half of the time."""
-    # Close it explicitly. The garbage collector may run in a thread that is just starting, where the wait for this
-    # thread's end never returns (Python 3.11 holds the lock of all threads' ends then).
+    """Yield `items`, each made in another thread while the one before it is used: inflating takes
+    half of the time."""
+    # Close it explicitly. The garbage collector may run in a thread that is just starting, where
+    # the wait for this thread's end never returns (Python 3.11 holds the lock of all threads' ends
+    # then).
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, items, None)
         while (item := following.result()) is not None:
@@ -51,9 +56,15 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 
 
 def _write(
-    source: Source, writer: StoreWriter, done: Callable[[int], object], dtype: DTypeLike, undirected: bool, space: int
+    source: Source,
+    writer: StoreWriter,
+    done: Callable[[int], object],
+    dtype: DTypeLike,
+    undirected: bool,
+    space: int,
 ) -> None:
-    """Write all arrays of a store, the features in a second thread; `space` is the memory to sort in."""
+    """Write all arrays of a store, the features in a second thread; `space` is the memory to sort
+    in."""
     splits, stop, lock = source.read_splits(), threading.Event(), threading.Lock()
     labelled, begin = NodeSet(source.num_nodes), 0
     for chunk in source.label_chunks():
@@ -68,7 +79,9 @@ def _write(
         with lock:
             done(number)
 
-    def per_node(name: str, kind: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()) -> None:
+    def per_node(
+        name: str, kind: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()
+    ) -> None:
         with writer.create(name, kind, row_shape) as out:
             for chunk in chunks:
                 out.write(chunk)
@@ -84,23 +97,35 @@ def _write(
             encode: Callable[[Array], Array] = np.asarray
             if dtype == np.int8:  # the columns' ranges take a pass of their own
                 with contextlib.closing(_ahead(source.x_chunks())) as ahead:
-                    columns = Int8Columns.covering(finite(map(surveyed, ahead), kind, where), source.num_features)
+                    columns = Int8Columns.covering(
+                        finite(map(surveyed, ahead), kind, where), source.num_features
+                    )
                 writer.entries, encode = columns.entries(), columns.encode
             with contextlib.closing(_ahead(source.x_chunks())) as ahead:
-                per_node("x", dtype, map(encode, finite(ahead, kind, where)), (source.num_features,))
+                per_node(
+                    "x", dtype, map(encode, finite(ahead, kind, where)), (source.num_features,)
+                )
         except BaseException:
             stop.set()
             raise
 
     edges = EdgeSort(
-        writer.folder, source.num_nodes, source.num_edges, undirected=undirected, workspace=space, done=count
+        writer.folder,
+        source.num_nodes,
+        source.num_edges,
+        undirected=undirected,
+        workspace=space,
+        done=count,
     )
     with ThreadPoolExecutor(1) as pool:
         features = pool.submit(write_features)
         try:
             with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
                 edges.read(ahead)
-            with writer.create("row", index_dtype(source.num_nodes)) as row, writer.create("colptr", "<i8") as colptr:
+            with (
+                writer.create("row", index_dtype(source.num_nodes)) as row,
+                writer.create("colptr", "<i8") as colptr,
+            ):
                 edges.write(row, colptr)
             per_node("y", label_dtype(source.num_classes), source.label_chunks())
             for name, nodes in splits.items():
@@ -121,15 +146,26 @@ def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -
     """Return the bytes of the finished store, at most, and of the temporary files."""
     num_pairs = source.num_edges * (2 if undirected else 1)
     item = np.dtype(index_dtype(source.num_nodes)).itemsize
-    per_node = 8 + np.dtype(label_dtype(source.num_classes)).itemsize + source.num_features * feature_dtype.itemsize
+    per_node = (
+        8
+        + np.dtype(label_dtype(source.num_classes)).itemsize
+        + source.num_features * feature_dtype.itemsize
+    )
     return source.num_nodes * per_node + num_pairs * item + 2**20, num_pairs * 2 * item
 
 
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
     """The bytes left for sorting."""
     used, available = own_memory()[0], effective_limit()[0]
-    limit = min(used + _DEFAULT_BYTES, int(0.95 * available)) if memory_limit is None else parse_bytes(memory_limit)
-    data_bytes = source.num_nodes * source.num_features * source.feature_dtype.itemsize + 16 * source.num_edges
+    limit = (
+        min(used + _DEFAULT_BYTES, int(0.95 * available))
+        if memory_limit is None
+        else parse_bytes(memory_limit)
+    )
+    data_bytes = (
+        source.num_nodes * source.num_features * source.feature_dtype.itemsize
+        + 16 * source.num_edges
+    )
     fixed = used + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + source.num_nodes // 8
     if limit < (least := fixed + _MIN_WORKSPACE):
         expected = f"at least {format_bytes(least)} to convert {source.name} (this process uses {format_bytes(used)})"
@@ -138,14 +174,19 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
 
 
 def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> Source:
-    """Return a named data set; `options` are those of `open_tables`, in OGB's layout only num_classes."""
+    """Return a named data set; `options` are those of `open_tables`, in OGB's layout only
+    num_classes."""
     name = home(name)
     if is_official(str(name)):
         official = locate_official(str(name), home(data_dir))
         if options:
-            raise InputError(f"{name}: expected no files or columns beside an official name, got {', '.join(options)}")
+            raise InputError(
+                f"{name}: expected no files or columns beside an official name, got {', '.join(options)}"
+            )
         if not official.present:
-            raise InputError(f"{official.folder}: {name} is not there: python -m ogbnlib download {name}")
+            raise InputError(
+                f"{official.folder}: {name} is not there: python -m ogbnlib download {name}"
+            )
         return open_official(official)
     if not {*options} - {"num_classes"} and not is_tables(name):
         return open_raw(name, **options)
@@ -154,29 +195,51 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
     return open_tables(name, **options)
 
 
-def from_data(data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any) -> Store:
-    """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index`, `train_mask`, `val_mask`, `test_mask`.
+def from_data(
+    data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any
+) -> Store:
+    """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index`, `train_mask`,
+    `val_mask`, `test_mask`.
 
-    Edges keep their order within a column. A message on standard error names the attributes that a store does not keep,
-    such as edge_attr.
+    Edges keep their order within a column. A message on standard error names the attributes that a
+    store does not keep, such as edge_attr.
 
     Args:
-        splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for an empty one.
+        splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for
+            an empty one.
         options: num_classes and name; and those of `convert`.
     """
     if hasattr(data, "node_types") or not hasattr(data, "to_dict"):
-        raise InputError(f"data: expected a PyG Data of one kind of node, got {type(data).__name__}")
-    masks = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
+        raise InputError(
+            f"data: expected a PyG Data of one kind of node, got {type(data).__name__}"
+        )
+    masks = (
+        {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
+    )
     required = ["edge_index", "x", "y", *masks.values()]
     values = {str(name): value for name, value in data.to_dict().items() if value is not None}
     if missing := [name for name in required if name not in values]:
-        hint = "; pass splits={'train': ids, 'valid': ids, 'test': ids}" if {*missing} & {*masks.values()} else ""
-        raise InputError(f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}")
-    if others := sorted({*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"}):
+        hint = (
+            "; pass splits={'train': ids, 'valid': ids, 'test': ids}"
+            if {*missing} & {*masks.values()}
+            else ""
+        )
+        raise InputError(
+            f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}"
+        )
+    if others := sorted(
+        {*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"}
+    ):
         print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
     if splits is None:
-        splits = {split: as_ids(values[mask], len(values["x"]), f"data.{mask}") for split, mask in masks.items()}
-    name, num_classes = options.pop("name", None) or Path(path).absolute().name, options.pop("num_classes", None)
+        splits = {
+            split: as_ids(values[mask], len(values["x"]), f"data.{mask}")
+            for split, mask in masks.items()
+        }
+    name, num_classes = (
+        options.pop("name", None) or Path(path).absolute().name,
+        options.pop("num_classes", None),
+    )
     source = from_arrays(name, values["edge_index"], values["x"], values["y"], splits, num_classes)
     return convert(source, path, **options)
 
@@ -194,32 +257,43 @@ def convert(
 ) -> Store:
     """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
 
-    Files that change meanwhile are refused. A SIGKILL leaves the hidden `.NAME.part`, which the next conversion clears.
+    Files that change meanwhile are refused. A SIGKILL leaves the hidden `.NAME.part`, which the
+    next conversion clears.
 
     Args:
-        source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an official name in the folder
-            "dataset", or any `Source`.
+        source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an
+            official name in the folder "dataset", or any `Source`.
         path: new or empty.
         undirected: add reverse edges; columns are then sorted and without repeats.
-        feature_dtype: float16 halves disk and traffic; values beyond its range are refused. int8 halves them again: 255
-            steps from a column's smallest value to its largest, which take another pass over the features. By default
-            the data set's own, float32 for float64.
-        memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beyond its present memory, or the limit
-            of the process if that is less. A memory cgroup of that size is enough, written pages included; 1 GB is
-            enough for ogbn-papers100M.
+        feature_dtype: float16 halves disk and traffic; values beyond its range are refused. int8
+            halves them again: 255 steps from a column's smallest value to its largest, which take
+            another pass over the features. By default the data set's own, float32 for float64.
+        memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beyond its present
+            memory, or the limit of the process if that is less. A memory cgroup of that size is
+            enough, written pages included; 1 GB is enough for ogbn-papers100M.
         progress: show it: a bar, in a log a line every 30 s. A function is called instead.
         check: called between chunks; its exception ends the conversion, and nothing is left behind.
     """
     source = source if isinstance(source, Source) else open_source(source)
     if feature_dtype not in (None, *get_args(FeatureDtype)):
-        raise InputError(f"feature_dtype: expected {', '.join(get_args(FeatureDtype))}, got {feature_dtype!r}")
+        raise InputError(
+            f"feature_dtype: expected {', '.join(get_args(FeatureDtype))}, got {feature_dtype!r}"
+        )
     workspace = _workspace(source, memory_limit)
-    target, x_dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or source.feature_dtype)
+    target, x_dtype = (
+        Path(os.path.realpath(home(path))),
+        np.dtype(feature_dtype or source.feature_dtype),
+    )
     check_new(target)
     final, temporary = disk_bytes(source, undirected, x_dtype)
     needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
-    check_space(target, final + temporary, f"{format_bytes(final + temporary)} of free disk space ({needed})")
-    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # int8: one more pass
+    check_space(
+        target,
+        final + temporary,
+        f"{format_bytes(final + temporary)} of free disk space ({needed})",
+    )
+    # int8: one more pass
+    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     made_of = {**source.origin, "num_nodes": source.num_nodes}
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:

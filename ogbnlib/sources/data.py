@@ -1,4 +1,5 @@
-"""A `Source` is anything that can be written as a store or in OGB's layout, such as arrays in RAM."""
+"""A `Source` is anything that can be written as a store or in OGB's layout, such as arrays in
+RAM."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,18 +19,22 @@ from ..graph.store import GraphSize, is_store
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set, read in pieces; each call begins at the first one. Damage and wrong values are an `InputError`.
+    """A data set, read in pieces; each call begins at the first one. Damage and wrong values are an
+    `InputError`.
 
     Attributes:
         feature_dtype: of the features in a store.
-        edge_chunks: yields (sources, destinations) int64, in range, at most as many at a time as its argument.
+        edge_chunks: yields (sources, destinations) int64, in range, at most as many at a time as
+            its argument.
         x_chunks: yields rows of features [n, F] in any float dtype, unchecked.
         label_chunks: yields labels: int16 or int64 [n], -1 for none.
         read_splits: returns int64 ids of `SPLITS`, in this order, unchecked.
-        node_names: returns the dtype of the nodes' names, and the names in order of the nodes; None without names.
+        node_names: returns the dtype of the nodes' names, and the names in order of the nodes; None
+            without names.
         label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
         path: the data's folder; None for data in RAM.
-        stamps: the files that are read, with their `stamp` at opening, by the names that the store's origin has.
+        stamps: the files that are read, with their `stamp` at opening, by the names that the
+            store's origin has.
         generated: the store's origin, for generated data.
     """
 
@@ -43,21 +48,30 @@ class Source:
     x_chunks: Callable[[], Iterator[Array]] = field(repr=False)
     label_chunks: Callable[[], Iterator[Array]] = field(repr=False)
     read_splits: Callable[[], dict[str, Array]] = field(repr=False)
-    node_names: Callable[[], tuple[np.dtype[Any], Iterator[Array]] | None] = field(default=lambda: None, repr=False)
+    node_names: Callable[[], tuple[np.dtype[Any], Iterator[Array]] | None] = field(
+        default=lambda: None, repr=False
+    )
     label_names: Array | None = field(default=None, repr=False)
     path: Path | None = None
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def check_unchanged(self) -> None:
-        """Refuse files that changed since they were opened: a mix of old and new data has no wrong checksum."""
+        """Refuse files that changed since they were opened: a mix of old and new data has no wrong
+        checksum."""
         for file, before in self.stamps.values():
             if not file.exists() or stamp(file) != before:
-                raise InputError(f"{file}: it changed while it was read; start again when it is complete")
+                raise InputError(
+                    f"{file}: it changed while it was read; start again when it is complete"
+                )
 
     def where(self, split: str) -> str:
         """Return the file of a split, for messages."""
-        files = [file for name, (file, _) in self.stamps.items() if split in (name, file.name.split(".")[0])]
+        files = [
+            file
+            for name, (file, _) in self.stamps.items()
+            if split in (name, file.name.split(".")[0])
+        ]
         return str(files[0]) if files else f"{self.name}, split {split}"
 
     @property
@@ -66,12 +80,17 @@ class Source:
 
     def facts(self) -> dict[str, Any]:
         """Return name and sizes, the content of meta.json."""
-        return {name: getattr(self, name) for name in ("name", "num_nodes", "num_edges", "num_features", "num_classes")}
+        return {
+            name: getattr(self, name)
+            for name in ("name", "num_nodes", "num_edges", "num_features", "num_classes")
+        }
 
     @property
     def size(self) -> GraphSize:
         num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
-        return GraphSize(**self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize)
+        return GraphSize(
+            **self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize
+        )
 
 
 def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
@@ -79,34 +98,60 @@ def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
 
 
 def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:
-    """Return the origin that a store records: the folder's path, and each file's size and mtime in ns."""
-    return {"raw": str(folder.resolve()), "files": {name: [*before[:2]] for name, (_, before) in stamps.items()}}
+    """Return the origin that a store records: the folder's path, and each file's size and mtime in
+    ns."""
+    return {
+        "raw": str(folder.resolve()),
+        "files": {name: [*before[:2]] for name, (_, before) in stamps.items()},
+    }
 
 
 def from_arrays(
-    name: str, edge_index: Any, x: Any, y: Any, splits: Mapping[str, Any], num_classes: int | None = None
+    name: str,
+    edge_index: Any,
+    x: Any,
+    y: Any,
+    splits: Mapping[str, Any],
+    num_classes: int | None = None,
 ) -> Source:
     """Check arrays or torch tensors, without a copy where possible; see `ogb.write_raw`."""
     edge_index, x, y = as_numpy(edge_index, "edge_index"), as_numpy(x, "x"), as_numpy(y, "y")
     if x.ndim != 2 or 0 in x.shape:
-        raise InputError(f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}")
+        raise InputError(
+            f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}"
+        )
     num_nodes = len(x)
     if y.shape not in {(num_nodes,), (num_nodes, 1)}:
         hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
-        raise InputError(f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}")
+        raise InputError(
+            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}"
+        )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
-        raise InputError(f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} {list(edge_index.shape)}")
+        raise InputError(
+            f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} {list(edge_index.shape)}"
+        )
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
         actual = f"{edge_index.min()} to {edge_index.max()}"
         raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
-    if num_classes is not None and not (isinstance(num_classes, Integral) and 0 < num_classes <= MAX_CLASSES):
-        raise InputError(f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}")
+    if num_classes is not None and not (
+        isinstance(num_classes, Integral) and 0 < num_classes <= MAX_CLASSES
+    ):
+        raise InputError(
+            f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}"
+        )
     labels = clean_labels(y, int(num_classes or MAX_CLASSES), "y")
     num_classes = int(num_classes or count_classes([labels], y.dtype, "y"))
-    names = sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
+    names = (
+        sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
+    )
     if names != sorted(SPLITS):
-        raise InputError(f"splits: expected a dict with train, valid (or val) and test, got {names}")
-    ids_of = {split_name(split): as_ids(ids, num_nodes, f"splits[{split!r}]") for split, ids in splits.items()}
+        raise InputError(
+            f"splits: expected a dict with train, valid (or val) and test, got {names}"
+        )
+    ids_of = {
+        split_name(split): as_ids(ids, num_nodes, f"splits[{split!r}]")
+        for split, ids in splits.items()
+    }
     ids_of = {split: ids_of[split] for split in SPLITS}
     for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
         raise InputError(f"splits[{split!r}]: {problem}")
@@ -129,23 +174,31 @@ def from_arrays(
 def as_numpy(value: Any, name: str) -> Array:
     """Return an array or a torch tensor (on any device) as numpy, without a copy where possible."""
     try:
-        value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value  # exact in float32
+        # exact in float32
+        value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
         array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name}: expected a numpy array or a torch tensor numpy can hold; {error}") from None
+        raise InputError(
+            f"{name}: expected a numpy array or a torch tensor numpy can hold; {error}"
+        ) from None
     if array.dtype.kind not in "fiub":
         raise InputError(f"{name}: expected numbers, got {array.dtype}")
     return array
 
 
 def as_ids(values: Any, num_nodes: int, name: str) -> Array:
-    """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros and ones."""
+    """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros
+    and ones."""
     ids = as_numpy(values, name)
     # Two whole numbers may be ids.
-    if ids.shape == (num_nodes,) and (ids.dtype.kind == "b" or (num_nodes > 2 and np.isin(ids, (0, 1)).all())):
+    if ids.shape == (num_nodes,) and (
+        ids.dtype.kind == "b" or (num_nodes > 2 and np.isin(ids, (0, 1)).all())
+    ):
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        hint = f"; of several masks pass one as splits, such as {name}[:, 0]" if ids.ndim == 2 else ""
+        hint = (
+            f"; of several masks pass one as splits, such as {name}[:, 0]" if ids.ndim == 2 else ""
+        )
         expected = f"expected node ids [n] or a mask of {num_nodes} booleans"
         raise InputError(f"{name}: {expected}, got {ids.dtype} {list(ids.shape)}{hint}")
     return ids.astype(np.int64)
@@ -160,7 +213,12 @@ _ENDINGS = (".npy", ".parquet", ".csv", ".csv.gz")
 
 
 def _candidates(folder: Path, role: str) -> list[Path]:
-    return [file for name in ROLE_NAMES[role] for end in _ENDINGS if (file := folder / f"{name}{end}").is_file()]
+    return [
+        file
+        for name in ROLE_NAMES[role]
+        for end in _ENDINGS
+        if (file := folder / f"{name}{end}").is_file()
+    ]
 
 
 def is_tables(folder: StrPath) -> bool:
@@ -169,7 +227,9 @@ def is_tables(folder: StrPath) -> bool:
     return not is_store(folder) and any(_candidates(folder, role) for role in ("edges", "features"))
 
 
-def find_files(folder: StrPath, chosen: Mapping[str, StrPath | None] | None = None) -> dict[str, Path]:
+def find_files(
+    folder: StrPath, chosen: Mapping[str, StrPath | None] | None = None
+) -> dict[str, Path]:
     """Return the file of each role: the `chosen` one, or the one of that name in `folder`."""
     folder, files = home(folder), dict[str, Path]()
     own = {role: home(file) for role, file in (chosen or {}).items() if file is not None}
@@ -181,21 +241,34 @@ def find_files(folder: StrPath, chosen: Mapping[str, StrPath | None] | None = No
     for role in (role for role in ROLE_NAMES if role not in skipped):
         candidates = [own[role]] if role in own else _candidates(folder, role)
         if len(candidates) > 1:
-            raise InputError(f"{folder}: expected one file of {role}, found {', '.join(f.name for f in candidates)}")
+            raise InputError(
+                f"{folder}: expected one file of {role}, found {', '.join(f.name for f in candidates)}"
+            )
         for file in candidates:
             if not file.is_file() or not file.name.endswith(_ENDINGS):
-                raise InputError(f"{file}: expected a file of {role} ({', '.join(_ENDINGS)}), found none")
+                raise InputError(
+                    f"{file}: expected a file of {role} ({', '.join(_ENDINGS)}), found none"
+                )
             files[role] = file
     if "splits" in files and {*SPLITS} & {*files}:
         raise InputError(f"{folder}: expected either splits or train, valid and test, found both")
     required = ("edges", "features", "labels", *(() if "splits" in files else SPLITS))
     if missing := [role for role in required if role not in {*files, *skipped}]:
-        hint = "; without features convert with --features ones, or degree" if "features" in missing else ""
-        raise InputError(f"{folder}: expected files of {', '.join(missing)} ({', '.join(_ENDINGS)}), found none{hint}")
+        hint = (
+            "; without features convert with --features ones, or degree"
+            if "features" in missing
+            else ""
+        )
+        raise InputError(
+            f"{folder}: expected files of {', '.join(missing)} ({', '.join(_ENDINGS)}), found none{hint}"
+        )
     return files
 
 
 def stored_dtype(features: Path | None) -> np.dtype[Any]:
-    """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else float32."""
-    is_half = features is not None and features.suffix == ".npy" and load(features).dtype == np.float16
+    """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else
+    float32."""
+    is_half = (
+        features is not None and features.suffix == ".npy" and load(features).dtype == np.float16
+    )
     return np.dtype(np.float16 if is_half else np.float32)

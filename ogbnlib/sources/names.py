@@ -1,4 +1,5 @@
-"""Names of data sets: each means a store, or data that `catalog` converts to one once; and their sizes.
+"""Names of data sets: each means a store, or data that `catalog` converts to one once; and their
+sizes.
 
 The store is `NAME.store` (`NAME-undirected.store`, `-float16`) next to the data, or in `data_dir`.
 """
@@ -43,7 +44,8 @@ def resolve(
     feature_dtype: str | None = None,
     download: bool = False,
 ) -> Store | Pending:
-    """Return the store that a name means, or the data to convert, after all checks of `open_dataset`."""
+    """Return the store that a name means, or the data to convert, after all checks of
+    `open_dataset`."""
     dataset = str(home(dataset))
     data_dir = None if data_dir is None else home(data_dir)
     if is_store(dataset):
@@ -77,7 +79,9 @@ def resolve(
         return open_tables(folder)
 
     dtype = own if feature_dtype is None else np.dtype(feature_dtype)
-    name = folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
+    name = (
+        folder.name + ("-undirected" if undirected else "") + (f"-{dtype}" if dtype != own else "")
+    )
     target = (folder.parent if data_dir is None else data_dir) / f"{name}.store"
     pending = Pending(folder, find, size, source, target, bool(undirected), dtype)
     if (store_of_it := existing(pending)) is not None:
@@ -87,47 +91,67 @@ def resolve(
     check_new(target)
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise InputError(f"{target}: the data set's store can't be written here; pass data_dir, a folder of your own")
+        raise InputError(
+            f"{target}: the data set's store can't be written here; pass data_dir, a folder of your own"
+        )
     return pending
 
 
 def existing(pending: Pending) -> Store | None:
-    """The store that was made of a data set before, whose raw files may be deleted if it is official; or None."""
+    """The store that was made of a data set before, whose raw files may be deleted if it is
+    official; or None."""
     if not is_store(pending.target):
         return None
     store = open_store(pending.target)
     raw, files = store.origin.get("raw"), store.origin.get("files")
-    now = origin_of(pending.folder, stamped(pending.find(pending.folder))) if pending.folder.exists() else store.origin
+    now = (
+        origin_of(pending.folder, stamped(pending.find(pending.folder)))
+        if pending.folder.exists()
+        else store.origin
+    )
     if files != now.get("files"):
         if raw != now["raw"]:
-            raise InputError(f"{store.path}: expected the store of {pending.folder}, found one of {raw}; move it away")
+            raise InputError(
+                f"{store.path}: expected the store of {pending.folder}, found one of {raw}; move it away"
+            )
         hint = "delete the store to convert the data again, or name the store as the data set to keep the old data"
         raise InputError(f"{pending.folder}: it changed since {store.path} was made of it; {hint}")
     if (store.undirected, store.feature_dtype) != (pending.undirected, pending.dtype):
-        expected = f"expected a store with undirected={pending.undirected}, {pending.dtype} features"
-        raise InputError(f"{store.path}: {expected}, found another; move it away, or name it as the data set")
+        expected = (
+            f"expected a store with undirected={pending.undirected}, {pending.dtype} features"
+        )
+        raise InputError(
+            f"{store.path}: {expected}, found another; move it away, or name it as the data set"
+        )
     return store
 
 
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
     if undirected not in (None, store.undirected):
-        store_has = f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
-        raise InputError(f"undirected: {store_has}, asked for was {undirected}; name the store's original data")
+        store_has = (
+            f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
+        )
+        raise InputError(
+            f"undirected: {store_has}, asked for was {undirected}; name the store's original data"
+        )
 
 
 def locate(dataset: str, **options: Any) -> GraphSize:
     """Check a data set and return its sizes; nothing is written or downloaded.
 
-    Before the store exists, sizes are those of the data, with the `feature_itemsize` of the store. `options` are
-    data_dir, undirected, feature_dtype and download of `open_dataset`.
+    Before the store exists, sizes are those of the data, with the `feature_itemsize` of the store.
+    `options` are data_dir, undirected, feature_dtype and download of `open_dataset`.
     """
     if isinstance(data := resolve(dataset, **options), Store):
         return data.size
-    return dataclasses.replace(data.size or data.source().size, feature_itemsize=data.dtype.itemsize)
+    return dataclasses.replace(
+        data.size or data.source().size, feature_itemsize=data.dtype.itemsize
+    )
 
 
 def size_of(dataset: str, **options: Any) -> GraphSize:
-    """Return the sizes of a data set for planning: those of `locate`, or the known ones of an official data set."""
+    """Return the sizes of a data set for planning: those of `locate`, or the known ones of an
+    official data set."""
     known = KNOWN.get(dataset) if is_official(dataset) else None
     try:
         size = locate(dataset, **options)
@@ -139,7 +163,8 @@ def size_of(dataset: str, **options: Any) -> GraphSize:
 
 
 def options_of(config: TrainConfig) -> dict[str, Any]:
-    rounded = config.on_disk and config.feature_dtype != "float32"  # in RAM it is rounded on reading
+    # in RAM it is rounded on reading
+    rounded = config.on_disk and config.feature_dtype != "float32"
     values = {name: getattr(config, name) for name in ("data_dir", "undirected", "download")}
     return values | {"feature_dtype": config.feature_dtype if rounded else None}
 
@@ -157,17 +182,26 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     if size.stored == "store":
         _check_direction(size, config.undirected)
     if config.propagated and size.hops not in (None, config.hops):
-        raise InputError(f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops")
+        raise InputError(
+            f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops"
+        )
     if not config.propagated and size.hops is not None:
-        raise InputError(f"loading: {size.name} has propagated features and no edges: set loading=propagated")
+        raise InputError(
+            f"loading: {size.name} has propagated features and no edges: set loading=propagated"
+        )
 
 
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
     """Refuse wrong parameters of a propagation, and a data set without edges."""
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
         raise InputError(f"hops: expected a number of hops, at least 1, got {hops!r}")
-    for name, value, known in (("norm", norm, ("row", "sym", "none")), ("nodes", nodes, ("labelled", "all"))):
+    for name, value, known in (
+        ("norm", norm, ("row", "sym", "none")),
+        ("nodes", nodes, ("labelled", "all")),
+    ):
         if value not in known:
             raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
     if size.hops is not None:
-        raise InputError(f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges")
+        raise InputError(
+            f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges"
+        )

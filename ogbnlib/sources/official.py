@@ -25,15 +25,20 @@ from .data import Source, from_arrays, stamped
 from .ogb import layout_files, open_raw, read_split_files
 
 
-def _known(name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int) -> GraphSize:
+def _known(
+    name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int
+) -> GraphSize:
     both = name in ("ogbn-products", "ogbn-proteins")
     stored: Literal["raw", "csv"] = "raw" if name == "ogbn-papers100M" else "csv"
     splits = dict(zip(SPLITS, seeds, strict=True))
-    return GraphSize(name, nodes, edges * (2 if both else 1), features, classes, splits, both, stored)
+    return GraphSize(
+        name, nodes, edges * (2 if both else 1), features, classes, splits, both, stored
+    )
 
 
-# Open Graph Benchmark (Hu et al., NeurIPS 2020), table 2 and the pages of its data sets. OGB adds the reverse edges of
-# products and proteins on reading. mag: only papers and their citations; proteins: no node features, 112 labels.
+# Open Graph Benchmark (Hu et al., NeurIPS 2020), table 2 and the pages of its data sets. OGB adds
+# the reverse edges of products and proteins on reading. mag: only papers and their citations;
+# proteins: no node features, 112 labels.
 KNOWN = {
     size.name: size
     for size in (
@@ -41,7 +46,9 @@ KNOWN = {
         _known("ogbn-products", 2_449_029, 61_859_140, 100, 47, 196_615, 39_323, 2_213_091),
         _known("ogbn-mag", 736_389, 5_416_271, 128, 349, 629_571, 64_879, 41_939),
         _known("ogbn-proteins", 132_534, 39_561_252, 0, 112, 86_619, 21_236, 24_679),
-        _known("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338),
+        _known(
+            "ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338
+        ),
     )
 }
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
@@ -59,11 +66,13 @@ class Located:
     num_classes: int
 
 
-def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True) -> Path:
+def fetch(
+    name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True
+) -> Path:
     """Return the folder of an official data set under `root`, downloaded if it is missing.
 
-    ogb's download asks on the terminal, PyG's starts again at the first byte; this one asks nothing and is resumed. The
-    folder appears whole or not at all.
+    ogb's download asks on the terminal, PyG's starts again at the first byte; this one asks nothing
+    and is resumed. The folder appears whole or not at all.
     """
     located = locate_official(name, home(root))
     if located.present:
@@ -78,27 +87,53 @@ def fetch(name: str, root: StrPath, say: Callable[[str], object] = print, *, pro
     ):
         have = archive.stat().st_size if archive.exists() else 0
         try:
-            request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+            request = urllib.request.Request(
+                url, headers={"Range": f"bytes={have}-"} if have else {}
+            )
             with urllib.request.urlopen(request, timeout=60) as answer:
                 have = have if answer.status == 206 else 0
                 size = int(answer.headers.get("Content-Length") or 0)
                 needed = size + have + size  # the archive and its content
                 fetched = f"{format_bytes(size)} to fetch after {format_bytes(have)}"
                 say(f"{url}: {fetched}; needs {format_bytes(needed)} of disk")
-                check_space(folder.parent, needed, f"{format_bytes(needed)} of free disk space to unpack {url}")
-                with open(archive, "ab" if have else "wb") as out, counted("download", size, progress) as done:
+                check_space(
+                    folder.parent,
+                    needed,
+                    f"{format_bytes(needed)} of free disk space to unpack {url}",
+                )
+                with (
+                    open(archive, "ab" if have else "wb") as out,
+                    counted("download", size, progress) as done,
+                ):
                     while piece := answer.read(2**20):
                         out.write(piece)
                         done(len(piece))
             if archive.stat().st_size < have + size:
-                raise ConnectionError(f"it ended after {archive.stat().st_size} of {have + size} bytes")
-        except (urllib.error.URLError, ConnectionError, TimeoutError, http.client.HTTPException) as error:
+                raise ConnectionError(
+                    f"it ended after {archive.stat().st_size} of {have + size} bytes"
+                )
+        except (
+            urllib.error.URLError,
+            ConnectionError,
+            TimeoutError,
+            http.client.HTTPException,
+        ) as error:
             if getattr(error, "code", None) != 416 or not have:  # 416: nothing is missing
-                text = f"download: {url} could not be fetched ({error}); the next attempt resumes it"
+                text = (
+                    f"download: {url} could not be fetched ({error}); the next attempt resumes it"
+                )
                 raise InputError(text) from None
         try:
-            shown, damaged = "auto" if progress else "none", naming(url, "a sound .zip file", "download it again")
-            with damaged, doing("unpack", shown), naming(beside), zipfile.ZipFile(archive) as packed:
+            shown, damaged = (
+                "auto" if progress else "none",
+                naming(url, "a sound .zip file", "download it again"),
+            )
+            with (
+                damaged,
+                doing("unpack", shown),
+                naming(beside),
+                zipfile.ZipFile(archive) as packed,
+            ):
                 packed.extractall(beside)
         except InputError:
             archive.unlink()
@@ -114,7 +149,8 @@ def is_official(name: str) -> bool:
 
 
 def locate_official(name: str, root: StrPath) -> Located:
-    """Do all checks of `open_official` without reading or downloading anything; imports neither torch nor ogb."""
+    """Do all checks of `open_official` without reading or downloading anything; imports neither
+    torch nor ogb."""
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
         head, *lines = csv.reader(file)
@@ -123,13 +159,18 @@ def locate_official(name: str, root: StrPath) -> Located:
         raise InputError(f"dataset: {unknown_name(name, table, 'official data set')}")
     meta = table[name]
     if meta["is hetero"] == "True" or meta["eval metric"] != "acc":
-        raise InputError(f"dataset: {name}: only data sets of one kind of node with accuracy as the metric can be used")
+        raise InputError(
+            f"dataset: {name}: only data sets of one kind of node with accuracy as the metric can be used"
+        )
     folder, binary = Path(root) / name.replace("-", "_"), meta["binary"] == "True"
     files = ["raw/data.npz"]
     if not binary:
         raw = ("edge", "node-feat", "node-label")
-        files = [f"raw/{part}.csv.gz" for part in raw] + [f"split/{meta['split']}/{split}.csv.gz" for split in SPLITS]
-        files += [f"RELEASE_v{meta['version']}.txt"]  # without it ogb takes the data set for outdated
+        files = [f"raw/{part}.csv.gz" for part in raw] + [
+            f"split/{meta['split']}/{split}.csv.gz" for split in SPLITS
+        ]
+        # without it ogb takes the data set for outdated
+        files += [f"RELEASE_v{meta['version']}.txt"]
     missing = [file for file in files if not (folder / file).is_file()]
     if folder.exists() and missing:
         remedy = "move it away and download it again"
@@ -149,9 +190,13 @@ def open_official(located: Located) -> Source:
     stamps, raw = stamped(layout_files(folder)), folder / "raw"
     edges, x = _table(raw / "edge.csv.gz", "iu", columns=2), _table(raw / "node-feat.csv.gz", "fiu")
     labels = _table(raw / "node-label.csv.gz", "fiu")
-    if located.meta["add_inverse_edge"] == "True":  # each edge before its reverse, in the order of ogb's reader
+    # each edge before its reverse, in the order of ogb's reader
+    if located.meta["add_inverse_edge"] == "True":
         edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
-    splits, x = read_split_files(folder / "split" / located.meta["split"]), x.astype(np.float32, copy=False)
+    splits, x = (
+        read_split_files(folder / "split" / located.meta["split"]),
+        x.astype(np.float32, copy=False),
+    )
     try:
         source = from_arrays(located.name, edges.T, x, labels, splits, located.num_classes)
     except InputError as error:
@@ -165,7 +210,13 @@ def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
 
     with naming(file, "numbers, gzipped", "download the data set again"):
         table = pd.read_csv(file, compression="gzip", header=None)
-    if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (columns or table.shape[1]):
-        expected = f"{columns or ''} columns of {'whole ' * (kinds == 'iu')}numbers without a header line"
-        raise InputError(f"{file}: expected {expected}, found other content; download the data set again")
+    if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (
+        columns or table.shape[1]
+    ):
+        expected = (
+            f"{columns or ''} columns of {'whole ' * (kinds == 'iu')}numbers without a header line"
+        )
+        raise InputError(
+            f"{file}: expected {expected}, found other content; download the data set again"
+        )
     return table.to_numpy()

@@ -1,6 +1,7 @@
 """OGB's on-disk layout of ogbn-papers100M: read in pieces, and written from any `Source`.
 
-OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over; nothing here holds a member.
+OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over; nothing here holds a
+member.
 """
 
 import gzip
@@ -21,7 +22,11 @@ from .data import Source, from_arrays, stamped
 
 def layout_files(folder: Path) -> dict[str, Path]:
     """Return the files of a data set in one of OGB's layouts, by their path in it."""
-    files = [*sorted((folder / "raw").rglob("*")), *sorted((folder / "split").rglob("*")), folder / "meta.json"]
+    files = [
+        *sorted((folder / "raw").rglob("*")),
+        *sorted((folder / "split").rglob("*")),
+        folder / "meta.json",
+    ]
     return {str(file.relative_to(folder)): file for file in files if file.is_file()}
 
 
@@ -32,7 +37,9 @@ def split_folder(path: Path) -> Path:
         return time
     if len(folders) != 1:
         names = sorted(entry.name for entry in folders)
-        raise InputError(f"{path / 'split'}: expected a folder named time, or just one, found {names}")
+        raise InputError(
+            f"{path / 'split'}: expected a folder named time, or just one, found {names}"
+        )
     return folders[0]
 
 
@@ -54,7 +61,11 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     `num_classes` is by default that of meta.json and, without one, the largest label plus one.
     """
     path = home(path)
-    data, labels, stamps = path / "raw" / "data.npz", path / "raw" / "node-label.npz", stamped(layout_files(path))
+    data, labels, stamps = (
+        path / "raw" / "data.npz",
+        path / "raw" / "node-label.npz",
+        stamped(layout_files(path)),
+    )
     if not path.is_dir():
         raise InputError(f"{path}: expected a data set folder, found no such folder{whereabouts()}")
     if not data.is_file():
@@ -62,24 +73,40 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         if (path / META).is_file():
             content, hint = "a store", "; name it as the data set, it needs no conversion"
         elif (path / "raw" / "edge.csv.gz").is_file():
-            content, hint = "OGB's csv layout", "; pass its official name, such as ogbn-arxiv, and data_dir"
+            content, hint = (
+                "OGB's csv layout",
+                "; pass its official name, such as ogbn-arxiv, and data_dir",
+            )
         raise InputError(f"{path}: expected raw/data.npz in it, found {content}{hint}")
     shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
     for name, kinds in {"edge_index": "iu", "node_label": "fiu", "node_feat": "f"}.items():
         with Member(labels if name == "node_label" else data, name) as member:
             shapes[name], dtypes[name] = member.shape, member.dtype
         if member.dtype.kind not in kinds:
-            raise InputError(f"{member.where}: expected numpy's kind {' or '.join(kinds)}, found {member.dtype}")
+            raise InputError(
+                f"{member.where}: expected numpy's kind {' or '.join(kinds)}, found {member.dtype}"
+            )
     shape, dtype = shapes["node_feat"], dtypes["node_feat"]
     if len(shape) != 2 or 0 in shape:
-        raise InputError(f"{member.where}: expected [N, F] of at least one node and one feature, found shape {shape}")
+        raise InputError(
+            f"{member.where}: expected [N, F] of at least one node and one feature, found shape {shape}"
+        )
     if member.fortran_order and 1 not in shape:
-        expected_order = "expected rows (C order), found columns (Fortran order); save np.ascontiguousarray"
+        expected_order = (
+            "expected rows (C order), found columns (Fortran order); save np.ascontiguousarray"
+        )
         raise InputError(f"{member.where}: {expected_order}")
     num_nodes, num_edges = shape[0], shapes["edge_index"][-1]
-    if shapes["edge_index"] != (2, num_edges) or shapes["node_label"] not in {(num_nodes,), (num_nodes, 1)}:
-        raise InputError(f"{path / 'raw'}: expected arrays of {num_nodes} nodes, found shapes {shapes}")
-    if missing := [name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()]:
+    if shapes["edge_index"] != (2, num_edges) or shapes["node_label"] not in {
+        (num_nodes,),
+        (num_nodes, 1),
+    }:
+        raise InputError(
+            f"{path / 'raw'}: expected arrays of {num_nodes} nodes, found shapes {shapes}"
+        )
+    if missing := [
+        name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()
+    ]:
         raise InputError(f"{split_folder(path)}: expected {missing[0]}.csv.gz, found none")
     file = path / "meta.json"
     with naming(file, "a JSON object"):
@@ -90,13 +117,19 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         with Member(labels, "node_label") as member:
             step = npz.CHUNK_BYTES // member.dtype.itemsize
             for begin in range(0, num_nodes, step):
-                yield clean_labels(member.read(min(step, num_nodes - begin)), num_classes, member.where, begin)
+                yield clean_labels(
+                    member.read(min(step, num_nodes - begin)), num_classes, member.where, begin
+                )
             member.finish()
 
     if num_classes is None:
-        num_classes = count_classes(label_chunks(MAX_CLASSES), dtypes["node_label"], f"{labels}, member node_label")
+        num_classes = count_classes(
+            label_chunks(MAX_CLASSES), dtypes["node_label"], f"{labels}, member node_label"
+        )
     if not isinstance(num_classes, int) or not 1 <= num_classes <= MAX_CLASSES:
-        raise InputError(f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {num_classes}")
+        raise InputError(
+            f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {num_classes}"
+        )
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         # Row 1 of a [2, E] array starts halfway: a second stream, wound forward, follows the first.
@@ -112,9 +145,13 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
                     src, dst = first.read(count), second.read(count)
                 src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
                 if min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= num_nodes:
-                    bad = np.flatnonzero((np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= num_nodes))[0]
+                    bad = np.flatnonzero(
+                        (np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= num_nodes)
+                    )[0]
                     edge = f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
-                    raise InputError(f"{first.where}: expected node ids from 0 to {num_nodes - 1}, found {edge}")
+                    raise InputError(
+                        f"{first.where}: expected node ids from 0 to {num_nodes - 1}, found {edge}"
+                    )
                 yield src, dst
             (first if paired else second).finish()
 
@@ -133,8 +170,11 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     )  # fmt: skip
 
 
-def write_layout(folder: Path, source: Source, done: Callable[[int], object] = lambda count: None) -> None:
-    """Write any `Source` as OGB's binary layout, unchecked; `done` is called with the bytes of each chunk."""
+def write_layout(
+    folder: Path, source: Source, done: Callable[[int], object] = lambda count: None
+) -> None:
+    """Write any `Source` as OGB's binary layout, unchecked; `done` is called with the bytes of each
+    chunk."""
     for part in ("raw", "split/time", "processed"):  # ogb saves into processed/ without making it
         (folder / part).mkdir(parents=True)
     num_nodes, num_edges = source.num_nodes, source.num_edges
@@ -152,15 +192,22 @@ def write_layout(folder: Path, source: Source, done: Callable[[int], object] = l
         "num_edges_list": ((1,), np.int64, [np.array([num_edges])]),
     }
     npz.write_npz(folder / "raw" / "data.npz", data)
-    labels = (np.where(chunk < 0, np.float32("nan"), chunk.astype(np.float32)) for chunk in source.label_chunks())
-    npz.write_npz(folder / "raw" / "node-label.npz", {"node_label": ((num_nodes, 1), np.float32, labels)})
+    labels = (
+        np.where(chunk < 0, np.float32("nan"), chunk.astype(np.float32))
+        for chunk in source.label_chunks()
+    )
+    npz.write_npz(
+        folder / "raw" / "node-label.npz", {"node_label": ((num_nodes, 1), np.float32, labels)}
+    )
     for split, ids in source.read_splits().items():
         with (
             open(folder / "split" / "time" / f"{split}.csv.gz", "wb") as file,
-            gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,  # no name, no time: same ids, same bytes
+            # no name, no time: same ids, same bytes
+            gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
         ):
             packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
-    (folder / "RELEASE_v1.txt").touch()  # ogb asks on the terminal whether to update when it is missing
+    # ogb asks on the terminal whether to update when it is missing
+    (folder / "RELEASE_v1.txt").touch()
     write_json(folder / "meta.json", source.facts())
 
 
@@ -175,12 +222,14 @@ def write_raw(
     num_classes: int | None = None,
     name: str | None = None,
 ) -> Source:
-    """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes open it too.
+    """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes
+    open it too.
 
     Everything is checked before anything is written, and the folder appears whole or not at all.
 
     Args:
-        edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor, as the others.
+        edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor,
+            as the others.
         x: features [N, F], finite; stored as float32.
         y: labels [N] or [N, 1]: -1 or NaN where there is none.
         splits: node ids, or boolean masks over all nodes, of train, valid and test.

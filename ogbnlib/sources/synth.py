@@ -1,9 +1,11 @@
-"""A synthetic ogbn-papers100M at any scale, written straight to disk in memory bounded by a chunk; imports no torch.
+"""A synthetic ogbn-papers100M at any scale, written straight to disk in memory bounded by a chunk;
+imports no torch.
 
-Every random draw is a hash of (seed, stream, node, k), splitmix64 (Steele et al., OOPSLA 2014), so any part of the
-graph can be drawn alone. Papers appear in time, `BLOCK` at once; the slot in a block gives the class. A paper cites
-recent or any older ones, mostly of its own class and of its own field, if there are more than `_FIELD` papers. Features
-are a class mean in a low-rank space plus noise.
+Every random draw is a hash of (seed, stream, node, k), splitmix64 (Steele et al., OOPSLA 2014), so
+any part of the graph can be drawn alone. Papers appear in time, `BLOCK` at once; the slot in a
+block gives the class. A paper cites recent or any older ones, mostly of its own class and of its
+own field, if there are more than `_FIELD` papers. Features are a class mean in a low-rank space
+plus noise.
 """
 
 import math
@@ -28,23 +30,28 @@ from .ogb import open_raw, write_layout
 PAPERS = KNOWN["ogbn-papers100M"]
 BLOCK = 1024  # papers that appear at once; also the finest class size
 _NODES = 2**15  # per chunk: 16 MB of features
-_PERIODS = {"train": (0.2, 0.7), "valid": (0.7, 0.82), "test": (0.82, 1.0)}  # of all papers, in order of time
-# Tuned at scale 0.01 with an MLP on [x, Ax, AAx]: accuracy 0.21 on features alone, 0.40 with one hop, 0.47 with two;
-# with reverse edges 0.58 and 0.68. For papers100M, 0.49 and 0.63-0.66 are reported (pyg-team#9386).
+# of all papers, in order of time
+_PERIODS = {"train": (0.2, 0.7), "valid": (0.7, 0.82), "test": (0.82, 1.0)}
+# Tuned at scale 0.01 with an MLP on [x, Ax, AAx]: accuracy 0.21 on features alone, 0.40 with one
+# hop, 0.47 with two; with reverse edges 0.58 and 0.68. For papers100M, 0.49 and 0.63-0.66 are
+# reported (pyg-team#9386).
 _HOMOPHILY = 0.58  # share of citations within the class, in addition to those by chance
-_RECENT, _RECENT_SPAN = 0.65, 0.03  # share of citations to recent papers, and their mean age as a part of all time
+# share of citations to recent papers, and their mean age as a part of all time
+_RECENT, _RECENT_SPAN = 0.65, 0.03
 _AGE_POWER = 2.0  # other citations go to the time t * U**2: old papers collect more
 _FAME_POWER = 2.5  # within a block and class, U**2.5 picks the paper: few collect most
 _DEGREE_SIGMA = 0.9  # references per paper are log-normal
 _SIGNAL, _RANK = 2.4, 16  # length and dimension of class means, in units of the noise per feature
 _ZIPF = 0.7  # the share of the r-th largest class is about (r + 2) ** -0.7
 _LABEL_NOISE = 0.25  # share of papers with a random label
-# The labelled papers, arXiv's, are of one field of this many papers, every k-th block, at any scale that has more. Of
-# the citations, 95 % stay within it, or outside; those within it go to fewer papers. So a batch of [10, 10, 10] x 1024
-# with reverse edges draws 61 % of the 1,137,664 possible nodes at scale 0.02 and at 0.1. In the real data set it is
-# 59 %, 669,000 (dgl's examples/graphbolt/disk_based_feature). Without a field, 0.1 gave 82 %.
+# The labelled papers, arXiv's, are of one field of this many papers, every k-th block, at any scale
+# that has more. Of the citations, 95 % stay within it, or outside; those within it go to fewer
+# papers. So a batch of [10, 10, 10] x 1024 with reverse edges draws 61 % of the 1,137,664 possible
+# nodes at scale 0.02 and at 0.1. In the real data set it is 59 %, 669,000 (dgl's
+# examples/graphbolt/disk_based_feature). Without a field, 0.1 gave 82 %.
 _FIELD, _LOYALTY, _FIELD_FAME_POWER = 2_500_000, 0.95, 5.0
-_NUM_STREAMS = 9  # of draws: degree, recent, age, within class, slot, label, noise label, feature, split
+# of draws: degree, recent, age, within class, slot, label, noise label, feature, split
+_NUM_STREAMS = 9
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -101,7 +108,8 @@ def _citations(begin, end, keys, order, degrees, slot_class, class_slot, shape, 
             low, high = 0, 1024
             if _uniform(_draw(keys[3], j, k)) < homophily:
                 low, high = class_slot[slot_class[slot]], class_slot[slot_class[slot] + 1]
-            # The famous papers differ from block to block, or the same slots would be the hubs of all time.
+            # The famous papers differ from block to block, or the same slots would be the hubs of
+            # all time.
             fame = int(_uniform(_draw(keys[4], j, k)) ** power * (high - low))
             turn = _draw(keys[4], target, 1_000_003) % np.uint64(high - low)
             to = low + (fame + np.int64(turn)) % (high - low)
@@ -125,7 +133,8 @@ def _label(ids, keys, order, slot_class, noise, out):  # type: ignore[no-untyped
 def _features(begin, end, keys, order, slot_class, means, out):  # type: ignore[no-untyped-def]
     """Class mean plus noise: the sum of four 16-bit uniforms, of mean 131,070 and deviation 37,837.
 
-    Rounded to multiples of 2**-8, which float16 holds exactly: compressed, that is half the size in half the time.
+    Rounded to multiples of 2**-8, which float16 holds exactly: compressed, that is half the size in
+    half the time.
     """
     num_nodes, _, inverse, shift = order
     low = np.uint64(0xFFFF)
@@ -134,15 +143,25 @@ def _features(begin, end, keys, order, slot_class, means, out):  # type: ignore[
         label, key = slot_class[j % 1024], _draw(keys[7], j, 0)
         for f in range(out.shape[1]):
             raw = mix(key + np.uint64(f) * GAMMA)
-            four = (raw & low) + (raw >> np.uint64(16) & low) + (raw >> np.uint64(32) & low) + (raw >> np.uint64(48))
+            four = (
+                (raw & low)
+                + (raw >> np.uint64(16) & low)
+                + (raw >> np.uint64(32) & low)
+                + (raw >> np.uint64(48))
+            )
             value = means[label, f] + (np.float64(four) - 131070.0) / 37837.0
             out[v - begin, f] = np.rint(value * 256.0) / 256.0
 
 
-def _citations_like(path: StrPath, scale: float, seed: int, num_features: int, num_classes: int) -> Source:
+def _citations_like(
+    path: StrPath, scale: float, seed: int, num_features: int, num_classes: int
+) -> Source:
     """The generated data set; the kernels' lookup tables take a few hundred kB at any scale."""
     limits = {"scale": (scale, 0, 1), "seed": (seed, 0, math.inf)}
-    limits |= {"num_features": (num_features, 1, 2**16), "num_classes": (num_classes, 2, BLOCK // 2)}
+    limits |= {
+        "num_features": (num_features, 1, 2**16),
+        "num_classes": (num_classes, 2, BLOCK // 2),
+    }
     for name, (value, low, high) in limits.items():
         kinds = int | float if name == "scale" else int
         if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
@@ -151,22 +170,44 @@ def _citations_like(path: StrPath, scale: float, seed: int, num_features: int, n
     split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
     if num_nodes < least or min(split_sizes.values()) < 1:
         smallest = f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split)"
-        raise InputError(f"scale: expected at least {smallest}, got {scale!r}, which makes {num_nodes} nodes")
+        raise InputError(
+            f"scale: expected at least {smallest}, got {scale!r}, which makes {num_nodes} nodes"
+        )
     random = np.random.default_rng(seed)
     keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
     # N, a multiplier, its inverse modulo N, and a shift: id = (time * multiplier + shift) mod N.
-    multiplier = int(num_nodes * 0.6180339887)  # the golden section spreads neighbors in time over all ids
+    # the golden section spreads neighbors in time over all ids
+    multiplier = int(num_nodes * 0.6180339887)
     while math.gcd(multiplier, num_nodes) != 1:
         multiplier += 1
-    order = np.array([num_nodes, multiplier, pow(multiplier, -1, num_nodes), int(random.integers(num_nodes))], np.int64)
+    order = np.array(
+        [num_nodes, multiplier, pow(multiplier, -1, num_nodes), int(random.integers(num_nodes))],
+        np.int64,
+    )
     quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
-    degrees = quantile / quantile.mean() * (PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK))
+    degrees = (
+        quantile
+        / quantile.mean()
+        * (PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK))
+    )
     weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
     sizes = 1 + np.floor(weights / weights.sum() * (BLOCK - num_classes)).astype(np.int64)
     sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
-    slot_class, class_slot = np.repeat(np.arange(num_classes), sizes), np.concatenate([[0], np.cumsum(sizes)])
+    slot_class, class_slot = (
+        np.repeat(np.arange(num_classes), sizes),
+        np.concatenate([[0], np.cumsum(sizes)]),
+    )
     field_blocks = max(1, num_nodes // _FIELD)
-    shape = (_HOMOPHILY, _RECENT, _RECENT_SPAN, _AGE_POWER, _FAME_POWER, field_blocks, _LOYALTY, _FIELD_FAME_POWER)
+    shape = (
+        _HOMOPHILY,
+        _RECENT,
+        _RECENT_SPAN,
+        _AGE_POWER,
+        _FAME_POWER,
+        field_blocks,
+        _LOYALTY,
+        _FIELD_FAME_POWER,
+    )
     rank = min(_RANK, num_features)
     axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
     latent = random.standard_normal((num_classes, rank))
@@ -230,12 +271,14 @@ def synthesize(
 ) -> Source:
     """Write a data set like ogbn-papers100M, `scale` times its size, in OGB's binary layout.
 
-    Edges point from citing to cited papers, so the newest papers, the test split, have few in-neighbors: reverse edges
-    help, for the real data set too. Memory is bounded by a chunk and the labelled nodes: about 110 MB beyond the
-    imports, at scale 0.01 (1.1 million nodes, 16 million edges) and at 0.03.
+    Edges point from citing to cited papers, so the newest papers, the test split, have few
+    in-neighbors: reverse edges help, for the real data set too. Memory is bounded by a chunk and
+    the labelled nodes: about 110 MB beyond the imports, at scale 0.01 (1.1 million nodes, 16
+    million edges) and at 0.03.
     """
     model = _citations_like(path, scale, seed, num_features, num_classes)
-    # Measured, compressed: features 2.2 of 4 bytes; an edge 0.1 bytes for the source and up to 5 for the cited paper.
+    # Measured, compressed: features 2.2 of 4 bytes; an edge 0.1 bytes for the source and up to 5
+    # for the cited paper.
     needed = round(1.05 * (model.num_nodes * (num_features * 2.2 + 1) + model.num_edges * 4.5))
     check_space(path, needed, f"{format_bytes(needed)} of free disk space")
     total = model.num_edges * 16 + model.num_nodes * num_features * 4
@@ -254,9 +297,11 @@ def synthesize_store(
     feature_dtype: FeatureDtype = "float16",
     **options: Any,
 ) -> Store:
-    """Write the data set of `synthesize` as a store, bit for bit the one that `convert` makes of it.
+    """Write the data set of `synthesize` as a store, bit for bit the one that `convert` makes of
+    it.
 
-    At the real size that saves a raw file of 40 GB, and compressing it. `options` are those of `convert`.
+    At the real size that saves a raw file of 40 GB, and compressing it. `options` are those of
+    `convert`.
     """
     model = _citations_like(path, scale, seed, num_features, num_classes)
     return convert(model, path, feature_dtype=feature_dtype, **options)

@@ -1,6 +1,8 @@
-"""Files of one's own as a `Source`: edges, features, labels and splits, each .npy, .csv, .csv.gz or .parquet.
+"""Files of one's own as a `Source`: edges, features, labels and splits, each .npy, .csv, .csv.gz or
+.parquet.
 
-Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names. Import it on use.
+Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names.
+Import it on use.
 """
 
 import re
@@ -23,9 +25,16 @@ from .data import ROLE_NAMES, Source, find_files, stamped, stored_dtype
 
 NODE = ("node_id", "node", "id")
 LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
-_SPLIT_OF = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
+_SPLIT_OF = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "test": "test",
+}
 _FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # of masks; the second half means "in the split"
-# Columns that are hardly features: ids such as paper_id and paperId, pandas' index, and the labels themselves.
+# Columns that are hardly features: ids such as paper_id and paperId, pandas' index, and the labels
+# themselves.
 _NO_FEATURE = re.compile(
     r"|Unnamed: .*|__index_level_0__|(.*[^a-zA-Z])?(ids?|ID|idx|index|key|name)|\w*[a-z](Id|ID|Idx)"
     r"|labels?|class|target|split"
@@ -43,7 +52,9 @@ class Features:
         if self._array is not None:
             shape, dtype = self._array.shape, self._array.dtype
             if len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
-                raise InputError(f"{file}: expected features [N, F], numbers, found {dtype} {list(shape)}")
+                raise InputError(
+                    f"{file}: expected features [N, F], numbers, found {dtype} {list(shape)}"
+                )
             self.num_rows, self.width = shape
             return
         self.table = table = Table(file, "features")
@@ -52,10 +63,16 @@ class Features:
             raise InputError(f"{file}: expected a row for each node, found none")
         self.own = table.one_of(known)
         columns = [piece for piece in first if piece.name != self.own]
-        self.columns, self.num_rows, self.width = [piece.name for piece in columns], table.num_rows, len(columns)
+        self.columns, self.num_rows, self.width = (
+            [piece.name for piece in columns],
+            table.num_rows,
+            len(columns),
+        )
         self._list = any(hasattr(piece.values.type, "value_type") for piece in columns)
         if not columns or (self._list and len(columns) > 1):
-            raise table.refusal("columns of numbers, or one of lists", "remove the others from the file")
+            raise table.refusal(
+                "columns of numbers, or one of lists", "remove the others from the file"
+            )
         hint = "name it with --id-column if it holds node ids, else rename it, or save the features as .npy"
         for name in self.columns:
             if table.header and _NO_FEATURE.fullmatch(name):
@@ -67,10 +84,14 @@ class Features:
         elif not self.own and len(columns) > 1 and len(columns[0].values) >= _FEW:
             values = numbers(columns[0].cast("double", "a number"))
             if (values == np.floor(values)).all() and len(np.unique(values)) == len(values):
-                raise table.refusal(f"features, not different whole numbers in column {columns[0].name!r}, ids?", hint)
+                raise table.refusal(
+                    f"features, not different whole numbers in column {columns[0].name!r}, ids?",
+                    hint,
+                )
 
     def chunks(self, nodes: Nodes) -> Iterator[Array]:
-        """Yield rows of features [n, F] in the order of `nodes`: an array's own dtype, else float64."""
+        """Yield rows of features [n, F] in the order of `nodes`: an array's own dtype, else
+        float64."""
         rows = max(1, CHUNK_BYTES // (8 * self.width))
         if self._array is not None:
             yield from slices(self._array, rows)
@@ -82,16 +103,23 @@ class Features:
                 ids.refuse(wrong, "the nodes in the order of their names")
             if self._list:
                 lists = pieces[0].values
-                lengths = numbers(pc.if_else(lists.is_null(), -1, pc.list_value_length(lists)).fill_null(-1))
+                lengths = numbers(
+                    pc.if_else(lists.is_null(), -1, pc.list_value_length(lists)).fill_null(-1)
+                )
                 pieces[0].refuse(lengths != self.width, f"a list of {self.width} numbers")
                 flat = replace(pieces[0], values=lists.flatten())
                 yield numbers(flat.cast("double", "a number")).reshape(-1, self.width)
             else:
-                yield np.stack([numbers(piece.cast("double", "a number")) for piece in pieces], axis=1)
+                yield np.stack(
+                    [numbers(piece.cast("double", "a number")) for piece in pieces], axis=1
+                )
 
 
-def value_columns(table: Table, known: Sequence[str], values: Sequence[str], hint: str) -> tuple[str | None, str]:
-    """Return the column of node ids, None where row i is node i, and the column of one of the names `values`."""
+def value_columns(
+    table: Table, known: Sequence[str], values: Sequence[str], hint: str
+) -> tuple[str | None, str]:
+    """Return the column of node ids, None where row i is node i, and the column of one of the names
+    `values`."""
     own = table.one_of(known)
     value = table.one_of(values, alone=own is None)
     if len(table.names) == 2 and not table.header:
@@ -102,11 +130,15 @@ def value_columns(table: Table, known: Sequence[str], values: Sequence[str], hin
     return own, value
 
 
-def _by_node(table: Table, own: str | None, column: str, nodes: Nodes) -> Iterator[tuple[Array, Piece]]:
+def _by_node(
+    table: Table, own: str | None, column: str, nodes: Nodes
+) -> Iterator[tuple[Array, Piece]]:
     """Yield (node ids, values of `column`); each node comes once."""
     if own is None and table.num_rows != nodes.num_nodes:
         expected = f"expected {nodes.num_nodes} rows, one for each node"
-        raise InputError(f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count")
+        raise InputError(
+            f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count"
+        )
     seen = np.zeros(nodes.num_nodes, bool)
     for piece, *ids_piece in table.batches([column, *([own] if own else [])]):
         ids = np.arange(piece.begin, piece.begin + len(piece.values))
@@ -120,7 +152,8 @@ def _by_node(table: Table, own: str | None, column: str, nodes: Nodes) -> Iterat
 def read_labels(
     table: Table, own: str | None, column: str, nodes: Nodes, num_classes: int
 ) -> tuple[Array, Array | None]:
-    """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8 bytes [C]."""
+    """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8
+    bytes [C]."""
     classes, words = set[str](), set[str]()
     for (piece,) in table.batches([column]):
         if piece.values.type != "string":
@@ -131,7 +164,9 @@ def read_labels(
         if any(map(is_number, classes)):
             if not all(map(is_number, classes)):
                 both = ", ".join(sorted(classes)[:5])
-                raise InputError(f"{table.file}: expected labels of text or of numbers, found both: {both}")
+                raise InputError(
+                    f"{table.file}: expected labels of text or of numbers, found both: {both}"
+                )
             classes.clear()
             break
         if len(classes) > num_classes:
@@ -141,44 +176,62 @@ def read_labels(
         print(f"{table.file}: taken for no label: {', '.join(sorted(words))}", file=sys.stderr)
     for ids, piece in _by_node(table, own, column, nodes):
         if names:
-            labels[ids] = pc.index_in(without_missing(piece.values), value_set=pa.array(names)).fill_null(-1).to_numpy()
+            labels[ids] = (
+                pc.index_in(without_missing(piece.values), value_set=pa.array(names))
+                .fill_null(-1)
+                .to_numpy()
+            )
             continue
         expected = f"whole labels from 0 to {num_classes - 1}, or NaN or -1 where there is none"
         values = numbers(piece.cast("double", expected))
         some = ~np.isnan(values) & (values != -1)
-        piece.refuse(some & ((values != np.floor(values)) | (values < 0) | (values >= num_classes)), expected)
+        piece.refuse(
+            some & ((values != np.floor(values)) | (values < 0) | (values >= num_classes)), expected
+        )
         labels[ids] = np.where(some, values, -1)
     return labels, np.array([name.encode() for name in names]) if names else None
 
 
 def read_split(file: Path, nodes: Nodes, known: Sequence[str]) -> Array:
-    """Return int64 ids of one split, from a file of ids, or a mask of more than two nodes: two flags may be ids."""
+    """Return int64 ids of one split, from a file of ids, or a mask of more than two nodes: two
+    flags may be ids."""
     expected = f"node ids [n] or a mask of {nodes.num_nodes} booleans"
     table = Table(file)
     column = table.one_of(known, alone=True)
     if len(table.names) > 1 or column is None:
-        raise table.refusal(f"one column {known[0]} or mask, {expected}", "--id-column gives it another name")
+        raise table.refusal(
+            f"one column {known[0]} or mask, {expected}", "--id-column gives it another name"
+        )
     if nodes.num_nodes == table.num_rows > 2:
         mask = []
         for (piece,) in table.batches([column]):
-            flags = pc.index_in(pc.utf8_lower(piece.cast("string", expected)), value_set=pa.array(_FLAGS))
+            flags = pc.index_in(
+                pc.utf8_lower(piece.cast("string", expected)), value_set=pa.array(_FLAGS)
+            )
             if flags.null_count:
                 break
             mask.append(numbers(flags) >= len(_FLAGS) // 2)
         else:
             return np.flatnonzero(np.concatenate(mask))
-    return np.concatenate([np.empty(0, np.int64), *(nodes(piece) for (piece,) in table.batches([column]))])
+    return np.concatenate(
+        [np.empty(0, np.int64), *(nodes(piece) for (piece,) in table.batches([column]))]
+    )
 
 
 def read_splits(file: Path, nodes: Nodes, known: Sequence[str]) -> dict[str, Array]:
-    """Return int64 ids of the splits, from a file that names the split of each node, empty for none."""
+    """Return int64 ids of the splits, from a file that names the split of each node, empty for
+    none."""
     table = Table(file)
-    own, column = value_columns(table, known, SPLIT, "rename them; --id-column names that of the nodes")
+    own, column = value_columns(
+        table, known, SPLIT, "rename them; --id-column names that of the nodes"
+    )
     parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
     for ids, piece in _by_node(table, own, column, nodes):
         words = without_missing(piece.cast("string", "the name of a split"))
         places = pc.index_in(pc.utf8_lower(words), value_set=pa.array([*_SPLIT_OF]))
-        piece.refuse(pc.and_(places.is_null(), words.is_valid()), "train, valid, test or an empty cell")
+        piece.refuse(
+            pc.and_(places.is_null(), words.is_valid()), "train, valid, test or an empty cell"
+        )
         codes = places.fill_null(-1).to_numpy()
         for place, split in enumerate(_SPLIT_OF.values()):
             parts[split].append(ids[codes == place])
@@ -196,33 +249,49 @@ def open_tables(
     num_classes: int | None = None,
     **files: StrPath | None,
 ) -> Source:
-    """Open a user's own files for conversion: those in a folder by their names, or named one by one.
+    """Open a user's own files for conversion: those in a folder by their names, or named one by
+    one.
 
-    Labels and splits are read here, and a csv file of features for the number of its rows. Standard error lists unused
-    columns.
+    Labels and splits are read here, and a csv file of features for the number of its rows. Standard
+    error lists unused columns.
 
     Args:
         relabel: require names as ids; without it ids are names if the names are there.
-        edge_columns: the columns of source and target; "1", "2" and so on where columns have no names, here as below.
-        label_columns: the columns of the node and of its label, or of the label alone: row i is node i.
-        id_column: the column of node ids in features, labels, nodes and splits, or one named "node_id", "node" or "id".
+        edge_columns: the columns of source and target; "1", "2" and so on where columns have no
+            names, here as below.
+        label_columns: the columns of the node and of its label, or of the label alone: row i is
+            node i.
+        id_column: the column of node ids in features, labels, nodes and splits, or one named
+            "node_id", "node" or "id".
         num_classes: the largest label plus one if None.
-        files: paths of `edges`, `features` and so on, instead of those in the folder. `features` may be "ones",
-            or "degree": log(1 + in-degree) and log(1 + out-degree), 8 bytes a node in memory.
+        files: paths of `edges`, `features` and so on, instead of those in the folder. `features`
+            may be "ones", or "degree": log(1 + in-degree) and log(1 + out-degree), 8 bytes a node
+            in memory.
     """
     paths, path = find_files(folder, files), home(folder).resolve()
     stamps, known = stamped(paths), (id_column, *NODE) if id_column else NODE
     features = Features(paths["features"], known) if "features" in paths else None
-    label_table, hint = Table(paths["labels"]), f"name them: --label-columns {NODE[0]},{LABEL[0]}, or that of labels"
+    label_table, hint = (
+        Table(paths["labels"]),
+        f"name them: --label-columns {NODE[0]},{LABEL[0]}, or that of labels",
+    )
     if label_columns is None:
         own, label = value_columns(label_table, known, LABEL, hint)
     else:
-        if not 0 < len(label_columns) <= 2 or len({*label_columns} & {*label_table.names}) < len(label_columns):
-            raise label_table.refusal(f"the columns {', '.join(label_columns)}", "check --label-columns")
+        if not 0 < len(label_columns) <= 2 or len({*label_columns} & {*label_table.names}) < len(
+            label_columns
+        ):
+            raise label_table.refusal(
+                f"the columns {', '.join(label_columns)}", "check --label-columns"
+            )
         label, ids = label_columns[-1], label_table.one_of(known)
         own = label_columns[0] if len(label_columns) == 2 else None if ids == label else ids
         label_table.leave_out([own, label])
-    names = (features.table, features.own) if features is not None and features.own is not None else None
+    names = (
+        (features.table, features.own)
+        if features is not None and features.own is not None
+        else None
+    )
     if "nodes" in paths:
         table = Table(paths["nodes"])
         if (column := table.one_of(known, alone=True)) is None:
@@ -230,9 +299,13 @@ def open_tables(
         table.leave_out([column])
         names = (table, column)
     if relabel and names is None:
-        raise InputError(f"--relabel: {folder}: expected a file nodes, or a column {NODE[0]} of features, found none")
+        raise InputError(
+            f"--relabel: {folder}: expected a file nodes, or a column {NODE[0]} of features, found none"
+        )
     if features is None and names is None and own is not None:
-        raise InputError(f"{folder}: expected, without features, a file nodes, or a label for each node in order")
+        raise InputError(
+            f"{folder}: expected, without features, a file nodes, or a label for each node in order"
+        )
     num_nodes = (features or (names or [label_table])[0]).num_rows
     nodes = Nodes(num_nodes, paths.get("features", paths.get("nodes", paths["labels"])).name, names)
     edges, ends = Table(paths["edges"], "edges"), edge_columns
@@ -257,7 +330,10 @@ def open_tables(
     if "splits" in paths:
         splits = read_splits(paths["splits"], nodes, known)
     else:
-        splits = {split: read_split(paths[split], nodes, (*known, "mask", *ROLE_NAMES[split])) for split in SPLITS}
+        splits = {
+            split: read_split(paths[split], nodes, (*known, "mask", *ROLE_NAMES[split]))
+            for split in SPLITS
+        }
     labels = labels.astype(label_dtype(num_classes))
     dtype, width = stored_dtype(paths.get("features")), 1 + (str(files.get("features")) == "degree")
 

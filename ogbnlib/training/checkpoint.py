@@ -1,7 +1,8 @@
-"""Checkpoints of a run: checkpoint.pt and metrics.csv, from which it can go on at any batch boundary.
+"""Checkpoints of a run: checkpoint.pt and metrics.csv, from which it can go on at any batch
+boundary.
 
-They hold no random state and nothing of the loaders: the order of the seeds, their neighbors and dropout are functions
-of (seed, epoch, batch), so the number of trained seeds says where to go on.
+They hold no random state and nothing of the loaders: the order of the seeds, their neighbors and
+dropout are functions of (seed, epoch, batch), so the number of trained seeds says where to go on.
 """
 
 import csv
@@ -29,7 +30,8 @@ from .step import Learner
 
 Row = dict[str, float | None]
 _VERSION = 3
-_SEAL = b"ogbnlib crc32 %08x\n"  # behind torch's own format, which does not notice a changed byte in a tensor
+# behind torch's own format, which does not notice a changed byte in a tensor
+_SEAL = b"ogbnlib crc32 %08x\n"
 
 
 @dataclass
@@ -37,7 +39,8 @@ class State:
     """A batch boundary of a run."""
 
     epoch: int = 0  # the last finished one, its evaluation included
-    position: int = 0  # number of trained seeds of the next epoch; all of them during its evaluation
+    # number of trained seeds of the next epoch; all of them during its evaluation
+    position: int = 0
     loss_sum: float = 0.0  # of these seeds
     time_s: float = 0.0
     history: list[Row] = field(default_factory=list)  # one row per finished epoch
@@ -45,9 +48,11 @@ class State:
 
 
 def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
-    """Identify a data set, wherever it lies: sizes, and the CRC-32s of its arrays from store.json."""
+    """Identify a data set, wherever it lies: sizes, and the CRC-32s of its arrays from
+    store.json."""
     files, half = store.files, not config.on_disk and config.feature_dtype == "float16"
-    # With 1,000 rows of features as the model sees them: policies may round the same features while reading.
+    # With 1,000 rows of features as the model sees them: policies may round the same features while
+    # reading.
     rows = store.decode(store.x[:: max(1, store.num_nodes // 1000)])
     rows = rows.astype(np.float16 if half else rows.dtype)
     return {
@@ -64,24 +69,33 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
 
 
 def check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a data set other than the one that the weights at `path` were trained on, by their fingerprints."""
+    """Refuse a data set other than the one that the weights at `path` were trained on, by their
+    fingerprints."""
     names = ("sizes", "direction (undirected)", "edges", "labels", "splits", "features")
     changed = [name for name in names if before[name] != now[name]]
     then, stored = before["features in the store"], now["features in the store"]
     if then != stored and then.keys() == stored.keys() and "features" not in changed:
         changed.append("features")
     if changed:
-        dtypes = "" if before["dtype"] == now["dtype"] else f" ({now['dtype']}, {before['dtype']} before)"
+        dtypes = (
+            ""
+            if before["dtype"] == now["dtype"]
+            else f" ({now['dtype']}, {before['dtype']} before)"
+        )
         expected = f"expected the data set that {path} was trained on ({before['path']})"
         remedy = "use that data set, or train on this one in a new run_dir"
-        raise InputError(f"{now['path']}: {expected}, found other {', '.join(changed)}{dtypes}; {remedy}")
+        raise InputError(
+            f"{now['path']}: {expected}, found other {', '.join(changed)}{dtypes}; {remedy}"
+        )
 
 
 def _write(path: Path, content: Mapping[str, Any], keep: Path | None = None) -> None:
     buffer = io.BytesIO()
     torch.save({"version": _VERSION, **content}, buffer)
     data = buffer.getbuffer()
-    write_atomically(path, lambda file: (file.write(data), file.write(_SEAL % zlib.crc32(data))), keep=keep)
+    write_atomically(
+        path, lambda file: (file.write(data), file.write(_SEAL % zlib.crc32(data))), keep=keep
+    )
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -89,27 +103,36 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     data = memoryview(path.read_bytes())
     end = len(data) - len(_SEAL % 0)
     if end < 0 or data[end:] != _SEAL % zlib.crc32(data[:end]):
-        raise InputError(f"{path}: expected its checksum at its end, found another or none; the file is damaged")
+        raise InputError(
+            f"{path}: expected its checksum at its end, found another or none; the file is damaged"
+        )
     content: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     if content["version"] != _VERSION:
-        raise InputError(f"{path}: expected version {_VERSION}, found {content['version']}; use its own ogbnlib")
+        raise InputError(
+            f"{path}: expected version {_VERSION}, found {content['version']}; use its own ogbnlib"
+        )
     return content
 
 
 def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str, Any], Path]:
-    """Return a run's config, weights, the fingerprint of their data set, and their file: best.pt or checkpoint.pt."""
+    """Return a run's config, weights, the fingerprint of their data set, and their file: best.pt or
+    checkpoint.pt."""
     paths = RunPaths(Run.open(run_dir).run_dir)
     path = paths.best if paths.best.is_file() else paths.checkpoint
     if not path.is_file():
-        raise InputError(f"{run_dir}: expected the weights of a run (best.pt or checkpoint.pt), found neither")
+        raise InputError(
+            f"{run_dir}: expected the weights of a run (best.pt or checkpoint.pt), found neither"
+        )
     content = read_checkpoint(path)
-    # A best.pt of an earlier version has no fingerprint; the checkpoint next to it has the same data set.
+    # A best.pt of an earlier version has no fingerprint; the checkpoint next to it has the same
+    # data set.
     data = content["data"] if "data" in content else read_checkpoint(paths.checkpoint)["data"]
     return TrainConfig.restore(content["config"]), content["model"], data, path
 
 
 def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:
-    """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not fit."""
+    """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not
+    fit."""
     must = "its __init__ must make the same layers and buffers as when they were saved"
     with naming(path, f"the weights of this {type(part).__name__}", must):
         part.load_state_dict(state)
@@ -124,7 +147,8 @@ def _write_metrics(run_dir: Path, history: list[Row]) -> None:
 
 
 class Checkpointer:
-    """Saves and restores a run's state in its folder, if it has one; never saves a value that is not finite.
+    """Saves and restores a run's state in its folder, if it has one; never saves a value that is
+    not finite.
 
     All ranks call its methods; the first one writes. `data` is the data set's `fingerprint`.
     """
@@ -138,7 +162,8 @@ class Checkpointer:
         self._damaged = False
 
     def save(self, state: State) -> None:
-        """Write checkpoint.pt, atomically; afterwards all ranks have the saved model, and evaluate it."""
+        """Write checkpoint.pt, atomically; afterwards all ranks have the saved model, and evaluate
+        it."""
         self.saved_s = time.monotonic()
         self.learner.check_layers()
         self.check_finite(state)
@@ -149,11 +174,14 @@ class Checkpointer:
                 with self.log.phase("checkpoint"):
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
                     paths = RunPaths(self.run_dir)
-                    _write(paths.checkpoint, {**vars(state), **self._about, **parts}, paths.previous)
+                    _write(
+                        paths.checkpoint, {**vars(state), **self._about, **parts}, paths.previous
+                    )
         self._saved = replace(state)
 
     def save_epoch(self, state: State) -> None:
-        """Write metrics.csv, best.pt if the valid accuracy is the best so far, and checkpoint.pt."""
+        """Write metrics.csv, best.pt if the valid accuracy is the best so far, and
+        checkpoint.pt."""
         row = state.history[-1]
         earlier = [valid for each in state.history[:-1] if (valid := each["valid"]) is not None]
         is_best = row["valid"] is not None and row["valid"] > max(earlier, default=-1.0)
@@ -161,13 +189,19 @@ class Checkpointer:
             _write_metrics(self.run_dir, state.history)
             self.log.mark("metrics", **row)
             self.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
-            if self.config.keep == "best" and is_best:  # before the checkpoint: a resumed run would not come back here
-                _write(RunPaths(self.run_dir).best, {**row, **self._about, "model": self.learner.model.state_dict()})
+            # before the checkpoint: a resumed run would not come back here
+            if self.config.keep == "best" and is_best:
+                _write(
+                    RunPaths(self.run_dir).best,
+                    {**row, **self._about, "model": self.learner.model.state_dict()},
+                )
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
-        """Load the last sound checkpoint; return its state, a new one if there is none yet, and notes for the user."""
-        assert self.run_dir is not None  # nothing is written into it here, as another rank may refuse to resume
+        """Load the last sound checkpoint; return its state, a new one if there is none yet, and
+        notes for the user."""
+        # nothing is written into it here, as another rank may refuse to resume
+        assert self.run_dir is not None
         last, previous = RunPaths(self.run_dir).checkpoint, RunPaths(self.run_dir).previous
         problems = [] if last.is_file() else [f"{last}: expected a checkpoint, found none"]
         content, path = None, last
@@ -179,44 +213,63 @@ class Checkpointer:
                 problems.append(str(explained(error)))
         if content is None:
             run, saved = Run(self.run_dir), ("end", "checkpoint", False)
-            events = ((event["event"], event.get("phase"), "failed" in event) for event in run.events)
+            events = (
+                (event["event"], event.get("phase"), "failed" in event) for event in run.events
+            )
             if path.is_file() or len(run.metrics) or saved in events:
-                raise InputError(f"{'; '.join(problems)}; put a copy back, or begin again in a new run_dir")
-            return State(), [f"{self.run_dir}: no checkpoint to resume from; training starts from the beginning"]
+                raise InputError(
+                    f"{'; '.join(problems)}; put a copy back, or begin again in a new run_dir"
+                )
+            return State(), [
+                f"{self.run_dir}: no checkpoint to resume from; training starts from the beginning"
+            ]
         notes = check_changes(content["config"], self.config, self.run_dir)
         check_data(path, content["data"], self.data)
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
-        for group in self.learner.optimizer.param_groups:  # its state has the values of the earlier config
+        # its state has the values of the earlier config
+        for group in self.learner.optimizer.param_groups:
             group.update(lr=self.config.lr, weight_decay=self.config.weight_decay)
         state = State(**{item.name: content[item.name] for item in fields(State)})
         if path == previous:
-            notes.append(f"{problems[0]}; going on from the previous checkpoint, {path} (epoch {state.epoch + 1})")
+            notes.append(
+                f"{problems[0]}; going on from the previous checkpoint, {path} (epoch {state.epoch + 1})"
+            )
         if state.epoch > self.config.epochs:
-            raise InputError(f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}")
+            raise InputError(
+                f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}"
+            )
         if state.batches_per_step not in (0, self.learner.batches_per_step):
             text = f"a step has {self.learner.batches_per_step} batches from here on, {state.batches_per_step} before"
             notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
-        self._damaged, self._saved = path == previous, replace(state) if state.batches_per_step else None
+        self._damaged, self._saved = (
+            path == previous,
+            replace(state) if state.batches_per_step else None,
+        )
         self.learner.loss_sum.fill_(state.loss_sum / self.ranks.num_ranks)
         return state, notes
 
     def take_over(self, state: State) -> None:
-        """Write the changes of a resumption to the run's folder, after all ranks have accepted it."""
+        """Write the changes of a resumption to the run's folder, after all ranks have accepted
+        it."""
         assert self.run_dir is not None
         self.log.mark("resumed", epoch=state.epoch, position=state.position)
         paths = RunPaths(self.run_dir)
         self.config.save(paths.config)
         _write_metrics(self.run_dir, state.history)
-        if self._damaged and paths.checkpoint.is_file():  # else the next save would replace the sound one by it
+        # else the next save would replace the sound one by it
+        if self._damaged and paths.checkpoint.is_file():
             os.replace(paths.checkpoint, paths.damaged)
 
     def check_finite(self, state: State) -> None:
-        """Raise `Diverged` if a rank has a value that is not finite. On a GPU this waits for its pending work."""
+        """Raise `Diverged` if a rank has a value that is not finite. On a GPU this waits for its
+        pending work."""
         if self.ranks.highest(int(not self.learner.is_finite()))[0]:
             raise self.diverged(state)
 
-    def diverged(self, state: State, what: str = "the loss or a weight is no longer finite") -> Diverged:
+    def diverged(
+        self, state: State, what: str = "the loss or a weight is no longer finite"
+    ) -> Diverged:
         """Return the error that says where the run diverged and how to go on."""
         epoch, lr = state.epoch + 1, self.config.learning_rate(state.epoch + 1)
         self.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)

@@ -1,7 +1,7 @@
 """The child process of `sandbox.run`: `python -m ogbnlib.training.child RUN_DIR [OPTION]...`.
 
-`--locked`: the parent holds the folder's lock. `--resume`: as for `run`. `--ranks N`: start N ranks. `--try ARGUMENTS`
-instead of all that: call `try_model`.
+`--locked`: the parent holds the folder's lock. `--resume`: as for `run`. `--ranks N`: start N
+ranks. `--try ARGUMENTS` instead of all that: call `try_model`.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ from pathlib import Path
 
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
-    """Call `work` and return its exit code; print expected errors as one sentence, others with a traceback."""
+    """Call `work` and return its exit code; print expected errors as one sentence, others with a
+    traceback."""
     from ..errors import clear_errors, no_exit
     from ..memory.signals import Stopped, ignore
     from ..memory.workers import WorkerDied
@@ -33,7 +34,8 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
         if isinstance(error, Stopped):
             if os.environ.get("RANK", "0") == "0":
                 say(error)
-        elif "RANK" in os.environ and "gloo/transport" in str(error):  # another rank has closed its connection
+        elif "RANK" in os.environ and "gloo/transport" in str(error):
+            # Another rank has closed its connection.
             print(f"rank {os.environ['RANK']} ended, as another one did", file=sys.stderr)
             return 143  # as if the launcher had terminated it
         elif code == 1 and not isinstance(error, WorkerDied):
@@ -49,7 +51,8 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
 def main(arguments: list[str]) -> int:
     """Train in the folder that the parent has prepared; return the exit code."""
     thresholds = gc.get_threshold()
-    # The imports create a million lasting objects. Garbage collection after every 700 of them took 0.5 of 3 s.
+    # The imports create a million lasting objects. Garbage collection after every 700 of them took
+    # 0.5 of 3 s.
     gc.set_threshold(50_000)
     from ..config import TrainConfig
     from ..errors import naming
@@ -80,8 +83,11 @@ def main(arguments: list[str]) -> int:
     return exit_code(train)
 
 
-def try_model(num_features: str, num_classes: str, batch: str, file: str, run_dir: str | None = None) -> int:
-    """Create the model of the environment's config and measure a step of `batch`, JSON of a `BatchShape`, to `file`."""
+def try_model(
+    num_features: str, num_classes: str, batch: str, file: str, run_dir: str | None = None
+) -> int:
+    """Create the model of the environment's config and measure a step of `batch`, JSON of a
+    `BatchShape`, to `file`."""
     from ..config import TrainConfig
     from ..files import write_json
     from ..runs.attempt import CONFIG_VARIABLE
@@ -90,16 +96,20 @@ def try_model(num_features: str, num_classes: str, batch: str, file: str, run_di
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
-        model = make_model(config, int(num_features), int(num_classes), None if run_dir is None else Path(run_dir))
+        model = make_model(
+            config, int(num_features), int(num_classes), None if run_dir is None else Path(run_dir)
+        )
         write_json(Path(file), measure_step(config, model, int(num_features), **json.loads(batch)))
 
     return exit_code(work)
 
 
 def launch(num_ranks: str, arguments: list[str]) -> int:
-    """Launch the ranks and wait; return the exit code of the first rank to end, 128 + N after signal N."""
-    # This runs torchrun's code but handles signals itself. With torch 2.13 `torchrun --signals-to-handle` died of a
-    # SIGUSR1 in its first two seconds, always ended with exit code 1, and outlived a killed parent.
+    """Launch the ranks and wait; return the exit code of the first rank to end, 128 + N after
+    signal N."""
+    # This runs torchrun's code but handles signals itself. With torch 2.13 `torchrun
+    # --signals-to-handle` died of a SIGUSR1 in its first two seconds, always ended with exit code
+    # 1, and outlived a killed parent.
     from ..memory.reading import process_tree
     from ..memory.recorder import EventLog
     from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent
@@ -113,26 +123,41 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
                 os.kill(pid, number)
             time.sleep(0.1)
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # before torch starts threads; the ranks take over
+    # before torch starts threads; the ranks take over
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=pass_on, name="signals", daemon=True).start()
     die_with_parent()
     os.environ[PARENT_VARIABLE] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, without its announcement
+    # torchrun's own default, without its announcement
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.disable(logging.ERROR)  # the lines below replace torchrun's report of a failed rank
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     try:
-        torchrun(["--standalone", f"--nproc-per-node={num_ranks}", "-m", "ogbnlib.training.child", *arguments])
+        torchrun(
+            [
+                "--standalone",
+                f"--nproc-per-node={num_ranks}",
+                "-m",
+                "ogbnlib.training.child",
+                *arguments,
+            ]
+        )
     except ChildFailedError as error:
         first_s = min(failure.timestamp for failure in error.failures.values())
-        # Timestamps are whole seconds. The launcher then sends the others SIGTERM, and SIGKILL 30 s later.
+        # Timestamps are whole seconds. The launcher then sends the others SIGTERM, and SIGKILL 30 s
+        # later.
         early = {rank: f for rank, f in error.failures.items() if f.timestamp <= first_s + 1}
         codes = {rank: f.exitcode for rank, f in early.items()}
         rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
         code = codes[rank] if codes[rank] >= 0 else 128 - codes[rank]
         if set(codes.values()) == {143}:  # all lost the connection to a rank that did not fail
-            print("error: a rank ended with exit code 0 in the middle of the training", file=sys.stderr, flush=True)
+            print(
+                "error: a rank ended with exit code 0 in the middle of the training",
+                file=sys.stderr,
+                flush=True,
+            )
             return UNFINISHED
         if code == UNFINISHED:  # it has named the rank that hangs
             return code

@@ -1,8 +1,9 @@
 """Ranks: the processes of one training, connected by `torch.distributed` as torchrun sets it up.
 
-The batches of one global order are dealt out in turn, and a step covers one batch of every rank (times `accumulate`).
-W ranks therefore take the same steps as one rank with W times the `accumulate`, on the same batches. Gradients travel
-over NCCL between GPUs; everything else uses gloo.
+The batches of one global order are dealt out in turn, and a step covers one batch of every rank
+(times `accumulate`). W ranks therefore take the same steps as one rank with W times the
+`accumulate`, on the same batches. Gradients travel over NCCL between GPUs; everything else uses
+gloo.
 """
 
 import contextlib
@@ -25,8 +26,8 @@ from ..memory.signals import Stopped, StopRequest
 from ..progress import seconds
 
 _TIMEOUT = datetime.timedelta(hours=12)  # another rank may download and convert the data set
-# A training rank hangs if it shows no sign of life for ten minutes plus one pass over the store on a slow disk; for one
-# minute after a stop signal, when the time limit is near.
+# A training rank hangs if it shows no sign of life for ten minutes plus one pass over the store on
+# a slow disk; for one minute after a stop signal, when the time limit is near.
 _PATIENCE_S, _SLOW_DISK_BYTES_PER_S, _STOPPING_S = 600.0, 50e6, 60.0
 _BEAT_S = 1.0
 
@@ -34,18 +35,35 @@ _BEAT_S = 1.0
 class Ranks:
     """This process among the ranks; alone by default, and then no method has an effect."""
 
-    def __init__(self, rank: int = 0, num_ranks: int = 1, local_rank: int = 0, stop: StopRequest | None = None):
-        self.rank, self.num_ranks, self.local_rank, self._stop = rank, num_ranks, local_rank, stop or StopRequest()
+    def __init__(
+        self,
+        rank: int = 0,
+        num_ranks: int = 1,
+        local_rank: int = 0,
+        stop: StopRequest | None = None,
+    ):
+        self.rank, self.num_ranks, self.local_rank, self._stop = (
+            rank,
+            num_ranks,
+            local_rank,
+            stop or StopRequest(),
+        )
         self.first = rank == 0  # it writes, prints and scores
         self._patience_s: float | None = None  # None: wait for ever
         self._beaten_s, self._sign = 0.0, object()
         if num_ranks > 1:
             self._store: Any = dist.distributed_c10d._get_default_store()
-            self._store.set(f"ogbnlib/process/{rank}", f"process {os.getpid()} on {socket.gethostname()}")
+            self._store.set(
+                f"ogbnlib/process/{rank}", f"process {os.getpid()} on {socket.gethostname()}"
+            )
 
     def beat(self, sign: object) -> None:
         """Show the other ranks a sign of life if `sign` has changed, at most once a second."""
-        if self.num_ranks > 1 and sign != self._sign and time.monotonic() - self._beaten_s >= _BEAT_S:
+        if (
+            self.num_ranks > 1
+            and sign != self._sign
+            and time.monotonic() - self._beaten_s >= _BEAT_S
+        ):
             self._beaten_s, self._sign = time.monotonic(), sign
             self._store.add(f"ogbnlib/beats/{self.rank}", 1)
 
@@ -56,7 +74,8 @@ class Ranks:
     def _take_part(self, collective: Callable[..., Any], tensor: Tensor, **how: Any) -> Tensor:
         if self.num_ranks > 1:
             if tensor.is_cuda:
-                self.highest(0)  # nothing interrupts a waiting NCCL kernel, so start it when all ranks are ready
+                # nothing interrupts a waiting NCCL kernel, so start it when all ranks are ready
+                self.highest(0)
             work = collective(tensor, async_op=True, **how)
             if not tensor.is_cuda:
                 self._wait(work)
@@ -64,9 +83,11 @@ class Ranks:
         return tensor
 
     def _wait(self, work: Any) -> None:
-        """Wait for a collective, in short sleeps because gloo's own wait blocks signals; watch the other ranks."""
+        """Wait for a collective, in short sleeps because gloo's own wait blocks signals; watch the
+        other ranks."""
         begun_s = looked_s = time.monotonic()
-        seen: dict[int, tuple[int, float]] = {}  # rank -> its count of signs of life, and since when
+        # rank -> its count of signs of life, and since when
+        seen: dict[int, tuple[int, float]] = {}
         while not work.is_completed():
             now_s = time.monotonic()
             time.sleep(min(0.1, (now_s - begun_s) / 8))
@@ -74,7 +95,9 @@ class Ranks:
                 continue
             looked_s = now_s
             self.beat(now_s)
-            patience_s = min(self._patience_s, _STOPPING_S) if self._stop.number else self._patience_s
+            patience_s = (
+                min(self._patience_s, _STOPPING_S) if self._stop.number else self._patience_s
+            )
             for rank in range(self.num_ranks):
                 count = self._store.add(f"ogbnlib/beats/{rank}", 0)
                 before, since_s = seen.setdefault(rank, (count, now_s))
@@ -84,47 +107,62 @@ class Ranks:
                     process = self._store.get(f"ogbnlib/process/{rank}").decode()
                     what = f"rank {rank} ({process}) has shown no sign of life for {seconds(now_s - since_s)}"
                     remedy = "go on from the last checkpoint (--resume), and if it hangs again, look at it with"
-                    raise RankHung(f"{what} while rank {self.rank} waited for it; {remedy} `py-spy dump --pid`")
+                    raise RankHung(
+                        f"{what} while rank {self.rank} waited for it; {remedy} `py-spy dump --pid`"
+                    )
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over all ranks, in place."""
         return self._take_part(dist.all_reduce, tensor)
 
     def highest(self, *numbers: int) -> list[int]:
-        """Return the maximum over all ranks of each number, for decisions that all ranks must share."""
+        """Return the maximum over all ranks of each number, for decisions that all ranks must
+        share."""
         if self.num_ranks == 1:
             return list(numbers)
-        return self._take_part(dist.all_reduce, torch.tensor(numbers), op=dist.ReduceOp.MAX).tolist()
+        return self._take_part(
+            dist.all_reduce, torch.tensor(numbers), op=dist.ReduceOp.MAX
+        ).tolist()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""
-        shared = [tensor.detach() for tensor in tensors if tensor.numel()] if self.num_ranks > 1 else []
+        shared = (
+            [tensor.detach() for tensor in tensors if tensor.numel()] if self.num_ranks > 1 else []
+        )
         if not shared:
             return
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
         self._take_part(dist.broadcast, flat, src=0)
-        for tensor, part in zip(shared, torch.split(flat, [tensor.nbytes for tensor in shared]), strict=True):
+        for tensor, part in zip(
+            shared, torch.split(flat, [tensor.nbytes for tensor in shared]), strict=True
+        ):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum each parameter's gradient over the ranks, in place; it stays None if no rank has one."""
+        """Sum each parameter's gradient over the ranks, in place; it stays None if no rank has
+        one."""
         if self.num_ranks == 1:
             return
-        # `DistributedDataParallel` needs a forward pass of every rank in every step: a rank without a batch would have
-        # to invent one, whose numbers would enter BatchNorm's buffers.
+        # `DistributedDataParallel` needs a forward pass of every rank in every step: a rank without
+        # a batch would have to invent one, whose numbers would enter BatchNorm's buffers.
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         counts = self.sum(torch.tensor([int(parameter.grad is not None) for parameter in trained]))
-        used = [parameter for parameter, count in zip(trained, counts.tolist(), strict=True) if count]
+        used = [
+            parameter for parameter, count in zip(trained, counts.tolist(), strict=True) if count
+        ]
         for dtype in dict.fromkeys(parameter.dtype for parameter in used):
             group = [parameter for parameter in used if parameter.dtype == dtype]
             own = [torch.zeros_like(value) if value.grad is None else value.grad for value in group]
             flat = self.sum(torch.cat([gradient.reshape(-1) for gradient in own]))
-            for parameter, part in zip(group, torch.split(flat, [value.numel() for value in group]), strict=True):
+            for parameter, part in zip(
+                group, torch.split(flat, [value.numel() for value in group]), strict=True
+            ):
                 parameter.grad = part.view_as(parameter)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Wait for all ranks at the block's end, and raise an `InputError` or `Stopped` of any rank on all."""
+        """Wait for all ranks at the block's end, and raise an `InputError` or `Stopped` of any rank
+        on all."""
         mine: BaseException | None = None
         try:
             yield
@@ -136,9 +174,16 @@ class Ranks:
         if first < self.num_ranks:
             buffer = torch.zeros(8192, dtype=torch.uint8)
             if first == self.rank:
-                text = f"{'stopped' if isinstance(mine, Stopped) else ''}\n{mine}".encode()[: len(buffer)]
+                text = f"{'stopped' if isinstance(mine, Stopped) else ''}\n{mine}".encode()[
+                    : len(buffer)
+                ]
                 buffer[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-            stopped, _, message = bytes(self.sum(buffer).tolist()).rstrip(b"\0").decode(errors="ignore").partition("\n")
+            stopped, _, message = (
+                bytes(self.sum(buffer).tolist())
+                .rstrip(b"\0")
+                .decode(errors="ignore")
+                .partition("\n")
+            )
             raise mine or (Stopped(message) if stopped else InputError(f"{message} (rank {first})"))
 
 
@@ -147,7 +192,8 @@ _ends_here = False
 
 @contextlib.contextmanager
 def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
-    """Connect to the other ranks of the launcher's environment; without a launcher this process is alone."""
+    """Connect to the other ranks of the launcher's environment; without a launcher this process is
+    alone."""
     if (here := launch()) is None:
         yield Ranks()
         return
@@ -166,9 +212,9 @@ def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
         yield Ranks(here.rank, here.num_ranks, here.local_rank, stop)
     except Stopped as error:  # on all ranks; after another error the others may wait for this one, and notice its end
         stopped = error
-    # gloo's threads need Python's lock to drop the tensors of the last collective, but its end waits for them with the
-    # lock held (pytorch/pytorch#56297): one stop of three blocked for ever. A process that ends anyway skips that; any
-    # other one sleeps first, which releases the lock.
+    # gloo's threads need Python's lock to drop the tensors of the last collective, but its end
+    # waits for them with the lock held (pytorch/pytorch#56297): one stop of three blocked for ever.
+    # A process that ends anyway skips that; any other one sleeps first, which releases the lock.
     if owned and not _ends_here:
         time.sleep(0.2)
         dist.destroy_process_group()
@@ -183,7 +229,8 @@ def end_here() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process at once: Python's own end would wait for workers, a model's threads and gloo, see `join`."""
+    """End this process at once: Python's own end would wait for workers, a model's threads and
+    gloo, see `join`."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

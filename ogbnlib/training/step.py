@@ -26,19 +26,33 @@ from .models import GNN, Call, random_batch
 class Learner:
     """A model with Adam (Kingma and Ba 2015), on this rank's device."""
 
-    def __init__(self, config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks, log: EventLog):
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: nn.Module,
+        device: torch.device,
+        ranks: Ranks,
+        log: EventLog,
+    ):
         self.config, self.device, self.ranks, self.log = config, device, ranks, log
         self.model, self.call = model.to(device), Call.of(model, config.precision)
         self.share_model()  # a custom model may draw its weights from any random state
         # Fused into one kernel: a step of six small parameters takes 0.04 instead of 0.11 ms.
         values = list(self.model.parameters())
         fused = all(value.is_floating_point() for value in values)
-        self.optimizer = torch.optim.Adam(values, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
+        self.optimizer = torch.optim.Adam(
+            values, lr=config.lr, weight_decay=config.weight_decay, fused=fused
+        )
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
         # The objects in a checkpoint, by their names there.
-        self.parts: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, "scaler": self.scaler}
+        self.parts: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "scaler": self.scaler,
+        }
         self._layers = {*model.state_dict()}, {*values}
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # over this rank's seeds of the epoch
+        # over this rank's seeds of the epoch
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.batches_per_step = config.accumulate * ranks.num_ranks  # over all ranks
         self._batches = 0  # in the current epoch or evaluation, for release_every
 
@@ -47,12 +61,15 @@ class Learner:
         self.ranks.share([*self.model.parameters(), *self.model.buffers()])
 
     def check_layers(self) -> None:
-        """Refuse parameters and buffers created or replaced after the optimizer, which would stay untrained."""
+        """Refuse parameters and buffers created or replaced after the optimizer, which would stay
+        untrained."""
         names, values = self._layers
         other = names ^ {*self.model.state_dict()}
         other |= {name for name, value in self.model.named_parameters() if value not in values}
         if other:
-            expected = "expected all layers and buffers to be created in __init__ or the first batch"
+            expected = (
+                "expected all layers and buffers to be created in __init__ or the first batch"
+            )
             problem = f"{', '.join(sorted(other))} created, replaced or removed later, which no optimizer trains"
             raise InputError(f"{self.config.model}: {expected}, found {problem}")
 
@@ -67,16 +84,20 @@ class Learner:
         """Whether the loss so far, the weights and the optimizer's moments are finite."""
         moments = (value for state in self.optimizer.state.values() for value in state.values())
         weights = (value for value in self.model.state_dict().values() if isinstance(value, Tensor))
-        return all(bool(torch.isfinite(value).all()) for value in (self.loss_sum, *weights, *moments))
+        return all(
+            bool(torch.isfinite(value).all()) for value in (self.loss_sum, *weights, *moments)
+        )
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
-        """Return the class with the highest score of each seed, int64 [batch_size] on the CPU; -1 if a score is NaN."""
+        """Return the class with the highest score of each seed, int64 [batch_size] on the CPU; -1
+        if a score is NaN."""
         scores = self.call(self.model, batch, self.device)
         return scores.argmax(dim=-1).masked_fill(scores.isnan().any(dim=-1), -1).cpu()
 
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
-        """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the order."""
+        """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the
+        order."""
         config, ranks = self.config, self.ranks
         for value in self._layers[1]:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
             value.grad = None
@@ -95,16 +116,21 @@ class Learner:
             if type(self.model) is GNN and self.device.type == "cpu" and self.model.fuses(batch.x):
                 fused, loss = True, self.model.add_gradients(batch, labels, scale)
             else:
-                loss = F.cross_entropy(self.call(self.model, batch, self.device), labels, reduction="sum")
+                loss = F.cross_entropy(
+                    self.call(self.model, batch, self.device), labels, reduction="sum"
+                )
                 self.scaler.scale(loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum = loss_sum + loss.detach()
-            del batch, labels, loss  # else 126 MB for [15, 10, 5] x 1024 stay in memory while the next batch is made
+            # else 126 MB for [15, 10, 5] x 1024 stay in memory while the next batch is made
+            del batch, labels, loss
             self.after_batch()
         ranks.sum_gradients(self.model.parameters())
-        with torch_threads(1 if fused else torch.get_num_threads()):  # as in the small operations of such a step
+        # as in the small operations of such a step
+        with torch_threads(1 if fused else torch.get_num_threads()):
             self.scaler.step(self.optimizer)
         self.scaler.update()
-        if not begin:  # fail in the first step rather than after an epoch; each checkpoint checks again
+        # fail in the first step rather than after an epoch; each checkpoint checks again
+        if not begin:
             self.check_layers()
         self.loss_sum = loss_sum  # only now: a step may be interrupted while it waits for a batch
 
@@ -115,12 +141,18 @@ class Learner:
         if config.release_every and self._batches % config.release_every == 0:
             begin_s = time.perf_counter()
             freed = release_memory()
-            self.log.mark("release", after=f"batch {self._batches}", took_s=time.perf_counter() - begin_s, **freed)
+            self.log.mark(
+                "release",
+                after=f"batch {self._batches}",
+                took_s=time.perf_counter() - begin_s,
+                **freed,
+            )
 
 
 def allocator_peak(work: Callable[[], object]) -> int:
     """Return the peak of the CPU allocator's memory during `work`, in bytes."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # a lower level writes two lines to stderr at the first profile
+    # a lower level writes two lines to stderr at the first profile
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         work()
     results: Any = record.profiler
@@ -130,14 +162,21 @@ def allocator_peak(work: Callable[[], object]) -> int:
 
 
 def measure_step(
-    config: TrainConfig, model: nn.Module, num_features: int, hop_nodes: Sequence[int], hop_edges: Sequence[int]
+    config: TrainConfig,
+    model: nn.Module,
+    num_features: int,
+    hop_nodes: Sequence[int],
+    hop_edges: Sequence[int],
 ) -> dict[str, int]:
-    """Measure a model's state, and the peaks of a training step and an evaluation of a random batch, in bytes."""
+    """Measure a model's state, and the peaks of a training step and an evaluation of a random
+    batch, in bytes."""
     batch, cpu = random_batch(hop_nodes, hop_edges, num_features), torch.device("cpu")
     model, call = model.to(cpu), Call.of(model, config.precision)
 
     def train() -> None:
-        F.cross_entropy(call(model, batch, cpu), torch.zeros(hop_nodes[0], dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(
+            call(model, batch, cpu), torch.zeros(hop_nodes[0], dtype=torch.int64)
+        ).backward()  # type: ignore[no-untyped-call]
 
     def evaluate() -> None:
         with torch.no_grad():
@@ -151,6 +190,12 @@ def measure_step(
         evaluation_bytes = allocator_peak(evaluate)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         text = " ".join(str(error).split())
-        raise InputError(f"{config.model}: a training step fails on a random batch: {text}") from None
+        raise InputError(
+            f"{config.model}: a training step fails on a random batch: {text}"
+        ) from None
     state_bytes = 4 * sum(value.nbytes for value in model.parameters())
-    return {"state_bytes": state_bytes, "training_bytes": training_bytes, "evaluation_bytes": evaluation_bytes}
+    return {
+        "state_bytes": state_bytes,
+        "training_bytes": training_bytes,
+        "evaluation_bytes": evaluation_bytes,
+    }

@@ -1,8 +1,8 @@
 """Training in this process; `sandbox.run` starts a child process for it.
 
-On the CPU a run is a pure function of its config: the order of the seeds, their neighbors and dropout are functions of
-(seed, epoch, batch). An interrupted and resumed run therefore ends with the same weights, bit for bit, as an
-uninterrupted one, under every loading policy.
+On the CPU a run is a pure function of its config: the order of the seeds, their neighbors and
+dropout are functions of (seed, epoch, batch). An interrupted and resumed run therefore ends with
+the same weights, bit for bit, as an uninterrupted one, under every loading policy.
 """
 
 import contextlib
@@ -63,7 +63,8 @@ class TrainResult:
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Restore torch's global random state afterwards, a GPU's too if CUDA is in use; also a decorator."""
+    """Restore torch's global random state afterwards, a GPU's too if CUDA is in use; also a
+    decorator."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         yield
@@ -76,13 +77,16 @@ def compile_all(num_neighbors: list[int]) -> None:
 
 
 def warm_up() -> None:
-    """Import, compile and allocate the fixed part of any run, to measure its memory without data."""
+    """Import, compile and allocate the fixed part of any run, to measure its memory without
+    data."""
     config = TrainConfig.create(dataset="none", num_neighbors=[3, 2], batch_size=128, device="cpu")
     with marks.phase("compile kernels, once on this machine"):
         compile_all(list(config.num_neighbors))
     score = evaluator()
     labels = torch.zeros(128, dtype=torch.int64)
-    batch = random_batch([128, 384, 768], [384, 768], 128).update({"y": labels, "input_id": torch.arange(128)})
+    batch = random_batch([128, 384, 768], [384, 768], 128).update(
+        {"y": labels, "input_id": torch.arange(128)}
+    )
     learner = Learner(config, GNN(config, 128, 172), torch.device("cpu"), Ranks(), EventLog(None))
     learner.step(iter([batch]), 0, 0, 128)
     score(labels, labels)
@@ -101,21 +105,27 @@ def train(
 
     Args:
         config: The run's parameters.
-        run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on disk.
+        run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on
+            disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
-        model: Your own model object instead of `config.model`; a resumption needs one again. It is trained in place.
+        model: Your own model object instead of `config.model`; a resumption needs one again. It is
+            trained in place.
 
     Raises:
-        InputError: for bad input, before anything is written; for a folder in use by another process; for a full disk.
+        InputError: for bad input, before anything is written; for a folder in use by another
+            process; for a full disk.
         Diverged: when the loss or a weight is no longer finite; the last checkpoint is finite.
-        torch.OutOfMemoryError: when the GPU's memory ran out; the run's folder has the event `cuda_oom`.
-        Stopped: after SIGUSR1 or SIGTERM, at the next batch boundary, with a checkpoint written. Both signals are
-            handled here only in the main thread.
+        torch.OutOfMemoryError: when the GPU's memory ran out; the run's folder has the event
+        `cuda_oom`.
+        Stopped: after SIGUSR1 or SIGTERM, at the next batch boundary, with a checkpoint written.
+            Both signals are handled here only in the main thread.
     """
     check_config(config)
     if model is not None:
         if config.model_args:
-            raise InputError(f"model_args: expected none with a model object, got {config.model_args}")
+            raise InputError(
+                f"model_args: expected none with a model object, got {config.model_args}"
+            )
         config = config.replace(model=f"{type(model).__module__}:{type(model).__qualname__}")
     cuda.prepare_allocator(config)
     stop, folder = StopRequest(), None if run_dir is None else home(run_dir)
@@ -125,13 +135,17 @@ def train(
             if folder is None and config.keep == "best":
                 raise InputError("keep: expected a run_dir to keep best.pt in, got none")
             if config.model not in MODELS:  # before anything is written
-                make_model(config, size.num_features, size.num_classes, folder if resume else None, model)
+                make_model(
+                    config, size.num_features, size.num_classes, folder if resume else None, model
+                )
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
                 before, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(before, config))
         with naming(folder):
-            return train_prepared(config, folder, stop, ranks, resume=resume, how=config.progress, model=model)
+            return train_prepared(
+                config, folder, stop, ranks, resume=resume, how=config.progress, model=model
+            )
 
 
 @contextlib.contextmanager
@@ -159,7 +173,8 @@ def train_prepared(
     how: str,
     model: nn.Module | None = None,
 ) -> TrainResult:
-    """Train in a folder that the caller has prepared and locked; `how` as for `Progress`, the rest as for `train`."""
+    """Train in a folder that the caller has prepared and locked; `how` as for `Progress`, the rest
+    as for `train`."""
     threads = torch.get_num_threads()
     if config.num_threads != "auto" and config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
@@ -169,24 +184,39 @@ def train_prepared(
         shown.enter_context(contextlib.closing(progress))
         shown.enter_context(progress.live)
         with log.phase("open"):
-            for turn in (True, False):  # first one rank of each node, which converts the data; then the others
+            # first one rank of each node, which converts the data; then the others
+            for turn in (True, False):
                 with ranks.together():
                     if turn == (ranks.local_rank == 0):
                         store = _open(config, log, progress, stop)
         log.mark("dataset", path=str(store.path), **asdict(store.size))
         log.mark("note", ranks=ranks.num_ranks)
         if empty := [split for split in config.eval_splits if not store.num_seeds[split]]:
-            progress.note(f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated")
-            config = config.replace(eval_splits=[split for split in config.eval_splits if split not in empty])
+            progress.note(
+                f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated"
+            )
+            config = config.replace(
+                eval_splits=[split for split in config.eval_splits if split not in empty]
+            )
         if not config.propagated:
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks)
-        step = Pass.over(config, store.size, "train", training=True).batch, loaders.num_features, loaders.num_classes
+        step = (
+            Pass.over(config, store.size, "train", training=True).batch,
+            loaders.num_features,
+            loaders.num_classes,
+        )
         if config.num_threads == "auto":
-            torch.set_num_threads(choose_threads(config, *step, max(1, job_cores() // local_ranks())))
+            torch.set_num_threads(
+                choose_threads(config, *step, max(1, job_cores() // local_ranks()))
+            )
             log.mark("note", num_threads=torch.get_num_threads())
-        if HUGE_PAGES not in os.environ and huge_pages() == "madvise" and step_flops(config, *step) >= LARGE_FLOPS:
+        if (
+            HUGE_PAGES not in os.environ
+            and huge_pages() == "madvise"
+            and step_flops(config, *step) >= LARGE_FLOPS
+        ):
             text = "faster with huge pages (2 MB): start Python with {}=1 in the environment, or train with run()"
             progress.note(f"large steps are {text.format(HUGE_PAGES)}")
 
@@ -194,24 +224,37 @@ def train_prepared(
             if reading is not None:
                 progress.reading(*reading)
             ranks.beat(reading or time.monotonic())
-            return ranks.num_ranks == 1 and bool(stop.number)  # several stop together, at the end of a step
+            # several stop together, at the end of a step
+            return ranks.num_ranks == 1 and bool(stop.number)
 
         loaders.waiting = waiting
         with contextlib.closing(loaders), workers_ended():
             is_custom = model is None and config.model not in MODELS
-            with ranks.together():  # the first rank copies a custom model's code, and every rank runs the copy
-                if run_dir and is_custom and ranks.first and (text := find_code(config, run_dir, keep=True)[1]):
+            # the first rank copies a custom model's code, and every rank runs the copy
+            with ranks.together():
+                if (
+                    run_dir
+                    and is_custom
+                    and ranks.first
+                    and (text := find_code(config, run_dir, keep=True)[1])
+                ):
                     progress.note(text)
             with ranks.together():
                 widths = loaders.num_features, loaders.num_classes
                 model = make_model(config, *widths, run_dir, model, progress.note, store)
-            unsaved = ", ".join(sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys()))
+            unsaved = ", ".join(
+                sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys())
+            )
             if unsaved and run_dir is not None:
                 effect = "a resumed run and predict start with the values of its __init__"
-                progress.note(f"the model's buffers {unsaved} are in no checkpoint (persistent=False): {effect}")
+                progress.note(
+                    f"the model's buffers {unsaved} are in no checkpoint (persistent=False): {effect}"
+                )
             device = resolve_device(config.device)
             progress.note(*cuda.begin(config, device.type))
-            log.part("model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters()))
+            log.part(
+                "model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters())
+            )
             learner = Learner(config, model, device, ranks, log)
             ranks.expect_beats(store.nbytes)
             checkpointer = Checkpointer(run_dir, fingerprint(store, config), learner)
@@ -226,7 +269,10 @@ def train_prepared(
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
-        text = (str(error).partition(" If reserved but unallocated")[0].splitlines() or [type(error).__name__])[0]
+        text = (
+            str(error).partition(" If reserved but unallocated")[0].splitlines()
+            or [type(error).__name__]
+        )[0]
         sizes = {**(cuda.cuda_reading(largest=True) or {}), **cuda.oom_sizes(text)}
         log.mark("cuda_oom", message=text, suggestions=oom_suggestions(config, sizes), **sizes)
         raise
@@ -242,7 +288,9 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
         if stop.number:
             name = signal.Signals(stop.number).name
             log.mark("stop", signal=name, epoch=0, position=0)
-            raise Stopped(f"stopped by {name} while the data set was converted; go on with resume=True (--resume)")
+            raise Stopped(
+                f"stopped by {name} while the data set was converted; go on with resume=True (--resume)"
+            )
 
     how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
     store = open_for(config, memory_limit=own_memory()[0] + min(available_bytes(), 2**30), **how)

@@ -35,7 +35,11 @@ class Progress:
     def __init__(self, how: str, log: EventLog, run_dir: Path | None = None):
         self._log, self._how, self._count, self._shown_s = log, how, Count(0), 0.0
         self._read = Count(0)
-        self._file = -1 if run_dir is None else os.open(RunPaths(run_dir).progress, os.O_WRONLY | os.O_CREAT, 0o666)
+        self._file = (
+            -1
+            if run_dir is None
+            else os.open(RunPaths(run_dir).progress, os.O_WRONLY | os.O_CREAT, 0o666)
+        )
         self.live = Live(self._text, "none" if how == "relayed" else how)
 
     def close(self) -> None:
@@ -57,13 +61,19 @@ class Progress:
         return phase, details(self._count if self._count.phase == phase else None, own_memory()[0])
 
     def keep(self, count: Count, complete: Callable[[Count], None] = lambda count: None) -> None:
-        """Show the count of the current phase after a call of `complete` on it, at most every 0.5 s."""
+        """Show the count of the current phase after a call of `complete` on it, at most every 0.5
+        s."""
         if (now := time.monotonic()) - self._shown_s < _SHOWN_EVERY_S and count is self._count:
             return
-        self._count, self._shown_s, count.phase = count, now, (self._log.open[-1:] or ["starting"])[0]
+        self._count, self._shown_s, count.phase = (
+            count,
+            now,
+            (self._log.open[-1:] or ["starting"])[0],
+        )
         complete(count)
         if self._file >= 0:
-            with contextlib.suppress(OSError):  # the next checkpoint reports a folder that can't be written
+            # the next checkpoint reports a folder that can't be written
+            with contextlib.suppress(OSError):
                 os.pwrite(self._file, f"{json.dumps(asdict(count)):<400}\n".encode(), 0)
 
     def reading(self, name: str, done: int, total: int) -> None:
@@ -75,14 +85,18 @@ class Progress:
         self.keep(self._read)
 
     def over(
-        self, batches: Iterable[Data], total: int, complete: Callable[[Count], None] = lambda count: None
+        self,
+        batches: Iterable[Data],
+        total: int,
+        complete: Callable[[Count], None] = lambda count: None,
     ) -> Generator[Data, None, None]:
         """Yield and count the batches without a reference to one while the next is prepared."""
         count = Count(total, "batches")
         self.keep(count)
         for batch in batches:
             if not count.done:
-                count.began_s = time.time()  # the first batch waits for reading, which is no measure of the rest
+                # the first batch waits for reading, which is no measure of the rest
+                count.began_s = time.time()
             yield batch
             del batch
             count.add(1)
@@ -90,19 +104,37 @@ class Progress:
 
 
 class Trainer:
-    def __init__(self, loaders: Loaders, checkpointer: Checkpointer, progress: Progress, stop: StopRequest):
-        self.loaders, self.checkpointer, self.progress, self.stop = loaders, checkpointer, progress, stop
+    def __init__(
+        self, loaders: Loaders, checkpointer: Checkpointer, progress: Progress, stop: StopRequest
+    ):
+        self.loaders, self.checkpointer, self.progress, self.stop = (
+            loaders,
+            checkpointer,
+            progress,
+            stop,
+        )
         self.learner = learner = checkpointer.learner
         self.config, self.log, self.ranks = learner.config, learner.log, learner.ranks
         self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
         self.state = State()
 
     def _boundary(self, training: bool = False) -> None:
-        """Save or stop between two steps or two batches of an evaluation; a run stops on a signal only here."""
-        due = training and 0 < self.config.checkpoint_every_s <= time.monotonic() - self.checkpointer.saved_s
-        # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks it.
-        spoiled = training and self.learner.device.type == "cpu" and not math.isfinite(self.learner.loss_sum)
-        number, due_anywhere, diverged = self.ranks.highest(self.stop.number, int(due), int(spoiled))
+        """Save or stop between two steps or two batches of an evaluation; a run stops on a signal
+        only here."""
+        due = (
+            training
+            and 0 < self.config.checkpoint_every_s <= time.monotonic() - self.checkpointer.saved_s
+        )
+        # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks
+        # it.
+        spoiled = (
+            training
+            and self.learner.device.type == "cpu"
+            and not math.isfinite(self.learner.loss_sum)
+        )
+        number, due_anywhere, diverged = self.ranks.highest(
+            self.stop.number, int(due), int(spoiled)
+        )
         if diverged:
             raise self.checkpointer.diverged(self.state)
         if number:
@@ -110,7 +142,9 @@ class Trainer:
             self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.checkpointer.save(state)
             where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
-            hint = "go on with resume=True (--resume)" if folder else "nothing is kept without run_dir"
+            hint = (
+                "go on with resume=True (--resume)" if folder else "nothing is kept without run_dir"
+            )
             raise Stopped(f"stopped by {name} {where}; {hint}")
         if due_anywhere:
             self.checkpointer.save(self.state)
@@ -126,7 +160,12 @@ class Trainer:
 
     def train_epoch(self) -> None:
         """Train on the remaining seeds of the current epoch."""
-        config, state, learner, num_seeds = self.config, self.state, self.learner, self.num_seeds["train"]
+        config, state, learner, num_seeds = (
+            self.config,
+            self.state,
+            self.learner,
+            self.num_seeds["train"],
+        )
         epoch, loader = state.epoch + 1, self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
         learner.begin(epoch)
@@ -144,7 +183,8 @@ class Trainer:
             assert next(batches, None) is None, "the loader has more batches than its share"
 
     def _complete(self, count: Count) -> None:
-        """Add the epoch's loss so far and the remaining time of the run to a count of training batches."""
+        """Add the epoch's loss so far and the remaining time of the run to a count of training
+        batches."""
         state, rows = self.state, self.state.history
         if state.position:
             count.loss = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
@@ -154,7 +194,9 @@ class Trainer:
             batches = count.total - count.done + (epochs - 1) * in_epoch
             evaluated_s = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
             # Without the first batch, which waits for reading or for workers.
-            count.run_left_s = batches * (time.time() - count.began_s) / (count.done - 1) + epochs * evaluated_s
+            count.run_left_s = (
+                batches * (time.time() - count.began_s) / (count.done - 1) + epochs * evaluated_s
+            )
 
     def evaluate(self, split: str) -> float:
         """Accuracy on `split` as OGB's own Evaluator computes it."""
@@ -183,7 +225,8 @@ class Trainer:
         return float(ranks.sum(torch.tensor(accuracy, dtype=torch.float64)))
 
     def run(self) -> None:
-        """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its checkpoint."""
+        """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its
+        checkpoint."""
         config, num_seeds, learner = self.config, self.num_seeds["train"], self.learner
 
         def is_over(*more: float | None) -> bool:
@@ -196,47 +239,68 @@ class Trainer:
                 self.checkpointer.check_finite(self.state)
             loss = float(self.ranks.sum(learner.loss_sum.clone())) / max(num_seeds, 1)
             if epoch == config.epochs:
-                # The final evaluation needs no train loader: its CSC and workers make room for the eval loaders.
+                # The final evaluation needs no train loader: its CSC and workers make room for the
+                # eval loaders.
                 self.loaders.drop_train_loader()
             begin, splits = time.monotonic(), config.splits_to_evaluate(epoch)
             if splits:
-                self.checkpointer.save(self.state)  # a kill during the evaluation must not lose the epoch
+                # a kill during the evaluation must not lose the epoch
+                self.checkpointer.save(self.state)
             scores: Row = {split: self.evaluate(split) for split in splits}
-            if epoch < config.epochs and is_over(scores.get("valid")):  # it is the last one after all
+            # it is the last one after all
+            if epoch < config.epochs and is_over(scores.get("valid")):
                 self.loaders.drop_train_loader()
                 final = config.replace(epochs=epoch).splits_to_evaluate(epoch)
                 scores |= {split: self.evaluate(split) for split in final if split not in scores}
-            row: Row = {"epoch": epoch, "loss": loss, "train": None, "valid": None, "test": None, **scores}
+            row: Row = {
+                "epoch": epoch,
+                "loss": loss,
+                "train": None,
+                "valid": None,
+                "test": None,
+                **scores,
+            }
             row |= {"time_s": self.state.time_s, "eval_time_s": time.monotonic() - begin}
             steps = self.state.batches_per_step
-            self.state = State(epoch=epoch, history=[*self.state.history, row], batches_per_step=steps)
+            self.state = State(
+                epoch=epoch, history=[*self.state.history, row], batches_per_step=steps
+            )
             learner.loss_sum.zero_()
             self.checkpointer.save_epoch(self.state)
             self.progress.say(epoch_line(row))
         if self.state.epoch < config.epochs:
             none = f"no better valid accuracy in {config.early_stopping} evaluations"
             self.progress.note(f"{none}: epoch {self.state.epoch} was the last")
-        # fp16 skips every step whose gradient is not finite; Adam has a state after the first step not skipped.
+        # fp16 skips every step whose gradient is not finite; Adam has a state after the first step
+        # not skipped.
         if self.state.epoch and learner.scaler.is_enabled() and not learner.optimizer.state:
-            raise self.checkpointer.diverged(self.state, "no step was ever taken, as no gradient was finite,")
+            raise self.checkpointer.diverged(
+                self.state, "no step was ever taken, as no gradient was finite,"
+            )
 
 
 def evaluator() -> Callable[[Tensor, Tensor], float]:
-    """Return OGB's own accuracy of (labels, predicted); every supported data set has the rule of ogbn-papers100M."""
+    """Return OGB's own accuracy of (labels, predicted); every supported data set has the rule of
+    ogbn-papers100M."""
     from ogb.nodeproppred import Evaluator
 
     rule = Evaluator("ogbn-papers100M")
 
     def score(labels: Tensor, predicted: Tensor) -> float:
         y_true = labels.numpy().astype(np.int64)
-        return float(rule.eval({"y_true": y_true[:, None], "y_pred": predicted.numpy()[:, None]})["acc"])
+        return float(
+            rule.eval({"y_true": y_true[:, None], "y_pred": predicted.numpy()[:, None]})["acc"]
+        )
 
     return score
 
 
 def epoch_line(row: Row) -> str:
-    """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186.0s + 80.2s eval`."""
+    """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186.0s + 80.2s
+    eval`."""
     parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]
     names = {"Train": "train", "Val": "valid", "Test": "test"}
-    parts += [f"{name}: {row[split]:.4f}" for name, split in names.items() if row[split] is not None]
+    parts += [
+        f"{name}: {row[split]:.4f}" for name, split in names.items() if row[split] is not None
+    ]
     return " | ".join([*parts, f"Time: {row['time_s']:.1f}s + {row['eval_time_s']:.1f}s eval"])

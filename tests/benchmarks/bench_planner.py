@@ -1,7 +1,8 @@
-"""Predicted against measured peak: `python tests/benchmarks/bench_planner.py --random 60 [--seed 0] [--only 3 7]`.
+"""Predicted against measured peak: `python tests/benchmarks/bench_planner.py --random 60 [--seed 0]
+[--only 3 7]`.
 
-Runs random configurations, each under the limit that its forecast and margin give: none that FITS may be killed, and at
-most 3 of 60 may use less than 75 % of their forecast.
+Runs random configurations, each under the limit that its forecast and margin give: none that FITS
+may be killed, and at most 3 of 60 may use less than 75 % of their forecast.
 """
 
 import argparse
@@ -71,7 +72,11 @@ def random_settings(draw: random.Random) -> dict[str, Any]:
         "feature_dtype": draw.choice(["float32", "float16"]),
     }
     if values["loading"] == "propagated":
-        return {**values, "model": draw.choice(["sgc", "sign", "sagn", "Mlp"]), "hops": draw.choice([1, 2, 3])}
+        return {
+            **values,
+            "model": draw.choice(["sgc", "sign", "sagn", "Mlp"]),
+            "hops": draw.choice([1, 2, 3]),
+        }
     fan_outs = ["3 2", "10 5", "15 10", "15 10 5", "-1", "-1 -1", "25 -1", "5 -1", "-1 -1 -1"]
     values |= {
         "num_neighbors": draw.choice(fan_outs),
@@ -122,7 +127,9 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
         values["model"] = f"{code}:{values['model']}"
         if not code.exists():
             code.write_text(OWN_MODELS)
-    values["dataset"] = str(folder / f"synthetic-{scale:g}-seed0{'-undirected' if both else ''}.store")
+    values["dataset"] = str(
+        folder / f"synthetic-{scale:g}-seed0{'-undirected' if both else ''}.store"
+    )
     if not Path(values["dataset"]).exists():
         prepare_dataset("", folder, scale, undirected=both)
     return TrainConfig.create({"device": "cpu", "progress": "none", **values})
@@ -133,11 +140,19 @@ def outcome(settings: dict[str, Any], folder: Path, scale: float = 0.002) -> Out
     config = configuration(settings, folder, scale)
     least = plan(config).forecast
     limit = least.least_bytes + least.margin_bytes
-    while (advice := plan(config, limit)).verdict != FITS:  # a store's windows, and so its forecast, follow the limit
+    # a store's windows, and so its forecast, follow the limit
+    while (advice := plan(config, limit)).verdict != FITS:
         limit += MB
     done = run(config, limit, runs_dir=tempfile.mkdtemp(dir=folder), name="verdict", echo=False)
     text = f"scale {scale} {settings}"
-    return Outcome(limit, advice.forecast.peak_bytes, done.held_peak_bytes, done.exit_code, advice.verdict, text)
+    return Outcome(
+        limit,
+        advice.forecast.peak_bytes,
+        done.held_peak_bytes,
+        done.exit_code,
+        advice.verdict,
+        text,
+    )
 
 
 def random_outcomes(count: int, seed: int, folder: Path, only: list[int]) -> None:
@@ -145,17 +160,25 @@ def random_outcomes(count: int, seed: int, folder: Path, only: list[int]) -> Non
     chosen: list[tuple[int, dict[str, Any]]] = []
     while len(chosen) < count:
         settings = random_settings(draw)
-        if predict(configuration(settings, folder)).peak_bytes < 2 * GB:  # what a small machine runs
+        # what a small machine runs
+        if predict(configuration(settings, folder)).peak_bytes < 2 * GB:
             chosen.append((len(chosen), settings))
     chosen = [(number, settings) for number, settings in chosen if not only or number in only]
     outcomes = []
     for number, settings in chosen:
         outcomes.append(outcome(settings, folder))
         print(f"#{number:<3} {outcomes[-1]}", flush=True)
-    killed, generous = sum(one.is_wrong for one in outcomes), sum(one.is_generous for one in outcomes)
+    killed, generous = (
+        sum(one.is_wrong for one in outcomes),
+        sum(one.is_generous for one in outcomes),
+    )
     errors = sorted(one.forecast / one.measured - 1 for one in outcomes if not one.is_wrong)
-    print(f"{len(outcomes)} configurations: {killed} killed that were said to fit, {generous} used less than 75 %")
-    print(f"forecast off by {100 * errors[0]:+.0f} to {100 * errors[-1]:+.0f} %, median {100 * median(errors):+.0f} %")
+    print(
+        f"{len(outcomes)} configurations: {killed} killed that were said to fit, {generous} used less than 75 %"
+    )
+    print(
+        f"forecast off by {100 * errors[0]:+.0f} to {100 * errors[-1]:+.0f} %, median {100 * median(errors):+.0f} %"
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Epochs from a store on disk under a hard limit, with a spool, against as many batches from RAM, in one run.
+"""Epochs from a store on disk under a hard limit, with a spool, against as many batches from RAM,
+in one run.
 
-Run it by hand from the repository root:
-`python tests/benchmarks/bench_spool.py STORE [--limit "4 GB"] [--epochs 20] [--spool "30 GB"] [--large]
-[--precision bf16]`.
-STORE is a store larger than the limit. The other side is a generated one of `--scale`, small enough for the page cache:
-batches of the same shape are trained and evaluated for `--ram-epochs` epochs after one that is left out, and their time
-is taken per batch. Bytes are those of the kernel, /proc/PID/io.
+Run it by hand from the repository root: `python tests/benchmarks/bench_spool.py STORE [--limit "4
+GB"] [--epochs 20] [--spool "30 GB"] [--large] [--precision bf16]`. STORE is a store larger than the
+limit. The other side is a generated one of `--scale`, small enough for the page cache: batches of
+the same shape are trained and evaluated for `--ram-epochs` epochs after one that is left out, and
+their time is taken per batch. Bytes are those of the kernel, /proc/PID/io.
 """
 
 import argparse
@@ -18,35 +18,65 @@ from ogbnlib import Run, TrainConfig, run
 from ogbnlib.graph.store import open_store
 from ogbnlib.sources.synth import synthesize_store
 
-SETTING = {"num_neighbors": [3, 2], "batch_size": 128, "hidden_channels": 16, "eval_splits": ["valid", "test"]}
-LARGE = {**SETTING, "num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256, "eval_splits": []}
+SETTING = {
+    "num_neighbors": [3, 2],
+    "batch_size": 128,
+    "hidden_channels": 16,
+    "eval_splits": ["valid", "test"],
+}
+LARGE = {
+    **SETTING,
+    "num_neighbors": [15, 10, 5],
+    "batch_size": 1024,
+    "hidden_channels": 256,
+    "eval_splits": [],
+}
 
 
 def config(asked: argparse.Namespace, path: Path, epochs: int, **changes: object) -> TrainConfig:
     setting = LARGE if asked.large else SETTING
     setting = {**setting, "precision": asked.precision}
-    values = {"dataset": str(path), "loading": "store", "epochs": epochs, "train_eval": "never", **setting, **changes}
+    values = {
+        "dataset": str(path),
+        "loading": "store",
+        "epochs": epochs,
+        "train_eval": "never",
+        **setting,
+        **changes,
+    }
     return TrainConfig.create({"progress": "lines", "num_threads": "auto", **values})
 
 
 def batches(asked: argparse.Namespace, path: Path) -> tuple[int, int]:
     """Of training and of the evaluations, in an epoch."""
     setting = LARGE if asked.large else SETTING
-    size = {split: -(-len(ids) // setting["batch_size"]) for split, ids in open_store(path).splits.items()}
+    size = {
+        split: -(-len(ids) // setting["batch_size"])
+        for split, ids in open_store(path).splits.items()
+    }
     return size["train"], sum(size[split] for split in setting["eval_splits"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("store", type=Path)
     parser.add_argument("--limit", default="4 GB")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--spool", default="auto")
     parser.add_argument("--scale", type=float, default=0.05)
     parser.add_argument("--ram-epochs", type=int, default=3)
-    parser.add_argument("--large", action="store_true", help="[15, 10, 5] x 1024 x 256, no evaluation")
+    parser.add_argument(
+        "--large", action="store_true", help="[15, 10, 5] x 1024 x 256, no evaluation"
+    )
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="for what is generated and runs")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="for what is generated and runs",
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
         small = Path(folder, "small")
@@ -59,7 +89,9 @@ def main() -> None:
         report(asked, ram, disk, batches(asked, small), batches(asked, asked.store))
 
 
-def report(asked: argparse.Namespace, ram: Run, disk: Run, few: tuple[int, int], many: tuple[int, int]) -> None:
+def report(
+    asked: argparse.Namespace, ram: Run, disk: Run, few: tuple[int, int], many: tuple[int, int]
+) -> None:
     rows = ram.metrics.iloc[1:]
     per_batch = rows["time_s"].mean() / few[0], rows["eval_time_s"].mean() / max(few[1], 1)
     compute_s = asked.epochs * (many[0] * per_batch[0] + many[1] * per_batch[1])

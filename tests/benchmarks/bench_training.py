@@ -1,15 +1,18 @@
-"""Training speed from a store on disk (page cache warm) against stock PyG in RAM, on the same graph in one run.
+"""Training speed from a store on disk (page cache warm) against stock PyG in RAM, on the same graph
+in one run.
 
-Run it by hand from the repository root: `python tests/benchmarks/bench_training.py [--scale 0.02] [--dir DIR]`.
-Stock PyG is its `NeighborLoader` with float32 features in RAM and the forward of its documentation, in which every
-layer computes every sampled node; it needs torch-sparse or pyg-lib. Both sides train GraphSAGE with Adam, in turn, with
-one torch thread and with torch's default; in each round the better of the two is compared, and the median of the
-rounds counts. Both sides run with the environment that `run` gives its trainer: malloc's settings and huge pages.
+Run it by hand from the repository root: `python tests/benchmarks/bench_training.py [--scale 0.02]
+[--dir DIR]`. Stock PyG is its `NeighborLoader` with float32 features in RAM and the forward of its
+documentation, in which every layer computes every sampled node; it needs torch-sparse or pyg-lib.
+Both sides train GraphSAGE with Adam, in turn, with one torch thread and with torch's default; in
+each round the better of the two is compared, and the median of the rounds counts. Both sides run
+with the environment that `run` gives its trainer: malloc's settings and huge pages.
 
-`--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256 with GraphBolt of
-dgl 2.1.0 instead, in float32 and in the same precision, as its users run it and with the huge pages that we ask for,
-each side in processes of its own. Its environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0
-torch==2.2.1 torchdata==0.7.1 'numpy<2' 'pandas<3' pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
+`--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256
+with GraphBolt of dgl 2.1.0 instead, in float32 and in the same precision, as its users run it and
+with the huge pages that we ask for, each side in processes of its own. Its environment: `python3 -m
+venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1 torchdata==0.7.1 'numpy<2' 'pandas<3'
+pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
 """
 
 import argparse
@@ -96,14 +99,30 @@ print(sum(row["time_s"] for row in rows) / len(rows))
 """
 
 
-def our_rate(store: Store, setting: dict, threads: int, env: dict[str, str], precision: str = "fp32") -> float:
-    """Training batches per second of ours in a process of its own, from whole epochs after the first."""
-    values = {"dataset": str(store.path), "loading": "store", "progress": "none", "device": "cpu", **setting}
-    values |= {"train_eval": "never", "eval_splits": [], "num_threads": threads, "precision": precision}
+def our_rate(
+    store: Store, setting: dict, threads: int, env: dict[str, str], precision: str = "fp32"
+) -> float:
+    """Training batches per second of ours in a process of its own, from whole epochs after the
+    first."""
+    values = {
+        "dataset": str(store.path),
+        "loading": "store",
+        "progress": "none",
+        "device": "cpu",
+        **setting,
+    }
+    values |= {
+        "train_eval": "never",
+        "eval_splits": [],
+        "num_threads": threads,
+        "precision": precision,
+    }
     with tempfile.TemporaryDirectory() as tmp:
         argv = [sys.executable, "-c", OURS, json.dumps(values), f"{tmp}/run"]
         done = subprocess.run(argv, env=env, stdout=-1, check=True)
-    return -(-len(store.splits["train"]) // setting["batch_size"]) / float(done.stdout.splitlines()[-1])
+    return -(-len(store.splits["train"]) // setting["batch_size"]) / float(
+        done.stdout.splitlines()[-1]
+    )
 
 
 def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> None:
@@ -117,28 +136,65 @@ def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> N
         ours.append([our_rate(store, setting, number, dict(os.environ)) for number in threads])
     for name, rates in {"stock PyG": stock, "ours": ours}.items():
         for number, each in zip(threads, zip(*rates, strict=True), strict=True):
-            print(f"  {name}, {number} thread(s): {median(each):.2f} batches/s ({min(each):.2f} to {max(each):.2f})")
+            print(
+                f"  {name}, {number} thread(s): {median(each):.2f} batches/s ({min(each):.2f} to {max(each):.2f})"
+            )
     ratios = [max(a) / max(b) for a, b in zip(ours, stock, strict=True)]
-    print(f"  {median(ratios):.2f} x stock PyG; rounds: {', '.join(f'{ratio:.2f}' for ratio in ratios)}")
+    print(
+        f"  {median(ratios):.2f} x stock PyG; rounds: {', '.join(f'{ratio:.2f}' for ratio in ratios)}"
+    )
 
 
-def compare_graphbolt(store: Store, python: Path, precision: str, seconds: float, rounds: int) -> None:
-    """Print batches per second of both sides, in turn, with huge pages and without, and the ratios of the medians."""
-    setting = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256, "epochs": 4}
+def compare_graphbolt(
+    store: Store, python: Path, precision: str, seconds: float, rounds: int
+) -> None:
+    """Print batches per second of both sides, in turn, with huge pages and without, and the ratios
+    of the medians."""
+    setting = {
+        "num_neighbors": [15, 10, 5],
+        "batch_size": 1024,
+        "hidden_channels": 256,
+        "epochs": 4,
+    }
     rates = collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as tmp:
-        arrays = {"colptr": store.colptr, "row": store.row, "x": store.read("x", "float32"), "y": store.read("y")}
+        arrays = {
+            "colptr": store.colptr,
+            "row": store.row,
+            "x": store.read("x", "float32"),
+            "y": store.read("y"),
+        }
         for name, array in {**arrays, "train": store.splits["train"]}.items():
             np.save(f"{tmp}/{name}.npy", array)
         del arrays
         for _, pages, threads in itertools.product(range(rounds), "10", (1, 2)):
             plain = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}
-            env = {**plain, "OMP_NUM_THREADS": str(threads), **({HUGE_PAGES: "1"} if pages == "1" else {})}
+            env = {
+                **plain,
+                "OMP_NUM_THREADS": str(threads),
+                **({HUGE_PAGES: "1"} if pages == "1" else {}),
+            }
             for theirs in {"fp32", precision}:
-                argv = [python, Path(__file__).with_name("peer_graphbolt.py"), tmp, "15,10,5", 1024, 256, theirs]
-                done = subprocess.run([*map(str, argv), str(threads), str(seconds)], env=env, stdout=-1, check=True)
-                rates[theirs, pages, threads].append(json.loads(done.stdout.splitlines()[-1])["rate"])
-            env |= {name: value for name, value in trainer_environment(env).items() if name != HUGE_PAGES}
+                argv = [
+                    python,
+                    Path(__file__).with_name("peer_graphbolt.py"),
+                    tmp,
+                    "15,10,5",
+                    1024,
+                    256,
+                    theirs,
+                ]
+                done = subprocess.run(
+                    [*map(str, argv), str(threads), str(seconds)], env=env, stdout=-1, check=True
+                )
+                rates[theirs, pages, threads].append(
+                    json.loads(done.stdout.splitlines()[-1])["rate"]
+                )
+            env |= {
+                name: value
+                for name, value in trainer_environment(env).items()
+                if name != HUGE_PAGES
+            }
             rates["ours", pages, threads].append(our_rate(store, setting, threads, env, precision))
     for pages, threads in itertools.product("10", (1, 2)):
         ours = median(rates["ours", pages, threads])
@@ -164,12 +220,22 @@ def main() -> None:
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
     with tempfile.TemporaryDirectory() as scratch:
         path = (options.dir or Path(scratch)) / f"bench-store-{options.scale:g}"
-        store = open_store(path) if is_store(path) else synthesize_store(path, options.scale, progress=False)
-        print(f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features")
+        store = (
+            open_store(path)
+            if is_store(path)
+            else synthesize_store(path, options.scale, progress=False)
+        )
+        print(
+            f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features"
+        )
         if options.peer == "graphbolt":
-            return compare_graphbolt(store, options.peer_python, options.precision, options.seconds, options.rounds)
+            return compare_graphbolt(
+                store, options.peer_python, options.precision, options.seconds, options.rounds
+            )
         if not (installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE):
-            sys.exit("stock PyG: needs torch-sparse or pyg-lib, found neither; install one, or give --peer graphbolt")
+            sys.exit(
+                "stock PyG: needs torch-sparse or pyg-lib, found neither; install one, or give --peer graphbolt"
+            )
         for setting in SETTINGS:
             print(f"\n{setting}")
             compare_stock(store, setting, options.seconds, options.rounds)

@@ -1,18 +1,32 @@
 """Size and structure of the package: `python tests/benchmarks/house.py [FOLDER of a checkout]`.
 
-Prints lines (docstrings included), files over 350 lines, classes over 150, comments per 100 lines of code, and the
-imports between modules: how many, and how many floors they make (the longest chain of imports). Imports inside
-functions count too. tests/test_packaging.py pins these numbers.
+Statements measure size, since packing two into one line does not lower them. The other figures say
+how hard a line is to read at first sight: long lines, several names assigned at once, conditional
+expressions, assignment expressions, functions that do several things. Imports between modules count
+wherever they stand; floors are the longest chain of imports. tests/test_packaging.py pins these
+figures.
 """
 
 import ast
 import graphlib
-import io
 import json
 import statistics
 import sys
-import tokenize
+from collections import Counter
 from pathlib import Path
+
+BRANCHES = (
+    ast.If,
+    ast.For,
+    ast.While,
+    ast.IfExp,
+    ast.BoolOp,
+    ast.ExceptHandler,
+    ast.comprehension,
+)
+LONG_LINE = 100  # columns
+LONG_FUNCTION = 60  # lines
+MANY_BRANCHES = 20
 
 
 def imported(path: Path, package: Path, modules: set[str]) -> set[str]:
@@ -34,49 +48,70 @@ def imported(path: Path, package: Path, modules: set[str]) -> set[str]:
     return found & modules
 
 
-def comments_and_code(text: str) -> tuple[int, int]:
-    """Count the comments and the lines with code, docstrings aside."""
-    tree, docstring = ast.parse(text), set[int]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            docstring |= set(range(node.lineno, (node.end_lineno or 0) + 1))
-    skipped = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
-    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    code = {line for token in tokens if token.type not in skipped for line in range(token.start[0], token.end[0] + 1)}
-    return sum(token.type == tokenize.COMMENT for token in tokens), len(code - docstring)
-
-
-def measure(package: Path) -> dict[str, object]:
-    files = {path: path.read_text() for path in sorted(package.rglob("*.py"))}
-    lines = {str(path.relative_to(package)): len(text.splitlines()) for path, text in files.items()}
-    sizes: dict[type, dict[str, int]] = {ast.ClassDef: {}, ast.FunctionDef: {}}
-    for path, text in files.items():
-        for node in ast.walk(ast.parse(text)):
-            if type(node) in sizes:
-                where = f"{path.relative_to(package)}:{node.name}"  # type: ignore[attr-defined]
-                sizes[type(node)][where] = node.end_lineno - node.lineno + 1  # type: ignore[attr-defined]
-    classes, functions = sizes[ast.ClassDef], sizes[ast.FunctionDef]
-    named = {".".join(path.relative_to(package).with_suffix("").parts): path for path in files}
-    modules = {name: path for name, path in named.items() if not name.endswith("__init__") or name == "__init__"}
-    graph = {name: imported(path, package, set(modules)) - {name} for name, path in modules.items()}
-    floors: dict[str, int] = {}
+def floors(package: Path) -> tuple[int, int]:
+    """Return the number of imports between modules, and the longest chain of them."""
+    modules = {}
+    for path in package.rglob("*.py"):
+        name = ".".join(path.relative_to(package).with_suffix("").parts)
+        if name == "__init__" or not name.endswith("__init__"):
+            modules[name] = path
+    graph = {}
+    for name, path in modules.items():
+        graph[name] = imported(path, package, set(modules)) - {name}
+    floor: dict[str, int] = {}
     for name in graphlib.TopologicalSorter(graph).static_order():
-        floors[name] = 1 + max((floors[other] for other in graph[name]), default=0)
-    longest = max(functions, key=functions.__getitem__)
-    comments, code = (sum(column) for column in zip(*map(comments_and_code, files.values()), strict=True))
+        floor[name] = 1 + max((floor[other] for other in graph[name]), default=0)
+    return sum(map(len, graph.values())), max(floor.values())
+
+
+def count_nodes(tree: ast.Module) -> Counter[str]:
+    """Count what the figures of a file are made of."""
+    count: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        count["statements"] += isinstance(node, ast.stmt)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            count["several names"] += isinstance(node.targets[0], ast.Tuple)
+        count["conditional expressions"] += isinstance(node, ast.IfExp)
+        count["walrus"] += isinstance(node, ast.NamedExpr)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            branches = sum(isinstance(inner, BRANCHES) for inner in ast.walk(node))
+            count["functions"] += 1
+            count["long functions"] += node.end_lineno - node.lineno + 1 > LONG_FUNCTION
+            count["branched functions"] += branches > MANY_BRANCHES
+    count["public names"] = sum(
+        isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        for node in tree.body
+    )
+    return count
+
+
+def measure(package: Path) -> dict[str, float]:
+    """The figures by name; lines are counted without blank ones."""
+    count: Counter[str] = Counter()
+    sizes = []
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text()
+        lines = [line for line in text.splitlines() if line.strip()]
+        count += count_nodes(ast.parse(text))
+        count["lines"] += len(lines)
+        count["long lines"] += sum(len(line) >= LONG_LINE for line in lines)
+        sizes.append(len(lines))
+    thousands = count["lines"] / 1000
+    arrows, longest_chain = floors(package)
     return {
-        "lines": sum(lines.values()),
-        "lines of tests": sum(len(path.read_text().splitlines()) for path in package.parent.glob("tests/**/*.py")),
-        "comments per 100 lines of code": round(100 * comments / code, 1),
-        "files": sum(count > 0 for count in lines.values()),
-        "files over 350 lines": {name: count for name, count in lines.items() if count > 350},
-        "classes over 150 lines": {name: count for name, count in classes.items() if count > 150},
-        "longest function": {longest: functions[longest]},
-        "functions": len(functions),
-        "median lines of a function": statistics.median(functions.values()),
-        "import arrows": sum(map(len, graph.values())),
-        "floors": max(floors.values()),
-        "arrows between rooms": len({(a.split(".")[0], b.split(".")[0]) for a in graph for b in graph[a] if "." in a}),
+        "statements": count["statements"],
+        "statements a line": round(count["statements"] / count["lines"], 3),
+        "percent of long lines": round(count["long lines"] / thousands / 10, 2),
+        "several names at once per 1,000 lines": round(count["several names"] / thousands, 1),
+        "if-expressions per 1,000 lines": round(count["conditional expressions"] / thousands, 1),
+        "walrus per 1,000 lines": round(count["walrus"] / thousands, 1),
+        "functions over 60 lines": count["long functions"],
+        "functions with over 20 branches": count["branched functions"],
+        "public names per 1,000 lines": round(count["public names"] / thousands, 1),
+        "functions": count["functions"],
+        "median lines of a file": statistics.median(sizes),
+        "import arrows": arrows,
+        "floors": longest_chain,
     }
 
 

@@ -1,8 +1,10 @@
-"""GraphBolt's side of `bench_training.py --peer graphbolt`: training batches per second from arrays in RAM.
+"""GraphBolt's side of `bench_training.py --peer graphbolt`: training batches per second from arrays
+in RAM.
 
-It runs in an environment of its own, as DGL's last GraphBolt for PyPI needs torch 2.2: `python peer_graphbolt.py FOLDER
-FAN_OUT BATCH_SIZE HIDDEN PRECISION THREADS SECONDS`. FOLDER has colptr, row, x, y and train as .npy. The loader and the
-model are those of DGL's examples/graphbolt/node_classification.py.
+It runs in an environment of its own, as DGL's last GraphBolt for PyPI needs torch 2.2: `python
+peer_graphbolt.py FOLDER FAN_OUT BATCH_SIZE HIDDEN PRECISION THREADS SECONDS`. FOLDER has colptr,
+row, x, y and train as .npy. The loader and the model are those of DGL's
+examples/graphbolt/node_classification.py.
 """
 
 import itertools
@@ -21,7 +23,9 @@ import torch.nn.functional as F
 class SAGE(torch.nn.Module):
     def __init__(self, widths: list[int]):
         super().__init__()
-        self.layers = torch.nn.ModuleList(dglnn.SAGEConv(a, b, "mean") for a, b in itertools.pairwise(widths))
+        self.layers = torch.nn.ModuleList(
+            dglnn.SAGEConv(a, b, "mean") for a, b in itertools.pairwise(widths)
+        )
 
     def forward(self, blocks, x):
         for i, (layer, block) in enumerate(zip(self.layers, blocks, strict=True)):
@@ -30,16 +34,28 @@ class SAGE(torch.nn.Module):
         return x
 
 
-def main(folder: Path, fan_out: list[int], batch_size: int, hidden: int, precision: str, threads: int, seconds: float):
+def main(
+    folder: Path,
+    fan_out: list[int],
+    batch_size: int,
+    hidden: int,
+    precision: str,
+    threads: int,
+    seconds: float,
+):
     torch.set_num_threads(threads)
-    arrays = {name: torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("colptr", "row", "x", "y", "train")}
+    arrays = {
+        name: torch.from_numpy(np.load(folder / f"{name}.npy"))
+        for name in ("colptr", "row", "x", "y", "train")
+    }
     graph = gb.fused_csc_sampling_graph(arrays["colptr"], arrays["row"])
     features = gb.BasicFeatureStore({("node", None, "feat"): gb.TorchBasedFeature(arrays["x"])})
     labels = arrays["y"][arrays["train"]].long()
     seeds = arrays["train"].to(arrays["row"].dtype)  # GraphBolt expects ids of one type
     items = gb.ItemSet((seeds, labels), names=("seed_nodes", "labels"))
     pipe = gb.ItemSampler(items, batch_size=batch_size, shuffle=True)
-    pipe = pipe.sample_neighbor(graph, fan_out[::-1])  # GraphBolt names the hop farthest from the seeds first
+    # GraphBolt names the hop farthest from the seeds first
+    pipe = pipe.sample_neighbor(graph, fan_out[::-1])
     loader = gb.DataLoader(pipe.fetch_feature(features, node_feature_keys=["feat"]), num_workers=0)
     model = SAGE([arrays["x"].shape[1], *[hidden] * (len(fan_out) - 1), int(labels.max()) + 1])
     optimizer, done, begin, nodes = torch.optim.Adam(model.parameters(), lr=0.01), -1, 0.0, []
@@ -57,11 +73,23 @@ def main(folder: Path, fan_out: list[int], batch_size: int, hidden: int, precisi
                 begin, cpu = time.perf_counter(), time.process_time()
             elif time.perf_counter() - begin > seconds:
                 taken, used = time.perf_counter() - begin, time.process_time() - cpu
-                answer = {"rate": done / taken, "cpu_s": used / done, "nodes": sum(nodes) / len(nodes)}
+                answer = {
+                    "rate": done / taken,
+                    "cpu_s": used / done,
+                    "nodes": sum(nodes) / len(nodes),
+                }
                 return print(json.dumps(answer))
 
 
 if __name__ == "__main__":
     folder, fan_out, batch_size, hidden, precision, threads, seconds = sys.argv[1:]
     fan_outs = [int(k) for k in fan_out.split(",")]
-    main(Path(folder), fan_outs, int(batch_size), int(hidden), precision, int(threads), float(seconds))
+    main(
+        Path(folder),
+        fan_outs,
+        int(batch_size),
+        int(hidden),
+        precision,
+        int(threads),
+        float(seconds),
+    )

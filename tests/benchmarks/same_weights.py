@@ -1,7 +1,9 @@
-"""Does a change keep every loss and every weight, bit for bit? `python tests/benchmarks/same_weights.py COMMIT`.
+"""Does a change keep every loss and every weight, bit for bit? `python
+tests/benchmarks/same_weights.py COMMIT`.
 
-Checks out COMMIT beside, trains each configuration with it and with the working tree on one generated data set, and
-prints both sides. A difference that is meant is explained where the change is described; exits with 1 on any.
+Checks out COMMIT beside, trains each configuration with it and with the working tree on one
+generated data set, and prints both sides. A difference that is meant is explained where the change
+is described; exits with 1 on any.
 """
 
 import json
@@ -11,7 +13,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BASE = {"epochs": 2, "num_neighbors": [5, 3], "hidden_channels": 8, "batch_size": 64, "device": "cpu", "dropout": 0.1}
+BASE = {
+    "epochs": 2,
+    "num_neighbors": [5, 3],
+    "hidden_channels": 8,
+    "batch_size": 64,
+    "device": "cpu",
+    "dropout": 0.1,
+}
 CONFIGS = [
     {"loading": "eager", "model": "sage"},
     {"loading": "lazy", "model": "sage", "train_eval": "every_epoch"},
@@ -51,19 +60,41 @@ for line in sys.stdin:
 def trained(tree: Path, configs: list[dict[str, object]]) -> list[object]:
     lines = "".join(json.dumps(config) + "\n" for config in configs)
     argv, env = [sys.executable, "-c", CHILD], {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(argv, input=lines, stdout=subprocess.PIPE, text=True, cwd=tree, env=env, check=True)
+    done = subprocess.run(
+        argv, input=lines, stdout=subprocess.PIPE, text=True, cwd=tree, env=env, check=True
+    )
     return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
 
 
 def synthesized(tree: Path, folder: Path) -> str:
-    argv = [sys.executable, "-m", "ogbnlib", "synth", str(folder), "--scale", "0.001", "--format", "raw"]
+    argv = [
+        sys.executable,
+        "-m",
+        "ogbnlib",
+        "synth",
+        str(folder),
+        "--scale",
+        "0.001",
+        "--format",
+        "raw",
+    ]
     env = {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin"}
     subprocess.run(argv, check=True, cwd=tree, env=env, stdout=subprocess.DEVNULL)
     return str(folder)
 
 
 def converted(tree: Path, raw: str, folder: Path, *options: str) -> str:
-    argv = [sys.executable, "-m", "ogbnlib", "convert", raw, str(folder), "--feature-dtype", "float32", *options]
+    argv = [
+        sys.executable,
+        "-m",
+        "ogbnlib",
+        "convert",
+        raw,
+        str(folder),
+        "--feature-dtype",
+        "float32",
+        *options,
+    ]
     env = {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin"}
     subprocess.run(argv, check=True, cwd=tree, env=env, stdout=subprocess.DEVNULL)
     return str(folder)
@@ -73,7 +104,9 @@ def main(commit: str) -> int:
     with tempfile.TemporaryDirectory() as name:
         beside = Path(name)
         old = beside / "old"
-        subprocess.run(["git", "worktree", "add", "-q", "--detach", str(old), commit], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "-q", "--detach", str(old), commit], cwd=ROOT, check=True
+        )
         try:
             raw = synthesized(old, beside / "raw")
             stores = {
@@ -82,9 +115,15 @@ def main(commit: str) -> int:
             }
             configs = [
                 {
-                    **{k: v for k, v in BASE.items() if c["loading"] != "propagated" or k != "num_neighbors"},
+                    **{
+                        k: v
+                        for k, v in BASE.items()
+                        if c["loading"] != "propagated" or k != "num_neighbors"
+                    },
                     **c,
-                    "dataset": stores[bool(c.get("undirected"))] if c["loading"] in ("store", "propagated") else raw,
+                    "dataset": stores[bool(c.get("undirected"))]
+                    if c["loading"] in ("store", "propagated")
+                    else raw,
                 }
                 for c in CONFIGS
             ]
@@ -96,7 +135,9 @@ def main(commit: str) -> int:
         other = "" if one == two else f"\n       {two}"
         print(f"{'OTHER' if other else 'same':<6} {words}\n       {one}{other}")
     same = sum(one == two for one, two in zip(before, after, strict=True))
-    print(f"{same} of {len(CONFIGS)} configurations: losses, accuracies and weights equal {commit}'s bit for bit")
+    print(
+        f"{same} of {len(CONFIGS)} configurations: losses, accuracies and weights equal {commit}'s bit for bit"
+    )
     return 0 if same == len(CONFIGS) else 1
 
 

@@ -1,4 +1,5 @@
-"""Runs pieces of work in forked children, each with a fault armed; started once with the shim preloaded.
+"""Runs pieces of work in forked children, each with a fault armed; started once with the shim
+preloaded.
 
 A line of JSON on standard input is one piece; one on standard output says how it ended.
 """
@@ -43,7 +44,12 @@ def forked(job: dict[str, Any]) -> int:
     try:
         if job["nth"]:
             arm = ctypes.CDLL(None).fault_arm
-            arm(job["folder"].encode(), ctypes.c_long(job["nth"]), job["how"], job["counter"].encode())
+            arm(
+                job["folder"].encode(),
+                ctypes.c_long(job["nth"]),
+                job["how"],
+                job["counter"].encode(),
+            )
         code = do(job["work"], job["arguments"])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

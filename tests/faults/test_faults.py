@@ -1,7 +1,9 @@
-"""Whatever call on a file fails, and wherever a SIGKILL comes: nothing is lost or half there, and one sentence tells.
+"""Whatever call on a file fails, and wherever a SIGKILL comes: nothing is lost or half there, and
+one sentence tells.
 
-A server is started with a library preloaded that counts what is done to files below a folder, and has the nth of these
-calls fail or kill. Five moments of each piece of work are tried; OGBNLIB_FAULTS=300 tries the first 300, one by one.
+A server is started with a library preloaded that counts what is done to files below a folder, and
+has the nth of these calls fail or kill. Five moments of each piece of work are tried;
+OGBNLIB_FAULTS=300 tries the first 300, one by one.
 """
 
 import errno
@@ -64,8 +66,11 @@ class Faults:
         """`python -m ogbnlib ARGV` with a fault at the nth call on something below `folder`."""
         return self._do("command", folder, nth, how, argv=argv)
 
-    def train(self, run_dir: Path, config: dict[str, Any], *, nth: int = COUNT, how: int = FULL) -> Ended:
-        """`train(config, run_dir)`, resumed where there is a run, with a fault at the nth call below `run_dir`."""
+    def train(
+        self, run_dir: Path, config: dict[str, Any], *, nth: int = COUNT, how: int = FULL
+    ) -> Ended:
+        """`train(config, run_dir)`, resumed where there is a run, with a fault at the nth call
+        below `run_dir`."""
         return self._do("train", run_dir, nth, how, run_dir=str(run_dir), config=config)
 
     def close(self) -> None:
@@ -76,17 +81,22 @@ class Faults:
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no C compiler: the faults are made by a preloaded library that is compiled here")
+        pytest.skip(
+            "no C compiler: the faults are made by a preloaded library that is compiled here"
+        )
     folder = tmp_path_factory.mktemp("faults")
     shim = folder / "shim.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", shim, HERE / "shim.c", "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", shim, HERE / "shim.c", "-ldl"], check=True
+    )
     server = Faults(shim, folder)
     yield server
     server.close()
 
 
 def moments(calls: int) -> list[int]:
-    """At which of so many calls to fail: 5 spread over all, or with OGBNLIB_FAULTS=300 each of the first 300."""
+    """At which of so many calls to fail: 5 spread over all, or with OGBNLIB_FAULTS=300 each of the
+    first 300."""
     wanted = int(os.environ.get("OGBNLIB_FAULTS", "0"))
     if wanted:
         return list(range(1, min(calls, wanted) + 1))
@@ -94,9 +104,11 @@ def moments(calls: int) -> list[int]:
 
 
 def told(ended: Ended, how: int, nth: int = COUNT) -> None:
-    """A kill is a kill, if it came; anything else ends in one sentence, exit code 2, and no traceback."""
+    """A kill is a kill, if it came; anything else ends in one sentence, exit code 2, and no
+    traceback."""
     if how in (KILL, TORN):
-        assert ended.code == 137 or ended.calls < nth, ended.output  # samples of memory are no fixed number
+        # samples of memory are no fixed number
+        assert ended.code == 137 or ended.calls < nth, ended.output
         return
     assert "Traceback" not in ended.output, ended.output
     assert ended.code in (0, 2), ended.output
@@ -105,13 +117,19 @@ def told(ended: Ended, how: int, nth: int = COUNT) -> None:
         assert how != FULL or "space" in ended.output, ended.output
 
 
-@pytest.mark.parametrize("how", [KILL, TORN, FULL, BROKEN], ids=["kill", "torn", "full disk", "broken disk"])
-def test_data_being_made_appear_whole_or_not_at_all(faults: Faults, tiny_dir: Path, tmp_path: Path, how: int) -> None:
+@pytest.mark.parametrize(
+    "how", [KILL, TORN, FULL, BROKEN], ids=["kill", "torn", "full disk", "broken disk"]
+)
+def test_data_being_made_appear_whole_or_not_at_all(
+    faults: Faults, tiny_dir: Path, tmp_path: Path, how: int
+) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
 
     def make(nth: int, how: int) -> Ended:
-        return faults.command(folder, "convert", str(tiny_dir), str(folder / "whole"), nth=nth, how=how)
+        return faults.command(
+            folder, "convert", str(tiny_dir), str(folder / "whole"), nth=nth, how=how
+        )
 
     whole = make(COUNT, FULL)
     assert whole.code == 0, whole.output
@@ -124,7 +142,8 @@ def test_data_being_made_appear_whole_or_not_at_all(faults: Faults, tiny_dir: Pa
         if ended.code == 0 or (folder / "whole").exists():
             assert tree(folder / "whole") == expected, f"call {nth}"
         if how in (FULL, BROKEN) and ended.code:
-            assert left_in(folder) in ([], ["whole"]), f"call {nth}"  # whole, but perhaps not on the disk yet
+            # whole, but perhaps not on the disk yet
+            assert left_in(folder) in ([], ["whole"]), f"call {nth}"
         if not (folder / "whole").exists():
             again = make(COUNT, FULL)
             assert again.code == 0, again.output
@@ -132,8 +151,12 @@ def test_data_being_made_appear_whole_or_not_at_all(faults: Faults, tiny_dir: Pa
 
 
 @pytest.mark.parametrize("how", [KILL, FULL], ids=["kill", "full disk"])
-def test_a_run_goes_on_to_the_same_weights(faults: Faults, tiny_config: Any, tmp_path: Path, how: int) -> None:
-    config = tiny_config(epochs=2, checkpoint_every_s=0.001, progress="lines").model_dump(mode="json")
+def test_a_run_goes_on_to_the_same_weights(
+    faults: Faults, tiny_config: Any, tmp_path: Path, how: int
+) -> None:
+    config = tiny_config(epochs=2, checkpoint_every_s=0.001, progress="lines").model_dump(
+        mode="json"
+    )
     whole = faults.train(tmp_path / "whole", config)
     assert whole.code == 0, whole.output
     expected = weights(tmp_path / "whole")
@@ -149,7 +172,8 @@ def test_a_run_goes_on_to_the_same_weights(faults: Faults, tiny_config: Any, tmp
 
 
 def positions(size: int) -> list[int]:
-    """Which of so many bytes to flip: 4, or with OGBNLIB_FAULTS=300 60, from the first to the last."""
+    """Which of so many bytes to flip: 4, or with OGBNLIB_FAULTS=300 60, from the first to the
+    last."""
     count = 60 if os.environ.get("OGBNLIB_FAULTS") else 4
     return sorted({round(i * (size - 1) / (count - 1)) for i in range(count)})
 
@@ -170,7 +194,10 @@ def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
         shutil.copytree(tmp_path / "begun", run_dir)
         flip(run_dir / name, position, 1 << position % 8)
         told(faults.command(tmp_path, "diagnose", str(run_dir)), BROKEN)
-        kept = {key: (run_dir / key).read_bytes() for key in ("checkpoint.pt", "config.json", "metrics.csv")}
+        kept = {
+            key: (run_dir / key).read_bytes()
+            for key in ("checkpoint.pt", "config.json", "metrics.csv")
+        }
         ended = faults.train(run_dir, config)
         told(ended, BROKEN)
         if ended.code == 0:

@@ -1,4 +1,5 @@
-"""Promises of `audit`: predicted stands beside measured in every result, for the attempt that it is about."""
+"""Promises of `audit`: predicted stands beside measured in every result, for the attempt that it is
+about."""
 
 import json
 import os
@@ -27,14 +28,22 @@ def audited(folder: Path, dataset: str) -> dict[str, Any]:
 
 
 def test_forecast_and_timeline_meet_under_one_name() -> None:
-    names = ["train epoch 12", "eval valid", "final valid", "build valid loader (final)", "build shared CSC", ""]
+    names = [
+        "train epoch 12",
+        "eval valid",
+        "final valid",
+        "build valid loader (final)",
+        "build shared CSC",
+        "",
+    ]
     kinds = ["train", "eval valid", "eval valid", "build valid loader", "build shared CSC", ""]
     assert [kind_of(name) for name in names] == kinds
 
 
 @pytest.fixture
 def resumed(tmp_path: Path) -> Path:
-    """Two attempts: one that held 500 MB while it loaded, and one that held 100 MB, and 120 MB after the phase."""
+    """Two attempts: one that held 500 MB while it loaded, and one that held 100 MB, and 120 MB
+    after the phase."""
     events: list[dict[str, Any]] = [
         {"time_s": 100.0, "event": "start"},
         {"time_s": 100.5, "event": "begin", "phase": "load"},
@@ -46,13 +55,20 @@ def resumed(tmp_path: Path) -> Path:
         {"time_s": 112.0, "event": "end", "phase": "load"},
     ]
     samples = [
-        {"time_s": at, "rss_anon_bytes": size * MB, "rss_shmem_bytes": 0, "rss_file_bytes": 900 * MB}
+        {
+            "time_s": at,
+            "rss_anon_bytes": size * MB,
+            "rss_shmem_bytes": 0,
+            "rss_file_bytes": 900 * MB,
+        }
         for at, size in ((101, 500), (111, 100), (113, 120))
     ]
     return write_run(tmp_path / "run", exit_code=0, events=events, samples=samples)
 
 
-def test_what_was_held_between_phases_counts_towards_the_peak(resumed: Path, tiny_dir: Path) -> None:
+def test_what_was_held_between_phases_counts_towards_the_peak(
+    resumed: Path, tiny_dir: Path
+) -> None:
     entry = audited(resumed, str(tiny_dir))
     assert entry["peak_bytes"]["measured"] == 120 * MB
     assert entry["phases"]["load"]["measured"] == 100 * MB
@@ -65,8 +81,18 @@ def test_a_data_set_that_is_gone_is_said_to_be(resumed: Path) -> None:
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    "lazy": {"loading": "lazy", "feature_dtype": "float16", "num_neighbors": [15, 10], "batch_size": 512},
-    "shared": {"loading": "shared", "undirected": True, "num_workers": 2, "persistent_workers": True},
+    "lazy": {
+        "loading": "lazy",
+        "feature_dtype": "float16",
+        "num_neighbors": [15, 10],
+        "batch_size": 512,
+    },
+    "shared": {
+        "loading": "shared",
+        "undirected": True,
+        "num_workers": 2,
+        "persistent_workers": True,
+    },
     "store": {"loading": "store", "lookahead": "8 MB"},
 }
 
@@ -83,18 +109,33 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     done = {}
     for name, changes in RUNS.items():
         data = folder / ("store" if changes["loading"] == "store" else "raw")
-        values = {"dataset": str(data), "epochs": 1, "train_eval": "never", "device": "cpu", "progress": "none"}
-        done[name] = run(TrainConfig.create({**values, **changes}), "2 GB", run_dir=folder / f"run-{name}", echo=False)
+        values = {
+            "dataset": str(data),
+            "epochs": 1,
+            "train_eval": "never",
+            "device": "cpu",
+            "progress": "none",
+        }
+        done[name] = run(
+            TrainConfig.create({**values, **changes}),
+            "2 GB",
+            run_dir=folder / f"run-{name}",
+            echo=False,
+        )
     return done
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_predicted_peak_is_within_the_margin_of_the_measured_one(runs: dict[str, Run], name: str) -> None:
+def test_the_predicted_peak_is_within_the_margin_of_the_measured_one(
+    runs: dict[str, Run], name: str
+) -> None:
     result = runs[name].result
     if not str(result["limit_by"]).startswith("cgroup"):
         pytest.skip(f"no memory cgroup counts here: {'; '.join(result['limits_refused'])}")
     peak = result["forecast"]["peak_bytes"]
-    print(f"{name}: predicted {peak['predicted'] / MB:.0f} MB, measured {peak['measured'] / MB:.0f} MB")
+    print(
+        f"{name}: predicted {peak['predicted'] / MB:.0f} MB, measured {peak['measured'] / MB:.0f} MB"
+    )
     assert abs(peak["predicted"] - peak["measured"]) <= margin_bytes(peak["measured"])
 
 
@@ -102,7 +143,9 @@ def test_python_and_torch_alone_take_what_the_constant_says() -> None:
     code = "import ogbnlib.training.train as train; from ogbnlib.memory.reading import own_memory\n"
     code += "train.warm_up(); print(own_memory()[0])"
     argv, env = [sys.executable, "-c", code], {**os.environ, **trainer_environment({})}
-    measured = [int(subprocess.run(argv, env=env, capture_output=True, check=True).stdout) for _ in range(2)]
+    measured = [
+        int(subprocess.run(argv, env=env, capture_output=True, check=True).stdout) for _ in range(2)
+    ]
     assert abs(min(measured) - RUNTIME_BYTES) < 60 * MB  # the first may compile the kernels
 
 
@@ -110,14 +153,20 @@ def test_python_and_torch_alone_take_what_the_constant_says() -> None:
 def test_each_part_that_a_run_marks_has_its_predicted_size(runs: dict[str, Run], name: str) -> None:
     parts = runs[name].result["forecast"]["parts"]
     graph = {
-        "lazy": {"edge_index (COO)", "train loader's CSC", "valid loader's CSC", "test loader's CSC"},
+        "lazy": {
+            "edge_index (COO)",
+            "train loader's CSC",
+            "valid loader's CSC",
+            "test loader's CSC",
+        },
         "shared": {"shared CSC"},
         "store": {"splits and their labels"},
     }[name]
     graph |= set() if name == "store" else {"features", "labels"}
     assert set(parts) == graph | {"model, gradients, Adam"}
     for part, sizes in parts.items():
-        # The repeated edges of an undirected graph, 5 % of so small a one, are known only once they are found.
+        # The repeated edges of an undirected graph, 5 % of so small a one, are known only once they
+        # are found.
         slack = 0.06 if part == "shared CSC" else 0.0
         assert sizes["measured"] == pytest.approx(sizes["predicted"], rel=slack, abs=0)
 
@@ -126,6 +175,8 @@ def test_the_forecast_is_in_result_json(runs: dict[str, Run]) -> None:
     for result in runs.values():
         assert result.exit_code == 0
         entry = json.loads((result.run_dir / "result.json").read_text())["forecast"]
-        assert entry["peak_bytes"]["predicted"] == max(phase["predicted"] for phase in entry["phases"].values())
+        assert entry["peak_bytes"]["predicted"] == max(
+            phase["predicted"] for phase in entry["phases"].values()
+        )
         for phase in entry["phases"].values():
             assert sum(phase["parts"].values()) == phase["predicted"]

@@ -1,4 +1,5 @@
-"""Promises of `budget`: what a loader may take is one rule, for the loaders and for the forecast."""
+"""Promises of `budget`: what a loader may take is one rule, for the loaders and for the
+forecast."""
 
 import time
 
@@ -14,7 +15,8 @@ PAIR = Windows(10, True, 450 * MB, GB, 5)
 
 def test_a_lookahead_of_a_size_is_shared_by_the_ranks_and_off_is_off() -> None:
     assert window_budget(GB, 5 * GB, sharers=4) == GB // 4
-    assert window_budget("auto", 5 * GB, sharers=4) == 5 * GB  # what is left is each rank's own already
+    # what is left is each rank's own already
+    assert window_budget("auto", 5 * GB, sharers=4) == 5 * GB
     assert window_budget("off", GB, PAIR) is None
     assert window_budget("auto", None, PAIR) is None
 
@@ -22,7 +24,9 @@ def test_a_lookahead_of_a_size_is_shared_by_the_ranks_and_off_is_off() -> None:
 def test_windows_on_disk_are_chosen_at_once_for_any_number_of_epochs() -> None:
     batch, moved = BatchShape((128, 384, 768), (384, 768)), []
     for epochs in (2**31 - 1, 20):
-        config = TrainConfig.create(dataset="x", loading="store", feature_dtype="float16", epochs=epochs)
+        config = TrainConfig.create(
+            dataset="x", loading="store", feature_dtype="float16", epochs=epochs
+        )
         one = Pass(config, KNOWN["ogbn-papers100M"], "train", Batches.of(batch), reserve=(0, 0))
         begun = time.perf_counter()
         chosen = one.windows(3 * GB, 30 * GB)

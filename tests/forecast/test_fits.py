@@ -1,4 +1,5 @@
-"""Promises of a verdict: what is said to fit under forecast + margin is not killed, and uses most of it.
+"""Promises of a verdict: what is said to fit under forecast + margin is not killed, and uses most
+of it.
 
 A sample of `bench_planner.py --random 60`: configurations whose forecasts were furthest off.
 """
@@ -16,7 +17,13 @@ from ogbnlib.memory.limits import Limit
 ONCE = {"epochs": 1, "train_eval": "never", "eval_splits": "valid"}
 WORST: list[dict[str, Any]] = [
     {"loading": "shared", "undirected": True, "num_neighbors": "-1 -1 -1", "batch_size": 256},
-    {"loading": "shared", "model": "Edge", "num_neighbors": "10 5", "batch_size": 512, "hidden_channels": 64},
+    {
+        "loading": "shared",
+        "model": "Edge",
+        "num_neighbors": "10 5",
+        "batch_size": 512,
+        "hidden_channels": 64,
+    },
     {"loading": "store", "num_neighbors": "15 10", "batch_size": 1024, "hidden_channels": 64},
 ]
 
@@ -26,7 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("verdicts")
 
 
-@pytest.mark.parametrize("settings", WORST, ids=lambda given: f"{given['loading']}-{given.get('num_neighbors', '')}")
+@pytest.mark.parametrize(
+    "settings", WORST, ids=lambda given: f"{given['loading']}-{given.get('num_neighbors', '')}"
+)
 def test_what_is_said_to_fit_is_not_killed_and_uses_three_quarters_of_its_forecast(
     settings: dict[str, Any], folder: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:

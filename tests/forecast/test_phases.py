@@ -1,4 +1,5 @@
-"""Promises of `forecast`: the phases are those of a run and hold what it holds then, for any config and size."""
+"""Promises of `forecast`: the phases are those of a run and hold what it holds then, for any config
+and size."""
 
 import itertools
 from collections.abc import Callable
@@ -36,12 +37,20 @@ SORT = 32 * EDGES - CSC
 TABLE = [
     ({"loading": "eager"}, 188, FEATURES + COO + 3 * CSC + SORT),
     ({"loading": "lazy", "train_eval": "never"}, 161, FEATURES + COO + 2 * CSC + SORT),
-    ({"loading": "shared", "feature_dtype": "float16"}, 36, FEATURES // 2 + 8 * (NODES + 1) + 4 * EDGES),
+    (
+        {"loading": "shared", "feature_dtype": "float16"},
+        36,
+        FEATURES // 2 + 8 * (NODES + 1) + 4 * EDGES,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("values", "decimal_gb", "graph_bytes"), TABLE, ids=lambda part: str(part)[:40])
-def test_papers100m_peaks_at_the_measured_table(values: dict[str, Any], decimal_gb: int, graph_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("values", "decimal_gb", "graph_bytes"), TABLE, ids=lambda part: str(part)[:40]
+)
+def test_papers100m_peaks_at_the_measured_table(
+    values: dict[str, Any], decimal_gb: int, graph_bytes: int
+) -> None:
     plan = forecast(**values)
     assert plan.peak_bytes / GB == pytest.approx(decimal_gb, abs=1)
     rest = plan.peak_bytes - graph_bytes - RUNTIME_BYTES - 2 * NODES
@@ -52,7 +61,10 @@ def test_papers100m_peaks_at_the_measured_table(values: dict[str, Any], decimal_
 def test_papers100m_from_disk_holds_under_2_gb_beside_its_windows(spool: str) -> None:
     plan = forecast(limit=4 * 2**30, loading="store", epochs=20, spool=spool)
     for phase in plan.phases:
-        passing = sum(phase.parts.get(name, 0) for name in ("windows", "pass for the spool", "next pass for the spool"))
+        passing = sum(
+            phase.parts.get(name, 0)
+            for name in ("windows", "pass for the spool", "next pass for the spool")
+        )
         assert phase.held_bytes - passing < 2 * GB
     assert plan.windows is not None
     assert plan.windows.window_batches
@@ -108,8 +120,14 @@ def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_i
     begun = {event["phase"] for event in Run(tmp_path / "run").events if event["event"] == "begin"}
     # What takes no memory worth a forecast; under `shared` a loader is a view.
     own = {"checkpoint", "release", "compile kernels", "open"}
-    own |= {f"build {split} loader" for split in ("train", "valid", "test")} if policy == "shared" else set()
-    assert {kind_of(phase.name) for phase in plan.phases} == {kind_of(phase) for phase in begun} - own
+    own |= (
+        {f"build {split} loader" for split in ("train", "valid", "test")}
+        if policy == "shared"
+        else set()
+    )
+    assert {kind_of(phase.name) for phase in plan.phases} == {
+        kind_of(phase) for phase in begun
+    } - own
 
 
 EMPTY = replace(PAPERS, num_seeds={"train": 10, "valid": 0, "test": 0})
@@ -125,7 +143,9 @@ VALUES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("values", VALUES, ids=str)
 @pytest.mark.parametrize("size", [PAPERS, KNOWN["ogbn-arxiv"], EMPTY], ids=lambda size: size.name)
-def test_every_config_has_a_forecast_under_every_limit(size: GraphSize, values: dict[str, Any]) -> None:
+def test_every_config_has_a_forecast_under_every_limit(
+    size: GraphSize, values: dict[str, Any]
+) -> None:
     for policy, limit in itertools.product(POLICIES, (None, MB, 400 * MB, 2**36)):
         plan = forecast(size, limit, loading=policy, **values)
         assert 0 < plan.least_bytes <= plan.peak_bytes
@@ -134,7 +154,12 @@ def test_every_config_has_a_forecast_under_every_limit(size: GraphSize, values: 
 
 
 def test_the_window_that_waits_for_the_next_epoch_is_held_during_evaluations_between() -> None:
-    values = {"epochs": 2, "num_neighbors": [15, 10, 5], "batch_size": 1024, "feature_dtype": "float16"}
+    values = {
+        "epochs": 2,
+        "num_neighbors": [15, 10, 5],
+        "batch_size": 1024,
+        "feature_dtype": "float16",
+    }
     plan = forecast(limit=8 * 2**30, loading="store", **values)
     assert plan.windows is not None
     assert plan.windows.overlapped
@@ -148,4 +173,6 @@ def test_workers_have_no_more_batches_ready_than_the_epoch_has_seeds() -> None:
     config = TrainConfig.create(dataset="ogbn-papers100M", batch_size=seeds, num_workers=4)
     one = Pass.over(config, papers, "train", True)
     each = batch_bytes(one.batch, papers.num_features, one.batch_itemsize)
-    assert one.workers(0)[WORKERS[0]] == pytest.approx(each * (papers.num_seeds["train"] / seeds - 1), abs=1)
+    assert one.workers(0)[WORKERS[0]] == pytest.approx(
+        each * (papers.num_seeds["train"] / seeds - 1), abs=1
+    )

@@ -1,4 +1,5 @@
-"""Promises of `planner`: verdicts keep their margin, what it suggests fits and runs, and it needs sizes alone."""
+"""Promises of `planner`: verdicts keep their margin, what it suggests fits and runs, and it needs
+sizes alone."""
 
 import json
 import re
@@ -16,7 +17,16 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast import planner
 from ogbnlib.forecast.phases import Machine, predict, probe
-from ogbnlib.forecast.planner import ALLOCATIONS, FITS, TIGHT, WILL_NOT_FIT, ladder, margin_bytes, plan, verdict
+from ogbnlib.forecast.planner import (
+    ALLOCATIONS,
+    FITS,
+    TIGHT,
+    WILL_NOT_FIT,
+    ladder,
+    margin_bytes,
+    plan,
+    verdict,
+)
 from ogbnlib.forecast.step import choose_threads
 from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.sandbox import run
@@ -52,9 +62,13 @@ def test_a_plan_says_whether_its_batches_were_drawn(tiny_dir: Path, tiny_store: 
     assert [advice.to_dict()["batches"] for advice in (unseen, drawn)] == ["degrees", "drawn"]
 
 
-def test_a_plan_says_that_a_custom_model_is_taken_for_a_graphsage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_that_a_custom_model_is_taken_for_a_graphsage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(planner, "try_model", lambda config, size: {})
-    assert "my_model.py:Net: the memory of a step was measured" in (text := str(plan(config(model="my_model.py:Net"))))
+    assert "my_model.py:Net: the memory of a step was measured" in (
+        text := str(plan(config(model="my_model.py:Net")))
+    )
     assert "The times are those of model=sage" in text
     monkeypatch.setattr(planner, "try_model", Mock(side_effect=InputError("no such file")))
     assert "planned as those of model=sage" in str(plan(config(model="my_model.py:Net")))
@@ -66,7 +80,9 @@ def test_an_epoch_takes_what_was_measured_at_full_size() -> None:
     assert in_ram == pytest.approx(408, rel=0.2)  # 2.89 batches/s with huge pages
     on_disk = large.replace(loading="store", precision="bf16", spool="24 GB", epochs=20)
     assert predict(on_disk, memory_limit_bytes=8 * GB).epoch_s == pytest.approx(848, rel=0.25)
-    bf16, one_thread = (predict(large.replace(**one)).epoch_s for one in ({"precision": "bf16"}, {"num_threads": 1}))
+    bf16, one_thread = (
+        predict(large.replace(**one)).epoch_s for one in ({"precision": "bf16"}, {"num_threads": 1})
+    )
     assert bf16 < 0.8 * in_ram < one_thread
 
 
@@ -77,7 +93,10 @@ def test_the_guides_times_are_those_of_the_planner() -> None:
     common = {**LARGE, "undirected": True, "spool": "30 GB", "epochs": 10}
     for limit, loading, more, peak, minutes in rows:
         dtype = "float32" if "float32" in more else "float16"
-        found = predict(config(loading=loading, feature_dtype=dtype, **common), memory_limit_bytes=int(limit) * GB)
+        found = predict(
+            config(loading=loading, feature_dtype=dtype, **common),
+            memory_limit_bytes=int(limit) * GB,
+        )
         assert round(found.epoch_s / 60) == int(minutes)
         assert found.peak_bytes / GB == pytest.approx(float(peak), rel=0.02)
     assert len(rows) == 4
@@ -86,7 +105,11 @@ def test_the_guides_times_are_those_of_the_planner() -> None:
 def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() -> None:
     threads = [
         choose_threads(one, predict(one).batch, 128, 172, cores=8)
-        for one in (config(num_threads="auto"), config(num_threads="auto", **LARGE), config(num_threads=3, **LARGE))
+        for one in (
+            config(num_threads="auto"),
+            config(num_threads="auto", **LARGE),
+            config(num_threads=3, **LARGE),
+        )
     ]
     assert threads == [1, 8, 3]
 
@@ -94,10 +117,15 @@ def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() ->
 def test_times_follow_the_machine_and_bf16_is_recommended_only_where_the_processor_has_it() -> None:
     size, slow = KNOWN["ogbn-papers100M"], Machine(2, 20e9, 0.2e9, has_bf16=False)
     large = config(**LARGE, num_threads=2, feature_dtype="float16")
-    with_it, without = (plan(large, size=size, machine=replace(slow, has_bf16=has)) for has in (True, False))
+    with_it, without = (
+        plan(large, size=size, machine=replace(slow, has_bf16=has)) for has in (True, False)
+    )
     faster = replace(slow, flops_per_s=60e9, disk_bytes_per_s=2e9)
     for one in (large, large.replace(loading="store", spool="off")):
-        epochs_s = [predict(one, size, memory_limit_bytes=64 * GB, machine=each).epoch_s for each in (slow, faster)]
+        epochs_s = [
+            predict(one, size, memory_limit_bytes=64 * GB, machine=each).epoch_s
+            for each in (slow, faster)
+        ]
         assert epochs_s[0] > 2 * epochs_s[1] > 0
     assert "precision=bf16" in str(with_it)
     assert "precision=bf16" not in str(without)
@@ -149,8 +177,13 @@ def test_what_has_to_be_converted_first_says_so() -> None:
     assert "convert`" in str(plan(config(loading="eager"), "64 GB"))
     assert "convert --undirected`" in str(plan(config(loading="eager", undirected=True), "64 GB"))
     assert "convert`" in str(plan(config(loading="store")))
-    assert "convert --feature-dtype float16`" in str(plan(config(loading="store", feature_dtype="float16")))
-    both = plan(config(loading="eager"), "64 GB", size=STORE), plan(config(loading="store"), "64 GB", size=STORE)
+    assert "convert --feature-dtype float16`" in str(
+        plan(config(loading="store", feature_dtype="float16"))
+    )
+    both = (
+        plan(config(loading="eager"), "64 GB", size=STORE),
+        plan(config(loading="store"), "64 GB", size=STORE),
+    )
     assert "convert" not in str(both[0]) + str(both[1])
 
 
@@ -159,14 +192,22 @@ def test_the_table_names_phases_parts_peak_verdict_and_the_memory_to_ask_for() -
     text = str(advice)
     for phase in advice.forecast.phases:
         assert phase.name in text
-    for words in ("<- peak", "WILL NOT FIT", "what would fit", "#SBATCH --mem=190G", "test loader's CSC"):
+    for words in (
+        "<- peak",
+        "WILL NOT FIT",
+        "what would fit",
+        "#SBATCH --mem=190G",
+        "test loader's CSC",
+    ):
         assert words in text
     facts = json.loads(json.dumps(advice.to_dict()))
     assert all(sum(phase["parts"].values()) == phase["held_bytes"] for phase in facts["phases"])
     assert facts["peak_bytes"] == max(phase["held_bytes"] for phase in facts["phases"])
     table = advice.table()
     assert list(table.columns) == [phase.name for phase in advice.forecast.phases]
-    assert table.loc["memory in use"].max() == pytest.approx(advice.forecast.peak_bytes / GB, abs=0.001)
+    assert table.loc["memory in use"].max() == pytest.approx(
+        advice.forecast.peak_bytes / GB, abs=0.001
+    )
 
 
 def test_the_memory_to_ask_for_holds_the_peak_and_its_margin_and_fits_the_limit() -> None:
@@ -178,8 +219,11 @@ def test_the_memory_to_ask_for_holds_the_peak_and_its_margin_and_fits_the_limit(
         assert int(advice.to_dict()["sbatch"].split("=")[1][:-1]) <= int(limit.split()[0])
 
 
-def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ogbnlib.sampling.store_policy.spool_bytes", lambda *_: 0)  # whatever disk is free here
+def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # whatever disk is free here
+    monkeypatch.setattr("ogbnlib.sampling.store_policy.spool_bytes", lambda *_: 0)
     best, hurried = ladder(), ladder(max_epoch_s=1800)
     assert set(best["num_neighbors"]) == {"15 10 5"}
     assert best["epoch min"].max() > 30 >= hurried["epoch min"].max()
@@ -199,7 +243,9 @@ def test_the_ladder_has_a_row_for_each_allocation_and_a_mistake_is_not_nothing_f
 
 
 @pytest.mark.parametrize("loading", ["eager", "store", "propagated"])
-def test_planning_imports_no_torch_and_for_a_known_name_no_compiler_either(loading: str, tiny_store: Path) -> None:
+def test_planning_imports_no_torch_and_for_a_known_name_no_compiler_either(
+    loading: str, tiny_store: Path
+) -> None:
     code = "import sys; from ogbnlib.forecast.planner import plan; from ogbnlib.config import TrainConfig\n"
     code += "values = {'loading': sys.argv[1], 'model': 'sign' if sys.argv[1] == 'propagated' else 'sage'}\n"
     code += "plan(TrainConfig.create(dataset='ogbn-papers100M', **values), '640 GB')\n"
@@ -217,10 +263,18 @@ def test_what_is_said_to_fit_runs_under_its_limit_where_eager_is_foretold_to_be_
     kernel_limit(GB).close()  # skips where the kernel enforces none
     data = tmp_path / "data"
     synthesize(data, scale=0.005, progress=False)
-    fixed = {"num_neighbors": [3, 2], "batch_size": 128, "hidden_channels": 16, "epochs": 1, "train_eval": "never"}
+    fixed = {
+        "num_neighbors": [3, 2],
+        "batch_size": 128,
+        "hidden_channels": 16,
+        "epochs": 1,
+        "train_eval": "never",
+    }
     values = {**fixed, "device": "cpu", "progress": "none"}
     limit = 900 * MB
-    shared, eager = (config(dataset=str(data), loading=loading, **values) for loading in ("shared", "eager"))
+    shared, eager = (
+        config(dataset=str(data), loading=loading, **values) for loading in ("shared", "eager")
+    )
     assert plan(shared, limit).verdict == FITS
     assert plan(eager, limit).verdict == WILL_NOT_FIT
     assert run(shared, limit, run_dir=tmp_path / "best", echo=False).exit_code == 0

@@ -23,10 +23,19 @@ PAPERS = KNOWN["ogbn-papers100M"]
 
 
 @pytest.mark.parametrize("undirected", [False, True])
-def test_the_size_of_a_store_is_that_of_its_arrays_and_files(tiny_dir: Path, tmp_path: Path, undirected: bool) -> None:
-    store = convert(tiny_dir, tmp_path / "store", undirected=undirected, feature_dtype="float16", progress=False)
+def test_the_size_of_a_store_is_that_of_its_arrays_and_files(
+    tiny_dir: Path, tmp_path: Path, undirected: bool
+) -> None:
+    store = convert(
+        tiny_dir, tmp_path / "store", undirected=undirected, feature_dtype="float16", progress=False
+    )
     size = size_of(str(tmp_path / "store"))
-    assert (size.num_nodes, size.num_edges, size.num_features, size.num_classes) == (300, len(store.row), 8, 4)
+    assert (size.num_nodes, size.num_edges, size.num_features, size.num_classes) == (
+        300,
+        len(store.row),
+        8,
+        4,
+    )
     assert (size.stored, size.feature_itemsize, size.undirected) == ("store", 2, undirected)
     assert dict(size.num_seeds) == {name: len(ids) for name, ids in store.splits.items()}
     files = {name: getattr(store, name).nbytes for name in ("colptr", "row", "x")}
@@ -39,7 +48,9 @@ def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_store: Path) -> Non
     from torch_geometric.loader import NeighborLoader
 
     edge_index = torch.from_numpy(open_store(tiny_store).read_edge_index())
-    stock = NeighborLoader(Data(edge_index=edge_index, num_nodes=300), [3], input_nodes=torch.arange(9)).node_sampler
+    stock = NeighborLoader(
+        Data(edge_index=edge_index, num_nodes=300), [3], input_nodes=torch.arange(9)
+    ).node_sampler
     kept = sum(tensor.nbytes for tensor in (stock.colptr, stock.row, stock.perm))
     assert kept == stock_csc_bytes(size_of(str(tiny_store)), 3000)
 
@@ -50,8 +61,11 @@ def drawn_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return synthesize_store(path, scale=0.001, undirected=request.param, progress=False)
 
 
-def sampled(store: Store, split: str, batch_size: int, fan_out: Sequence[int]) -> tuple[float, float]:
-    """Mean nodes and edges of batches of the real sampler: of any seeds in training, else of the first batches."""
+def sampled(
+    store: Store, split: str, batch_size: int, fan_out: Sequence[int]
+) -> tuple[float, float]:
+    """Mean nodes and edges of batches of the real sampler: of any seeds in training, else of the
+    first batches."""
     import torch
     from torch_geometric.sampler import NodeSamplerInput
 
@@ -61,16 +75,28 @@ def sampled(store: Store, split: str, batch_size: int, fan_out: Sequence[int]) -
     random, drawn = np.random.default_rng(1), []
     for number in range(6):
         begin = number % max(1, len(ids) // batch_size) * batch_size
-        seeds = random.permutation(ids)[:batch_size] if split == "train" else ids[begin : begin + batch_size]
-        drawn.append(sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=torch.from_numpy(seeds))))
-    return float(np.mean([len(one.node) for one in drawn])), float(np.mean([len(one.row) for one in drawn]))
+        seeds = (
+            random.permutation(ids)[:batch_size]
+            if split == "train"
+            else ids[begin : begin + batch_size]
+        )
+        drawn.append(
+            sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=torch.from_numpy(seeds)))
+        )
+    return float(np.mean([len(one.node) for one in drawn])), float(
+        np.mean([len(one.row) for one in drawn])
+    )
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 @pytest.mark.parametrize("fan_out", [[15, 10, 5], [25, -1]], ids=str)
-def test_drawn_batches_are_as_large_as_the_samplers(drawn_store: Store, fan_out: list[int], split: str) -> None:
+def test_drawn_batches_are_as_large_as_the_samplers(
+    drawn_store: Store, fan_out: list[int], split: str
+) -> None:
     nodes, edges = sampled(drawn_store, split, 64, fan_out)
-    drawn = draw_batches(drawn_store, split, 64, fan_out, training=split == "train", num_batches=100)
+    drawn = draw_batches(
+        drawn_store, split, 64, fan_out, training=split == "train", num_batches=100
+    )
     assert drawn.source == "drawn"
     assert drawn.mean.num_nodes == pytest.approx(nodes, rel=0.15)
     assert drawn.mean.num_edges == pytest.approx(edges, rel=0.15)

@@ -1,4 +1,5 @@
-"""Features of one byte: everything that reads a store sees the decoded values, which are near the data's own."""
+"""Features of one byte: everything that reads a store sees the decoded values, which are near the
+data's own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,19 +22,27 @@ Config = Callable[..., TrainConfig]
 
 @pytest.fixture(scope="module")
 def coded(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return convert(tiny_dir, tmp_path_factory.mktemp("int8") / "coded", feature_dtype="int8", progress=False)
+    return convert(
+        tiny_dir, tmp_path_factory.mktemp("int8") / "coded", feature_dtype="int8", progress=False
+    )
 
 
 @pytest.fixture(scope="module")
 def decoded(coded: Store, tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store of float32 that has the values of `coded`."""
     data = coded.to_data()
-    return Store.from_data(data, tmp_path_factory.mktemp("int8") / "decoded", num_classes=4, progress=False)
+    return Store.from_data(
+        data, tmp_path_factory.mktemp("int8") / "decoded", num_classes=4, progress=False
+    )
 
 
 def test_values_are_within_half_a_step_and_the_store_verifies(coded: Store, tiny_dir: Path) -> None:
     x = raw_arrays(tiny_dir)["x"]
-    assert (coded.x.dtype, coded.feature_itemsize, coded.files["x"].bytes) == (np.int8, 1, 4096 + x.size)
+    assert (coded.x.dtype, coded.feature_itemsize, coded.files["x"].bytes) == (
+        np.int8,
+        1,
+        4096 + x.size,
+    )
     steps = (x.max(0) - x.min(0)) / 254
     assert (np.abs(coded.read("x") - x) <= 0.501 * steps).all()
     assert coded.read("x", "float16").dtype == np.float16
@@ -45,16 +54,28 @@ def test_values_are_within_half_a_step_and_the_store_verifies(coded: Store, tiny
 def test_a_column_of_one_value_stays_it(coded: Store, tmp_path: Path, constant: float) -> None:
     data = coded.to_data()
     data.x[:, 2] = constant
-    store = Store.from_data(data, tmp_path / "store", num_classes=4, feature_dtype="int8", progress=False)
+    store = Store.from_data(
+        data, tmp_path / "store", num_classes=4, feature_dtype="int8", progress=False
+    )
     assert (store.read("x")[:, 2] == constant).all()
 
 
-def test_rows_propagated_from_other_values_of_the_same_codes_are_refused(coded: Store, tmp_path: Path) -> None:
-    data, stores, config = coded.to_data(), [], TrainConfig.create(dataset="d", loading="propagated", model="sgc")
+def test_rows_propagated_from_other_values_of_the_same_codes_are_refused(
+    coded: Store, tmp_path: Path
+) -> None:
+    data, stores, config = (
+        coded.to_data(),
+        [],
+        TrainConfig.create(dataset="d", loading="propagated", model="sgc"),
+    )
     how: dict[str, Any] = {"progress": False, "say": print}
     for factor in (1, 4):
         data.x *= factor
-        stores.append(Store.from_data(data, tmp_path / "d", num_classes=4, feature_dtype="int8", progress=False))
+        stores.append(
+            Store.from_data(
+                data, tmp_path / "d", num_classes=4, feature_dtype="int8", progress=False
+            )
+        )
         if factor == 1:
             propagated(stores[0], config, **how)
             (tmp_path / "d").rename(tmp_path / "before")
@@ -63,7 +84,9 @@ def test_rows_propagated_from_other_values_of_the_same_codes_are_refused(coded: 
         propagated(stores[1], config, **how)
 
 
-@pytest.mark.parametrize("changes", [{"loading": "shared"}, {"loading": "store", "lookahead": "1 kB"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"loading": "shared"}, {"loading": "store", "lookahead": "1 kB"}], ids=str
+)
 def test_training_and_predictions_are_those_of_the_decoded_values(
     coded: Store, decoded: Store, tiny_config: Config, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
@@ -72,20 +95,33 @@ def test_training_and_predictions_are_those_of_the_decoded_values(
         folder = tmp_path / store.path.name
         runs.append(train(tiny_config(dataset=str(store.path), **changes), folder))
         for sampled in (False, True):
-            out = predict(folder, folder / f"{sampled}.npy", sampled=sampled, progress=False, say=lambda text: None)
+            out = predict(
+                folder,
+                folder / f"{sampled}.npy",
+                sampled=sampled,
+                progress=False,
+                say=lambda text: None,
+            )
             classes.append(np.load(out).tolist())
     assert same(runs[0].model.state_dict(), runs[1].model.state_dict())
     assert classes[:2] == classes[2:]
 
 
-def test_pygs_feature_store_and_a_propagation_see_decoded_values(coded: Store, decoded: Store, tmp_path: Path) -> None:
+def test_pygs_feature_store_and_a_propagation_see_decoded_values(
+    coded: Store, decoded: Store, tmp_path: Path
+) -> None:
     ids = torch.tensor([5, 0, 299])
-    one, other = (store.feature_store().get_tensor(None, "x", index=ids) for store in (coded, decoded))
+    one, other = (
+        store.feature_store().get_tensor(None, "x", index=ids) for store in (coded, decoded)
+    )
     assert torch.equal(one, other)
     assert propagate(coded, tmp_path / "a", progress=False).x.dtype == np.float32
     for norm in ("row", "sym"):
         how: dict[str, Any] = {"norm": norm, "feature_dtype": "float32", "progress": False}
-        hops = [propagate(store, tmp_path / f"{norm}-{store.path.name}", **how).x for store in (coded, decoded)]
+        hops = [
+            propagate(store, tmp_path / f"{norm}-{store.path.name}", **how).x
+            for store in (coded, decoded)
+        ]
         np.testing.assert_array_equal(*hops)
 
 

@@ -53,7 +53,9 @@ def new(old: Path, tmp_path: Path) -> Path:
     data = open_store(old).to_data()
     data.x, data.y = data.x.flip(0), torch.where(data.y >= 0, 3 - data.y, data.y)
     splits = open_store(old).splits
-    return Store.from_data(data, tmp_path / "new", splits=splits, num_classes=4, name="tiny", progress=False).path
+    return Store.from_data(
+        data, tmp_path / "new", splits=splits, num_classes=4, name="tiny", progress=False
+    ).path
 
 
 USES: dict[str, Callable[[Store, Any], object]] = {

@@ -60,13 +60,22 @@ def change_meta(path: Path, meta: dict[str, Any]) -> None:
 def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
     for name in FILES:
         array = np.load(made.path / f"{name}.npy", mmap_mode="r")
-        np.testing.assert_array_equal(array, getattr(made, name, None) if name not in SPLITS else made.splits[name])
+        np.testing.assert_array_equal(
+            array, getattr(made, name, None) if name not in SPLITS else made.splits[name]
+        )
         assert made.files[name].bytes == made.file_path(name).stat().st_size
-    assert [getattr(made, name).dtype.str for name in ("colptr", "row", "x", "y")] == ["<i8", "<i4", "<f2", "<i2"]
+    assert [getattr(made, name).dtype.str for name in ("colptr", "row", "x", "y")] == [
+        "<i8",
+        "<i4",
+        "<f2",
+        "<i2",
+    ]
     assert all(isinstance(getattr(made, name), np.memmap) for name in ("colptr", "row", "x", "y"))
     assert not made.x.flags.writeable
     with open(made.file_path("x"), "rb") as file:  # data begin on a page
-        row = os.pread(file.fileno(), 2 * made.num_features, HEADER_BYTES + 7 * 2 * made.num_features)
+        row = os.pread(
+            file.fileno(), 2 * made.num_features, HEADER_BYTES + 7 * 2 * made.num_features
+        )
     np.testing.assert_array_equal(np.frombuffer(row, np.float16), made.x[7])
 
 
@@ -79,14 +88,18 @@ def test_it_reads_into_ram_what_the_raw_data_set_has(
     np.testing.assert_array_equal(plain.read("x"), raw["x"])
     np.testing.assert_array_equal(plain.read("x", "float16"), raw["x"].astype("float16"))
     np.testing.assert_array_equal(plain.read("y"), raw["y"])
-    for mine, theirs in zip((plain.read("colptr"), plain.read("row")), csc_of(raw["edge_index"], 300), strict=True):
+    for mine, theirs in zip(
+        (plain.read("colptr"), plain.read("row")), csc_of(raw["edge_index"], 300), strict=True
+    ):
         np.testing.assert_array_equal(mine, theirs)
         assert not isinstance(mine, np.memmap)
     by_column = raw["edge_index"][:, np.argsort(raw["edge_index"][1], kind="stable")]
     np.testing.assert_array_equal(plain.read_edge_index(), by_column)
 
 
-def test_features_that_the_wanted_type_cannot_hold_are_refused(plain: Store, tmp_path: Path) -> None:
+def test_features_that_the_wanted_type_cannot_hold_are_refused(
+    plain: Store, tmp_path: Path
+) -> None:
     path = Path(shutil.copytree(plain.path, tmp_path / "copy"))
     rewrite(path, "x", lambda x: x.__setitem__((7, 1), 1e6))
     with pytest.raises(InputError, match=r"x\.npy: .* beyond 65504.* row 7"):
@@ -109,13 +122,17 @@ def test_a_sound_store_verifies_and_a_broken_column_is_found_wherever_the_chunks
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("where", ["header", "first", "last"])
-def test_one_flipped_bit_anywhere_is_found_and_the_file_named(copy: Path, name: str, where: str) -> None:
+def test_one_flipped_bit_anywhere_is_found_and_the_file_named(
+    copy: Path, name: str, where: str
+) -> None:
     file = copy / f"{name}.npy"
     size = file.stat().st_size
     flip(file, {"header": 20, "first": HEADER_BYTES, "last": size - 1}[where])
     problems = verify_store(copy)
     assert any(str(file) in problem for problem in problems), problems
-    assert all(f"{other}.npy: checksum" not in p for p in problems for other in FILES if other != name)
+    assert all(
+        f"{other}.npy: checksum" not in p for p in problems for other in FILES if other != name
+    )
 
 
 def test_one_flipped_bit_at_any_place_of_the_description_is_found(copy: Path) -> None:
@@ -151,7 +168,11 @@ def test_a_truncated_or_missing_file_is_named(copy: Path, name: str, left: str) 
         ("row", lambda v: v.__setitem__(3, 10**6), "node ids from 0 .* found 1 other"),
         ("row", lambda v: v.__setitem__(slice(0, 2), v[1::-1].copy()), "sorted columns"),
         ("row", lambda v: v.__setitem__(1, v[0]), "repeats .* the first at 1$"),
-        ("x", lambda v: v.__setitem__((slice(6, 8), 0), np.inf), "finite values, found 2 others, the first at 6"),
+        (
+            "x",
+            lambda v: v.__setitem__((slice(6, 8), 0), np.inf),
+            "finite values, found 2 others, the first at 6",
+        ),
         ("y", lambda v: v.__setitem__(0, 4), "labels from -1 to 3, found 1"),
         ("train", lambda v: v.__setitem__(0, 10**6), "node ids from 0"),
         ("train", lambda v: v.__setitem__(0, v[1]), "1 repeats"),
@@ -162,15 +183,21 @@ def test_values_that_cannot_be_are_found_even_under_a_right_checksum(
 ) -> None:
     rewrite(copy, name, change)
     problems = verify_store(copy)
-    assert any(f"{name}.npy" in problem and re.search(match, problem) for problem in problems), problems
+    assert any(f"{name}.npy" in problem and re.search(match, problem) for problem in problems), (
+        problems
+    )
 
 
 def test_splits_that_overlap_or_have_no_label_are_found(copy: Path) -> None:
     valid = np.load(copy / "valid.npy")
     rewrite(copy, "test", lambda v: v.__setitem__(0, valid[0]))
-    assert any("test.npy" in problem and "no node of valid" in problem for problem in verify_store(copy))
+    assert any(
+        "test.npy" in problem and "no node of valid" in problem for problem in verify_store(copy)
+    )
     rewrite(copy, "y", lambda v: v.__setitem__(valid[0], -1))
-    assert any("valid.npy" in problem and "without a label" in problem for problem in verify_store(copy))
+    assert any(
+        "valid.npy" in problem and "without a label" in problem for problem in verify_store(copy)
+    )
 
 
 def test_a_store_with_removed_fields_opens_with_one_warning(copy: Path) -> None:
@@ -180,7 +207,9 @@ def test_a_store_with_removed_fields_opens_with_one_warning(copy: Path) -> None:
         warnings.simplefilter("error")
         assert verify_store(copy) == []
     change_meta(copy, {**meta, "keep_hops": 2, "reordering": None})
-    with pytest.warns(UserWarning, match="made with keep_hops=2: nodes beyond 2 hops .* are missing"):
+    with pytest.warns(
+        UserWarning, match="made with keep_hops=2: nodes beyond 2 hops .* are missing"
+    ):
         open_store(copy)
 
 

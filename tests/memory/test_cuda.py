@@ -13,7 +13,12 @@ from conftest import MB
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory import cuda
-from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, allocator_environment, cuda_reading
+from ogbnlib.memory.cuda import (
+    ALLOCATOR_VARIABLES,
+    OUT_OF_CUDA_MEMORY,
+    allocator_environment,
+    cuda_reading,
+)
 from ogbnlib.runs.diagnosis import explain_cuda_message
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
@@ -93,10 +98,15 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ("before", "after"),
     [
         ({}, "expandable_segments:True"),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"}, "max_split_size_mb:128,expandable_segments:True"),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:128"},
+            "max_split_size_mb:128,expandable_segments:True",
+        ),
         ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "expandable_segments:True"),
         (
-            {"PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[256:1,512:2], expandable_segments : true"},
+            {
+                "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:[256:1,512:2], expandable_segments : true"
+            },
             "roundup_power2_divisions:[256:1,512:2],expandable_segments:True",
         ),
     ],
@@ -128,11 +138,15 @@ def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
     clean.setattr("ogbnlib.runs.sandbox._compile_kernels", lambda how: None)
     with pytest.raises(RuntimeError, match="not started"):
         run(tiny_config(expandable_segments=True), run_dir=tmp_path / "run", echo=False)
-    assert {seen[name] for name in ALLOCATOR_VARIABLES} == {"max_split_size_mb:64,expandable_segments:True"}
+    assert {seen[name] for name in ALLOCATOR_VARIABLES} == {
+        "max_split_size_mb:64,expandable_segments:True"
+    }
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
 
 
-def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(tiny_config: Config, tmp_path: Path) -> None:
+def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     options = {"max_cuda_memory": "4 GB", "expandable_segments": True}
     result = train(tiny_config(epochs=1, **options), tmp_path / "run")
     assert result.history[0]["loss"] == train(tiny_config(epochs=1)).history[0]["loss"]
@@ -164,8 +178,14 @@ def test_a_reading_has_the_allocators_counts_and_what_a_cap_leaves_free(gpu: Fak
 
 
 def test_memory_is_released_every_k_batches(tiny_config: Config, tmp_path: Path) -> None:
-    train(tiny_config(epochs=1, release_every=3, eval_splits=(), train_eval="never"), tmp_path / "run")
-    events = [event for event in Run(tmp_path / "run").events if event["event"] == "release" and "took_s" in event]
+    train(
+        tiny_config(epochs=1, release_every=3, eval_splits=(), train_eval="never"), tmp_path / "run"
+    )
+    events = [
+        event
+        for event in Run(tmp_path / "run").events
+        if event["event"] == "release" and "took_s" in event
+    ]
     assert [event["after"] for event in events] == ["batch 3", "batch 6"]  # of 8
 
 
@@ -190,7 +210,9 @@ OLD = (
         ),
     ],
 )
-def test_a_pasted_message_is_read_as_pieces_size_or_others(message: str, cause: str, words: str) -> None:
+def test_a_pasted_message_is_read_as_pieces_size_or_others(
+    message: str, cause: str, words: str
+) -> None:
     found = explain_cuda_message(message)
     assert found.cause.startswith(f"out of GPU memory: {cause}")
     assert words in found.text
@@ -223,23 +245,46 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
     assert (found.cause, found.phase) == ("out of GPU memory", "train epoch 1")
     assert "model, gradients, Adam" in found.parts
     assert result["diagnosis"]["text"] == found.text
-    for words in ("exit code 76", "1.50 GB asked for", "2.00 GB allocated", "3.75 GB reserved", "train epoch 1"):
+    for words in (
+        "exit code 76",
+        "1.50 GB asked for",
+        "2.00 GB allocated",
+        "3.75 GB reserved",
+        "train epoch 1",
+    ):
         assert words in found.text.replace("Exit code 76", "exit code 76")
     assert found.remedy.startswith("expandable_segments=True")
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
 
 
 def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_enough() -> None:
-    oom = {"requested_bytes": GB, "allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "free_bytes": 0}
+    oom = {
+        "requested_bytes": GB,
+        "allocated_bytes": 3 * GB,
+        "reserved_bytes": 4 * GB,
+        "free_bytes": 0,
+    }
     config = TrainConfig.create(
-        dataset="ogbn-papers100M", num_neighbors=[15, 10, 5], batch_size=1024, hidden_channels=256, loading="store"
+        dataset="ogbn-papers100M",
+        num_neighbors=[15, 10, 5],
+        batch_size=1024,
+        hidden_channels=256,
+        loading="store",
     )
     suggestions = oom_suggestions(config, oom)
     names = [re.split(r"[= ]", text)[0] for text in suggestions]
     # Without activation_checkpointing: a layer of sage is at its widest while it is computed again.
-    assert names == ["expandable_segments", "release_every", "batch_size", "precision", "num_neighbors"]
+    assert names == [
+        "expandable_segments",
+        "release_every",
+        "batch_size",
+        "precision",
+        "num_neighbors",
+    ]
     assert "1.00 GB was reserved but unallocated, more than the request" in suggestions[0]
     assert "enough" not in "".join(suggestions)  # the request was free, but in pieces
     little = {**oom, "requested_bytes": 2 * GB, "free_bytes": GB - 20 * MB}
     assert oom_suggestions(config, little)[2].endswith("which would have been enough")
-    assert oom_suggestions(config, {**oom, "requested_bytes": 50 * GB})[2].endswith("not enough by itself")
+    assert oom_suggestions(config, {**oom, "requested_bytes": 50 * GB})[2].endswith(
+        "not enough by itself"
+    )

@@ -1,4 +1,5 @@
-"""Promises of `limits`: what passes the limit really dies, the whole tree with it, and nothing is left behind."""
+"""Promises of `limits`: what passes the limit really dies, the whole tree with it, and nothing is
+left behind."""
 
 import json
 import os
@@ -31,7 +32,9 @@ def start(code: str, folder: Path, limit: Limit, *arguments: str) -> Outcome:
     return supervise([sys.executable, "-c", code, *arguments], folder, limit, echo=False)
 
 
-def test_a_process_past_the_limit_is_killed_by_the_kernel(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
+def test_a_process_past_the_limit_is_killed_by_the_kernel(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
     limit = kernel_limit(80 * MB)
     outcome = start(HOG, tmp_path, limit)
     assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "kernel")
@@ -63,36 +66,52 @@ def test_cgroups_of_killed_parents_go_with_the_next_one_and_a_number_that_is_use
 def test_a_parent_that_ends_at_once_after_its_worker_was_killed_ends_in_137_too(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
-    # The parent is gone before the next sample, so only the counter that is read at the end can tell.
+    # The parent is gone before the next sample, so only the counter that is read at the end can
+    # tell.
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
-        outcome = start(WORKER + f"os.waitpid(pid, 0); os._exit({number})", folder, kernel_limit(80 * MB))
+        outcome = start(
+            WORKER + f"os.waitpid(pid, 0); os._exit({number})", folder, kernel_limit(80 * MB)
+        )
         assert (outcome.evidence["oom_kills"] or 0) >= 1
         assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "kernel")
 
 
-def test_page_cache_does_not_kill_under_a_cgroup(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
+def test_page_cache_does_not_kill_under_a_cgroup(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
     path = tmp_path / "large"
     with open(path, "wb") as file:
         for _ in range(200):
             file.write(os.urandom(MB))
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else it is cached on another's account
+        # else it is cached on another's account
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     code = "import sys\nwith open(sys.argv[1], 'rb') as f:\n    while f.read(1 << 20): pass"
     outcome = start(code, tmp_path, kernel_limit(80 * MB), str(path))
-    assert (outcome.exit_code, outcome.evidence["killed_by"], outcome.evidence["oom_kills"]) == (0, None, 0)
+    assert (outcome.exit_code, outcome.evidence["killed_by"], outcome.evidence["oom_kills"]) == (
+        0,
+        None,
+        0,
+    )
 
 
-@pytest.mark.parametrize("code", [HOG, WORKER + "time.sleep(60)"], ids=["the process itself", "its worker"])
+@pytest.mark.parametrize(
+    "code", [HOG, WORKER + "time.sleep(60)"], ids=["the process itself", "its worker"]
+)
 def test_the_watchdog_kills_what_passes_the_limit(tmp_path: Path, code: str) -> None:
-    slow = code.replace("(1 << 20))", "(1 << 20)); time.sleep(0.001)").replace("held = []", "import time; held = []")
+    slow = code.replace("(1 << 20))", "(1 << 20)); time.sleep(0.001)").replace(
+        "held = []", "import time; held = []"
+    )
     outcome = start(slow, tmp_path, make_limit(80 * MB, "watchdog")[0])
     assert (outcome.exit_code, outcome.evidence["killed_by"]) == (137, "watchdog")
     assert outcome.evidence["oom_kills"] is None
 
 
-@pytest.mark.skipif(not read_pss([os.getpid()])[1], reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon")
+@pytest.mark.skipif(
+    not read_pss([os.getpid()])[1], reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon"
+)
 def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Path) -> None:
     code = (
         "import os, time\nblock = b'x' * (60 << 20)\n"
@@ -106,7 +125,8 @@ def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Pa
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
 def test_no_process_of_the_tree_outlives_the_run(tmp_path: Path, limit_by: str) -> None:
-    # The parent has ended and been reaped: its child belongs to init, and only session or cgroup still name it.
+    # The parent has ended and been reaped: its child belongs to init, and only session or cgroup
+    # still name it.
     code = "import subprocess; print(subprocess.Popen(['sleep', '300']).pid, flush=True)"
     outcome = start(code, tmp_path, make_limit(200 * MB, limit_by)[0])
     orphan = int(outcome.tail)
@@ -140,7 +160,9 @@ def fake_systemd(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Pa
     return folder / "arguments"
 
 
-def test_systemd_run_gets_the_limit_and_runs_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systemd_run_gets_the_limit_and_runs_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = f'printf "%s\\n" "$@" > {tmp_path}/arguments\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'
     log = fake_systemd(tmp_path, monkeypatch, body)
     limit, refused = make_limit(300 * MB, "systemd-run")
@@ -164,7 +186,9 @@ def test_systemd_run_gets_the_limit_and_runs_the_command(tmp_path: Path, monkeyp
 def test_a_named_kind_that_is_impossible_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ) -> None:
-    fake_systemd(tmp_path, monkeypatch, "echo 'Failed to connect to bus: No medium found' >&2; exit 1\n")
+    fake_systemd(
+        tmp_path, monkeypatch, "echo 'Failed to connect to bus: No medium found' >&2; exit 1\n"
+    )
     monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": None)
     with pytest.raises(InputError, match=words):
         make_limit(300 * MB, kind)
@@ -172,14 +196,19 @@ def test_a_named_kind_that_is_impossible_is_refused_with_the_reason(
 
 @pytest.fixture
 def cgroup_v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """mount/job/step with this process in `step`, where new folders come with the kernel's files and go with them."""
+    """mount/job/step with this process in `step`, where new folders come with the kernel's files
+    and go with them."""
     mount = tmp_path / "cgroup"
     make, remove = Path.mkdir, Path.rmdir
 
     def mkdir(path: Path, *args: object, **kwargs: object) -> None:
         make(path, *args, **kwargs)  # type: ignore[arg-type]
         if path.is_relative_to(mount):
-            for name, text in (("memory.max", "max"), ("memory.swap.max", "max"), ("memory.oom.group", "0")):
+            for name, text in (
+                ("memory.max", "max"),
+                ("memory.swap.max", "max"),
+                ("memory.oom.group", "0"),
+            ):
                 (path / name).write_text(text)
             (path / "cgroup.procs").touch()
             (path / "cgroup.subtree_control").write_text("cpu")
@@ -194,12 +223,15 @@ def cgroup_v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Path, "rmdir", rmdir)
     for folder in (mount, mount / "job", mount / "job" / "step"):
         folder.mkdir()
-    monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": (Cgroup(mount / "job" / "step", 2), mount))
+    monkeypatch.setattr(
+        limits, "find_cgroup", lambda pid="self": (Cgroup(mount / "job" / "step", 2), mount)
+    )
     return mount
 
 
 def occupied(cgroup: Path) -> None:
-    """Have `cgroup` refuse to hand controllers to children, as the kernel does while it holds processes."""
+    """Have `cgroup` refuse to hand controllers to children, as the kernel does while it holds
+    processes."""
     (cgroup / "cgroup.subtree_control").unlink()
     os.mkdir(cgroup / "cgroup.subtree_control")
 
@@ -218,7 +250,9 @@ def test_a_v2_cgroup_gets_limit_no_swap_and_a_common_end(cgroup_v2: Path) -> Non
     assert not path.exists()
 
 
-def test_a_job_uses_a_parent_but_never_escapes_an_ancestor_that_has_a_limit(cgroup_v2: Path) -> None:
+def test_a_job_uses_a_parent_but_never_escapes_an_ancestor_that_has_a_limit(
+    cgroup_v2: Path,
+) -> None:
     occupied(cgroup_v2 / "job" / "step")
     (cgroup_v2 / "job" / "memory.max").write_text(str(2**30))
     limit, _ = make_limit(300 * MB, "cgroup v2")
@@ -252,15 +286,27 @@ SMALL = "import sys, time; held = b'x' * (30 << 20); time.sleep({}); sys.exit({}
 def inside(
     outer: Limit, limit_bytes: int, folder: Path, code: str, neighbour: str = "", **env: str
 ) -> tuple[int, dict[str, Any], int | None, int, int | None]:
-    """Supervise `code` from within the cgroup of `outer`: exit code, evidence, peaks, and the neighbour's status."""
+    """Supervise `code` from within the cgroup of `outer`: exit code, evidence, peaks, and the
+    neighbour's status."""
     assert outer.cgroup is not None
     if outer.cgroup.version == 2:
         pytest.skip("under v2 a cgroup that holds processes has no others below it")
-    command = [sys.executable, "-c", INSIDE, str(outer.cgroup.path), str(limit_bytes), str(folder), code, neighbour]
+    command = [
+        sys.executable,
+        "-c",
+        INSIDE,
+        str(outer.cgroup.path),
+        str(limit_bytes),
+        str(folder),
+        code,
+        neighbour,
+    ]
     keep = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     done = subprocess.run(command, capture_output=True, text=True, env={**keep, **env}, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    answer: tuple[int, dict[str, Any], int | None, int, int | None] = json.loads(done.stdout.splitlines()[-1])
+    answer: tuple[int, dict[str, Any], int | None, int, int | None] = json.loads(
+        done.stdout.splitlines()[-1]
+    )
     return answer
 
 
@@ -273,7 +319,12 @@ def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
     code, evidence, peak, held, neighbour = done
     assert neighbour == -9
     assert job.oom_kills() == 1
-    assert (code, evidence["killed_by"], evidence["oom_kills"], evidence["kills_around"]) == (exit_code, None, None, 1)
+    assert (code, evidence["killed_by"], evidence["oom_kills"], evidence["kills_around"]) == (
+        exit_code,
+        None,
+        None,
+        1,
+    )
     assert peak is None
     assert 30 * MB < held < 80 * MB  # not the job's, which had 400 MB
 
@@ -284,13 +335,20 @@ def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
     ids=["outer limit", "job without own limit"],
 )
 def test_a_kill_is_blamed_on_the_limit_that_was_met(
-    tmp_path: Path, kernel_limit: Callable[[int], Limit], outer_mb: int, own_mb: int, env: dict[str, str]
+    tmp_path: Path,
+    kernel_limit: Callable[[int], Limit],
+    outer_mb: int,
+    own_mb: int,
+    env: dict[str, str],
 ) -> None:
     outer = kernel_limit(outer_mb * MB)
     code, evidence, peak, _, _ = inside(outer, own_mb * MB, tmp_path, HOG, **env)
     assert (code, evidence["killed_by"], evidence["kills_around"]) == (137, "kernel", 0)
     assert outer.cgroup is not None
-    assert evidence["outer_limit"] == {"limit_bytes": outer_mb * MB, "cgroup": str(outer.cgroup.path)}
+    assert evidence["outer_limit"] == {
+        "limit_bytes": outer_mb * MB,
+        "cgroup": str(outer.cgroup.path),
+    }
     assert (peak or 0) < outer_mb * MB
 
 
@@ -298,5 +356,7 @@ def test_in_a_job_a_killed_worker_is_the_runs_own_though_its_trainer_ends_by_its
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
     told = "os.waitpid(pid, 0); sys.exit(f'RuntimeError: DataLoader worker (pid {pid}) is killed by signal: Killed. ')"
-    code, evidence, _, _, _ = inside(kernel_limit(300 * MB), 0, tmp_path, WORKER + told, SLURM_JOB_ID="1")
+    code, evidence, _, _, _ = inside(
+        kernel_limit(300 * MB), 0, tmp_path, WORKER + told, SLURM_JOB_ID="1"
+    )
     assert (code, evidence["killed_by"], evidence["oom_kills"]) == (137, "kernel", 1)

@@ -1,4 +1,5 @@
-"""Promises of `memory`: every kind of byte under its own name, and limits named with their source."""
+"""Promises of `memory`: every kind of byte under its own name, and limits named with their
+source."""
 
 import os
 from pathlib import Path
@@ -78,7 +79,9 @@ def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version
     assert (group.oom_kills(), group.pids()) == (3, [11, 12])
     assert group.parts() == (4000, 600, 300)  # file memory without shared memory
     gone = Cgroup(tmp_path / "none", version)
-    assert (gone.usage_bytes(), gone.limit_bytes(), gone.peak_bytes(), gone.oom_kills()) == (None,) * 4
+    assert (gone.usage_bytes(), gone.limit_bytes(), gone.peak_bytes(), gone.oom_kills()) == (
+        None,
+    ) * 4
     assert (gone.parts(), gone.pids()) == ((None, None, None), [])
 
 
@@ -89,7 +92,9 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_slurms_limit_is_the_effective_one_if_it_is_the_lowest(no_slurm: pytest.MonkeyPatch) -> None:
+def test_slurms_limit_is_the_effective_one_if_it_is_the_lowest(
+    no_slurm: pytest.MonkeyPatch,
+) -> None:
     before = effective_limit()
     no_slurm.setenv("SLURM_MEM_PER_NODE", "0")  # all memory of the node
     assert effective_limit() == before
@@ -101,7 +106,9 @@ def test_slurms_limit_is_the_effective_one_if_it_is_the_lowest(no_slurm: pytest.
     assert effective_limit() == (200 * MB, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)")
 
 
-def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, no_slurm: pytest.MonkeyPatch) -> None:
+def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(
+    tmp_path: Path, no_slurm: pytest.MonkeyPatch
+) -> None:
     job, step = tmp_path / "job", tmp_path / "job" / "step"
     step.mkdir(parents=True)
     cgroup(job, 2, **{"memory.max": f"{64 * MB}\n"})
@@ -110,7 +117,9 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(tmp_path: Path, n
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
 
 
-def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def in_use() -> float:
         number, unit = memory_now().split()[:2]
         return float(number) * {"MB": 1, "GB": 1024}[unit]

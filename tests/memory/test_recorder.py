@@ -1,4 +1,5 @@
-"""Promises of `recorder` and `record`: a week is as small as a minute, and no peak, boundary or last sample is lost."""
+"""Promises of `recorder` and `record`: a week is as small as a minute, and no peak, boundary or
+last sample is lost."""
 
 import json
 import random
@@ -18,16 +19,31 @@ WEEK_S = 7 * 24 * 3600.0
 
 def sample(held_bytes: int, **more: Any) -> Reading:
     """A reading of a process that is alone in a cgroup, with as many digits as a large run's."""
-    values = {"num_processes": 1, "rss_anon_bytes": held_bytes, "rss_file_bytes": 10**9, "rss_shmem_bytes": 0}
-    values |= {"cgroup_usage_bytes": 3 * 10**10, "cgroup_anon_bytes": held_bytes, "cgroup_file_bytes": 10**10}
-    values |= {"cgroup_shmem_bytes": 0, "cgroup_peak_bytes": 6 * 10**10, "cgroup_limit_bytes": 128 * 2**30}
+    values = {
+        "num_processes": 1,
+        "rss_anon_bytes": held_bytes,
+        "rss_file_bytes": 10**9,
+        "rss_shmem_bytes": 0,
+    }
+    values |= {
+        "cgroup_usage_bytes": 3 * 10**10,
+        "cgroup_anon_bytes": held_bytes,
+        "cgroup_file_bytes": 10**10,
+    }
+    values |= {
+        "cgroup_shmem_bytes": 0,
+        "cgroup_peak_bytes": 6 * 10**10,
+        "cgroup_limit_bytes": 128 * 2**30,
+    }
     return Reading(**{**values, **more})
 
 
 class Simulated:
-    """A run on a clock of its own: samples as a recorder takes them, events as a trainer marks them.
+    """A run on a clock of its own: samples as a recorder takes them, events as a trainer marks
+    them.
 
-    It is sampled at 20 Hz at first and later three times in each stretch of which one sample stays, for time's sake.
+    It is sampled at 20 Hz at first and later three times in each stretch of which one sample stays,
+    for time's sake.
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -40,7 +56,10 @@ class Simulated:
     def phase(self, name: str, duration_s: float, peak_bytes: int, **info: Any) -> None:
         """A phase with one sample of `peak_bytes` somewhere in it, all others below."""
         self.trainer.mark("begin", phase=name, **info)
-        end_s, step_s = self.now_s + duration_s, max(0.05, (self.now_s - self.began_s) / NUM_BINS / 3)
+        end_s, step_s = (
+            self.now_s + duration_s,
+            max(0.05, (self.now_s - self.began_s) / NUM_BINS / 3),
+        )
         samples = max(3, int(duration_s / step_s))
         at = self.random.randrange(samples)
         for i in range(samples):
@@ -65,12 +84,21 @@ def test_a_weeks_samples_stay_small_and_keep_every_phases_peak_and_both_sides_of
     assert run.now_s - run.began_s > WEEK_S
     assert (tmp_path / "timeline.csv").stat().st_size < 5 * MB
     done = Run.open(tmp_path)
-    peaks = done.timeline.groupby((done.timeline["phase"] != done.timeline["phase"].shift()).cumsum())
+    peaks = done.timeline.groupby(
+        (done.timeline["phase"] != done.timeline["phase"].shift()).cumsum()
+    )
     assert peaks["cgroup_anon_bytes"].max().tolist() == run.peaks
     assert peaks["phase"].first().tolist() == [phase.label for phase in done.phases]
     record = run.recorder.record
-    assert record.phases == {"train epoch": max(run.peaks), "eval valid": run.peaks[-2], "checkpoint": run.peaks[-1]}
-    assert (record.held_peak_bytes, record.peaks["cgroup_anon_bytes"]) == (max(run.peaks), max(run.peaks))
+    assert record.phases == {
+        "train epoch": max(run.peaks),
+        "eval valid": run.peaks[-2],
+        "checkpoint": run.peaks[-1],
+    }
+    assert (record.held_peak_bytes, record.peaks["cgroup_anon_bytes"]) == (
+        max(run.peaks),
+        max(run.peaks),
+    )
     assert record.duration_s == pytest.approx(run.now_s - run.began_s, abs=5)
     assert vars(done.record)["phases"] == record.phases  # and so a reader of the files finds them
 
@@ -81,13 +109,29 @@ def test_a_weeks_samples_stay_small_and_keep_every_phases_peak_and_both_sides_of
         ({"num_processes": 1, "rss_anon_bytes": 7, "pss_anon_bytes": 5}, True, (7, 0, 0)),
         ({"num_processes": 3, "rss_anon_bytes": 7}, True, None),
         ({"num_processes": 3, "rss_anon_bytes": 7, "rss_file_bytes": 2}, False, (7, 0, 2)),
-        ({"num_processes": 3, "rss_anon_bytes": 7, "pss_anon_bytes": 5, "pss_shmem_bytes": 1}, True, (5, 1, 0)),
-        ({"num_processes": 3, "rss_anon_bytes": 7, "cgroup_anon_bytes": 4, "cgroup_file_bytes": 9}, True, (4, 0, 9)),
+        (
+            {"num_processes": 3, "rss_anon_bytes": 7, "pss_anon_bytes": 5, "pss_shmem_bytes": 1},
+            True,
+            (5, 1, 0),
+        ),
+        (
+            {
+                "num_processes": 3,
+                "rss_anon_bytes": 7,
+                "cgroup_anon_bytes": 4,
+                "cgroup_file_bytes": 9,
+            },
+            True,
+            (4, 0, 9),
+        ),
         ({"num_processes": 0}, True, None),
     ],
 )
 def test_held_memory_counts_each_page_once(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, int], has_pss: bool, held: tuple[int, int, int] | None
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, int],
+    has_pss: bool,
+    held: tuple[int, int, int] | None,
 ) -> None:
     monkeypatch.setattr(reading, "_gives_pss", lambda: has_pss)
     assert Reading(**given).held() == held

@@ -1,4 +1,5 @@
-"""Promises of `signals`: SIGUSR1 and SIGTERM end a run at a batch boundary with a checkpoint, and nowhere else."""
+"""Promises of `signals`: SIGUSR1 and SIGTERM end a run at a batch boundary with a checkpoint, and
+nowhere else."""
 
 import json
 import os
@@ -28,7 +29,8 @@ BATCHES = 8  # of an epoch of 120 seeds in batches of 16
 
 @pytest.fixture
 def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sends this process a signal from within its n-th batch, training and evaluation counted together."""
+    """Sends this process a signal from within its n-th batch, training and evaluation counted
+    together."""
     left = {"count": 0, "number": 0}
     fused = GNN._fused  # called once for each batch
 
@@ -56,12 +58,17 @@ def test_a_signal_in_an_epoch_stops_after_the_running_batch_with_a_checkpoint_of
 ) -> None:
     before = [signal.getsignal(n) for n in STOP_SIGNALS]
     signal_at(3, number)
-    with pytest.raises(Stopped, match=rf"stopped by {number.name} in epoch 1, 48 of 120 seeds trained; go on with"):
+    with pytest.raises(
+        Stopped, match=rf"stopped by {number.name} in epoch 1, 48 of 120 seeds trained; go on with"
+    ):
         train(tiny_config(), tmp_path / "run")
     assert position(tmp_path / "run") == (0, 48)
     assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["exit_code"], result["diagnosis"]["cause"]) == (STOPPED, "stopped at a checkpoint")
+    assert (result["exit_code"], result["diagnosis"]["cause"]) == (
+        STOPPED,
+        "stopped at a checkpoint",
+    )
     assert "--resume" in diagnose(tmp_path / "run").remedy
 
 
@@ -93,7 +100,9 @@ def test_a_run_stopped_every_few_batches_ends_with_equal_weights_under_any_seque
         changes = policies[attempt % len(policies)]
         signal_at(5)
         try:
-            resumed = train(tiny_config(**{**common, **changes}), tmp_path / "run", resume=attempt > 0)
+            resumed = train(
+                tiny_config(**{**common, **changes}), tmp_path / "run", resume=attempt > 0
+            )
             break
         except Stopped:
             continue
@@ -129,7 +138,8 @@ def test_within_an_epoch_a_checkpoint_is_written_whenever_one_is_due(
 ) -> None:
     train(tiny_config(epochs=1, eval_splits="valid", checkpoint_every_s=every_s), tmp_path / "run")
     begun = [event for event in Run(tmp_path / "run").events if event["event"] == "begin"]
-    assert sum(event["phase"] == "checkpoint" for event in begun) == expected  # one before, one after the evaluation
+    # one before, one after the evaluation
+    assert sum(event["phase"] == "checkpoint" for event in begun) == expected
 
 
 def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
@@ -139,7 +149,9 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
         "stop = StopRequest()\ntake_over(stop)\nprint(stop.number)"
     )
     with block_stop_signals():
-        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGUSR1)
@@ -147,15 +159,29 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
     assert (child.returncode, said) == (0, f"{int(signal.SIGUSR1)}\n")
 
 
-def test_the_command_line_ends_with_75_and_goes_on_with_resume(tiny_dir: Path, tmp_path: Path) -> None:
+def test_the_command_line_ends_with_75_and_goes_on_with_resume(
+    tiny_dir: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    values = ["--set", f"dataset={tiny_dir}", "--set", "batch_size=16", "--set", "epochs=100000", "--set", "device=cpu"]
+    values = [
+        "--set",
+        f"dataset={tiny_dir}",
+        "--set",
+        "batch_size=16",
+        "--set",
+        "epochs=100000",
+        "--set",
+        "device=cpu",
+    ]
     command = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(run)]
-    process = subprocess.Popen([*command, *values], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *values], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_until(lambda: (run / "checkpoint.pt").exists(), "the first checkpoint")
         children = process_tree(process.pid)[1:]
-        for pid in (process.pid, process.pid, *children):  # as Slurm sends it, to every process of the job step
+        # as Slurm sends it, to every process of the job step
+        for pid in (process.pid, process.pid, *children):
             os.kill(pid, signal.SIGUSR1)
         said, errors = process.communicate(timeout=60)
     finally:
@@ -163,9 +189,14 @@ def test_the_command_line_ends_with_75_and_goes_on_with_resume(tiny_dir: Path, t
     assert process.returncode == STOPPED, said + errors
     assert "stopped by SIGUSR1 in epoch" in said
     assert "Traceback" not in errors
-    assert json.loads((run / "result.json").read_text())["diagnosis"]["cause"] == "stopped at a checkpoint"
+    assert (
+        json.loads((run / "result.json").read_text())["diagnosis"]["cause"]
+        == "stopped at a checkpoint"
+    )
     assert not any(is_alive(pid) for pid in children)
     done = position(run)[0]
-    again = subprocess.run([*command, "--resume", "--set", f"epochs={done + 1}"], capture_output=True, text=True)
+    again = subprocess.run(
+        [*command, "--resume", "--set", f"epochs={done + 1}"], capture_output=True, text=True
+    )
     assert again.returncode == 0, again.stderr
     assert Run(run).metrics["epoch"].tolist() == list(range(1, done + 2))

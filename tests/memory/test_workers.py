@@ -1,4 +1,5 @@
-"""Promises of `workers`: a worker that dies ends the run in seconds with a sentence, and none outlives its trainer."""
+"""Promises of `workers`: a worker that dies ends the run in seconds with a sentence, and none
+outlives its trainer."""
 
 import contextlib
 import os
@@ -29,7 +30,9 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize(("policy", "number"), [("store", signal.SIGKILL), ("shared", signal.SIGBUS)])
+@pytest.mark.parametrize(
+    ("policy", "number"), [("store", signal.SIGKILL), ("shared", signal.SIGBUS)]
+)
 def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, policy: str
 ) -> None:
@@ -66,7 +69,11 @@ def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
     ids=str,
 )
 def test_what_a_worker_raises_is_told_in_its_own_words_and_ends_the_others(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: type[Exception], said: str
+    tiny_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: Exception,
+    expected: type[Exception],
+    said: str,
 ) -> None:
     def failing(self: CSCSampler, inputs: Any) -> Any:
         raise raised
@@ -79,11 +86,26 @@ def test_what_a_worker_raises_is_told_in_its_own_words_and_ends_the_others(
 
 
 @contextlib.contextmanager
-def running(config: TrainConfig, folder: Path, *more: str, wrapped: tuple[str, ...] = ()) -> Iterator[Any]:
-    """The command line, training with workers that have begun: its process, and those of its trainers."""
-    values = config.model_dump(mode="json", exclude_none=True, exclude={"num_neighbors", "eval_splits"})
+def running(
+    config: TrainConfig, folder: Path, *more: str, wrapped: tuple[str, ...] = ()
+) -> Iterator[Any]:
+    """The command line, training with workers that have begun: its process, and those of its
+    trainers."""
+    values = config.model_dump(
+        mode="json", exclude_none=True, exclude={"num_neighbors", "eval_splits"}
+    )
     sets = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-    command = [*wrapped, sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(folder), *sets, *more]
+    command = [
+        *wrapped,
+        sys.executable,
+        "-m",
+        "ogbnlib",
+        "train",
+        "--run-dir",
+        str(folder),
+        *sets,
+        *more,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def trainers() -> list[int]:
@@ -102,11 +124,17 @@ def running(config: TrainConfig, folder: Path, *more: str, wrapped: tuple[str, .
 @pytest.fixture
 def endless(tiny_config: Config) -> TrainConfig:
     """Two workers that live as long as their trainer."""
-    return tiny_config(epochs=10**6, num_workers=2, persistent_workers=True, eval_splits=[], train_eval="never")
+    return tiny_config(
+        epochs=10**6, num_workers=2, persistent_workers=True, eval_splits=[], train_eval="never"
+    )
 
 
-@pytest.mark.parametrize("whom", ["the one that watches", pytest.param("the trainer", marks=pytest.mark.slow)])
-def test_nothing_outlives_a_kill_and_the_run_goes_on_at_once(endless: TrainConfig, tmp_path: Path, whom: str) -> None:
+@pytest.mark.parametrize(
+    "whom", ["the one that watches", pytest.param("the trainer", marks=pytest.mark.slow)]
+)
+def test_nothing_outlives_a_kill_and_the_run_goes_on_at_once(
+    endless: TrainConfig, tmp_path: Path, whom: str
+) -> None:
     with running(endless, tmp_path / "run") as (process, (trainer,)):
         tree = process_tree(process.pid)
         os.kill(process.pid if whom == "the one that watches" else trainer, signal.SIGKILL)
@@ -120,12 +148,19 @@ def test_nothing_outlives_a_kill_and_the_run_goes_on_at_once(endless: TrainConfi
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting another /dev/shm needs root")
-def test_a_full_dev_shm_is_a_sentence_with_its_remedy(tiny_config: Config, synth_dir: Path, tmp_path: Path) -> None:
+def test_a_full_dev_shm_is_a_sentence_with_its_remedy(
+    tiny_config: Config, synth_dir: Path, tmp_path: Path
+) -> None:
     wanted = tiny_config(dataset=str(synth_dir), num_workers=2, batch_size=512, epochs=100)
     mount = 'mount -t tmpfs -o size=256k none /dev/shm && exec "$@"'
-    if subprocess.run(["unshare", "-m", "sh", "-c", mount, "sh", "true"], capture_output=True).returncode:
+    if subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, "sh", "true"], capture_output=True
+    ).returncode:
         pytest.skip("no file system can be mounted here")
-    with running(wanted, tmp_path / "run", wrapped=("unshare", "-m", "sh", "-c", mount, "sh")) as (process, _):
+    with running(wanted, tmp_path / "run", wrapped=("unshare", "-m", "sh", "-c", mount, "sh")) as (
+        process,
+        _,
+    ):
         said, _ = process.communicate(timeout=60)
     assert process.returncode in (1, 135)
     assert "/dev/shm is full (docker run --shm-size=8g)" in said

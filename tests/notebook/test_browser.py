@@ -1,4 +1,5 @@
-"""JupyterLab as a person sees it, in Debian's chromium: signs of life, stop, a run from elsewhere, completion."""
+"""JupyterLab as a person sees it, in Debian's chromium: signs of life, stop, a run from elsewhere,
+completion."""
 
 import contextlib
 import os
@@ -22,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium")
 if CHROMIUM is None:
     pytest.skip("no chromium to open JupyterLab in; apt install chromium", allow_module_level=True)
-playwright = pytest.importorskip("playwright.sync_api", reason="no playwright for chromium; pip install playwright")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="no playwright for chromium; pip install playwright"
+)
 
 SMALL = {"scale: float = 0.01": "scale: float = 0.002", "epochs: int = 2": "epochs: int = 1"}
 AGAIN = "00-shared-3"  # the run of the cell that is stopped once and then run again
@@ -38,7 +41,8 @@ print(Run.open("runs/{AGAIN}").state)
 print(Run.open("runs/{AGAIN}").follow().state)
 """
 NAMES = ["import ogbnlib\nfrom ogbnlib import TrainConfig", "ogbnlib.", "TrainConfig.create("]
-# What JupyterLab holds of the notebook that is open: windowing leaves cells out of the page that are out of sight.
+# What JupyterLab holds of the notebook that is open: windowing leaves cells out of the page that
+# are out of sight.
 CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type == "code").map(cell => ({
     running: !!cell.promptNode?.textContent.includes("*") || cell.model.executionState == "running",
     source: cell.model.sharedModel.getSource(), outputs: cell.model.outputs.toJSON()}))"""
@@ -46,7 +50,8 @@ CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => c
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[str]:
-    """The address of a JupyterLab with three notebooks: the first one, one that looks at its run, one with names."""
+    """The address of a JupyterLab with three notebooks: the first one, one that looks at its run,
+    one with names."""
     (tmp_path / "notebooks").mkdir()
     text = (ROOT / "notebooks" / "00_quickstart.ipynb").read_text()
     for default, small in SMALL.items():
@@ -56,16 +61,35 @@ def lab(tmp_path: Path) -> Iterator[str]:
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     for name, sources in {"elsewhere": [ELSEWHERE], "names": NAMES}.items():
         cells = [nbformat.v4.new_code_cell(source) for source in sources]
-        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "notebooks" / f"{name}.ipynb")
+        nbformat.write(
+            nbformat.v4.new_notebook(cells=cells, metadata=kernel),
+            tmp_path / "notebooks" / f"{name}.ipynb",
+        )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    argv = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"]
+    argv = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--expose-app-in-browser",
+    ]
     argv += [f"--ServerApp.port={port}", "--ServerApp.token=t", f"--ServerApp.root_dir={tmp_path}"]
-    own = {"HOME": str(tmp_path), "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "lab"), "PYTHONPATH": str(ROOT)}
+    own = {
+        "HOME": str(tmp_path),
+        "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "lab"),
+        "PYTHONPATH": str(ROOT),
+    }
     with open(tmp_path / "lab.log", "wb") as log:
         server = subprocess.Popen(
-            argv, cwd=tmp_path, env={**os.environ, **own}, stdout=log, stderr=log, start_new_session=True
+            argv,
+            cwd=tmp_path,
+            env={**os.environ, **own},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
     def answers() -> bool:
@@ -91,13 +115,16 @@ def browser() -> Iterator[Any]:
 
 
 def open_book(browser: Any, lab: str, notebooks: Path, name: str) -> Any:
-    """A page with a notebook whose cells are all there, whose kernel is, and to which commands go."""
+    """A page with a notebook whose cells are all there, whose kernel is, and to which commands
+    go."""
     page = browser.new_page()
     page.goto(f"{lab}/workspaces/{name}/tree/notebooks/{name}.ipynb?token=t")
     cells = len(nbformat.read(notebooks / f"{name}.ipynb", as_version=4).cells)
     book = "window.jupyterapp?.shell.currentWidget"
     kernel = f"{book}?.sessionContext?.session?.kernel"
-    ready = f"{book}?.content?.widgets?.length == {cells} && {kernel}?.connectionStatus == 'connected'"
+    ready = (
+        f"{book}?.content?.widgets?.length == {cells} && {kernel}?.connectionStatus == 'connected'"
+    )
     page.wait_for_function(f"{ready} && {kernel}.status == 'idle'", timeout=120_000)
     page.click(".jp-Notebook .jp-Cell >> nth=0")
     return page
@@ -127,7 +154,11 @@ def test_a_notebook_lives_from_its_first_seconds_stops_and_is_seen_from_elsewher
     wait_until(lambda: any(cell["running"] for cell in page.evaluate(CELLS)), "the first cell", 20)
     wait_until(lambda: not any(cell["running"] for cell in page.evaluate(CELLS)), "the last cell")
     outputs = [output for cell in page.evaluate(CELLS) for output in cell["outputs"]]
-    assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
+    assert not [
+        output
+        for output in outputs
+        if output["output_type"] == "error" or output.get("name") == "stderr"
+    ]
     assert "warning" not in str(outputs).lower()
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
@@ -145,21 +176,27 @@ def test_a_notebook_lives_from_its_first_seconds_stops_and_is_seen_from_elsewher
     wait_until(lambda: text_of(second.evaluate(CELLS)[0]), "the second notebook")
     run_cell(page, 'name="00-shared"')
     wait_until(lambda: not page.evaluate(CELLS)[at]["running"], "the run again")
-    assert "Finished without an error" in str(page.evaluate(CELLS)[at]["outputs"])  # in the card of the run
+    # in the card of the run
+    assert "Finished without an error" in str(page.evaluate(CELLS)[at]["outputs"])
     wait_until(lambda: not second.evaluate(CELLS)[0]["running"], "the end as seen from elsewhere")
     lines = text_of(second.evaluate(CELLS)[0]).splitlines()
     assert "at work" in lines
     assert lines[-1].strip() == "finished"
 
 
-def test_tab_completes_names_and_shift_tab_begins_with_the_explanation(browser: Any, lab: str, tmp_path: Path) -> None:
+def test_tab_completes_names_and_shift_tab_begins_with_the_explanation(
+    browser: Any, lab: str, tmp_path: Path
+) -> None:
     page = open_book(browser, lab, tmp_path / "notebooks", "names")
     run_cell(page, NAMES[0])
     wait_until(lambda: not page.evaluate(CELLS)[0]["running"], "the imports")
     for number, expected in ((1, "TrainConfig"), (2, "batch_size=")):
         page.click(f".jp-Notebook .jp-Cell >> nth={number} >> .cm-content")
         page.keyboard.press("End")
-        begin_s, names = time.monotonic(), page.locator(f".jp-Completer:visible >> text={expected}").first
+        begin_s, names = (
+            time.monotonic(),
+            page.locator(f".jp-Completer:visible >> text={expected}").first,
+        )
         for _ in range(20):  # where the machine is busy, JupyterLab gives up after a second
             page.keyboard.press("Tab")
             with contextlib.suppress(playwright.TimeoutError):

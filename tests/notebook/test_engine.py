@@ -1,4 +1,5 @@
-"""Promises of `papermill --engine ogbnlib`: parameters are refused before anything runs, and an ending is shown."""
+"""Promises of `papermill --engine ogbnlib`: parameters are refused before anything runs, and an
+ending is shown."""
 
 import os
 import re
@@ -66,13 +67,19 @@ def read_book(folder: Path) -> NotebookNode:
 def statuses(folder: Path) -> list[str]:
     """The status of each executed code cell below the parameters."""
     code = [cell for cell in read_book(folder).cells if cell.cell_type == "code"]
-    return [cell.metadata.papermill.status for cell in code if "parameters" not in cell.metadata.get("tags", [])]
+    return [
+        cell.metadata.papermill.status
+        for cell in code
+        if "parameters" not in cell.metadata.get("tags", [])
+    ]
 
 
 def banners(folder: Path) -> str:
     """The text of the cells that explain how the notebook ended."""
     cells = read_book(folder).cells
-    return "\n".join(cell.source for cell in cells if "papermill-error-cell-tag" in cell.metadata.get("tags", []))
+    return "\n".join(
+        cell.source for cell in cells if "papermill-error-cell-tag" in cell.metadata.get("tags", [])
+    )
 
 
 @pytest.fixture
@@ -92,17 +99,30 @@ def execute(tmp_path: Path) -> Callable[..., NotebookNode]:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables with which papermill finds the engine as pyproject.toml names it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [f"{name} = {value}" for name, value in project["entry-points"]["papermill.engine"].items()]
+    lines = [
+        f"{name} = {value}" for name, value in project["entry-points"]["papermill.engine"].items()
+    ]
     installed = tmp_path_factory.mktemp("installed")
     (installed / "ogbnlib_engine-0.dist-info").mkdir()
-    (installed / "ogbnlib_engine-0.dist-info" / "METADATA").write_text("Name: ogbnlib-engine\nVersion: 0\n")
+    (installed / "ogbnlib_engine-0.dist-info" / "METADATA").write_text(
+        "Name: ogbnlib-engine\nVersion: 0\n"
+    )
     points = "\n".join(["[papermill.engine]", *lines])
     (installed / "ogbnlib_engine-0.dist-info" / "entry_points.txt").write_text(points)
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
 
 
 def argv(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "papermill", "--engine", "ogbnlib", "in.ipynb", "out.ipynb", *arguments]
+    return [
+        sys.executable,
+        "-m",
+        "papermill",
+        "--engine",
+        "ogbnlib",
+        "in.ipynb",
+        "out.ipynb",
+        *arguments,
+    ]
 
 
 @pytest.fixture
@@ -139,22 +159,59 @@ def test_a_value_of_another_type_is_refused_with_the_way_to_pass_it(
     with pytest.raises(ParameterError) as caught:
         check_parameters({name: value, "nothing": 1}, PARAMETERS)
     first, second = str(caught.value).splitlines()
-    assert first.startswith(f"{name}: expected {expected}, found {value!r} ({type(value).__name__})")
+    assert first.startswith(
+        f"{name}: expected {expected}, found {value!r} ({type(value).__name__})"
+    )
     assert instead in first
     assert "unknown parameter 'nothing'" in second
 
 
 def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_path: Path) -> None:
-    write_book(tmp_path, "print(epochs, lr, flag, fanout, hops, root, limit, list(sizes), plain, array, other)")
-    values = ["-p", "epochs", "7", "-p", "lr", "1", "-p", "flag", "True", "-y", "fanout: [1]", "-p", "hops", "3 2"]
-    values += ["-r", "root", "5", "-p", "limit", "None", "-y", "sizes: [4]", "-p", "plain", "1", "-p", "other", "text"]
+    write_book(
+        tmp_path,
+        "print(epochs, lr, flag, fanout, hops, root, limit, list(sizes), plain, array, other)",
+    )
+    values = [
+        "-p",
+        "epochs",
+        "7",
+        "-p",
+        "lr",
+        "1",
+        "-p",
+        "flag",
+        "True",
+        "-y",
+        "fanout: [1]",
+        "-p",
+        "hops",
+        "3 2",
+    ]
+    values += [
+        "-r",
+        "root",
+        "5",
+        "-p",
+        "limit",
+        "None",
+        "-y",
+        "sizes: [4]",
+        "-p",
+        "plain",
+        "1",
+        "-p",
+        "other",
+        "text",
+    ]
     assert command(*values, "-p", "array", "x", "--inject-paths").exit_code == 0
     assert read_book(tmp_path).cells[-1].outputs[0].text == "7 1 True [1] 3 2 5 None [4] 1 x text\n"
 
 
 def test_a_notebook_checks_what_papermills_own_engine_lets_through(tmp_path: Path) -> None:
     begin = "from ogbnlib.notebook import begin_notebook\n\nbegin_notebook()"
-    path = write_book(tmp_path, begin, "print('went on')", parameters="epochs: int = 3\nfanout: list = [3, 2]")
+    path = write_book(
+        tmp_path, begin, "print('went on')", parameters="epochs: int = 3\nfanout: list = [3, 2]"
+    )
     papermill.execute_notebook(path, tmp_path / "fine.ipynb", parameters={"epochs": 64})
     with pytest.raises(PapermillExecutionError, match="did you mean 'epochs'"):
         papermill.execute_notebook(path, tmp_path / "out.ipynb", parameters={"epoch": 64})
@@ -181,10 +238,14 @@ def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machin
     assert 'Run.open("runs/NAME").follow()' in text
 
 
-def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     write_book(tmp_path, "print('before')", KILL, "print('after')")
     (tmp_path / "elsewhere").mkdir()
-    done = subprocess.run(argv("--cwd", "elsewhere"), cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        argv("--cwd", "elsewhere"), cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 137
     assert "ended by SIGKILL, cause unknown" in done.stderr
     assert "Traceback" not in done.stderr
@@ -194,15 +255,23 @@ def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(tmp_path: Path, e
     (cell,) = [cell for cell in book.cells if cell.source == KILL]
     assert cell.outputs[-1].ename == "KernelDied"
     text = banners(tmp_path)
-    for words in ("**cause**: ended by SIGKILL", "**limit**: ", "**peak**: ", "cell 4 of 5: `import os`"):
+    for words in (
+        "**cause**: ended by SIGKILL",
+        "**limit**: ",
+        "**peak**: ",
+        "cell 4 of 5: `import os`",
+    ):
         assert words in text
 
 
 def test_an_out_of_memory_kill_is_named_by_the_counter_of_its_cgroup(
     tmp_path: Path, environment: dict[str, str], kernel_limit: Callable[[int], Limit]
 ) -> None:
-    write_book(tmp_path, "held = bytearray(80 << 20)", "more = bytearray(1500 << 20)", "print('after')")
-    line = kernel_limit(700 * MB).command(argv())  # well above papermill, or papermill would be the one to be killed
+    write_book(
+        tmp_path, "held = bytearray(80 << 20)", "more = bytearray(1500 << 20)", "print('after')"
+    )
+    # well above papermill, or papermill would be the one to be killed
+    line = kernel_limit(700 * MB).command(argv())
     done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 137, done.stderr
     assert statuses(tmp_path) == ["completed", "failed", "pending"]
@@ -212,7 +281,9 @@ def test_an_out_of_memory_kill_is_named_by_the_counter_of_its_cgroup(
     assert 80 < float(text.partition("**peak**: ")[2].split()[0]) <= 700
 
 
-def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute: Callable[..., Any]) -> None:
+def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(
+    execute: Callable[..., Any],
+) -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; x = bytearray(300 * 2**20); "
     book = execute("1", child + "time.sleep(2.5)'])", "x = bytearray(100 * 2**20)")
     _, idle, parent, filled = (cell.metadata.ogbnlib.peak_bytes / MB for cell in book.cells[1:])
@@ -222,7 +293,10 @@ def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(execute:
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "cause"),
-    [("import os; os._exit(0)", 1, "status 0 before the notebook's end"), (STOPPED_BY_USR1, 75, "An Exception was")],
+    [
+        ("import os; os._exit(0)", 1, "status 0 before the notebook's end"),
+        (STOPPED_BY_USR1, 75, "An Exception was"),
+    ],
 )
 def test_a_notebook_that_ended_otherwise_gives_the_status_of_kernel_or_run(
     execute: Callable[..., Any], tmp_path: Path, code: str, exit_code: int, cause: str
@@ -237,7 +311,9 @@ def test_a_notebook_that_ended_otherwise_gives_the_status_of_kernel_or_run(
 READY = "from pathlib import Path; import signal, time\nPath('ready').touch()\n"
 
 
-def test_sigusr1_waits_for_a_kernel_that_handles_it(command: Callable[..., Result], tmp_path: Path) -> None:
+def test_sigusr1_waits_for_a_kernel_that_handles_it(
+    command: Callable[..., Result], tmp_path: Path
+) -> None:
     handler = "got = []\nsignal.signal(signal.SIGUSR1, lambda *_: got.append(1))\n"
     go = "while not Path('go').exists():\n    time.sleep(0.01)\n"
     write_book(tmp_path, READY + go, handler + "while not got:\n    time.sleep(0.01)")
@@ -254,9 +330,13 @@ def test_sigusr1_waits_for_a_kernel_that_handles_it(command: Callable[..., Resul
     thread.join()
 
 
-def test_a_signal_ends_the_notebook_and_completes_no_later_cell(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_signal_ends_the_notebook_and_completes_no_later_cell(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
     write_book(tmp_path, READY + "time.sleep(60)", "print('after')")
-    process = subprocess.Popen(argv(), cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        argv(), cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_until((tmp_path / "ready").exists, "the notebook's first cell")
         process.send_signal(signal.SIGTERM)
@@ -300,4 +380,6 @@ def test_a_notebook_that_is_executed_again_reads_what_has_ended_and_continues_wh
     second = Run.open(tmp_path / "runs" / "second")
     assert second.is_finished
     assert [event["event"] for event in second.events].count("start") == 2
-    assert [event["event"] for event in Run.open(tmp_path / "runs" / "first").events].count("start") == 1
+    assert [event["event"] for event in Run.open(tmp_path / "runs" / "first").events].count(
+        "start"
+    ) == 1

@@ -1,4 +1,5 @@
-"""Promises of `%%memory` and `%%memory_limit`: a cell's memory is shown, a cell may be killed, the kernel never."""
+"""Promises of `%%memory` and `%%memory_limit`: a cell's memory is shown, a cell may be killed, the
+kernel never."""
 
 import re
 from pathlib import Path
@@ -44,7 +45,9 @@ def shown(cell: NotebookNode) -> dict[str, str]:
 def test_memory_shows_peak_and_what_a_cell_left_behind_and_leaves_it_as_it_was() -> None:
     load = "import ogbnlib, time\nkept = bytearray(100 * 2**20)\nwith ogbnlib.phase('read'):\n"
     load += "    y = bytearray(200 * 2**20)\n    time.sleep(0.2)\n    del y\nlen(kept)"
-    first, value, after, syntax = execute(f"%%memory\n{load}", "print(len(kept))", "%%memory\ndel kept", "%%memory\nf(")
+    first, value, after, syntax = execute(
+        f"%%memory\n{load}", "print(len(kept))", "%%memory\ndel kept", "%%memory\nf("
+    )
     line = r"memory: [\d.]+ s, peak (\d+) MB, (\d+) MB above the start; (\d+) MB left behind"
     found = re.search(line, first["stdout"])
     assert found
@@ -75,9 +78,16 @@ def test_a_limited_cell_takes_variables_prints_and_gives_results_back() -> None:
 
 def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path) -> None:
     killed = f"%%memory_limit 150MB\nimport ogbnlib\nwith ogbnlib.phase('fill'):\n    {FILL}"
-    book = make_book(LOAD, "a = 1", killed.replace("\nwhile", "\n    while").replace("\n    x.", "\n        x."), "a")
+    book = make_book(
+        LOAD,
+        "a = 1",
+        killed.replace("\nwhile", "\n    while").replace("\n    x.", "\n        x."),
+        "a",
+    )
     nbformat.write(book, tmp_path / "in.ipynb")
-    done = papermill.execute_notebook(tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False)
+    done = papermill.execute_notebook(
+        tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False
+    )
     cell, after = shown(done.cells[2]), shown(done.cells[3])
     for words in ("Killed by", "limit of 150 MB", "fill"):
         assert words in cell["text/plain"]
@@ -93,13 +103,21 @@ MISTAKES: list[tuple[str, str]] = [
     ("1GB\nx = 1\nf(", "SyntaxError: incomplete input"),
     ("1GB\ndef g():\n    1 / 0\n\ng()", "----> 2     1 / 0\n\nZeroDivisionError: division by zero"),
     ("1GB\ninput('name? ')", "EOFError: EOF when reading a line"),
-    ("1GB --in kept --out kept\nimport os\nkept = 1\nos._exit(0)", "CellFailed: --out kept: not set"),
-    (f"150MB --out x\n{FILL}", "CellFailed: --out x: not set, as the cell's process ended: out of memory"),
+    (
+        "1GB --in kept --out kept\nimport os\nkept = 1\nos._exit(0)",
+        "CellFailed: --out kept: not set",
+    ),
+    (
+        f"150MB --out x\n{FILL}",
+        "CellFailed: --out x: not set, as the cell's process ended: out of memory",
+    ),
 ]
 
 
 def test_mistakes_and_errors_of_a_limited_cell_are_shown_shortly_and_fail_it() -> None:
-    cells = execute("kept, f = 0, (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES))
+    cells = execute(
+        "kept, f = 0, (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES)
+    )
     for (text, expected), cell in zip(MISTAKES, cells[1:], strict=True):
         assert expected in cell["error"], text
         assert "magics.py" not in cell["error"]
@@ -134,7 +152,16 @@ def test_pictures_tables_and_prints_of_a_cell_appear_in_its_order(magic: str) ->
         else:
             kinds += [next(kind for kind in ("image/png", "text/html") if kind in out.data), ""]
             htmls += [out.data[kinds[-2]]] if kinds[-2] == "text/html" else []
-    order = ["first\n", "image/png", "second\n", "text/html", "third\n", "text/html", "image/png", "image/png"]
+    order = [
+        "first\n",
+        "image/png",
+        "second\n",
+        "text/html",
+        "third\n",
+        "text/html",
+        "image/png",
+        "image/png",
+    ]
     assert [kind for kind in kinds if kind and not kind.startswith("memory")] == order
     assert kinds[-3].startswith("memory")
     assert (htmls[0], "dataframe" in htmls[1]) == ("<b>y</b>", True)

@@ -1,4 +1,5 @@
-"""Promises of `plots`: limit, kill and phases are at their places, and runs side by side share one scale."""
+"""Promises of `plots`: limit, kill and phases are at their places, and runs side by side share one
+scale."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,11 @@ def constant_run(folder: Path, times: list[float], size: int, **result: Any) -> 
 
 
 def lines(ax: Axes, style: str = "", marker: str = "") -> list[Line2D]:
-    return [line for line in ax.lines if style == line.get_linestyle() or (marker and marker == line.get_marker())]
+    return [
+        line
+        for line in ax.lines
+        if style == line.get_linestyle() or (marker and marker == line.get_marker())
+    ]
 
 
 def texts(ax: Axes) -> list[str]:
@@ -67,7 +72,8 @@ def test_a_killed_run_has_its_limit_phases_and_a_cross(killed: Path) -> None:
     legend = ax.get_legend()
     assert legend is not None
     names = {text.get_text().split()[0] for text in legend.get_texts()}
-    assert names == {"anonymous", "file", "killed", "loading", "building"}  # nothing of this run is shared
+    # nothing of this run is shared
+    assert names == {"anonymous", "file", "killed", "loading", "building"}
     assert max(ax.collections[0].get_paths()[0].vertices[:, 1]) == 210  # type: ignore[index]
 
 
@@ -80,11 +86,19 @@ def test_a_finished_run_has_its_peak_and_neither_limit_nor_cross(finished: Path)
     assert not lines(ax, "--", "X")
 
 
-def test_runs_side_by_side_have_one_scale_and_names(killed: Path, finished: Path, tmp_path: Path) -> None:
-    first, second, third, hidden = plot_runs({"A": killed, "B": finished, "C": killed}, columns=2).axes
+def test_runs_side_by_side_have_one_scale_and_names(
+    killed: Path, finished: Path, tmp_path: Path
+) -> None:
+    first, second, third, hidden = plot_runs(
+        {"A": killed, "B": finished, "C": killed}, columns=2
+    ).axes
     assert first.get_ylim() == second.get_ylim()
     assert first.get_ylim()[1] > 256
-    assert (first.get_title()[:3], second.get_title()[:3], third.get_visible()) == ("A: ", "B: ", True)
+    assert (first.get_title()[:3], second.get_title()[:3], third.get_visible()) == (
+        "A: ",
+        "B: ",
+        True,
+    )
     assert not hidden.get_visible()
     same_name = Run(write_run(tmp_path / "other" / "killed", exit_code=0))
     titles = [ax.get_title() for ax in plot_runs([Run(killed), same_name]).axes]
@@ -94,19 +108,33 @@ def test_runs_side_by_side_have_one_scale_and_names(killed: Path, finished: Path
 
 def test_figures_are_readable_on_a_white_and_on_a_dark_page(killed: Path, finished: Path) -> None:
     def luminance(colour: Any) -> float:  # of WCAG 2.1
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        linear = [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
 
     figure = plot_runs([killed, finished])
     assert figure.get_facecolor()[3] == 0
     for ax in figure.axes:
-        assert to_hex(ax.get_facecolor()) == "#ffffff"  # the panel behind black texts and pale colours
-        for text in [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.get_xticklabels(), *ax.get_yticklabels()]:
+        # the panel behind black texts and pale colours
+        assert to_hex(ax.get_facecolor()) == "#ffffff"
+        for text in [
+            ax.title,
+            ax.xaxis.label,
+            ax.yaxis.label,
+            *ax.get_xticklabels(),
+            *ax.get_yticklabels(),
+        ]:
             page = luminance("white"), luminance("#111111")
-            assert min(page[0] / luminance(text.get_color()), luminance(text.get_color()) / page[1]) > 3.5
+            assert (
+                min(page[0] / luminance(text.get_color()), luminance(text.get_color()) / page[1])
+                > 3.5
+            )
 
 
-def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tmp_path: Path) -> None:
+def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(
+    tmp_path: Path,
+) -> None:
     many = {f"part {i}": (i + 1) * MB for i in range(10)}
     phases = {
         "load": {"predicted": 55 * MB, "measured": 50 * MB, "parts": many},
@@ -114,8 +142,13 @@ def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(tm
     }
     ax = plot_forecast(write_run(tmp_path / "run", exit_code=0, forecast={"phases": phases}))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["load", "train"]
-    ends = [max(bar.get_x() + bar.get_width() for bar in ax.patches if round(bar.get_y() + 0.31) == i) for i in (0, 1)]  # type: ignore[attr-defined]
+    ends = [
+        max(bar.get_x() + bar.get_width() for bar in ax.patches if round(bar.get_y() + 0.31) == i)
+        for i in (0, 1)
+    ]  # type: ignore[attr-defined]
     assert ends == pytest.approx([55, 40])
     assert 1 + 2 + 3 in [bar.get_width() for bar in ax.patches]  # type: ignore[attr-defined]  # beyond the 7 largest
     (marks,) = ax.collections
-    assert [path.vertices[0, 0] for path in marks.get_paths()] == pytest.approx([50, float("nan")], nan_ok=True)  # type: ignore[index]
+    assert [path.vertices[0, 0] for path in marks.get_paths()] == pytest.approx(
+        [50, float("nan")], nan_ok=True
+    )  # type: ignore[index]

@@ -1,4 +1,5 @@
-"""Promises of `tables`: a run's forecast stands beside its measurement, and runs of a folder become a table."""
+"""Promises of `tables`: a run's forecast stands beside its measurement, and runs of a folder become
+a table."""
 
 import sys
 from pathlib import Path
@@ -24,7 +25,9 @@ def finished(folder: Path, dataset: Path, exit_code: int = 0, **config: object) 
     return Run(folder)
 
 
-def test_a_forecast_stands_beside_its_measurement_and_the_full_size(tmp_path: Path, tiny_dir: Path) -> None:
+def test_a_forecast_stands_beside_its_measurement_and_the_full_size(
+    tmp_path: Path, tiny_dir: Path
+) -> None:
     run = finished(tmp_path / "run", tiny_dir)
     row = forecast_table({"32": run}, "ogbn-papers100M").loc["32"]
     config = TrainConfig.load(run.run_dir / "config.json")
@@ -41,7 +44,12 @@ METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,2.0,,0.6,0.5,1.0,0.
 def test_all_runs_below_a_folder_are_one_table_that_tables_and_plots_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(tmp_path / "a", config={"lr": 0.1}, killed_by="kernel", sampled_peaks_bytes={"held_bytes": 512 * MB})
+    write_run(
+        tmp_path / "a",
+        config={"lr": 0.1},
+        killed_by="kernel",
+        sampled_peaks_bytes={"held_bytes": 512 * MB},
+    )
     write_run(tmp_path / "deep" / "a", exit_code=0, config={"lr": 0.2})
     (tmp_path / "deep" / "a" / "metrics.csv").write_text(METRICS)
     write_run(tmp_path / "b", exit_code=None)
@@ -57,13 +65,16 @@ def test_all_runs_below_a_folder_are_one_table_that_tables_and_plots_take(
     assert set(rows) == {"a", "deep/a", "b", "c", "watched"}
     assert (rows["a"]["ended"], rows["a"]["peak GB"]) == ("out of memory, exit code 137", 0.5)
     assert rows["deep/a"][["best valid", "test at best", "epochs"]].tolist() == [0.6, 0.5, 2]
-    assert (rows["a"]["settings"], rows["deep/a"]["settings"]) == ("lr=0.1", "lr=0.2")  # what differs between runs
+    # what differs between runs
+    assert (rows["a"]["settings"], rows["deep/a"]["settings"]) == ("lr=0.1", "lr=0.2")
     assert rows["b"]["ended"] == "no result"
     assert rows["c"]["ended"].startswith("damaged: ")
     assert rows["watched"]["command"].startswith(f"{Path(sys.executable).name} -c")
     sound = table.index[~table["ended"].str.startswith("damaged")]
     assert compare_runs(sound)["ended"].tolist() == table.loc[sound, "ended"].tolist()
-    assert compare_runs([tmp_path / "deep" / "a"])[["last valid", "last test"]].values.tolist() == [[0.4, 0.3]]
+    assert compare_runs([tmp_path / "deep" / "a"])[["last valid", "last test"]].values.tolist() == [
+        [0.4, 0.3]
+    ]
     assert compare_runs([tmp_path / "b", Run(tmp_path / "a")]).index.tolist() == ["b", "a"]
     assert len(plot_runs(sound).axes) >= len(sound)
     with pytest.raises(InputError, match="expected a folder of runs, found none"):

@@ -1,4 +1,5 @@
-"""Promises of `verdicts`: computed from measurements, above noise, and never from the peak of a killed run."""
+"""Promises of `verdicts`: computed from measurements, above noise, and never from the peak of a
+killed run."""
 
 import math
 import re
@@ -23,9 +24,18 @@ def make(tmp_path: Path) -> Make:
     """Make a run with a peak of `peak` MB of memory in use."""
 
     def make(name: str, peak: float = 500, *, exit_code: int = 0) -> Run:
-        sample = {"time_s": 0.5, "rss_anon_bytes": peak * MB, "rss_shmem_bytes": 0, "rss_file_bytes": 0}
+        sample = {
+            "time_s": 0.5,
+            "rss_anon_bytes": peak * MB,
+            "rss_shmem_bytes": 0,
+            "rss_file_bytes": 0,
+        }
         peaks = {"anon_shmem_bytes": int(peak * MB)}
-        return Run.open(write_run(tmp_path / name, exit_code=exit_code, samples=[sample], sampled_peaks_bytes=peaks))
+        return Run.open(
+            write_run(
+                tmp_path / name, exit_code=exit_code, samples=[sample], sampled_peaks_bytes=peaks
+            )
+        )
 
     return make
 
@@ -70,19 +80,30 @@ def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
     assert verdicts.killed({"b": dead}) == Finding("b exit code 137", True)
     assert verdicts.killed_in(alive, "load").holds is None
     assert verdicts.killed_in(dead, "train").holds is False
-    wide, narrow = (plan(TrainConfig.create(dataset="ogbn-papers100M"), limit) for limit in ("512 GB", "8 GB"))
+    wide, narrow = (
+        plan(TrainConfig.create(dataset="ogbn-papers100M"), limit) for limit in ("512 GB", "8 GB")
+    )
     assert verdict(verdicts.fits({"wide": wide, "narrow": narrow})) == HOLDS
     assert verdict(verdicts.fits({"narrow": narrow})) == FAILS
 
 
 def test_a_belief_with_parts_is_half_true_where_only_some_hold_and_shown_in_full() -> None:
-    yes, no, unknown = verdicts.at_least(2, 1), verdicts.at_least(0, 1), verdicts.at_least(math.nan, 1)
+    yes, no, unknown = (
+        verdicts.at_least(2, 1),
+        verdicts.at_least(0, 1),
+        verdicts.at_least(math.nan, 1),
+    )
     assert verdict({"memory": yes, "time": no}) == "half true: memory holds, time does not hold"
     assert verdict({"memory": yes, "time": yes}) == HOLDS
     assert verdict({"memory": no, "time": no}) == FAILS
     assert verdict({"memory": yes, "time": unknown}) == UNKNOWN
     table = verdicts.table({"x" * 200: {"memory": yes, "time": no}})
-    assert repr(table) == f"{'x' * 200}: half true: memory holds, time does not hold\n    memory: 2; time: 0"
+    assert (
+        repr(table)
+        == f"{'x' * 200}: half true: memory holds, time does not hold\n    memory: 2; time: 0"
+    )
     assert "x" * 200 in table._repr_html_()
-    every = verdicts.table({"a": yes, "b": no, "c": unknown, "d": {"memory": yes, "time": no}})._repr_html_()
+    every = verdicts.table(
+        {"a": yes, "b": no, "c": unknown, "d": {"memory": yes, "time": no}}
+    )._repr_html_()
     assert len(set(re.findall("background-color: (#[0-9a-f]{6})", every))) == 4

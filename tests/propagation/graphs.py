@@ -20,12 +20,19 @@ def random_edges(random: np.random.Generator, num_nodes: int, num_edges: int) ->
     return np.concatenate([edges, edges[:, : num_edges // 6]], 1)
 
 
-def make_store(path: Path, edges: np.ndarray, x: np.ndarray, seed: int = 0, **options: Any) -> Store:
+def make_store(
+    path: Path, edges: np.ndarray, x: np.ndarray, seed: int = 0, **options: Any
+) -> Store:
     """A store with three splits of a fifth of the nodes each."""
     order = np.random.default_rng(seed).permutation(len(x))
     part = max(1, len(x) // 5)
-    splits = {name: np.sort(order[i * part : (i + 1) * part]) for i, name in enumerate(("train", "valid", "test"))}
-    data = Data(x=torch.from_numpy(x), edge_index=torch.from_numpy(edges), y=torch.from_numpy(order % 3))
+    splits = {
+        name: np.sort(order[i * part : (i + 1) * part])
+        for i, name in enumerate(("train", "valid", "test"))
+    }
+    data = Data(
+        x=torch.from_numpy(x), edge_index=torch.from_numpy(edges), y=torch.from_numpy(order % 3)
+    )
     return Store.from_data(data, path, splits=splits, progress=False, **options)
 
 
@@ -35,12 +42,18 @@ def matrix(edges: np.ndarray, num_nodes: int, norm: str, self_loops: bool) -> An
     if self_loops:
         others, own = source != target, np.arange(num_nodes)
         source, target = np.r_[source[others], own], np.r_[target[others], own]
-    adjacency = sp.csr_matrix((np.ones(len(source)), (target, source)), shape=(num_nodes, num_nodes))
+    adjacency = sp.csr_matrix(
+        (np.ones(len(source)), (target, source)), shape=(num_nodes, num_nodes)
+    )
     degree = np.bincount(target, minlength=num_nodes)
     inverse = np.divide(1.0, degree, out=np.zeros(num_nodes), where=degree > 0)
     if norm == "row":
         return sp.diags(inverse) @ adjacency
-    return adjacency if norm == "none" else sp.diags(np.sqrt(inverse)) @ adjacency @ sp.diags(np.sqrt(inverse))
+    return (
+        adjacency
+        if norm == "none"
+        else sp.diags(np.sqrt(inverse)) @ adjacency @ sp.diags(np.sqrt(inverse))
+    )
 
 
 def powers(adjacency: Any, x: np.ndarray, hops: int) -> np.ndarray:

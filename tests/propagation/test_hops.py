@@ -1,4 +1,5 @@
-"""Propagated features are A^k X, whatever the columns held at a time, the pieces read, and the kills in between."""
+"""Propagated features are A^k X, whatever the columns held at a time, the pieces read, and the
+kills in between."""
 
 import dataclasses
 import json
@@ -31,12 +32,16 @@ def in_blocks_of(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
     plan = module.plan_hops
 
     def planned(size: Any, hops: int, norm: str, **how: Any) -> Any:
-        return dataclasses.replace(plan(size, hops, norm, **how), widths=[widths[k % len(widths)] for k in range(hops)])
+        return dataclasses.replace(
+            plan(size, hops, norm, **how), widths=[widths[k % len(widths)] for k in range(hops)]
+        )
 
     monkeypatch.setattr(module, "plan_hops", planned)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     seed=st.integers(0, 2**16), num_nodes=st.integers(5, 200), density=st.floats(0, 12), columns=st.integers(1, 11),
     norm=st.sampled_from(["row", "sym", "none"]), self_loops=st.booleans(), hops=st.integers(1, 4),
@@ -58,7 +63,11 @@ def test_it_is_the_power_of_the_adjacency(
         patch.setattr(sweep, "SLICE_NODES", nodes_at_once)
         patch.setattr(sweep, "PIECE_EDGES", edges_at_once)
         in_blocks_of(patch, width, next_width)
-        kept = np.arange(num_nodes) if nodes == "all" else np.unique(np.concatenate([*store.splits.values()]))
+        kept = (
+            np.arange(num_nodes)
+            if nodes == "all"
+            else np.unique(np.concatenate([*store.splits.values()]))
+        )
         expected = powers(matrix(edges, num_nodes, norm, self_loops), x, hops)[kept]
         if dtype == "float16" and np.abs(expected).max() > 65000:
             with pytest.raises(InputError, match="use feature_dtype='float32'"):
@@ -68,7 +77,9 @@ def test_it_is_the_power_of_the_adjacency(
     assert made.feature_dtype == dtype
     # What may be off: a rounding a hop, of each term; below 6e-8 float16 has nothing.
     terms = powers(abs(matrix(edges, num_nodes, norm, self_loops)), np.abs(x), hops)[kept]
-    allowed = (4e-7 * 64 if dtype == "float32" else 2**-11 * (hops + 2)) * terms + (6e-8 if dtype == "float16" else 0)
+    allowed = (4e-7 * 64 if dtype == "float32" else 2**-11 * (hops + 2)) * terms + (
+        6e-8 if dtype == "float16" else 0
+    )
     rows = np.asarray(made.x, np.float64).reshape(made.num_nodes, -1, columns)
     assert np.all(np.abs(rows - expected) <= allowed)
     assert np.array_equal(kept, np.arange(num_nodes) if made.node_id is None else made.node_id)
@@ -79,7 +90,12 @@ def test_the_result_is_a_sound_store_with_the_labels_and_splits_of_the_nodes_tha
 ) -> None:
     made = propagate(store, tmp_path / "made", hops=3, norm="row", progress=False)
     assert verify_store(made.path) == []
-    assert (made.hops, made.num_features, made.num_edges, made.num_classes) == (3, 4 * store.num_features, 0, 4)
+    assert (made.hops, made.num_features, made.num_edges, made.num_classes) == (
+        3,
+        4 * store.num_features,
+        0,
+        4,
+    )
     assert made.node_id is not None
     for name, ids in store.splits.items():
         assert np.array_equal(made.node_id[made.splits[name]], ids)
@@ -108,12 +124,19 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(tmp_path: Path) -> No
     random = np.random.default_rng(0)
     x = random.normal(size=(40000, 32)).astype("f2")
     store = make_store(tmp_path / "store", random_edges(random, 40000, 400000), x)
-    whole = (propagate(store, tmp_path / "whole", hops=4, progress=False).path / "x.npy").read_bytes()
+    whole = (
+        propagate(store, tmp_path / "whole", hops=4, progress=False).path / "x.npy"
+    ).read_bytes()
     work, target = tmp_path / ".made.blocks", tmp_path / "made"
     for kill in range(int(os.environ.get("OGBNLIB_KILLS", "3"))):
         with python_child(KILLED, str(store.path), str(target), str(1 + kill % 3)) as child:
             hops = len(list(work.glob("[1-4]")))  # what an earlier kill left
-            wait_until(lambda: child.poll() is not None or len(list(work.glob("[1-4]"))) > hops % 4, "a hop")  # noqa: B023
+            wait_until(
+                lambda hops=hops: (
+                    child.poll() is not None or len(list(work.glob("[1-4]"))) > hops % 4
+                ),
+                "a hop",
+            )
             time.sleep(float(random.uniform(0, 0.3)))
             child.kill()
         assert not target.exists() or verify_store(target) == []
@@ -130,7 +153,9 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_hop_is_compute
     needed, files = list[int](), tmp_path / ".made.blocks"
     monkeypatch.setattr(module, "check_space", lambda path, bytes, text: needed.append(bytes))
     random = np.random.default_rng(0)
-    store = make_store(tmp_path / "store", random_edges(random, 50, 400), random.normal(size=(50, 6)).astype("f4"))
+    store = make_store(
+        tmp_path / "store", random_edges(random, 50, 400), random.normal(size=(50, 6)).astype("f4")
+    )
     in_blocks_of(monkeypatch, 2)
     computed, damaged, write_hop = [], list[bool](), module.Propagation.write_hop
 
@@ -155,14 +180,19 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_hop_is_compute
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     kept_bytes = sum(path.stat().st_size for path in [files / "1", *(files / "1").iterdir()])
     damaged.append(True)
-    with pytest.raises(InputError, match=r"blocks: checksum mismatch in the files of a hop; propagate again"):
+    with pytest.raises(
+        InputError, match=r"blocks: checksum mismatch in the files of a hop; propagate again"
+    ):
         propagate(store, tmp_path / "made", norm="sym", hops=3, progress=False)
     assert computed[6:] == [2, 3]
-    assert needed == [needed[0], needed[0], needed[0] - kept_bytes]  # what is not taken is no space that is there
+    # what is not taken is no space that is there
+    assert needed == [needed[0], needed[0], needed[0] - kept_bytes]
     damaged.clear()
     made = propagate(store, tmp_path / "made", norm="sym", hops=3, progress=False)
     assert computed[8:] == [1, 2, 3]
-    assert np.array_equal(made.x, propagate(store, tmp_path / "whole", norm="sym", hops=3, progress=False).x)
+    assert np.array_equal(
+        made.x, propagate(store, tmp_path / "whole", norm="sym", hops=3, progress=False).x
+    )
     assert left_in(tmp_path) == ["made", "store", "whole"]
 
 
@@ -189,13 +219,17 @@ def test_a_full_disk_and_propagated_features_are_refused(
     with pytest.raises(InputError, match=r"expected a graph.* found the features of 2 hops"):
         propagate(made, tmp_path / "again", progress=False)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(InputError, match="free disk space, most of it until it is done, found 1 kB"):
+    with pytest.raises(
+        InputError, match="free disk space, most of it until it is done, found 1 kB"
+    ):
         propagate(store, tmp_path / "other", progress=False)
     assert left_in(tmp_path) == ["made"]
 
 
 @pytest.mark.parametrize("name", ["colptr", "row", "x"])
-def test_damage_is_found_before_anything_is_made_of_it(tiny_store: Path, tmp_path: Path, name: str) -> None:
+def test_damage_is_found_before_anything_is_made_of_it(
+    tiny_store: Path, tmp_path: Path, name: str
+) -> None:
     shutil.copytree(tiny_store, tmp_path / "store")
     flip(tmp_path / "store" / f"{name}.npy", -6, 0x11)
     with pytest.raises(InputError, match=rf"{name}\.npy: "):
@@ -212,7 +246,8 @@ def test_it_keeps_to_a_hard_limit(tmp_path: Path, kernel_limit: Callable[[int], 
     limit = kernel_limit(340 * MB)
     argv = [sys.executable, "-m", "ogbnlib", "propagate", str(store.path), str(tmp_path / "made")]
     argv += ["--nodes", "all", "--memory-limit", "340 MB"]
-    cold = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}  # they are compiled in it as well
+    # they are compiled in it as well
+    cold = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
     done = subprocess.run(limit.command(argv), capture_output=True, text=True, env=cold)
     assert done.returncode == 0, done.stderr
     assert ": 1 pass over" not in done.stderr
@@ -220,9 +255,22 @@ def test_it_keeps_to_a_hard_limit(tmp_path: Path, kernel_limit: Callable[[int], 
 
 
 def test_the_command_says_its_plan_and_what_it_made(
-    tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    argv = ["ogbnlib", "propagate", str(tiny_store), str(tmp_path / "made"), "--hops", "1", "--norm", "row", "--json"]
+    argv = [
+        "ogbnlib",
+        "propagate",
+        str(tiny_store),
+        str(tmp_path / "made"),
+        "--hops",
+        "1",
+        "--norm",
+        "row",
+        "--json",
+    ]
     monkeypatch.setattr("sys.argv", argv)
     assert main() == 0
     done = capsys.readouterr()

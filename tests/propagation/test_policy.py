@@ -1,4 +1,5 @@
-"""loading="propagated": models of propagated features in the trainer, resumed, limited, refused and foretold."""
+"""loading="propagated": models of propagated features in the trainer, resumed, limited, refused and
+foretold."""
 
 import shutil
 from collections.abc import Callable
@@ -28,14 +29,18 @@ def graph(tiny_store: Path, tmp_path: Path) -> Path:
 
 
 def make(tiny_config: Config, dataset: Path, **changes: Any) -> TrainConfig:
-    return tiny_config(dataset=str(dataset), **{"loading": "propagated", "model": "sign", **changes})
+    return tiny_config(
+        dataset=str(dataset), **{"loading": "propagated", "model": "sign", **changes}
+    )
 
 
 @pytest.mark.parametrize("model", ["sgc", "sagn"])
 def test_a_model_learns_from_features_that_are_propagated_once_and_goes_on_bit_for_bit(
     tiny_config: Config, graph: Path, tmp_path: Path, model: str
 ) -> None:
-    config = make(tiny_config, graph, model=model, epochs=6, lr=0.05, dropout=0.3, checkpoint_every_s=0)
+    config = make(
+        tiny_config, graph, model=model, epochs=6, lr=0.05, dropout=0.3, checkpoint_every_s=0
+    )
     whole = train(config, tmp_path / "whole")
     made = tmp_path / "graph-2-hops-sym.store"
     inode = made.stat().st_ino
@@ -66,11 +71,15 @@ def test_a_model_of_ones_own_gets_all_hops_in_a_row(tiny_config: Config, graph: 
 
 
 @pytest.mark.slow
-def test_it_runs_under_a_limit_and_its_plan_holds(tiny_config: Config, graph: Path, tmp_path: Path) -> None:
+def test_it_runs_under_a_limit_and_its_plan_holds(
+    tiny_config: Config, graph: Path, tmp_path: Path
+) -> None:
     config = make(tiny_config, graph, model="sagn")
     advice = plan(config.replace(dataset=str(graph)), "600 MB")
     assert advice.verdict == "FITS"
-    assert "the graph is propagated over once, in 2 passes over it, at most 8 columns each" in str(advice)
+    assert "the graph is propagated over once, in 2 passes over it, at most 8 columns each" in str(
+        advice
+    )
     done = run(config, "600 MB", run_dir=tmp_path / "run", echo=False)
     assert done.exit_code == 0
     assert done.is_finished
@@ -79,7 +88,9 @@ def test_it_runs_under_a_limit_and_its_plan_holds(tiny_config: Config, graph: Pa
         assert "propagated over once" not in str(plan(config.replace(dataset=str(made))))
 
 
-def test_what_does_not_go_together_is_refused_by_name(tiny_config: Config, graph: Path, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_refused_by_name(
+    tiny_config: Config, graph: Path, tmp_path: Path
+) -> None:
     for changes, said in (
         ({"model": "sage"}, "^model: .*sgc, sign, sagn"),
         ({"loading": "store"}, "^model: .*sage, gcn, gat"),
@@ -88,22 +99,37 @@ def test_what_does_not_go_together_is_refused_by_name(tiny_config: Config, graph
         with pytest.raises(InputError, match=said):
             make(tiny_config, graph, **changes)
     made = propagate(open_store(graph), tmp_path / "made", norm="row", progress=False).path
-    with pytest.raises(InputError, match="has propagated features and no edges: set loading=propagated"):
+    with pytest.raises(
+        InputError, match="has propagated features and no edges: set loading=propagated"
+    ):
         train(tiny_config(dataset=str(made), loading="store"))
-    with pytest.raises(InputError, match=r"norm: .* has features propagated with norm='row', got 'sym'"):
+    with pytest.raises(
+        InputError, match=r"norm: .* has features propagated with norm='row', got 'sym'"
+    ):
         train(make(tiny_config, made), tmp_path / "run")
     train(make(tiny_config, graph))
     (tmp_path / "graph.store").rename(tmp_path / "old")
 
     random = np.random.default_rng(0)
-    make_store(tmp_path / "graph.store", random.integers(300, size=(2, 500)), random.normal(size=(300, 8)).astype("f4"))
-    with pytest.raises(InputError, match=r"it was propagated over other data than .* has now; move it away"):
+    make_store(
+        tmp_path / "graph.store",
+        random.integers(300, size=(2, 500)),
+        random.normal(size=(300, 8)).astype("f4"),
+    )
+    with pytest.raises(
+        InputError, match=r"it was propagated over other data than .* has now; move it away"
+    ):
         train(make(tiny_config, tmp_path / "graph.store"))
 
 
 @pytest.mark.parametrize("model", ["sgc", "sign", "sagn"])
 def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> None:
-    values: dict[str, Any] = {"loading": "propagated", "hops": 3, "hidden_channels": 64, "dropout": 0.5}
+    values: dict[str, Any] = {
+        "loading": "propagated",
+        "hops": 3,
+        "hidden_channels": 64,
+        "dropout": 0.5,
+    }
     config = TrainConfig.create(dataset="none", model=model, **values)
     net, seeds = HopModel(config, 4 * 40, 7), 1000
     assert sum(weight.numel() for weight in net.parameters()) == parameter_count(config, 4 * 40, 7)

@@ -1,5 +1,5 @@
-"""Promises of `attempt` and `folder`: each file is read once, and the end of a run is as quick after weeks as after a
-minute."""
+"""Promises of `attempt` and `folder`: each file is read once, and the end of a run is as quick
+after weeks as after a minute."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,15 +20,29 @@ Config = Callable[..., TrainConfig]
 def test_what_run_returns_is_what_its_folder_says(tiny_config: Config, tmp_path: Path) -> None:
     done = run(tiny_config(epochs=1), run_dir=tmp_path / "run", echo=False)
     found = Run.open(tmp_path / "run")
-    assert (found.result, found.diagnosis, found.config) == (done.result, done.diagnosis, done.config)
-    assert (found.exit_code, found.peak_bytes, found.held_peak_bytes) == (0, done.peak_bytes, done.held_peak_bytes)
+    assert (found.result, found.diagnosis, found.config) == (
+        done.result,
+        done.diagnosis,
+        done.config,
+    )
+    assert (found.exit_code, found.peak_bytes, found.held_peak_bytes) == (
+        0,
+        done.peak_bytes,
+        done.held_peak_bytes,
+    )
     assert found.rss_peak_bytes == done.rss_peak_bytes > 50 * MB
-    # For peaks by phase see test_recorder.py: here another process may note a phase's time and write it a sample later.
-    assert (found.record.parts, found.record.largest_parts) == (done.record.parts, done.record.largest_parts)
+    # For peaks by phase see test_recorder.py: here another process may note a phase's time and
+    # write it a sample later.
+    assert (found.record.parts, found.record.largest_parts) == (
+        done.record.parts,
+        done.record.largest_parts,
+    )
     assert repr(found) == f"Run('{tmp_path}/run', finished)"
 
 
-def end(folder: Path, config: TrainConfig, *events: dict[str, Any], code: int = 0, **more: Any) -> Run:
+def end(
+    folder: Path, config: TrainConfig, *events: dict[str, Any], code: int = 0, **more: Any
+) -> Run:
     """The result of an attempt that marked these events."""
     attempt = Attempt(Run(folder), config)
     for event in events:
@@ -37,7 +51,9 @@ def end(folder: Path, config: TrainConfig, *events: dict[str, Any], code: int = 
     return attempt.end(code, with_forecast=True, **more)
 
 
-def test_the_forecast_check_takes_the_size_that_the_run_found(tiny_config: Config, tmp_path: Path) -> None:
+def test_the_forecast_check_takes_the_size_that_the_run_found(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     config, size = tiny_config(), size_of(tiny_config().dataset)
     files = end(tmp_path, config).result["forecast"]
     marked = {"event": "dataset", **asdict(size), "num_nodes": 1_000_000}
@@ -51,7 +67,14 @@ def test_the_forecast_check_takes_the_size_that_the_run_found(tiny_config: Confi
 def test_an_outer_limits_kill_is_told_with_that_limit(tiny_config: Config, tmp_path: Path) -> None:
     outer = {"limit_bytes": 750 * MB, "cgroup": "/sys/fs/cgroup/memory/job"}
     more = {"killed_by": "kernel", "oom_kills": 1, "outer_limit": outer}
-    own = end(tmp_path, tiny_config(), code=137, memory_limit_bytes=4096 * MB, limit_by="cgroup v1", **more)
+    own = end(
+        tmp_path,
+        tiny_config(),
+        code=137,
+        memory_limit_bytes=4096 * MB,
+        limit_by="cgroup v1",
+        **more,
+    )
     text = own.diagnosis.text
     assert "for the limit of 750 MB of the cgroup /sys/fs/cgroup/memory/job around it" in text
     assert "not for its own limit of 4.00 GB (cgroup v1)" in text

@@ -1,4 +1,5 @@
-"""Promises of `diagnosis`: every ending is explained, and out of memory is claimed on evidence only."""
+"""Promises of `diagnosis`: every ending is explained, and out of memory is claimed on evidence
+only."""
 
 import re
 from pathlib import Path
@@ -15,9 +16,21 @@ from ogbnlib.runs.folder import Run, diagnose
 @pytest.mark.parametrize(
     ("result", "cause", "words"),
     [
-        ({"exit_code": 137, "limit_by": "cgroup v2", "oom_kills": 0}, "SIGKILL, cause unknown", "no out-of-.* kill"),
-        ({"exit_code": 1, "last_output": "_ArrayMemoryError: Unable to allocate 53.0 GiB"}, "out of memory", "=shared"),
-        ({"exit_code": 1, "last_output": "torch.OutOfMemoryError: CUDA out of memory."}, "error", "last words: torch"),
+        (
+            {"exit_code": 137, "limit_by": "cgroup v2", "oom_kills": 0},
+            "SIGKILL, cause unknown",
+            "no out-of-.* kill",
+        ),
+        (
+            {"exit_code": 1, "last_output": "_ArrayMemoryError: Unable to allocate 53.0 GiB"},
+            "out of memory",
+            "=shared",
+        ),
+        (
+            {"exit_code": 1, "last_output": "torch.OutOfMemoryError: CUDA out of memory."},
+            "error",
+            "last words: torch",
+        ),
         ({"exit_code": None}, "no result", "No result was written.* resume=True"),
     ],
 )
@@ -25,16 +38,39 @@ def test_without_evidence_of_memory_or_a_result_it_says_so(
     tmp_path: Path, result: dict[str, object], cause: str, words: str
 ) -> None:
     found = diagnose(write_run(tmp_path, memory_limit_bytes=500 * MB, **result))
-    assert (found.cause, found.exit_code, found.phase) == (cause, result["exit_code"], "build valid loader")
+    assert (found.cause, found.exit_code, found.phase) == (
+        cause,
+        result["exit_code"],
+        "build valid loader",
+    )
     assert re.search(words, found.text)
 
 
-def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp_path: Path) -> None:
-    killed = {"memory_limit_bytes": 256 * MB, "limit_by": "cgroup v1", "killed_by": "kernel", "oom_kills": 2}
+def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(
+    tmp_path: Path,
+) -> None:
+    killed = {
+        "memory_limit_bytes": 256 * MB,
+        "limit_by": "cgroup v1",
+        "killed_by": "kernel",
+        "oom_kills": 2,
+    }
     found = diagnose(write_run(tmp_path, exit_code=137, **killed))
-    assert (found.cause, found.exit_code, found.phase) == ("out of memory", 137, "build valid loader")
+    assert (found.cause, found.exit_code, found.phase) == (
+        "out of memory",
+        137,
+        "build valid loader",
+    )
     assert found.parts == {"edge_index (COO)": 160 * MB}
-    for words in ("kernel", "137", "oom_kill counter 2", "256 MB (cgroup v1)", "build valid loader", "160 MB", "40 MB"):
+    for words in (
+        "kernel",
+        "137",
+        "oom_kill counter 2",
+        "256 MB (cgroup v1)",
+        "build valid loader",
+        "160 MB",
+        "40 MB",
+    ):
         assert words in found.text
     assert "loading=shared" in found.remedy
     assert found.remedy in found.text
@@ -43,7 +79,10 @@ def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(tmp
 @pytest.mark.parametrize(
     ("config", "phase", "remedy"),
     [
-        *(({"loading": "lazy"}, phase, "^raise .* Python and torch alone .* the data$") for phase in (None, "open")),
+        *(
+            ({"loading": "lazy"}, phase, "^raise .* Python and torch alone .* the data$")
+            for phase in (None, "open")
+        ),
         ({"loading": "lazy"}, "build train loader", "loading=shared"),
         ({"loading": "shared"}, "load", "feature_dtype=float16"),
         ({"loading": "shared"}, "train epoch", "batch_size below 128"),
@@ -55,11 +94,20 @@ def test_the_remedy_fits_the_config_and_the_phase(
 ) -> None:
     events = [{"time_s": 100.0, "event": "start"}]
     events += [{"time_s": 101.0, "event": "begin", "phase": phase}] if phase else []
-    run = write_run(tmp_path, events=events, config=config, killed_by="kernel", oom_kills=1, memory_limit_bytes=MB)
+    run = write_run(
+        tmp_path,
+        events=events,
+        config=config,
+        killed_by="kernel",
+        oom_kills=1,
+        memory_limit_bytes=MB,
+    )
     assert re.search(remedy, diagnose(run).remedy)
 
 
-def test_how_to_go_on_is_said_with_a_path_valid_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_to_go_on_is_said_with_a_path_valid_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     found = Run.open(write_run(Path("runs/a"), exit_code=75, memory_limit_bytes=1536 * MB))
     monkeypatch.chdir("/")  # a script's working folder may change
@@ -73,12 +121,16 @@ def test_a_phase_that_failed_is_where_it_ended(tmp_path: Path) -> None:
         {"time_s": 101.0, "event": "begin", "phase": "train epoch", "epoch": 4},
         {"time_s": 102.0, "event": "end", "phase": "train epoch", "failed": "RuntimeError"},
     ]
-    found = diagnose(write_run(tmp_path, exit_code=1, events=events, last_output="RuntimeError: boom"))
+    found = diagnose(
+        write_run(tmp_path, exit_code=1, events=events, last_output="RuntimeError: boom")
+    )
     assert (found.cause, found.phase) == ("error", "train epoch 4")
     assert "RuntimeError: boom" in found.text
 
 
-def test_inside_a_slurm_job_a_run_goes_on_in_another_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_a_slurm_job_a_run_goes_on_in_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.chdir(tmp_path)
     for name, script in (("train-7", "train"), ("train_ddp-7", "train_ddp")):
@@ -90,5 +142,11 @@ def test_inside_a_slurm_job_a_run_goes_on_in_another_job(tmp_path: Path, monkeyp
 def test_an_exception_and_its_exit_code_are_one_thing() -> None:
     import torch
 
-    errors = [InputError("x"), Stopped("x"), KeyboardInterrupt(), torch.OutOfMemoryError("x"), MemoryError()]
+    errors = [
+        InputError("x"),
+        Stopped("x"),
+        KeyboardInterrupt(),
+        torch.OutOfMemoryError("x"),
+        MemoryError(),
+    ]
     assert [exit_code_of(error) for error in errors] == [2, 75, 130, 76, 1]

@@ -1,4 +1,5 @@
-"""Promises of `run_dir`: one process at a time trains in a folder, and the kernel tells when it has ended."""
+"""Promises of `run_dir`: one process at a time trains in a folder, and the kernel tells when it has
+ended."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +28,9 @@ def refusal(folder: Path, pid: int) -> str:
     return re.escape(f"{folder}: it is being trained in by process {pid} on ")
 
 
-def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
+def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     train(tiny_config(epochs=1), folder)
     with python_child(HOLD, str(folder)) as holder:
@@ -36,7 +39,8 @@ def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(tiny_
             with pytest.raises(InputError, match=refusal(folder, holder.pid)):
                 start(tiny_config(epochs=2), run_dir=folder, resume=True)
         assert tree(folder) == before
-    train(tiny_config(epochs=2), folder, resume=True)  # it was killed, so nothing holds the folder any more
+    # it was killed, so nothing holds the folder any more
+    train(tiny_config(epochs=2), folder, resume=True)
 
 
 def test_resuming_in_an_empty_or_missing_folder_starts_a_run_and_says_so(
@@ -45,15 +49,23 @@ def test_resuming_in_an_empty_or_missing_folder_starts_a_run_and_says_so(
     config, folder = tiny_config(epochs=1).replace(progress="lines"), tmp_path / "run"
     folder.mkdir()
     train(config, folder, resume=True)
-    assert f"{folder}: no checkpoint to resume from; training starts from the beginning" in capfd.readouterr().out
+    assert (
+        f"{folder}: no checkpoint to resume from; training starts from the beginning"
+        in capfd.readouterr().out
+    )
     train(config.replace(epochs=2), folder, resume=True)  # the same command goes on
     assert "no checkpoint" not in capfd.readouterr().out
     assert Run(folder).metrics["epoch"].tolist() == [1, 2]
 
 
-def test_resuming_in_a_folder_of_something_else_changes_nothing(tiny_config: Config, tmp_path: Path) -> None:
+def test_resuming_in_a_folder_of_something_else_changes_nothing(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(InputError, match="expected a new or empty folder, found other files in it; name another one"):
+    with pytest.raises(
+        InputError,
+        match="expected a new or empty folder, found other files in it; name another one",
+    ):
         train(tiny_config(), tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -64,7 +76,15 @@ METRICS = ",".join(METRIC_COLUMNS) + "\n1,1.5,,0.5,0.4,1.0,0.1\n2,1.2,,0.6,0.5,1
 def everything(folder: Path) -> str:
     """All that `diagnose` and the pictures read of a run."""
     found = Run.open(folder)
-    parts = (found.result, found.config, found.metrics, found.timeline, found.phases, found.parts, found.peak_bytes)
+    parts = (
+        found.result,
+        found.config,
+        found.metrics,
+        found.timeline,
+        found.phases,
+        found.parts,
+        found.peak_bytes,
+    )
     return f"{found} {parts} {found.held_peak_bytes} {found.rss_peak_bytes} {diagnose(folder)}"
 
 
@@ -82,7 +102,9 @@ def everything(folder: Path) -> str:
 def test_a_damaged_file_of_a_run_is_named_or_read_and_never_a_traceback(
     tmp_path: Path, name: str, spoil: Callable[[bytes], bytes]
 ) -> None:
-    folder = write_run(tmp_path / "run", peak_bytes=2**20, sampled_peaks_bytes={"held_bytes": 2**20})
+    folder = write_run(
+        tmp_path / "run", peak_bytes=2**20, sampled_peaks_bytes={"held_bytes": 2**20}
+    )
     (folder / "metrics.csv").write_text(METRICS)
     everything(folder)
     whole = (folder / name).read_bytes()
@@ -94,11 +116,21 @@ def test_a_damaged_file_of_a_run_is_named_or_read_and_never_a_traceback(
 
 
 KINDS: list[dict[str, Any]] = [
-    {"event": "start", "memory_limit_bytes": 100, "command": ["python", "x.py"], "previous": {"duration_s": 3.0}},
+    {
+        "event": "start",
+        "memory_limit_bytes": 100,
+        "command": ["python", "x.py"],
+        "previous": {"duration_s": 3.0},
+    },
     {"event": "begin", "phase": "train epoch", "epoch": 1, "held_bytes": 5, "rss_bytes": 6},
     {"event": "part", "name": "features", "bytes": 5},
     {"event": "cuda", "allocated_bytes": 5, "reserved_bytes": 6},
-    {"event": "cuda_oom", "message": "CUDA out of memory", "requested_bytes": 5, "alloc_retries": 2},
+    {
+        "event": "cuda_oom",
+        "message": "CUDA out of memory",
+        "requested_bytes": 5,
+        "alloc_retries": 2,
+    },
     {"event": "mark", "name": "epoch", "held_bytes": 5, "info": {}},
     {"event": "end", "phase": "train epoch", "held_bytes": 5, "peak_rss_bytes": 6},
     {"event": "rank ended", "rank": 1, "exit_code": 9, "pid": 4},
@@ -107,7 +139,9 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("value", ["x", {"a": 1}, 1e400], ids=str)
-def test_an_event_of_another_version_or_damaged_is_no_traceback(tmp_path: Path, value: object) -> None:
+def test_an_event_of_another_version_or_damaged_is_no_traceback(
+    tmp_path: Path, value: object
+) -> None:
     for event in KINDS:
         for name in event:
             events = [{"time_s": 100.0 + i, **one} for i, one in enumerate(KINDS)]
@@ -119,7 +153,14 @@ def test_an_event_of_another_version_or_damaged_is_no_traceback(tmp_path: Path, 
 
 
 def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
-    growth = {"verdict": "climbs", "slope_bytes": 1.0, "epochs": 5, "first_bytes": 1, "last_bytes": 2, "new": 1}
+    growth = {
+        "verdict": "climbs",
+        "slope_bytes": 1.0,
+        "epochs": 5,
+        "first_bytes": 1,
+        "last_bytes": 2,
+        "new": 1,
+    }
     told = {"text": "Killed.", "cause": "out of memory", "exit_code": 137, "phase": None, "new": 1}
     found = Run.open(write_run(tmp_path, new=1, growth=growth, diagnosis=told, outer_limit=None))
     assert (str(found.diagnosis), found.diagnosis.parts) == ("Killed.", {})
@@ -130,7 +171,9 @@ def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
 def test_a_metrics_file_without_one_of_its_lines_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "metrics.csv").write_text(METRICS.replace("\n1,1.5,", "\n1,more,1.5,"))
-    with pytest.raises(InputError, match=r"metrics\.csv: expected a line for each epoch from 1 on, found \[2"):
+    with pytest.raises(
+        InputError, match=r"metrics\.csv: expected a line for each epoch from 1 on, found \[2"
+    ):
         _ = Run(folder).metrics
 
 
@@ -138,7 +181,14 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
     train(tiny_config(), tmp_path / "a<b")
     shown = Run(tmp_path / "a<b")._repr_html_()
     assert f"{tmp_path}/a&lt;b" in shown
-    for words in (">finished<", ">phase<", ">last accuracy<", "after epoch 2", "<svg ", "<polygon "):
+    for words in (
+        ">finished<",
+        ">phase<",
+        ">last accuracy<",
+        "after epoch 2",
+        "<svg ",
+        "<polygon ",
+    ):
         assert words in shown
     (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()

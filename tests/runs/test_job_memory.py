@@ -1,4 +1,5 @@
-"""Promises of runs in a notebook's job: none takes more than the job has, and a requeued job repeats none."""
+"""Promises of runs in a notebook's job: none takes more than the job has, and a requeued job
+repeats none."""
 
 import os
 from pathlib import Path
@@ -11,7 +12,15 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.files import AGAIN_VARIABLE, next_run_dir
 from ogbnlib.memory.cgroup import effective_limit
 from ogbnlib.memory.reading import read_memory
-from ogbnlib.notebook import compare_runs, forecast_table, loader_costs, plot_peaks, plot_runs, released, verdicts
+from ogbnlib.notebook import (
+    compare_runs,
+    forecast_table,
+    loader_costs,
+    plot_peaks,
+    plot_runs,
+    released,
+    verdicts,
+)
 from ogbnlib.runs import sandbox
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run, watch
@@ -33,12 +42,16 @@ def config(synth_dir: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
 
 
 def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
-    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     where: dict[str, Any] = {"runs_dir": tmp_path, "echo": False}
     with pytest.raises(Started):
         run(config, name="fits", **where)
-    room_mb = -(-(read_memory(os.getpid()).held_bytes or 0) // MB) + 100  # less than torch alone takes
+    # less than torch alone takes
+    room_mb = -(-(read_memory(os.getpid()).held_bytes or 0) // MB) + 100
     monkeypatch.setenv("SLURM_MEM_PER_NODE", str(room_mb))
     assert effective_limit()[0] == room_mb * MB
     with pytest.raises(Started):
@@ -47,7 +60,11 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
     with pytest.raises(Started):
         run(config, "50 MB", name="own-limit", **where)  # its kill ends nothing else
     done = run(config, name="large", **where)
-    assert (done.state, done.exit_code, Run.open(done.run_dir).state) == ("not started", None, "not started")
+    assert (done.state, done.exit_code, Run.open(done.run_dir).state) == (
+        "not started",
+        None,
+        "not started",
+    )
     text = capsys.readouterr().out
     assert "Not started: by forecast it takes" in text
     assert "Slurm --mem (SLURM_MEM_PER_NODE) leaves" in text
@@ -72,11 +89,19 @@ def test_a_notebook_executed_again_gets_the_same_folders_in_the_same_order(
     first.append(watch(["-c", "exit(1)"], name="a", runs_dir=tmp_path, echo=False).run_dir)
     assert [path.name for path in first] == ["a", "a-2"]
     monkeypatch.setenv(AGAIN_VARIABLE, "1")
-    again = [watch(["-c", code], name="a", runs_dir=tmp_path, echo=False) for code in ("pass", "exit(1)", "exit(2)")]
-    assert [(done.run_dir.name, done.exit_code) for done in again] == [("a", 0), ("a-2", 1), ("a-3", 2)]
+    again = [
+        watch(["-c", code], name="a", runs_dir=tmp_path, echo=False)
+        for code in ("pass", "exit(1)", "exit(2)")
+    ]
+    assert [(done.run_dir.name, done.exit_code) for done in again] == [
+        ("a", 0),
+        ("a-2", 1),
+        ("a-3", 2),
+    ]
     assert [len([e for e in done.events if e["event"] == "start"]) for done in again] == [1, 1, 1]
     assert next_run_dir(tmp_path, "a", again=True).name == "a-4"
-    assert next_run_dir(tmp_path, "a").name == "a-4"  # a caller's own folder is never one that exists
+    # a caller's own folder is never one that exists
+    assert next_run_dir(tmp_path, "a").name == "a-4"
 
 
 def test_a_notebook_executed_again_reads_an_ended_run_and_continues_a_stopped_one(

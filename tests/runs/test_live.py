@@ -1,4 +1,5 @@
-"""Promises of a run that is at work: it says where it stands from its first second on, here and from elsewhere."""
+"""Promises of a run that is at work: it says where it stands from its first second on, here and
+from elsewhere."""
 
 import os
 import re
@@ -39,7 +40,9 @@ def at_work(
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A training whose batches, 120 an epoch, take as many seconds as the fixture is given."""
     (tmp_path / "slow.py").write_text(SLOW)
-    config = tiny_config(model=f"{tmp_path}/slow.py:Net", batch_size=1, num_neighbors=[1], progress="lines")
+    config = tiny_config(
+        model=f"{tmp_path}/slow.py:Net", batch_size=1, num_neighbors=[1], progress="lines"
+    )
     folder = tmp_path / "r"
     config.save(tmp_path / "wanted.json")
     code = "import sys\nfrom ogbnlib import TrainConfig, run\n"
@@ -61,7 +64,10 @@ def test_a_log_has_a_line_from_the_start_on_with_phase_and_memory(
 ) -> None:
     assert run(tiny_config(progress="lines"), "2 GB", run_dir=tmp_path / "a").exit_code == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"a: starting(: \d+ [kM]B of 2.00 GB)?", next(line for line in lines if line.startswith("a: ")))
+    assert re.fullmatch(
+        r"a: starting(: \d+ [kM]B of 2.00 GB)?",
+        next(line for line in lines if line.startswith("a: ")),
+    )
     assert sum(line.startswith("Epoch 00") for line in lines) == 2
 
 
@@ -73,7 +79,9 @@ def test_a_run_at_work_says_from_elsewhere_what_it_has_done_and_is_followed_to_i
 
     def counted() -> bool:
         count = Run.open(folder).status["progress"]
-        return bool(count and count["loss"] and count["run_left_s"] and 0 < count["done"] <= count["total"])
+        return bool(
+            count and count["loss"] and count["run_left_s"] and 0 < count["done"] <= count["total"]
+        )
 
     wait_until(counted, "counts of a training epoch")
     found = Run.open(folder)
@@ -95,7 +103,9 @@ def test_a_run_at_work_says_from_elsewhere_what_it_has_done_and_is_followed_to_i
 
 
 @pytest.mark.parametrize(
-    ("at_work", "presses"), [(600, 1), pytest.param(600, 2, marks=pytest.mark.slow)], indirect=["at_work"]
+    ("at_work", "presses"),
+    [(600, 1), pytest.param(600, 2, marks=pytest.mark.slow)],
+    indirect=["at_work"],
 )
 def test_stop_ends_a_run_in_seconds_in_any_phase_and_says_how_to_go_on(
     at_work: tuple[subprocess.Popen[str], Path], presses: int

@@ -1,4 +1,5 @@
-"""Promises of `sandbox`: `run` comes back with what happened, and nothing that was computed is lost."""
+"""Promises of `sandbox`: `run` comes back with what happened, and nothing that was computed is
+lost."""
 
 import json
 import re
@@ -33,19 +34,32 @@ def prepare(config: TrainConfig, folder: Path, *, resume: bool) -> None:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainConfig]:
     """One epoch on 444,000 nodes and 6.5 M edges, where the policies differ by hundreds of MB."""
-    path = synthesize_store(tmp_path_factory.mktemp("data") / "large", scale=0.004, progress=False).path
+    path = synthesize_store(
+        tmp_path_factory.mktemp("data") / "large", scale=0.004, progress=False
+    ).path
 
     def config(policy: str) -> TrainConfig:
-        values = {"dataset": str(path), "loading": policy, "epochs": 1, "device": "cpu", "train_eval": "never"}
+        values = {
+            "dataset": str(path),
+            "loading": policy,
+            "epochs": 1,
+            "device": "cpu",
+            "train_eval": "never",
+        }
         return TrainConfig.create({**values, "progress": "lines"})
 
     return config
 
 
 @pytest.fixture(scope="module")
-def unlimited(large: Callable[[str], TrainConfig], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def unlimited(
+    large: Callable[[str], TrainConfig], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("unlimited")
-    return {policy: run(large(policy), run_dir=folder / policy, echo=False) for policy in ("eager", "shared")}
+    return {
+        policy: run(large(policy), run_dir=folder / policy, echo=False)
+        for policy in ("eager", "shared")
+    }
 
 
 def held(result: Run) -> int:
@@ -56,13 +70,18 @@ def held(result: Run) -> int:
 
 @pytest.fixture(scope="module")
 def limited(
-    large: Callable[[str], TrainConfig], unlimited: dict[str, Run], tmp_path_factory: pytest.TempPathFactory
+    large: Callable[[str], TrainConfig],
+    unlimited: dict[str, Run],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Run]:
     """Both policies under one limit, halfway between what they need."""
     between = (held(unlimited["eager"]) + held(unlimited["shared"])) // 2
     assert held(unlimited["eager"]) - held(unlimited["shared"]) > 200 * MB
     folder = tmp_path_factory.mktemp("limited")
-    return {policy: run(large(policy), between, run_dir=folder / policy, echo=False) for policy in ("eager", "shared")}
+    return {
+        policy: run(large(policy), between, run_dir=folder / policy, echo=False)
+        for policy in ("eager", "shared")
+    }
 
 
 def test_under_one_limit_eager_is_killed_and_shared_finishes(limited: dict[str, Run]) -> None:
@@ -71,7 +90,10 @@ def test_under_one_limit_eager_is_killed_and_shared_finishes(limited: dict[str, 
 
 
 def test_a_limit_changes_no_result(limited: dict[str, Run], unlimited: dict[str, Run]) -> None:
-    losses = [r.metrics["loss"].tolist() for r in (limited["shared"], unlimited["shared"], unlimited["eager"])]
+    losses = [
+        r.metrics["loss"].tolist()
+        for r in (limited["shared"], unlimited["shared"], unlimited["eager"])
+    ]
     assert losses[0] == losses[1] == losses[2]
 
 
@@ -97,10 +119,14 @@ def test_a_result_states_its_limit_peak_and_time(limited: dict[str, Run]) -> Non
             assert stored["peak_bytes"] <= stored["memory_limit_bytes"]
 
 
-def test_a_run_folder_is_never_overwritten(unlimited: dict[str, Run], large: Callable[[str], TrainConfig]) -> None:
+def test_a_run_folder_is_never_overwritten(
+    unlimited: dict[str, Run], large: Callable[[str], TrainConfig]
+) -> None:
     folder = unlimited["shared"].run_dir
     before = tree(folder)
-    with pytest.raises(InputError, match=re.escape(f"{folder}: expected a new or empty folder, found a run")):
+    with pytest.raises(
+        InputError, match=re.escape(f"{folder}: expected a new or empty folder, found a run")
+    ):
         run(large("shared"), run_dir=folder, echo=False)
     assert tree(folder) == before
 
@@ -116,7 +142,9 @@ def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on_under_
     more = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
     assert list(more.metrics["epoch"]) == [1, 2]
     assert more.result["memory_limit_bytes"] == 3 * GB
-    assert more.result["notes"] == ["memory_limit: 3.00 GB as before; give another one to change it"]
+    assert more.result["notes"] == [
+        "memory_limit: 3.00 GB as before; give another one to change it"
+    ]
 
 
 def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
@@ -134,13 +162,20 @@ def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
     assert capsys.readouterr().out == f"{200 * MB}\n"
 
 
-def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(synth_dir: Path, tmp_path: Path) -> None:
-    """Edges of 16 bytes and features of 4: whatever a notebook's `scale`, and at full size the whole, no more."""
+def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(
+    synth_dir: Path, tmp_path: Path
+) -> None:
+    """Edges of 16 bytes and features of 4: whatever a notebook's `scale`, and at full size the
+    whole, no more."""
     assert scaled_limit("auto", "ogbn-papers100M", "128 GB") == 128 * 2**30
     fixed = RUNTIME_BYTES + 20 * MB
-    assert scaled_limit("auto", str(synth_dir), "128 GB") - fixed == pytest.approx(0.128 * 2**30, rel=0.02)
+    assert scaled_limit("auto", str(synth_dir), "128 GB") - fixed == pytest.approx(
+        0.128 * 2**30, rel=0.02
+    )
     half = synthesize_store(tmp_path / "half.store", scale=0.0005, progress=False)
-    assert scaled_limit("auto", str(half.path), "64 GB") - fixed == pytest.approx(0.032 * 2**30, rel=0.02)
+    assert scaled_limit("auto", str(half.path), "64 GB") - fixed == pytest.approx(
+        0.032 * 2**30, rel=0.02
+    )
     of_it = scaled_limit("auto", str(half.path), "64 GB", full=str(synth_dir)) - fixed
     assert of_it == pytest.approx(32 * 2**30, rel=0.02)
     assert scaled_limit("2 GB", "none", "64 GB") == 2**31
@@ -148,7 +183,9 @@ def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(synth_dir: Pa
         scaled_limit("auto", "nothing-here")
 
 
-def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, tmp_path: Path) -> None:
+def test_what_the_child_refuses_ends_in_2_with_its_message(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     prepare(tiny_config(), tmp_path / "run", resume=False)
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"torn")
     result = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
@@ -160,7 +197,10 @@ def test_what_the_child_refuses_ends_in_2_with_its_message(tiny_config: Config, 
 
 
 def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, name = tmp_path / "run", "timeline.csv"
     full = OSError(28, "No space left on device")
@@ -176,7 +216,9 @@ def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
     monkeypatch.setattr(_TimelineWriter, "add", refuse(_TimelineWriter.add))
     done = run(tiny_config(epochs=10**6, progress="lines"), run_dir=folder, echo=False)
     assert done.exit_code == STOPPED
-    said = f"{folder / name}: No space left on device; free some space there and go on with --resume"
+    said = (
+        f"{folder / name}: No space left on device; free some space there and go on with --resume"
+    )
     assert capsys.readouterr().err == f"error: {said}\n"
     assert said in json.loads((folder / "result.json").read_text())["diagnosis"]["text"]
     assert (folder / "checkpoint.pt").is_file()
@@ -188,12 +230,16 @@ def test_a_trainer_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
     monkeypatch.setattr("ogbnlib.runs.supervise.GRACE_S", 0.5)
     (tmp_path / "output.log").mkdir()  # so that it can't be opened
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(99)"
-    outcome = supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False, holds_back=True)
+    outcome = supervise(
+        [sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False, holds_back=True
+    )
     assert outcome.exit_code in (137, 143)
     assert str(outcome.unwritable).startswith(f"{tmp_path / 'output.log'}: Is a directory; ")
 
 
-def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(tmp_path: Path) -> None:
+def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(
+    tmp_path: Path,
+) -> None:
     done = watch(["-c", ""], name="done", runs_dir=tmp_path)
     assert done.require_finished() is done
     failed = watch(["-c", "exit(7)"], name="failed", runs_dir=tmp_path)
@@ -210,10 +256,13 @@ def test_the_fixed_cost_of_a_trainer_is_the_constant_of_the_forecasts(tmp_path: 
     assert done.held_peak_bytes == pytest.approx(RUNTIME_BYTES, rel=0.15)
 
 
-@pytest.mark.parametrize(("kernel", "asked"), [("always", True), ("madvise", True), ("never", False), ("", False)])
+@pytest.mark.parametrize(
+    ("kernel", "asked"), [("always", True), ("madvise", True), ("never", False), ("", False)]
+)
 def test_a_trainer_asks_for_huge_pages_where_the_kernel_gives_them(
     kernel: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ogbnlib.runs.supervise.huge_pages", lambda: kernel)
     assert (trainer_environment({}).get("THP_MEM_ALLOC_ENABLE") == "1") == asked
-    assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})  # the user's own value
+    # the user's own value
+    assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})

@@ -1,5 +1,6 @@
-"""Promises of `jobs`: each way a Slurm job ends is told apart, with whatever is left to read. The tables are recordings
-of Slurm 22.05 with slurmdbd; PREEMPTED and NODE_FAIL, which one machine can't produce, follow sacct's manual page."""
+"""Promises of `jobs`: each way a Slurm job ends is told apart, with whatever is left to read. The
+tables are recordings of Slurm 22.05 with slurmdbd; PREEMPTED and NODE_FAIL, which one machine can't
+produce, follow sacct's manual page."""
 
 import json
 import os
@@ -21,7 +22,8 @@ Says = Callable[..., None]
 
 @pytest.fixture
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
-    """Puts a sacct and a scontrol first on PATH that print a recording, or fail with a message ("!...")."""
+    """Puts a sacct and a scontrol first on PATH that print a recording, or fail with a message
+    ("!...")."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (tmp_path / "work").mkdir()
@@ -52,10 +54,21 @@ OOM = (
 ENDINGS = {
     "finished": (["2|2|COMPLETED|0:0|0:0|1000M||00:00:02|01:00:00|n0|None|WORK"], "finished", []),
     "out of memory": (OOM, "out of memory", ["memory of 300M", "more --mem"]),
-    "exit code": (["2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK"], "error", ["output.log", "(exit code 1)"]),
-    "a signal": (["2|2|FAILED|0:11|0:0|1000M||00:00:00|01:00:00|n1|None|WORK"], "error", ["SIGSEGV", "139"]),
+    "exit code": (
+        ["2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK"],
+        "error",
+        ["output.log", "(exit code 1)"],
+    ),
+    "a signal": (
+        ["2|2|FAILED|0:11|0:0|1000M||00:00:00|01:00:00|n1|None|WORK"],
+        "error",
+        ["SIGSEGV", "139"],
+    ),
     "running": (
-        ["2|2|RUNNING|0:0|0:0|1000M||00:01:27|01:00:00|n1|None|WORK", "2.batch|2.batch|RUNNING|0:0||||00:01:27||n1||"],
+        [
+            "2|2|RUNNING|0:0|0:0|1000M||00:01:27|01:00:00|n1|None|WORK",
+            "2.batch|2.batch|RUNNING|0:0||||00:01:27||n1||",
+        ],
         "running",
         ["00:01:27 of 01:00:00"],
     ),
@@ -76,8 +89,16 @@ ENDINGS = {
         "cancelled",
         ["scancel"],
     ),
-    "preempted": (["2|2|PREEMPTED|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"], "preempted", ["another job"]),
-    "node failure": (["2|2|NODE_FAIL|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"], "node failure", ["n0", "--exclude"]),
+    "preempted": (
+        ["2|2|PREEMPTED|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"],
+        "preempted",
+        ["another job"],
+    ),
+    "node failure": (
+        ["2|2|NODE_FAIL|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"],
+        "node failure",
+        ["n0", "--exclude"],
+    ),
     "stopped": (
         ["2|2|FAILED|75:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"],
         "stopped at a checkpoint",
@@ -87,7 +108,9 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_each_ending_that_accounting_shows_is_told_apart(says: Says, tmp_path: Path, name: str) -> None:
+def test_each_ending_that_accounting_shows_is_told_apart(
+    says: Says, tmp_path: Path, name: str
+) -> None:
     rows, cause, words = ENDINGS[name]
     says(sacct=table(*rows))
     found = diagnose_job(2)
@@ -102,8 +125,20 @@ def test_each_ending_that_accounting_shows_is_told_apart(says: Says, tmp_path: P
 
 def shown(**values: str) -> str:
     """A line of `scontrol --oneliner show job` with the recorded names."""
-    known = {"JobId": "2", "JobName": "train", "JobState": "COMPLETED", "Reason": "None", "Restarts": "0"}
-    known |= {"ExitCode": "0:0", "RunTime": "00:00:07", "TimeLimit": "01:00:00", "NodeList": "n0", "CPUs/Task": "1"}
+    known = {
+        "JobId": "2",
+        "JobName": "train",
+        "JobState": "COMPLETED",
+        "Reason": "None",
+        "Restarts": "0",
+    }
+    known |= {
+        "ExitCode": "0:0",
+        "RunTime": "00:00:07",
+        "TimeLimit": "01:00:00",
+        "NodeList": "n0",
+        "CPUs/Task": "1",
+    }
     known |= {"MinMemoryNode": "300M", "Command": "/a path/x.sbatch a=b", "WorkDir": os.getcwd()}
     return " ".join(f"{name}={value}" for name, value in (known | values).items())
 
@@ -115,7 +150,9 @@ def shown(**values: str) -> str:
         ({"JobState": "FAILED", "ExitCode": "141:0"}, "error", "SIGPIPE"),
     ],
 )
-def test_without_accounting_the_controller_is_asked(says: Says, values: dict[str, str], cause: str, word: str) -> None:
+def test_without_accounting_the_controller_is_asked(
+    says: Says, values: dict[str, str], cause: str, word: str
+) -> None:
     says(scontrol=shown(**values))
     found = diagnose_job("2")
     assert (found.cause, found.sources) == (cause, ["scontrol"])
@@ -134,13 +171,15 @@ Root Cause (first observed failure):
 rank 0 ended, as another one did
 """
 OOM_LINE = (
-    "slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=2.0. Some of your processes may have been killed\n"
+    "slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=2.0. "
+    "Some of your processes may have been killed\n"
 )
 RANK_OUT_OF_MEMORY = TORCHRUN + OOM_LINE + "srun: error: n0: task 0: Out Of Memory\n"
 STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-21T11:23:02 ***\n"
 REQUEUED = "ogbnlib: stopped at a checkpoint; back in the queue for restart 1 of at most 20\n"
 SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, list[str], list[str]]] = {
-    # what scontrol shows, the log, the run's exit code; cause, words of the text, words that would be wrong
+    # what scontrol shows, the log, the run's exit code; cause, words of the text, words that would
+    # be wrong
     "a rank out of memory": (
         {"JobState": "FAILED", "ExitCode": "1:0"}, RANK_OUT_OF_MEMORY, 1, "out of memory", ["memory of 300M"],
         ["exception", "output.log"],
@@ -179,7 +218,9 @@ SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, list[
 
 
 @pytest.mark.parametrize("name", SEEN_THROUGH)
-def test_what_the_log_and_the_run_know_better_than_the_exit_code_is_said(says: Says, name: str) -> None:
+def test_what_the_log_and_the_run_know_better_than_the_exit_code_is_said(
+    says: Says, name: str
+) -> None:
     values, log, exit_code, cause, words, wrong = SEEN_THROUGH[name]
     Path("slurm-train-2.out").write_text(log)
     if exit_code is not None:
@@ -194,7 +235,9 @@ def test_what_the_log_and_the_run_know_better_than_the_exit_code_is_said(says: S
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "FAILED"])
-def test_every_remedy_goes_on_with_the_run_in_another_job_and_not_on_the_login_node(says: Says, state: str) -> None:
+def test_every_remedy_goes_on_with_the_run_in_another_job_and_not_on_the_login_node(
+    says: Says, state: str
+) -> None:
     write_run(Path("runs/train-1"), exit_code=75 if state == "FAILED" else None)
     (Path("runs/train-1") / "config.json").touch()
     # A job that went on with the run of another one, which its log names.
@@ -206,8 +249,16 @@ def test_every_remedy_goes_on_with_the_run_in_another_job_and_not_on_the_login_n
     assert "ogbnlib train" not in found.text
 
 
-def test_a_run_killed_by_its_own_limit_is_out_of_memory_though_slurm_knows_only_a_failure(says: Says) -> None:
-    write_run(Path("runs/train-2"), exit_code=137, killed_by="kernel", oom_kills=1, memory_limit_bytes=256 * MB)
+def test_a_run_killed_by_its_own_limit_is_out_of_memory_though_slurm_knows_only_a_failure(
+    says: Says,
+) -> None:
+    write_run(
+        Path("runs/train-2"),
+        exit_code=137,
+        killed_by="kernel",
+        oom_kills=1,
+        memory_limit_bytes=256 * MB,
+    )
     says(scontrol=shown(JobState="FAILED", ExitCode="137:0"))
     found = diagnose_job("2")
     assert (found.cause, found.state) == ("out of memory", "FAILED")
@@ -223,9 +274,15 @@ def test_an_array_is_told_task_by_task(says: Says) -> None:
     )
     says(sacct=table(*rows))
     found = diagnose_job("9")
-    assert [(task.job_id, task.cause) for task in found.tasks] == [("9_0", "finished"), ("9_1", "error")]
+    assert [(task.job_id, task.cause) for task in found.tasks] == [
+        ("9_0", "finished"),
+        ("9_1", "error"),
+    ]
     assert "of 2 tasks: 1 finished, 1 error" in found.text
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["tasks"][1]["steps"][0]["JobID"] == "9_1.batch"
+    assert (
+        json.loads(json.dumps(found.to_dict(), allow_nan=False))["tasks"][1]["steps"][0]["JobID"]
+        == "9_1.batch"
+    )
 
 
 STEPD = "slurmstepd-n0: error: *** JOB 2 ON n0 CANCELLED AT 2026-11-21T11:23:02 "
@@ -233,13 +290,22 @@ OUTPUTS = [
     (STEPD + "DUE TO TIME LIMIT ***", "time limit"),
     (STEPD + "DUE TO JOB REQUEUE ***", "pending"),
     (STEPD + "***", "cancelled"),
-    ("slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=2.batch. Some of your processes", "out of memory"),
+    (
+        "slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=2.batch. Some of your processes",
+        "out of memory",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("line", "cause"), OUTPUTS, ids=[cause + str(i) for i, (_, cause) in enumerate(OUTPUTS)])
-def test_files_alone_are_enough_where_slurm_has_forgotten_the_job(says: Says, line: str, cause: str) -> None:
-    Path("slurm-train-2.out").write_text(f"ogbnlib: job 2, restart 0, on n0, in /x\nEpoch 001\n{line}\n")
+@pytest.mark.parametrize(
+    ("line", "cause"), OUTPUTS, ids=[cause + str(i) for i, (_, cause) in enumerate(OUTPUTS)]
+)
+def test_files_alone_are_enough_where_slurm_has_forgotten_the_job(
+    says: Says, line: str, cause: str
+) -> None:
+    Path("slurm-train-2.out").write_text(
+        f"ogbnlib: job 2, restart 0, on n0, in /x\nEpoch 001\n{line}\n"
+    )
     says()
     found = diagnose_job("2")
     assert (found.cause, found.state) == (cause, None)
@@ -249,7 +315,9 @@ def test_files_alone_are_enough_where_slurm_has_forgotten_the_job(says: Says, li
 
 def test_an_earlier_attempts_end_is_not_taken_for_the_last_ones(says: Says) -> None:
     begins = "ogbnlib: job 2, restart {}, on n0, in /x\n"
-    Path("slurm-train-2.out").write_text(f"{begins.format(0)}{OUTPUTS[0][0]}\n{begins.format(1)}Epoch 002\n")
+    Path("slurm-train-2.out").write_text(
+        f"{begins.format(0)}{OUTPUTS[0][0]}\n{begins.format(1)}Epoch 002\n"
+    )
     write_run(Path("runs/train-2"), exit_code=0)
     says()
     assert diagnose_job("2").cause == "finished"
@@ -267,5 +335,7 @@ def test_without_slurm_the_runs_files_are_read_and_that_is_said(
 
 def test_a_job_of_which_nothing_is_left_is_refused_with_the_reasons(says: Says) -> None:
     says()
-    with pytest.raises(InputError, match=f"nothing is left of job 2: sacct: {DISABLED}; scontrol: {UNKNOWN}"):
+    with pytest.raises(
+        InputError, match=f"nothing is left of job 2: sacct: {DISABLED}; scontrol: {UNKNOWN}"
+    ):
         diagnose_job("2")

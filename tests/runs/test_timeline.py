@@ -1,4 +1,5 @@
-"""Promises of `timeline`: what a kill tears is one line at most, and the rest is read with its phase."""
+"""Promises of `timeline`: what a kill tears is one line at most, and the rest is read with its
+phase."""
 
 import itertools
 import os
@@ -22,13 +23,16 @@ def record(folder: Path, samples: int) -> None:
     recorder.stop()
 
 
-def test_appending_after_a_line_torn_at_any_byte_damages_nothing_and_keeps_it_out(tmp_path: Path) -> None:
+def test_appending_after_a_line_torn_at_any_byte_damages_nothing_and_keeps_it_out(
+    tmp_path: Path,
+) -> None:
     record(tmp_path, 3)
     path = tmp_path / "timeline.csv"
     whole = path.read_bytes()
     last = len(whole.splitlines(keepends=True)[-1])
     wrong = []
-    for cut in range(2, last):  # 1: only the newline is missing, and closing the line makes it whole
+    # 1: only the newline is missing, and closing the line makes it whole
+    for cut in range(2, last):
         path.write_bytes(whole[:-cut])
         record(tmp_path, 2)
         table = Run(tmp_path).timeline
@@ -51,10 +55,14 @@ def test_torn_events_are_left_out_and_later_ones_stand(tmp_path: Path) -> None:
         log = EventLog(tmp_path)
         log.mark("note", text="again")
         log.close()
-        assert [event["event"] for event in Run(tmp_path).events] == ["start", "note"], f"{cut} bytes cut"
+        assert [event["event"] for event in Run(tmp_path).events] == ["start", "note"], (
+            f"{cut} bytes cut"
+        )
 
 
-def test_the_end_of_a_phase_carries_its_exact_peak_however_short_the_spike_was(tmp_path: Path) -> None:
+def test_the_end_of_a_phase_carries_its_exact_peak_however_short_the_spike_was(
+    tmp_path: Path,
+) -> None:
     log = EventLog(tmp_path)
     with log.phase("outer"):
         with log.phase("inner"):

@@ -1,4 +1,5 @@
-"""Promises of `watch`, `phase` and `mark`: any command recorded and limited, moments named, no cost otherwise."""
+"""Promises of `watch`, `phase` and `mark`: any command recorded and limited, moments named, no cost
+otherwise."""
 
 import json
 import os
@@ -62,11 +63,24 @@ def bash(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def watched(*command: str, **how: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([*OGBNLIB, "watch", "--run-dir", "run", "--", *command], text=True, **how)
+    return subprocess.Popen(
+        [*OGBNLIB, "watch", "--run-dir", "run", "--", *command], text=True, **how
+    )
 
 
 def test_watch_passes_arguments_output_input_and_exit_code_on() -> None:
-    done = cli("watch", "--run-dir", "run", "--", "sh", "-c", "cat; echo $1; exit 7", "sh", "--lr", input="in ")
+    done = cli(
+        "watch",
+        "--run-dir",
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "cat; echo $1; exit 7",
+        "sh",
+        "--lr",
+        input="in ",
+    )
     assert (done.returncode, done.stdout) == (7, "in --lr\n")
     assert "ended with exit code 7" in done.stderr
     assert "run" in done.stderr.splitlines()[-1]
@@ -84,7 +98,16 @@ def test_a_watched_command_says_that_it_is_at_work_and_its_output_stays_its_own(
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
 def test_a_script_that_passes_its_limit_is_killed_in_the_phase_that_it_named(limit_by: str) -> None:
-    arguments = ["--memory-limit", "150 MB", "--limit-by", limit_by, "--run-dir", "run", "--", sys.executable]
+    arguments = [
+        "--memory-limit",
+        "150 MB",
+        "--limit-by",
+        limit_by,
+        "--run-dir",
+        "run",
+        "--",
+        sys.executable,
+    ]
     done = cli("watch", *arguments, script(LOADERS), "--lr", "1e-3")
     assert done.returncode == 137
     assert "in phase 'build test loader'" in done.stderr
@@ -137,16 +160,33 @@ def test_a_command_goes_on_where_it_can_not_be_recorded(monkeypatch: pytest.Monk
 
 def test_status_and_diagnose_say_where_a_run_is_that_goes_on() -> None:
     code = "import ogbnlib\nwith ogbnlib.phase('epoch', epoch=3):\n    x = bytearray(50 * 2**20)\n    input()"
-    arguments = ["watch", "--memory-limit", "300 MB", "--run-dir", "run", "--", sys.executable, script(code)]
-    process = subprocess.Popen([*OGBNLIB, *arguments], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    arguments = [
+        "watch",
+        "--memory-limit",
+        "300 MB",
+        "--run-dir",
+        "run",
+        "--",
+        sys.executable,
+        script(code),
+    ]
+    process = subprocess.Popen(
+        [*OGBNLIB, *arguments], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     run = Path("run")
     wait_until((run / "timeline.csv").exists, "the first sample")
-    wait_until(lambda: (now := Run(run).record).phase and (now.held_bytes or 0) > 50 * MB, "the phase")
+    wait_until(
+        lambda: (now := Run(run).record).phase and (now.held_bytes or 0) > 50 * MB, "the phase"
+    )
     said = cli("diagnose", "run").stdout
     assert said.startswith("At work, in phase 'epoch 3' for ")
     assert " MB of 300 MB, " in said
     stands = json.loads(cli("status", "run", "--json").stdout)
-    assert (stands["state"], stands["phase"], stands["memory_limit_bytes"]) == ("at work", "epoch 3", 300 * MB)
+    assert (stands["state"], stands["phase"], stands["memory_limit_bytes"]) == (
+        "at work",
+        "epoch 3",
+        300 * MB,
+    )
     assert stands["held_bytes"] > 50 * MB
     with pytest.raises(InputError, match="trained in by process"), lock_of(run):
         pass
@@ -163,30 +203,45 @@ def test_a_run_whose_watcher_was_killed_is_not_said_to_be_at_work() -> None:
     watcher.wait()
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(is_alive(pid) for pid in left), "its end, as it holds the run's lock too")
+    wait_until(
+        lambda: not any(is_alive(pid) for pid in left), "its end, as it holds the run's lock too"
+    )
     assert Run.open("run").state == "no result"
     assert "the watching process was itself killed" in Run.open("run").diagnosis.text
 
 
 ODD = {  # how a command ends, and what is said of it
     "closes its outputs": ("exec >&- 2>&-; sleep 0.5; exit 6", 6, ""),
-    "leaves one that talks": ("(while :; do echo x; sleep 0.05; done) & exit 5", 5, "Its last words: x"),
+    "leaves one that talks": (
+        "(while :; do echo x; sleep 0.05; done) & exit 5",
+        5,
+        "Its last words: x",
+    ),
     "leaves a daemon": ("(setsid sleep 5 &); exit 4", 4, ""),
     "unknown command": ("no_such_command", 127, "was not found"),
-    **{f"signal {n}": (f"ulimit -c 0; kill -{n} $$", 128 + n, signal.Signals(n).name) for n in (6, 9)},
+    **{
+        f"signal {n}": (f"ulimit -c 0; kill -{n} $$", 128 + n, signal.Signals(n).name)
+        for n in (6, 9)
+    },
 }
 
 
 @pytest.mark.parametrize(("script", "code", "words"), ODD.values(), ids=ODD)
-def test_however_a_command_ends_its_code_and_a_sentence_are_recorded(script: str, code: int, words: str) -> None:
+def test_however_a_command_ends_its_code_and_a_sentence_are_recorded(
+    script: str, code: int, words: str
+) -> None:
     done = watch(["bash", "-c", script], run_dir="ein Lauf ü 名", echo=False)
     assert (done.exit_code, Run.open(done.run_dir).exit_code) == (code, code)
     assert words in done.diagnosis.text
 
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
-@pytest.mark.parametrize(("content", "code"), [(b"#!/none/python\n", 127), (b"\x7fELF garbage", 126)])
-def test_a_command_that_can_not_be_executed_ends_as_in_a_shell(content: bytes, code: int, limit_by: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"), [(b"#!/none/python\n", 127), (b"\x7fELF garbage", 126)]
+)
+def test_a_command_that_can_not_be_executed_ends_as_in_a_shell(
+    content: bytes, code: int, limit_by: str
+) -> None:
     Path("command").write_bytes(content)
     Path("command").chmod(0o755)
     done = watch(["./command"], limit_by=limit_by, echo=False)
@@ -194,7 +249,9 @@ def test_a_command_that_can_not_be_executed_ends_as_in_a_shell(content: bytes, c
     assert str(done.result["last_output"]).startswith(("error: ", "watch: "))
 
 
-def test_output_of_any_kind_is_passed_on_byte_by_byte(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_output_of_any_kind_is_passed_on_byte_by_byte(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
     written = bytes(range(256)) * 10_000
     Path("output").write_bytes(written)
     done = watch(["cat", "output"])
@@ -202,7 +259,9 @@ def test_output_of_any_kind_is_passed_on_byte_by_byte(capfdbinary: pytest.Captur
     assert (done.exit_code, (done.run_dir / "output.log").read_bytes()) == (0, written)
 
 
-@pytest.mark.parametrize("damage", ['rm -rf "$OGBNLIB_RUN_DIR"', 'mkdir "$OGBNLIB_RUN_DIR/result.json"'])
+@pytest.mark.parametrize(
+    "damage", ['rm -rf "$OGBNLIB_RUN_DIR"', 'mkdir "$OGBNLIB_RUN_DIR/result.json"']
+)
 def test_a_result_that_can_not_be_written_changes_no_exit_code(damage: str) -> None:
     done = cli("watch", "--run-dir", "run", "--", "sh", "-c", f"{damage}; exit 8")
     assert done.returncode == 8
@@ -212,7 +271,9 @@ def test_a_result_that_can_not_be_written_changes_no_exit_code(damage: str) -> N
 
 
 @pytest.mark.parametrize("stop", [signal.SIGHUP, signal.SIGUSR2], ids=lambda s: s.name)
-def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(stop: signal.Signals) -> None:
+def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(
+    stop: signal.Signals,
+) -> None:
     for ignored in [False, True] if stop == signal.SIGHUP else [False]:
         shutil.rmtree("run", ignore_errors=True)
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
@@ -234,18 +295,27 @@ def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(st
 @pytest.mark.parametrize("where", [">/dev/full 2>/dev/full", "2>&1 | head -1", ">&- 2>&-"])
 def test_a_full_or_closed_output_ends_no_command(where: str) -> None:
     command = "for i in 1 2 3; do echo $i; sleep 0.2; done; exit 3"
-    done = bash(f"{{ {' '.join(OGBNLIB)} watch --run-dir run -- sh -c '{command}'; echo $? >code; }} {where}")
+    done = bash(
+        f"{{ {' '.join(OGBNLIB)} watch --run-dir run -- sh -c '{command}'; echo $? >code; }} {where}"
+    )
     run = Run.open("run")
     assert (Path("code").read_text(), run.exit_code) == ("3\n", 3)
     assert (run.run_dir / "output.log").read_text() == "1\n2\n3\n"
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("arguments", "code"), [("status run", 2), ("synth data --scale 0.0001", 0)])
-def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(arguments: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code"), [("status run", 2), ("synth data --scale 0.0001", 0)]
+)
+def test_a_full_output_is_one_sentence_and_only_an_answer_is_lost_with_it(
+    arguments: str, code: int
+) -> None:
     write_run(Path("run"), exit_code=0)
     call = " ".join([*OGBNLIB, arguments])
-    full, said = bash(f"{call} >/dev/full"), "error: standard output: No space left on device; the rest is not shown\n"
+    full, said = (
+        bash(f"{call} >/dev/full"),
+        "error: standard output: No space left on device; the rest is not shown\n",
+    )
     assert (full.returncode, full.stderr) == (code, said)
     shutil.rmtree("data", ignore_errors=True)
     read = bash(f"{call} | true; exit $PIPESTATUS")
@@ -260,13 +330,22 @@ def test_a_killed_child_is_named_though_its_parent_ends_without_an_error() -> No
     assert (done.exit_code, done.diagnosis.cause) == (137, "out of memory")
 
 
-@pytest.mark.parametrize(("own", "code"), [(True, 137), (False, 0)], ids=["its own cgroup", "one with others"])
+@pytest.mark.parametrize(
+    ("own", "code"), [(True, 137), (False, 0)], ids=["its own cgroup", "one with others"]
+)
 def test_a_kill_that_an_exit_code_hides_is_said(tmp_path: Path, own: bool, code: int) -> None:
     known = {"killed_by": "kernel", "oom_kills": 1, "ended_with": 0} if own else {"kills_around": 1}
     found = Run.open(write_run(tmp_path, exit_code=code, events=[], **known)).diagnosis
-    text = "A process of it was killed by the kernel's out-of-memory killer" if own else "killer struck 1 times"
+    text = (
+        "A process of it was killed by the kernel's out-of-memory killer"
+        if own
+        else "killer struck 1 times"
+    )
     assert text in found.text
-    assert (found.cause, "ended with exit code 0" in found.text) == ("out of memory" if own else "finished", own)
+    assert (found.cause, "ended with exit code 0" in found.text) == (
+        "out of memory" if own else "finished",
+        own,
+    )
 
 
 def test_marks_cost_nothing_and_import_nothing_where_nobody_watches() -> None:
@@ -275,15 +354,24 @@ def test_marks_cost_nothing_and_import_nothing_where_nobody_watches() -> None:
             pass
         ogbnlib.mark("epoch", loss=1.0)
 
-    assert min(timeit.repeat(once, number=500, repeat=500)) / 500 < 2e-6  # 0.6 us on a quiet machine
+    # 0.6 us on a quiet machine
+    assert min(timeit.repeat(once, number=500, repeat=500)) / 500 < 2e-6
     code = "import sys, ogbnlib\nwith ogbnlib.phase('a'): ogbnlib.mark('b')\n"
     code += "print(sorted(name for name in sys.modules if name.startswith('ogbnlib')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['ogbnlib', 'ogbnlib.marks']"
 
 
-def test_marks_and_phases_with_any_value_are_strict_json_and_nobodys_mistake(tmp_path: Path) -> None:
-    values = {"loss": torch.tensor(0.5), "step": np.int64(3), "many": np.arange(2), "where": Path("a"), "event": "x"}
+def test_marks_and_phases_with_any_value_are_strict_json_and_nobodys_mistake(
+    tmp_path: Path,
+) -> None:
+    values = {
+        "loss": torch.tensor(0.5),
+        "step": np.int64(3),
+        "many": np.arange(2),
+        "where": Path("a"),
+        "event": "x",
+    }
     values |= {"nan": np.float32("nan"), "inf": -float("inf")}
 
     def marked() -> None:
@@ -295,7 +383,9 @@ def test_marks_and_phases_with_any_value_are_strict_json_and_nobodys_mistake(tmp
     with marks.attached(tmp_path):
         marked()
     strict = {"parse_constant": lambda text: pytest.fail(text)}
-    mark, *begun = (json.loads(line, **strict) for line in (tmp_path / "events.jsonl").read_text().splitlines())
+    mark, *begun = (
+        json.loads(line, **strict) for line in (tmp_path / "events.jsonl").read_text().splitlines()
+    )
     expected = {"loss": 0.5, "step": 3, "many": "[0 1]", "where": "a", "event": "x"}
     assert mark["info"] == expected | {"nan": "nan", "inf": "-inf"}
     assert mark["held_bytes"] > MB
@@ -311,7 +401,11 @@ def test_a_decorated_function_is_a_phase_each_time_that_somebody_watches(tmp_pat
     assert load(1) == 1
     with marks.attached(tmp_path):
         assert (load(1), load(0)) == (1, 0)
-    assert [(phase.label, phase.depth) for phase in Run(tmp_path).phases] == [("load", 0), ("load", 1), ("load", 0)]
+    assert [(phase.label, phase.depth) for phase in Run(tmp_path).phases] == [
+        ("load", 0),
+        ("load", 1),
+        ("load", 0),
+    ]
     assert all(phase.end_s is not None for phase in Run(tmp_path).phases)
 
 
@@ -368,11 +462,13 @@ def test_a_script_that_keeps_memory_each_epoch_is_told_its_slope() -> None:
 
 
 def over_time(shape: Callable[[float], float], seconds: float, **start: Any) -> Record:
-    """The record of a run whose memory has this shape: MB by the part of its time, ten samples a second."""
+    """The record of a run whose memory has this shape: MB by the part of its time, ten samples a
+    second."""
     tally, noise = Record(), random.Random(0)
     tally.event({"event": "start", "time_s": 0.0, **start})
     for i in range(int(10 * seconds)):
-        held = shape(i / (10 * seconds)) + (i % 7) * 30 + noise.gauss(0, 5)  # a batch comes and goes
+        # a batch comes and goes
+        held = shape(i / (10 * seconds)) + (i % 7) * 30 + noise.gauss(0, 5)
         tally.sample(i / 10, Reading(1, rss_anon_bytes=int(held * MB), rss_shmem_bytes=0))
     return tally
 
@@ -381,14 +477,22 @@ def test_a_leak_is_seen_without_marks_and_neither_a_warm_up_nor_noise_is_one() -
     def verdict(shape: Callable[[float], float], seconds: float = 60.0) -> str:
         found = over_time(shape, seconds, command=["python"])
         climbs = found.growth is not None and found.growth.verdict == "climbs"
-        remedy = _memory_remedy(None, found, None)  # which is no training's alone: it has no marks of epochs
-        assert ("one loader at a time" in remedy, "in training look for a loss" in remedy) == (True, climbs)
+        # which is no training's alone: it has no marks of epochs
+        remedy = _memory_remedy(None, found, None)
+        assert ("one loader at a time" in remedy, "in training look for a loss" in remedy) == (
+            True,
+            climbs,
+        )
         return found.growth.verdict if found.growth else ""
 
     for seconds in (20.0, 60.0):
         assert verdict(lambda u: 300 + 400 * u, seconds) == "climbs"
-        assert verdict(lambda u: 1000 * min(1.0, u / 0.3) + 300 * max(0.0, u - 0.3), seconds) == "climbs"
-        assert verdict(lambda u: 300 + 20 * int(20 * u), seconds) == "climbs"  # at the end of each epoch
+        assert (
+            verdict(lambda u: 1000 * min(1.0, u / 0.3) + 300 * max(0.0, u - 0.3), seconds)
+            == "climbs"
+        )
+        # at the end of each epoch
+        assert verdict(lambda u: 300 + 20 * int(20 * u), seconds) == "climbs"
         levels: list[Callable[[float], float]] = [
             lambda u: 500,
             lambda u: 1000 * min(1.0, u / 0.6),  # reads its data, then works on them

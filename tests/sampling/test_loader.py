@@ -1,4 +1,5 @@
-"""Promises of `StoreLoader` and the policy `store`: the same batches and losses, within the memory that is given."""
+"""Promises of `StoreLoader` and the policy `store`: the same batches and losses, within the memory
+that is given."""
 
 import functools
 import gc
@@ -40,16 +41,27 @@ Make = Callable[..., StoreLoader]
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,500 nodes, 9,000 edges; 230 / 50 / 70 labelled, so that the last batch of each split is a partial one."""
+    """1,500 nodes, 9,000 edges; 230 / 50 / 70 labelled, so that the last batch of each split is a
+    partial one."""
     rng = np.random.default_rng(0)
     classes = rng.integers(CLASSES, size=N)
-    x = (np.eye(CLASSES)[classes] @ rng.normal(size=(CLASSES, FEATURES)) + rng.normal(size=(N, FEATURES))) / 4
+    x = (
+        np.eye(CLASSES)[classes] @ rng.normal(size=(CLASSES, FEATURES))
+        + rng.normal(size=(N, FEATURES))
+    ) / 4
     ids = rng.permutation(N)
     splits = {"train": ids[:230], "valid": ids[230:280], "test": ids[280:350]}
     y = np.full(N, -1)
     y[ids[:350]] = classes[ids[:350]]
     path = tmp_path_factory.mktemp("data") / "raw"
-    write_raw(path, edge_index=rng.integers(N, size=(2, 9000)), x=x, y=y, splits=splits, num_classes=CLASSES)
+    write_raw(
+        path,
+        edge_index=rng.integers(N, size=(2, 9000)),
+        x=x,
+        y=y,
+        splits=splits,
+        num_classes=CLASSES,
+    )
     return path
 
 
@@ -61,7 +73,9 @@ def stores(raw: Path) -> Callable[..., Store]:
     def get(**changes: Any) -> Store:
         options: dict[str, Any] = {"feature_dtype": "float32", **changes}
         if str(options) not in made:
-            made[str(options)] = convert(raw, raw.parent / f"store{len(made)}", progress=False, **options)
+            made[str(options)] = convert(
+                raw, raw.parent / f"store{len(made)}", progress=False, **options
+            )
         return made[str(options)]
 
     return get
@@ -74,7 +88,8 @@ def config(raw: Path, tiny_config: Callable[..., TrainConfig]) -> Callable[..., 
 
 @pytest.fixture
 def make(stores: Callable[..., Store]) -> Iterator[Make]:
-    """A loader over the train split with `on_window` recorded in `loader.seen`; closed at the end."""
+    """A loader over the train split with `on_window` recorded in `loader.seen`; closed at the
+    end."""
     made: list[StoreLoader] = []
 
     def build(
@@ -107,12 +122,17 @@ def make(stores: Callable[..., Store]) -> Iterator[Make]:
         loader.close()
 
 
-def expected_batches(store: Store, epoch: int, start: int = 0, shuffle: bool = True) -> Iterator[dict[str, Any]]:
-    """What a loader of `make` has to hand out, from plain indexing and one sampled batch after another."""
+def expected_batches(
+    store: Store, epoch: int, start: int = 0, shuffle: bool = True
+) -> Iterator[dict[str, Any]]:
+    """What a loader of `make` has to hand out, from plain indexing and one sampled batch after
+    another."""
     ids, colptr, row = store.splits["train"], np.array(store.colptr), np.array(store.row)
     sampler = CSCSampler(colptr, row, NUM_NEIGHBORS, seed=3)
     sampler.set_epoch(epoch)
-    for positions in EpochSampler(len(ids), shuffle=shuffle, seed=3).order(epoch)[start:].split(BATCH):
+    for positions in (
+        EpochSampler(len(ids), shuffle=shuffle, seed=3).order(epoch)[start:].split(BATCH)
+    ):
         seeds = torch.from_numpy(ids)[positions]
         out = sampler.sample_from_nodes(NodeSamplerInput(input_id=positions, node=seeds))
         yield {
@@ -151,21 +171,32 @@ def open_files() -> int:
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("kind", [{}, {"feature_dtype": "float16", "undirected": True}], ids=str)
 def test_any_window_gives_the_batches_of_plain_indexing(
-    make: Make, stores: Callable[..., Store], window_batches: int | None, overlapped: bool, kind: dict[str, Any]
+    make: Make,
+    stores: Callable[..., Store],
+    window_batches: int | None,
+    overlapped: bool,
+    kind: dict[str, Any],
 ) -> None:
     store = stores(**kind)
     loader = make(window_batches, overlapped, store)
     assert len(loader) == 15
     assert_same(batches_of(loader, 1), expected_batches(store, 1))
     _, second, *others = batches_of(loader, 2)
-    assert len({batch.x.untyped_storage().data_ptr() for batch in (second, others[0])}) == 1 + (window_batches == 1)
-    second.x.zero_()  # they share neither rows nor the version by which autograd finds changed tensors
+    assert len({batch.x.untyped_storage().data_ptr() for batch in (second, others[0])}) == 1 + (
+        window_batches == 1
+    )
+    # they share neither rows nor the version by which autograd finds changed tensors
+    second.x.zero_()
     assert_same(others, itertools.islice(expected_batches(store, 2), 2, None))
     assert not any(batch.x._version for batch in others)
     if window_batches is not None:  # the windows cover each epoch exactly
         full, rest = divmod(15, window_batches)
-        assert [window["batches"] for window in loader.seen] == ([window_batches] * full + [rest] * (rest > 0)) * 2
-        assert [window["epoch"] for window in loader.seen] == [1] * (full + (rest > 0)) + [2] * (full + (rest > 0))
+        assert [window["batches"] for window in loader.seen] == (
+            [window_batches] * full + [rest] * (rest > 0)
+        ) * 2
+        assert [window["epoch"] for window in loader.seen] == [1] * (full + (rest > 0)) + [2] * (
+            full + (rest > 0)
+        )
 
 
 @pytest.mark.parametrize(("window_batches", "taken"), [(None, 1), (4, 1), (4, 5)])
@@ -214,17 +245,24 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
     assert not new_threads(before)
     if folder is not None:
         windows = [event for event in Run(folder).events if event["event"] == "window"]
-        trained = [window for window in windows if window["loader"] == "train" and window["epoch"] > 0]
+        trained = [
+            window for window in windows if window["loader"] == "train" and window["epoch"] > 0
+        ]
         assert bool(windows) == (lookahead == "1 MB")
         assert sum(window["batches"] for window in trained) == (30 if windows else 0)
-        assert {window["loader"] for window in windows} == ({"train", "valid", "test"} if windows else set())
+        assert {window["loader"] for window in windows} == (
+            {"train", "valid", "test"} if windows else set()
+        )
 
 
 def test_another_direction_than_the_stores_is_refused_before_anything_is_written(
     config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path
 ) -> None:
     wanted = config(dataset=str(stores().path), loading="store", undirected=True)
-    for refuse in (lambda: train(wanted, tmp_path / "here"), lambda: run(wanted, run_dir=tmp_path / "child")):
+    for refuse in (
+        lambda: train(wanted, tmp_path / "here"),
+        lambda: run(wanted, run_dir=tmp_path / "child"),
+    ):
         with pytest.raises(InputError, match="undirected: "):
             refuse()
     assert not list(tmp_path.iterdir())
@@ -272,8 +310,11 @@ def test_a_store_four_times_the_budget_is_trained_within_it(
     windows = [event for event in events if event["event"] == "window"]
     assert sum(window["batches"] for window in windows) == 2 * 148
     assert len({window["epoch"] for window in windows}) == 2
-    base = next(e["held_bytes"] for e in events if e["event"] == "begin" and e.get("phase") == "load")
+    base = next(
+        e["held_bytes"] for e in events if e["event"] == "begin" and e.get("phase") == "load"
+    )
     peak = result.result["sampled_peaks_bytes"]["anon_shmem_bytes"]
     print(f"base {base / MB:.0f} MB, peak {peak / MB:.0f} MB, {len(windows)} windows")
-    # 40 MB for the first step of training and the batches on their way: less than half of what the features take.
+    # 40 MB for the first step of training and the batches on their way: less than half of what the
+    # features take.
     assert peak <= base + budget + 40 * MB

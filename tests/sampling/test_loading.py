@@ -1,4 +1,5 @@
-"""The promises of ogbnlib.sampling.loading: a loop of one's own gets the trainer's batches, PyG's loaders run on it."""
+"""The promises of ogbnlib.sampling.loading: a loop of one's own gets the trainer's batches, PyG's
+loaders run on it."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,7 +35,9 @@ def assert_same(ours: Iterable[Data], theirs: Iterable[Data]) -> None:
             assert a[name] == b[name]
 
 
-@pytest.mark.parametrize(("memory_limit", "dtype"), [(None, "float32"), ("1 MB", "float16"), (None, "int8")], ids=str)
+@pytest.mark.parametrize(
+    ("memory_limit", "dtype"), [(None, "float32"), ("1 MB", "float16"), (None, "int8")], ids=str
+)
 def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
     memory_limit: str | None, dtype: str, tiny_dir: Path, tiny_config: Config, tmp_path: Path
 ) -> None:
@@ -56,7 +59,9 @@ def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
     loader.set_epoch(2)
     assert_same(loader, batches_of(loaders.train_loader(), 2))
     for split in ("valid", "test"):
-        loader = store.loader(split, num_neighbors=[4, 3], batch_size=16, seed=7, memory_limit=memory_limit)
+        loader = store.loader(
+            split, num_neighbors=[4, 3], batch_size=16, seed=7, memory_limit=memory_limit
+        )
         for _ in range(2):
             assert_same(loader, loaders.eval_batches(split))
     loaders.close()
@@ -70,10 +75,13 @@ def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: S
     assert_same(store.loader(ids, batch_size=32, shuffle=True), expected)
     assert_same(store.loader(mask, batch_size=32, shuffle=True), expected)  # the ids are ascending
     assert_same(store.loader("train", batch_size=32, num_workers=1), expected)
-    batches = list(store.loader(None, num_neighbors=[-1], batch_size=128))  # all nodes in their order, as in PyG
+    # all nodes in their order, as in PyG
+    batches = list(store.loader(None, num_neighbors=[-1], batch_size=128))
     seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in batches])
     assert torch.equal(seeds, torch.arange(store.num_nodes))
-    assert torch.equal(torch.cat([batch.y for batch in batches]), torch.from_numpy(store.read("y")).long())
+    assert torch.equal(
+        torch.cat([batch.y for batch in batches]), torch.from_numpy(store.read("y")).long()
+    )
     unlabelled = np.flatnonzero(store.y < 0)
     (batch,) = store.loader(unlabelled.tolist(), num_neighbors=[2], batch_size=1000)
     np.testing.assert_array_equal(batch.n_id[: batch.batch_size], unlabelled)
@@ -93,7 +101,9 @@ def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: S
         ({"memory_limit": "1 kB"}, "memory_limit: expected more than the 1 MB"),
     ],
 )
-def test_a_mistake_is_one_sentence(store: Store, arguments: dict[str, object], sentence: str) -> None:
+def test_a_mistake_is_one_sentence(
+    store: Store, arguments: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(InputError, match=sentence):
         store.loader(**arguments)
 
@@ -104,11 +114,15 @@ class Net(torch.nn.Module):
         self.first, self.last = SAGEConv(store.num_features, 64), SAGEConv(64, store.num_classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.last(F.dropout(F.relu(self.first(x, edge_index)), 0.5, self.training), edge_index)
+        return self.last(
+            F.dropout(F.relu(self.first(x, edge_index)), 0.5, self.training), edge_index
+        )
 
 
 def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
-    lightning = pytest.importorskip("lightning", reason="lightning is no dependency, but of the tests")
+    lightning = pytest.importorskip(
+        "lightning", reason="lightning is no dependency, but of the tests"
+    )
 
     class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -117,7 +131,9 @@ def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
 
         def training_step(self, batch: Data, index: int) -> Tensor:
             self.orders.append((self.current_epoch, batch.input_id.tolist()))
-            return F.cross_entropy(self.net(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size])
+            return F.cross_entropy(
+                self.net(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
+            )
 
         def predict_step(self, batch: Data, index: int) -> Tensor:
             return batch.n_id[: batch.batch_size]
@@ -132,18 +148,29 @@ def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
         def predict_dataloader(self) -> StoreLoader:
             return store.loader("test", num_neighbors=[4, 3], batch_size=16)  # type: ignore[no-any-return]
 
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     trainer, model = lightning.Trainer(max_epochs=2, accelerator="cpu", **quiet), Lit()
     trainer.fit(model, Splits())
     first, second = ([i for epoch, ids in model.orders if epoch == k for i in ids] for k in (0, 1))
     assert sorted(first) == sorted(second)
     assert first != second
     for where in ({"datamodule": Splits()}, {"dataloaders": Splits().predict_dataloader()}):
-        assert torch.equal(torch.cat(trainer.predict(model, **where)), torch.from_numpy(store.splits["test"]))
-    lightning.Trainer(max_epochs=1, overfit_batches=2, accelerator="cpu", **quiet).fit(Lit(), Splits())
+        assert torch.equal(
+            torch.cat(trainer.predict(model, **where)), torch.from_numpy(store.splits["test"])
+        )
+    lightning.Trainer(max_epochs=1, overfit_batches=2, accelerator="cpu", **quiet).fit(
+        Lit(), Splits()
+    )
 
-    both, ids = (store.feature_store(), store.graph_store()), torch.from_numpy(store.splits["train"])
-    pygs = LightningNodeData(both, input_train_nodes=ids, node_sampler=store.sampler([4, 3]), batch_size=16)
+    both, ids = (
+        (store.feature_store(), store.graph_store()),
+        torch.from_numpy(store.splits["train"]),
+    )
+    pygs = LightningNodeData(
+        both, input_train_nodes=ids, node_sampler=store.sampler([4, 3]), batch_size=16
+    )
     model = Lit()
     lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(model, pygs)
     assert sorted(i for _, batch in model.orders for i in batch) == list(range(len(ids)))
@@ -172,7 +199,9 @@ def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(stor
 
 
 @pytest.mark.parametrize("mode", [None, "binary", "triplet"])
-def test_pygs_link_loader_samples_both_ends_and_negative_edges(store: Store, mode: str | None) -> None:
+def test_pygs_link_loader_samples_both_ends_and_negative_edges(
+    store: Store, mode: str | None
+) -> None:
     positive = torch.from_numpy(store.read_edge_index()[:, ::30])
     negative = None if mode is None else NegativeSampling(mode, 2)
 
@@ -194,7 +223,11 @@ def test_pygs_link_loader_samples_both_ends_and_negative_edges(store: Store, mod
     assert torch.equal(torch.cat(ends, dim=1), positive)
     if mode is not None:
         with_times = LinkLoader(
-            both, store.sampler([3]), (None, positive[:, :4]), edge_label_time=torch.arange(4), batch_size=4
+            both,
+            store.sampler([3]),
+            (None, positive[:, :4]),
+            edge_label_time=torch.arange(4),
+            batch_size=4,
         )
         with pytest.raises(InputError, match="edge_label_time: expected none"):
             next(iter(with_times))

@@ -1,4 +1,5 @@
-"""Passes over a loader: each draws new neighbors and negatives, and the same ones for the same seed."""
+"""Passes over a loader: each draws new neighbors and negatives, and the same ones for the same
+seed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +34,13 @@ def links(store: Store, sampler: Any, **options: Any) -> Any:
 
 
 def neighbor_links(store: Store, sampler: Any, **options: Any) -> Any:
-    edges = {"edge_label_index": (None, torch.arange(200).reshape(2, 100)), "neg_sampling": "triplet"}
-    return LinkNeighborLoader(both(store), [9, 9], neighbor_sampler=sampler, **edges, batch_size=25, **options)
+    edges = {
+        "edge_label_index": (None, torch.arange(200).reshape(2, 100)),
+        "neg_sampling": "triplet",
+    }
+    return LinkNeighborLoader(
+        both(store), [9, 9], neighbor_sampler=sampler, **edges, batch_size=25, **options
+    )
 
 
 def draw(batch: Data) -> tuple[list[int], list[int]]:
@@ -78,7 +84,9 @@ def own(store: Store, **options: Any) -> Any:
 
 
 @HOW
-def test_passes_over_the_stores_own_loader_at_once_and_left_early(store: Store, options: dict[str, Any]) -> None:
+def test_passes_over_the_stores_own_loader_at_once_and_left_early(
+    store: Store, options: dict[str, Any]
+) -> None:
     expected = passes(own(store), 3)
     loader = own(store, **options)
     if "persistent_workers" not in options:  # torch has one set of them a loader

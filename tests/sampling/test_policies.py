@@ -1,4 +1,5 @@
-"""Promises of `loaders`: every policy hands out the same batches; only where the graph lives differs."""
+"""Promises of `loaders`: every policy hands out the same batches; only where the graph lives
+differs."""
 
 import multiprocessing
 import shutil
@@ -30,7 +31,9 @@ def make(tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Ma
 
     def build(**changes: object) -> Loaders:
         config = tiny_config(**changes)
-        made.append(make_loaders(open_for(config, say=lambda line: None), config, EventLog(tmp_path)))
+        made.append(
+            make_loaders(open_for(config, say=lambda line: None), config, EventLog(tmp_path))
+        )
         return made[-1]
 
     yield build
@@ -39,9 +42,16 @@ def make(tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Ma
         loaders.log.close()
 
 
-def contents(loader: NodeLoader, epoch: int) -> list[tuple[list[int], list[list[int]], list[float], list[int]]]:
+def contents(
+    loader: NodeLoader, epoch: int
+) -> list[tuple[list[int], list[list[int]], list[float], list[int]]]:
     return [
-        (batch.n_id.tolist(), batch.edge_index.tolist(), batch.x.flatten().tolist(), batch.y.tolist())
+        (
+            batch.n_id.tolist(),
+            batch.edge_index.tolist(),
+            batch.x.flatten().tolist(),
+            batch.y.tolist(),
+        )
         for batch in batches_of(loader, epoch)
     ]
 
@@ -50,7 +60,9 @@ def contents(loader: NodeLoader, epoch: int) -> list[tuple[list[int], list[list[
     ("undirected", "split", "sampling"),
     [(False, "train", "neighbor"), (True, "valid", "neighbor"), (True, "train", "labor")],
 )
-def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, split: str, sampling: str) -> None:
+def test_every_policy_hands_out_the_same_batches(
+    make: Make, undirected: bool, split: str, sampling: str
+) -> None:
     seen = []
     for policy in POLICIES:
         loaders = make(loading=policy, undirected=undirected, sampling=sampling)
@@ -62,7 +74,11 @@ def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, s
 
 def test_shared_loaders_hold_no_coo_and_share_one_csc(make: Make, tmp_path: Path) -> None:
     loaders = make(loading="shared")
-    loaders_made = [loaders.train_loader(), loaders.eval_loader("valid"), loaders.eval_loader("test")]
+    loaders_made = [
+        loaders.train_loader(),
+        loaders.eval_loader("valid"),
+        loaders.eval_loader("test"),
+    ]
     for loader in loaders_made:
         sampler = loader.node_sampler
         assert isinstance(sampler, CSCSampler)
@@ -93,7 +109,9 @@ def test_iterating_takes_nothing_from_torchs_random_numbers(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("policy", "split"), [("lazy", "train"), ("shared", "valid")])
-def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, policy: str, split: str) -> None:
+def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(
+    make: Make, policy: str, split: str
+) -> None:
     loaders = make(loading=policy, num_workers=1, persistent_workers=True)
     if split == "train":
         loaders.train_loader()  # resident: evaluating the split makes another loader on its CSC
@@ -104,11 +122,13 @@ def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(make: Make, 
     for _ in batches:
         pass
     worker.join(2)
-    assert worker.exitcode == 0  # DataLoader sends SIGTERM to a worker that did not hear of its end for 5 s
+    # DataLoader sends SIGTERM to a worker that did not hear of its end for 5 s
+    assert worker.exitcode == 0
 
 
 def overwritten(store: Path, name: str, value: int, at: int | slice = slice(None)) -> None:
-    """Array `name` with others in some of its places, as a disk or a hand leaves it: size and header stay."""
+    """Array `name` with others in some of its places, as a disk or a hand leaves it: size and
+    header stay."""
     array = np.lib.format.open_memmap(store / f"{name}.npy", mode="r+")
     array[at] = value
     array.flush()
@@ -126,7 +146,13 @@ DAMAGES: list[tuple[str, int, int | slice]] = [
 @pytest.mark.parametrize("policy", ["lazy", "shared", "store", "windows"])
 @pytest.mark.parametrize(("name", "value", "at"), DAMAGES, ids=str)
 def test_a_damaged_store_is_named_with_the_command_that_verifies_it(
-    make: Make, tiny_store: Path, tmp_path: Path, policy: str, name: str, value: int, at: int | slice
+    make: Make,
+    tiny_store: Path,
+    tmp_path: Path,
+    policy: str,
+    name: str,
+    value: int,
+    at: int | slice,
 ) -> None:
     workers = int(policy == "store" and name == "row")
     store = shutil.copytree(tiny_store, tmp_path / "store")
@@ -134,7 +160,11 @@ def test_a_damaged_store_is_named_with_the_command_that_verifies_it(
     lookahead = {"lookahead": 5000} if policy == "windows" else {"lookahead": "off"}
     loading = "store" if policy == "windows" else policy
     with pytest.raises(InputError) as caught, workers_ended():
-        list(make(dataset=str(store), loading=loading, num_workers=workers, **lookahead).train_loader())
+        list(
+            make(
+                dataset=str(store), loading=loading, num_workers=workers, **lookahead
+            ).train_loader()
+        )
     assert str(store) in str(caught.value).partition(": ")[0]
     assert name in str(caught.value).partition("; ")[0]
     assert f"`python -m ogbnlib verify {store}`" in str(caught.value)

@@ -18,7 +18,8 @@ from ogbnlib.sampling.sampler import CSCSampler
 
 Csc = tuple[np.ndarray, np.ndarray]
 
-# A statistical test here fails by chance once in a million runs; its seeds are fixed, so it passes always or never.
+# A statistical test here fails by chance once in a million runs; its seeds are fixed, so it passes
+# always or never.
 P_VALUE = 1e-6
 
 
@@ -30,7 +31,9 @@ def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any = np.int64) -> 
     return colptr, np.array([source for source, _ in edges], dtype=dtype)
 
 
-def random_graph(num_nodes: int = 300, num_edges: int = 4000, seed: int = 0, dtype: Any = np.int64) -> Csc:
+def random_graph(
+    num_nodes: int = 300, num_edges: int = 4000, seed: int = 0, dtype: Any = np.int64
+) -> Csc:
     rng = np.random.default_rng(seed)
     return csc(num_nodes, list(map(tuple, rng.integers(0, num_nodes, (num_edges, 2)))), dtype)
 
@@ -72,7 +75,9 @@ def problems(draw: Any) -> tuple[int, list[tuple[int, int]], list[int], list[int
 def test_a_batch_has_the_structure_that_pyg_defines(problem: Any, sampling: str) -> None:
     num_nodes, edges, seeds, fanouts, seed = problem
     colptr, row = csc(num_nodes, edges)
-    out = CSCSampler(colptr, row, fanouts, seed=seed, sampling=sampling).sample_from_nodes(seeds_of(*seeds))
+    out = CSCSampler(colptr, row, fanouts, seed=seed, sampling=sampling).sample_from_nodes(
+        seeds_of(*seeds)
+    )
     node, source, target, hop_nodes, hop_edges = flat(out)
 
     assert all(t.dtype == torch.int64 and t.is_contiguous() for t in (out.node, out.row, out.col))
@@ -96,7 +101,8 @@ def test_a_batch_has_the_structure_that_pyg_defines(problem: Any, sampling: str)
             mine = slice(edge, edge + count)
             assert target[mine] == [col] * count
             taken = [node[s] for s in source[mine]]
-            assert Counter(taken) <= Counter(stored)  # every edge exists, none more often than it is stored
+            # every edge exists, none more often than it is stored
+            assert Counter(taken) <= Counter(stored)
             if count == len(stored):
                 assert taken == stored
             for s in source[mine]:
@@ -116,8 +122,9 @@ def test_every_position_is_equally_likely(degree: int, k: int) -> None:
     counts = np.zeros(degree)
     for first in range(draws):
         counts[chosen(degree, k, batch_key(0, 0, first))] += 1
-    # The counts' covariance is draws * p * (1 - p) * d / (d - 1) * (I - 1/d), because each draw's counts sum to k; so
-    # this is chi-square with d - 1 degrees of freedom. Too small a statistic is as suspect as too large a one.
+    # The counts' covariance is draws * p * (1 - p) * d / (d - 1) * (I - 1/d), because each draw's
+    # counts sum to k; so this is chi-square with d - 1 degrees of freedom. Too small a statistic is
+    # as suspect as too large a one.
     p = k / degree
     statistic = ((counts - draws * p) ** 2).sum() / (draws * p * (1 - p)) * (degree - 1) / degree
     assert P_VALUE < chi2.sf(statistic, degree - 1) < 1 - P_VALUE
@@ -125,7 +132,10 @@ def test_every_position_is_equally_likely(degree: int, k: int) -> None:
 
 def test_labor_gives_nodes_the_same_neighbors_and_each_neighbor_the_same_chance() -> None:
     degree, k, draws = 60, 7, 2000
-    colptr, row = np.r_[np.arange(9) * degree, np.full(degree, 8 * degree)], np.tile(np.arange(8, 8 + degree), 8)
+    colptr, row = (
+        np.r_[np.arange(9) * degree, np.full(degree, 8 * degree)],
+        np.tile(np.arange(8, 8 + degree), 8),
+    )
     sampler, counts = CSCSampler(colptr, row, [k], sampling="labor"), np.zeros(degree)
     for position in range(draws):
         out = sampler.sample_from_nodes(seeds_of(*range(8), position=position))
@@ -164,9 +174,13 @@ def test_the_batch_does_not_depend_on_where_the_graph_lies_or_on_the_dtype_of_ro
     else:
         for i, array in enumerate(arrays):
             np.save(tmp_path / f"{i}.npy", array)
-        arrays = [np.load(tmp_path / f"{i}.npy", mmap_mode="r", allow_pickle=False) for i in range(2)]
+        arrays = [
+            np.load(tmp_path / f"{i}.npy", mmap_mode="r", allow_pickle=False) for i in range(2)
+        ]
     out = CSCSampler(*arrays, [3, -1, 2]).sample_from_nodes(seeds_of(5, 1, 9))
-    assert flat(out) == flat(CSCSampler(*random_graph(), [3, -1, 2]).sample_from_nodes(seeds_of(5, 1, 9)))
+    assert flat(out) == flat(
+        CSCSampler(*random_graph(), [3, -1, 2]).sample_from_nodes(seeds_of(5, 1, 9))
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +201,11 @@ def test_wrong_seeds_are_refused_by_name(nodes: torch.Tensor, message: str) -> N
     [
         (np.array([0, 1], np.int32), np.zeros(1, np.int64), "colptr: expected contiguous int64"),
         (np.array([0, 2]), np.zeros(4, np.int64)[::2], "row: expected contiguous"),
-        (np.array([0, 2]), np.zeros(1, np.int64), "colptr: expected offsets from 0 to the 1 entries of row"),
+        (
+            np.array([0, 2]),
+            np.zeros(1, np.int64),
+            "colptr: expected offsets from 0 to the 1 entries of row",
+        ),
     ],
 )
 def test_arrays_that_are_no_csc_graph_are_refused(colptr: Any, row: Any, message: str) -> None:
@@ -195,20 +213,33 @@ def test_arrays_that_are_no_csc_graph_are_refused(colptr: Any, row: Any, message
         CSCSampler(colptr, row, [1])
 
 
-@pytest.mark.parametrize(("colptr", "row"), [([0, 2, 1, 2], [1, 1]), ([0, 9, 9, 2], [1, 1]), ([0, 1, 2, 2], [-1, 1])])
-def test_a_damaged_column_is_refused_when_sampling_meets_it(colptr: list[int], row: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("colptr", "row"), [([0, 2, 1, 2], [1, 1]), ([0, 9, 9, 2], [1, 1]), ([0, 1, 2, 2], [-1, 1])]
+)
+def test_a_damaged_column_is_refused_when_sampling_meets_it(
+    colptr: list[int], row: list[int]
+) -> None:
     sampler = CSCSampler(np.array(colptr), np.array(row), [-1, -1])
     with pytest.raises(InputError, match=r"column of node [01]; the graph is damaged"):
         sampler.sample_from_nodes(seeds_of(0, 1))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 200), st.integers(-(2**63), 2**64 - 1), st.integers(0, 1000), st.booleans(), st.data())
+@given(
+    st.integers(0, 200),
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(0, 1000),
+    st.booleans(),
+    st.data(),
+)
 def test_an_epoch_holds_every_position_once_and_resumes_where_it_was(
     n: int, seed: int, epoch: int, shuffle: bool, data: Any
 ) -> None:
     start = data.draw(st.integers(0, n))
-    whole, rest = EpochSampler(n, seed=seed, shuffle=shuffle), EpochSampler(n, seed=seed, shuffle=shuffle)
+    whole, rest = (
+        EpochSampler(n, seed=seed, shuffle=shuffle),
+        EpochSampler(n, seed=seed, shuffle=shuffle),
+    )
     whole.set_epoch(epoch)
     rest.set_epoch(epoch, start)
     order = list(whole)

@@ -1,4 +1,5 @@
-"""Promises of `spool`: an evaluation is read from the store once, its batches stay what they were, no file stays."""
+"""Promises of `spool`: an evaluation is read from the store once, its batches stay what they were,
+no file stays."""
 
 import contextlib
 import dataclasses
@@ -53,13 +54,16 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make(store: Store, tmp_path: Path) -> Iterator[Build]:
-    """A loader of 8 batches over the train split; `picked` batches are kept on disk at a time, 0 for windows in memory.
+    """A loader of 8 batches over the train split; `picked` batches are kept on disk at a time, 0
+    for windows in memory.
 
     `loader.seen` has what `on_window` was called with.
     """
     loaders: list[StoreLoader] = []
 
-    def build(picked: int, sampled: int = 5, structure: int = 2, num_neighbors: Any = (4, 3), **how: Any) -> Any:
+    def build(
+        picked: int, sampled: int = 5, structure: int = 2, num_neighbors: Any = (4, 3), **how: Any
+    ) -> Any:
         shuffle, epochs = how.get("shuffle", True), how.get("epochs", 3)
         ids = torch.from_numpy(store.splits["train"])
         spooling = Spooling(sampled, picked * structure, picked, 2**20, 0) if picked else None
@@ -87,7 +91,11 @@ def assert_equal(batches: list[Data], others: list[Data]) -> None:
     for one, other in zip(batches, others, strict=True):
         assert one.keys() == other.keys()
         for name in one.keys():  # noqa: SIM118  # not a dict
-            assert torch.equal(one[name], other[name]) if torch.is_tensor(one[name]) else one[name] == other[name], name
+            assert (
+                torch.equal(one[name], other[name])
+                if torch.is_tensor(one[name])
+                else one[name] == other[name]
+            ), name
             assert not torch.is_tensor(one[name]) or one[name].dtype == other[name].dtype, name
 
 
@@ -111,12 +119,20 @@ def test_a_shard_has_room_for_more_batches_where_they_have_nodes_in_common(make:
     assert max(window.get("windows", 0) for window in spooled.seen) > 1  # of 3 batches
 
 
-def test_windows_are_packed_while_the_first_shard_is_filled(make: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader, filled, pack, order = make(3, 100, structure=4), threading.Event(), Window.pack, itertools.count()
+def test_windows_are_packed_while_the_first_shard_is_filled(
+    make: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, filled, pack, order = (
+        make(3, 100, structure=4),
+        threading.Event(),
+        Window.pack,
+        itertools.count(),
+    )
     loader.on_pass = lambda **info: "windows" in info and filled.set()
 
     def late(*arguments: Any) -> Window:
-        assert next(order) < 2 or filled.wait(20)  # two are packed at a time, for a shard of one window
+        # two are packed at a time, for a shard of one window
+        assert next(order) < 2 or filled.wait(20)
         return pack(*arguments)
 
     monkeypatch.setattr(Window, "pack", late)
@@ -141,10 +157,16 @@ def test_after_an_error_of_packing_nothing_is_kept_and_the_window_is_sampled_aga
     assert len(loader.reader.spool.read((1, 0, 0)).hops) == 3
 
 
-def test_the_next_structure_file_is_sampled_while_the_last_shards_of_this_one_are_used(make: Build) -> None:
+def test_the_next_structure_file_is_sampled_while_the_last_shards_of_this_one_are_used(
+    make: Build,
+) -> None:
     loader = make(6, 100)  # two shards of two windows in each structure file
     loader.reader.spool.read((1, 0, 0))
-    wait_until(lambda: sum("sample_s" in one for one in loader.seen) == 2, "a second pass over the graph", 20)
+    wait_until(
+        lambda: sum("sample_s" in one for one in loader.seen) == 2,
+        "a second pass over the graph",
+        20,
+    )
     assert ["windows" in one for one in loader.seen] == [False, True, True, False]
 
 
@@ -159,11 +181,14 @@ def test_a_few_first_batches_come_before_the_first_pass(make: Build) -> None:
     last = make(100)
     last.first_batches = 2
     assert_equal(batches_of(last, 1, 96), batches_of(plain, 1, 96))
-    assert "spool_s" in next(window for window in last.seen if "epoch" in window)  # no pass ends in the first window
+    # no pass ends in the first window
+    assert "spool_s" in next(window for window in last.seen if "epoch" in window)
 
 
 @pytest.mark.parametrize(("start", "taken"), [(16, 0), (48, 4)])
-def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(make: Build, start: int, taken: int) -> None:
+def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(
+    make: Build, start: int, taken: int
+) -> None:
     spooled, plain = make(8), make(0)
     expected = batches_of(plain, 2)
     assert_equal(batches_of(spooled, 2, start), expected[start // 16 :])
@@ -189,7 +214,9 @@ def test_an_evaluation_is_prepared_in_the_first_pass_of_training_and_kept(make: 
     assert evaluation.reader.bytes_read == 0
 
 
-def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(make: Build, tmp_path: Path) -> None:
+def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(
+    make: Build, tmp_path: Path
+) -> None:
     gc.collect()  # what other tests have left open
     loader, before = make(8), len(os.listdir("/proc/self/fd"))
     set_epoch(loader, 1)
@@ -211,16 +238,25 @@ def test_arrays_written_in_parts_are_read_as_they_were(
 ) -> None:
     if not direct:  # as overlayfs answers the first write
         original, calls = os.pwrite, itertools.count()
-        monkeypatch.setattr(os, "pwrite", lambda *given: original(*given) if next(calls) else os.pread(-1, 0, 0))
+        monkeypatch.setattr(
+            os, "pwrite", lambda *given: original(*given) if next(calls) else os.pread(-1, 0, 0)
+        )
     file, draw = SpoolFile(tmp_path), np.random.default_rng(0)
     arrays = [draw.integers(0, 255, size, np.uint8) for size in (0, 1, 4095, 4096, 4097, 9_000_001)]
     reads = [file.store(array) for array in arrays]
     pair, begin = draw.integers(0, 2**31, (2, 3, 50_001), np.int32), file.size
-    for low, high in itertools.pairwise([0, 1, 1025, 2049, 2050, 40_000, 50_001]):  # of rows of 12 bytes, side by side
+    # of rows of 12 bytes, side by side
+    for low, high in itertools.pairwise([0, 1, 1025, 2049, 2050, 40_000, 50_001]):
         for place, rows in zip((begin, begin + 2**20), pair.transpose(0, 2, 1), strict=True):
-            file.put(np.ascontiguousarray(rows[low:high]).reshape(-1).view(np.uint8).data, place + 12 * low)
+            file.put(
+                np.ascontiguousarray(rows[low:high]).reshape(-1).view(np.uint8).data,
+                place + 12 * low,
+            )
     file.finish()
-    reads += [functools.partial(file.load, place, (50_001, 3), pair.dtype) for place in (begin, begin + 2**20)]
+    reads += [
+        functools.partial(file.load, place, (50_001, 3), pair.dtype)
+        for place in (begin, begin + 2**20)
+    ]
     for array, read in zip([*arrays, *pair.transpose(0, 2, 1)], reads, strict=True):
         assert np.array_equal(array, read())
     with pytest.raises(DiskFull, match="ends early"):
@@ -252,7 +288,9 @@ def test_a_full_disk_is_said_and_the_windows_are_in_memory_from_there_on(
     assert spooled.windows == WINDOWS
 
 
-def test_waiting_ends_where_the_run_is_to_stop(make: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_where_the_run_is_to_stop(
+    make: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pass itself ends too, and another one goes on from there."""
     loader, slow = make(8), threading.Event()
     read = DiskArray._read
@@ -281,7 +319,9 @@ def test_auto_takes_a_quarter_of_the_free_disk_never_its_last_5_gb_and_no_memory
     usage, kind = namedtuple("usage", "total used free"), ["ext4"]
     monkeypatch.setattr(budget, "file_system", lambda folder: kind[0])
     for free, room in ((100 * GB, 25 * GB), (6 * GB, GB), (4 * GB, 0)):
-        monkeypatch.setattr(budget.shutil, "disk_usage", lambda folder, free=free: usage(0, 0, free))
+        monkeypatch.setattr(
+            budget.shutil, "disk_usage", lambda folder, free=free: usage(0, 0, free)
+        )
         assert spool_bytes("auto", tmp_path) == room
         assert spool_bytes("auto", tmp_path, sharers=2) == room // 2
         assert spool_bytes("off", tmp_path) == 0
@@ -295,15 +335,29 @@ def test_auto_takes_a_quarter_of_the_free_disk_never_its_last_5_gb_and_no_memory
 def test_a_run_scores_the_same_with_and_without(
     tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, scratch: Path
 ) -> None:
-    """Lookahead is small, so that windows are taken; the store itself, of 30 MB, would fit into memory."""
+    """Lookahead is small, so that windows are taken; the store itself, of 30 MB, would fit into
+    memory."""
     room = "1 GB"
-    asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
+    asked = {
+        "dataset": str(synth_dir),
+        "loading": "store",
+        "lookahead": "3 MB",
+        "batch_size": 64,
+        "dropout": 0.5,
+    }
     asked |= {"epochs": 3, "train_eval": "every_epoch"}
-    results = {spool: train(tiny_config(**asked, spool=spool), tmp_path / f"run-{spool}") for spool in ("off", room)}
+    results = {
+        spool: train(tiny_config(**asked, spool=spool), tmp_path / f"run-{spool}")
+        for spool in ("off", room)
+    }
     plain, spooled = results.values()
     assert scores(spooled.history) == scores(plain.history)
     assert same(spooled.model.state_dict(), plain.model.state_dict())
-    windows = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] in ("window", "pass")]
+    windows = [
+        event
+        for event in Run(tmp_path / f"run-{room}").events
+        if event["event"] in ("window", "pass")
+    ]
     moved = [event for event in Run(tmp_path / f"run-{room}").events if event["event"] == "disk"]
     assert [event["epoch"] for event in moved] == [1, 2, 3]
     if file_system(tmp_path) not in ("tmpfs", "ramfs"):  # which are no disk
@@ -311,14 +365,20 @@ def test_a_run_scores_the_same_with_and_without(
     read = Counter(window["loader"] for window in windows if "bytes_read" in window)
     assert not list(scratch.iterdir())
     assert read["train"] > 0 == read["valid"] == read["test"]  # with the first pass of training
-    assert 1 <= sum("features_s" in window for window in windows) < 3  # of three epochs and nine evaluations
+    # of three epochs and nine evaluations
+    assert 1 <= sum("features_s" in window for window in windows) < 3
 
 
 @pytest.mark.parametrize("batch_size", [64, 2000])
 def test_a_rank_may_have_no_batch_of_an_evaluation_or_none_at_all(
     tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, batch_size: int
 ) -> None:
-    asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": batch_size}
+    asked = {
+        "dataset": str(synth_dir),
+        "loading": "store",
+        "lookahead": "3 MB",
+        "batch_size": batch_size,
+    }
     config = tiny_config(**asked, epochs=4, spool="1 GB", eval_batch_size=130)
     loaders = make_loaders(open_for(config, say=len), config, EventLog(None), rank=1, num_ranks=2)
     with contextlib.closing(loaders):
@@ -353,11 +413,19 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_weights_and_nothing_is_left
 ) -> None:
     kills, epochs = (20, 6) if os.environ.get("OGBNLIB_LONG") else (2, 2)
     random = np.random.default_rng(0)
-    asked = {"dataset": str(synth_dir), "loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
+    asked = {
+        "dataset": str(synth_dir),
+        "loading": "store",
+        "lookahead": "3 MB",
+        "batch_size": 64,
+        "dropout": 0.5,
+    }
     config = tiny_config(**asked, epochs=epochs, checkpoint_every_s=0.5, spool="5 MB")
     straight = train(config)
     for _ in range(kills):
-        with python_child(KILLED, json.dumps(config.model_dump(mode="json")), str(tmp_path / "run")) as child:
+        with python_child(
+            KILLED, json.dumps(config.model_dump(mode="json")), str(tmp_path / "run")
+        ) as child:
             time.sleep(float(random.uniform(0.5, 3)))
             assert child.poll() is None
             child.kill()

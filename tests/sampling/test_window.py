@@ -1,4 +1,5 @@
-"""Promises of `lookahead`: reading rows in passes is indexing, and a window's batches are those drawn one by one."""
+"""Promises of `lookahead`: reading rows in passes is indexing, and a window's batches are those
+drawn one by one."""
 
 import contextlib
 import errno
@@ -27,7 +28,8 @@ BLOCK = 4096
 def on_disk(
     folder: Path, *arrays: np.ndarray, offset: int = 0, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[list[DiskArray]]:
-    """Each array in a file of its own, `offset` bytes in, as a `DiskArray` that is closed at the end."""
+    """Each array in a file of its own, `offset` bytes in, as a `DiskArray` that is closed at the
+    end."""
     opened = []
     try:
         for number, array in enumerate(arrays):
@@ -43,7 +45,9 @@ def on_disk(
 
 def random_rows(num_rows: int, width: int, dtype: Any) -> np.ndarray:
     """Any bytes make a float16; they are compared as bytes."""
-    data = np.random.default_rng(num_rows + width).bytes(num_rows * width * np.dtype(dtype).itemsize)
+    data = np.random.default_rng(num_rows + width).bytes(
+        num_rows * width * np.dtype(dtype).itemsize
+    )
     return np.frombuffer(data, dtype).reshape(num_rows, width)
 
 
@@ -67,7 +71,9 @@ def chunk_bytes(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     width=st.integers(1, 6000),
     num_rows=st.integers(1, 60),
@@ -86,7 +92,8 @@ def test_fetching_is_indexing_for_any_width_offset_and_chunk(
 
 def test_two_offsets_that_overlap_are_fetched_as_a_pair(chunk_bytes: int, tmp_path: Path) -> None:
     colptr = np.random.default_rng(0).integers(0, 2**60, 5001)
-    nodes = np.random.default_rng(1).permutation(np.r_[np.arange(5000), 4999, 0, 511, 511])  # 511: across a block
+    # 511: across a block
+    nodes = np.random.default_rng(1).permutation(np.r_[np.arange(5000), 4999, 0, 511, 511])
     for offset in (0, BLOCK):
         with on_disk(tmp_path, colptr, offset=offset, chunk_bytes=chunk_bytes) as (disk,):
             pairs = np.empty((len(nodes), 2), np.int64)
@@ -141,13 +148,16 @@ def test_without_o_direct_the_same_rows_come_through_the_page_cache(
 def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     edges = sorted(edges, key=lambda edge: edge[1])
     degree = np.bincount(np.array([target for _, target in edges], np.int64), minlength=num_nodes)
-    return np.r_[0, np.cumsum(degree)].astype(np.int64), np.array([source for source, _ in edges], dtype)
+    return np.r_[0, np.cumsum(degree)].astype(np.int64), np.array(
+        [source for source, _ in edges], dtype
+    )
 
 
 def sample_window(
     sampler: CSCSampler, seeds: list[np.ndarray], firsts: list[int], epoch: int, *disks: DiskArray
 ) -> Any:
-    """Each batch's nodes, edges and sizes of hops, from one window, which has each of the nodes once."""
+    """Each batch's nodes, edges and sizes of hops, from one window, which has each of the nodes
+    once."""
     positions = [np.arange(at, at + len(ids)) for at, ids in zip(firsts, seeds, strict=True)]
     asked = Seeds(sampler, epoch, positions, seeds)
     window = Window.pack(asked, sample_windows([asked], *disks)[0])
@@ -161,7 +171,8 @@ def sample_window(
 
 @st.composite
 def problems(draw: st.DrawFn) -> dict[str, Any]:
-    """Multigraphs with self-loops, isolated nodes and now and then a hub; an order of some seeds, cut into batches."""
+    """Multigraphs with self-loops, isolated nodes and now and then a hub; an order of some seeds,
+    cut into batches."""
     num_nodes = draw(st.integers(1, 40))
     node = st.integers(0, num_nodes - 1)
     edges = draw(st.lists(st.tuples(node, st.one_of(node, st.just(draw(node)))), max_size=150))
@@ -179,11 +190,17 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(problem=problems())
-def test_a_windows_batches_are_those_that_are_drawn_one_by_one(tmp_path: Path, problem: dict[str, Any]) -> None:
+def test_a_windows_batches_are_those_that_are_drawn_one_by_one(
+    tmp_path: Path, problem: dict[str, Any]
+) -> None:
     colptr, row = csc(problem["num_nodes"], problem["edges"], problem["dtype"])
-    sampler = CSCSampler(colptr, row, problem["fanouts"], seed=problem["seed"], sampling=problem["sampling"])
+    sampler = CSCSampler(
+        colptr, row, problem["fanouts"], seed=problem["seed"], sampling=problem["sampling"]
+    )
     seeds, size = np.array(problem["seeds"], np.int64), problem["batch_size"]
     firsts = list(range(0, len(seeds), size))
     sampled: list[Any] = []
@@ -209,7 +226,10 @@ def test_dealing_gives_each_list_its_rows_in_order(
     tmp_path: Path, num_rows: int, width: int, dtype: str, room_bytes: int, offset: int
 ) -> None:
     rows, rng = random_rows(num_rows, width, dtype), np.random.default_rng(0)
-    wanted = [np.unique(rng.integers(0, num_rows, k)).astype(np.int32) for k in (0, 1, num_rows // 30, num_rows, 0, 5)]
+    wanted = [
+        np.unique(rng.integers(0, num_rows, k)).astype(np.int32)
+        for k in (0, 1, num_rows // 30, num_rows, 0, 5)
+    ]
     wanted.append(np.array([num_rows - 1], np.int32))
     given: list[list[np.ndarray]] = [[] for _ in wanted]
 

@@ -1,4 +1,5 @@
-"""Promises of slurm/full: each notebook's runs at full size, planned from sizes, are killed or fit as its file says."""
+"""Promises of slurm/full: each notebook's runs at full size, planned from sizes, are killed or fit
+as its file says."""
 
 import ast
 import builtins
@@ -31,16 +32,23 @@ SIZES = {
     "ogbn-papers100M": KNOWN["ogbn-papers100M"],
 }
 NOTEBOOK_BYTES = GB  # of the kernel itself, more than any notebook was seen to have
-# The runs that a notebook means to be killed, by policy and limit, and those not started under the job's --mem.
+# The runs that a notebook means to be killed, by policy and limit, and those not started under the
+# job's --mem.
 KILLED = {
     "01_baseline_oom": {"eager under 128.00 GB"},
     "02_memory_budget": {"lazy under 128.00 GB"},
     "03_lazy_loaders": {"eager under 128.00 GB", "lazy under 128.00 GB"},
-    "06_out_of_core": {f"{name} GB" for name in ("eager under 128.00", "lazy under 128.00", "shared under 48.00")}
+    "06_out_of_core": {
+        f"{name} GB" for name in ("eager under 128.00", "lazy under 128.00", "shared under 48.00")
+    }
     | {"shared under 8.00 GB"},  # with float16 features
     "11_numbers_on_paper": {"eager under 128.00 GB"},
 }
-NOT_STARTED = {"01_baseline_oom": {"eager"}, "02_memory_budget": {"eager", "lazy"}, "10_knobs_and_mistakes": {"lazy"}}
+NOT_STARTED = {
+    "01_baseline_oom": {"eager"},
+    "02_memory_budget": {"eager", "lazy"},
+    "10_knobs_and_mistakes": {"lazy"},
+}
 
 
 def size_of(dataset: str) -> GraphSize:
@@ -52,7 +60,12 @@ class Planner:
 
     def __init__(self, job_bytes: int) -> None:
         self.room_bytes = job_bytes - NOTEBOOK_BYTES
-        self.killed, self.not_started, self.wrong, self.run_s = set[str](), set[str](), list[str](), 0.0
+        self.killed, self.not_started, self.wrong, self.run_s = (
+            set[str](),
+            set[str](),
+            list[str](),
+            0.0,
+        )
 
     def run(self, config: TrainConfig, memory_limit: Any = None, **_: Any) -> MagicMock:
         limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
@@ -66,24 +79,36 @@ class Planner:
         elif answer == WILL_NOT_FIT:
             self.not_started.add(label)
         elif verdict(forecast, self.room_bytes) != FITS:
-            self.wrong.append(f"{label}: {format_bytes(forecast.peak_bytes)} of {format_bytes(self.room_bytes)}")
+            self.wrong.append(
+                f"{label}: {format_bytes(forecast.peak_bytes)} of {format_bytes(self.room_bytes)}"
+            )
         else:
             self.run_s += forecast.run_s
         done = MagicMock(config=config, exit_code=137 if answer == WILL_NOT_FIT else 0)
-        done.held_peak_bytes, done.rss_peak_bytes = forecast.peak_bytes, forecast.peak_bytes + 30 * GB
+        done.held_peak_bytes, done.rss_peak_bytes = (
+            forecast.peak_bytes,
+            forecast.peak_bytes + 30 * GB,
+        )
         done.require_finished.return_value = done
         return done
 
     @staticmethod
     def plan(config: TrainConfig, memory_limit: Any = None) -> Advice:
         limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-        return Advice(predict(config, size_of(config.dataset), memory_limit_bytes=limit_bytes), limit_bytes)
+        return Advice(
+            predict(config, size_of(config.dataset), memory_limit_bytes=limit_bytes), limit_bytes
+        )
 
 
 def imports(planner: Planner) -> Callable[..., Any]:
-    """Return an `__import__` for the notebooks' cells: the package with `planner` in it, and mocks of slow packages."""
+    """Return an `__import__` for the notebooks' cells: the package with `planner` in it, and mocks
+    of slow packages."""
     package = MagicMock(TrainConfig=TrainConfig, format_bytes=format_bytes, InputError=InputError)
-    package.run, package.plan, package.scaled_limit = planner.run, planner.plan, sandbox.scaled_limit
+    package.run, package.plan, package.scaled_limit = (
+        planner.run,
+        planner.plan,
+        sandbox.scaled_limit,
+    )
     package.prepare_dataset = lambda dataset, *_, **__: dataset
     package.next_run_dir = Path
 
@@ -118,8 +143,12 @@ def test_a_notebook_at_full_size_is_killed_where_it_means_to_be_and_fits_its_job
         try:
             exec(cell.source, names)
         except Exception:
-            # A table or a plot of a mock. What starts a run must work, and later cells may need no name of this one.
-            if any(isinstance(node, ast.Name) and node.id == "run" for node in ast.walk(ast.parse(cell.source))):
+            # A table or a plot of a mock. What starts a run must work, and later cells may need no
+            # name of this one.
+            if any(
+                isinstance(node, ast.Name) and node.id == "run"
+                for node in ast.walk(ast.parse(cell.source))
+            ):
                 raise
         if cell.source is parameters:
             names |= values
@@ -134,5 +163,8 @@ def test_every_file_is_in_the_guides_table_with_its_memory_and_time() -> None:
     page = (ROOT / "notebooks" / "guide" / "slurm.md").read_text()
     assert len(FILES) == 9
     for path in FILES:
-        mem, time = comment(path, r"--mem=(\d+G) "), ":".join(comment(path, r"--time=(\d+):(\d+):00"))
+        mem, time = (
+            comment(path, r"--mem=(\d+G) "),
+            ":".join(comment(path, r"--time=(\d+):(\d+):00")),
+        )
         assert re.search(rf"^\| {path.stem} \| {mem} \| {time} \|", page, re.MULTILINE), path.stem

@@ -1,7 +1,8 @@
-"""Promises of the job scripts, on a real cluster: what is submitted runs, is killed, requeued and explained.
+"""Promises of the job scripts, on a real cluster: what is submitted runs, is killed, requeued and
+explained.
 
-Where only the script itself is in question, OGBNLIB_ACTIVATE names a file that puts a stand-in for python or papermill
-in place of the real one; that is what the variable is for.
+Where only the script itself is in question, OGBNLIB_ACTIVATE names a file that puts a stand-in for
+python or papermill in place of the real one; that is what the variable is for.
 """
 
 import json
@@ -37,7 +38,9 @@ pytestmark = pytest.mark.slow
 def site(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh folder to submit from, with the job scripts and an environment to activate."""
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
-    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("data", "runs"))
+    shutil.copytree(
+        ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("data", "runs")
+    )
     activate(tmp_path, f'export PATH="{Path(sys.executable).parent}:$PATH"')
     monkeypatch.setitem(slurm.env, "OGBNLIB_ACTIVATE", str(tmp_path / "activate"))
     monkeypatch.setitem(slurm.env, "PYTHONPATH", str(ROOT))
@@ -50,12 +53,17 @@ def activate(site: Path, text: str) -> None:
 
 def attempts(run: Path) -> int:
     """How many attempts a run has begun."""
-    return sum(event["event"] == "start" for event in Run(run).events) if (run / "events.jsonl").is_file() else 0
+    return (
+        sum(event["event"] == "start" for event in Run(run).events)
+        if (run / "events.jsonl").is_file()
+        else 0
+    )
 
 
 @pytest.fixture(scope="module")
 def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """papers100M at four thousandths: 0.23 GB of features and 0.1 GB of edges, beyond any doubt at the limit below."""
+    """papers100M at four thousandths: 0.23 GB of features and 0.1 GB of edges, beyond any doubt at
+    the limit below."""
     from ogbnlib.sources.synth import synthesize
 
     path = tmp_path_factory.mktemp("data") / "large"
@@ -66,7 +74,9 @@ def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def diagnose(slurm: Cluster, site: Path) -> Callable[[str], dict[str, object]]:
     def call(job_id: str) -> dict[str, object]:
-        done = slurm.call(sys.executable, "-m", "ogbnlib", "diagnose", "--job", job_id, "--json", cwd=site)
+        done = slurm.call(
+            sys.executable, "-m", "ogbnlib", "diagnose", "--job", job_id, "--json", cwd=site
+        )
         return json.loads(done.stdout)
 
     return call
@@ -117,7 +127,10 @@ def test_an_array_trains_one_run_for_each_line_of_the_file(
     job_id = slurm.sbatch(*SMALL, *sweep, f"dataset={tiny_dir}", *QUICK, cwd=site)
     states = {job["ArrayTaskId"]: job["JobState"] for job in slurm.wait(job_id)}
     assert states == {"1": "COMPLETED", "2": "COMPLETED", "3": "FAILED"}
-    configs = [TrainConfig.load(site / "runs" / f"sweep-{job_id}_{task}" / "config.json") for task in (1, 2)]
+    configs = [
+        TrainConfig.load(site / "runs" / f"sweep-{job_id}_{task}" / "config.json")
+        for task in (1, 2)
+    ]
     assert [config.lr for config in configs] == [0.1, 0.01]
     assert [config.num_neighbors for config in configs] == [(2, 1), (3, 2)]
     assert "submit with --array=1-2" in output(site, f"{job_id}_3")
@@ -129,7 +142,10 @@ def test_an_array_trains_one_run_for_each_line_of_the_file(
 
 
 def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
-    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]], monkeypatch: pytest.MonkeyPatch
+    slurm: Cluster,
+    site: Path,
+    diagnose: Callable[[str], dict[str, object]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     activate(site, 'python() { echo "$*" >> calls; [[ $1 == -c ]] || return 75; }')
     monkeypatch.setitem(slurm.env, "OGBNLIB_MAX_RESTARTS", "1")
@@ -145,10 +161,15 @@ def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
 def test_a_notebook_takes_papermills_parameters_and_a_requeue_overwrites_no_executed_copy(
     slurm: Cluster, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    activate(site, 'papermill() { printf "%s\\n" "$@" > arguments; echo "attempt $restart" > "$2"; return 75; }')
+    activate(
+        site,
+        'papermill() { printf "%s\\n" "$@" > arguments; echo "attempt $restart" > "$2"; return 75; }',
+    )
     monkeypatch.setitem(slurm.env, "OGBNLIB_MAX_RESTARTS", "1")
     monkeypatch.setitem(slurm.env, "PATH", f"{Path(sys.executable).parent}:{slurm.env['PATH']}")
-    job_id = slurm.sbatch(*SMALL, "slurm/notebook.sbatch", "00_quickstart", "-p", "dataset", "a folder", cwd=site)
+    job_id = slurm.sbatch(
+        *SMALL, "slurm/notebook.sbatch", "00_quickstart", "-p", "dataset", "a folder", cwd=site
+    )
     (job,) = slurm.wait(job_id)
     folder = f"runs/00_quickstart-{job_id}"
     assert job["Restarts"] == "1", output(site, job_id)
@@ -169,7 +190,11 @@ MISTAKES = [
 def test_a_line_of_a_sweep_with_an_open_quote_is_named(tmp_path: Path) -> None:
     (tmp_path / "params.txt").write_bytes(b'lr=1\r\nnum_neighbors="3 2\r\n')
     (tmp_path / "activate").touch()
-    environment = {**os.environ, "SLURM_SUBMIT_DIR": str(ROOT), "OGBNLIB_ACTIVATE": str(tmp_path / "activate")}
+    environment = {
+        **os.environ,
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "OGBNLIB_ACTIVATE": str(tmp_path / "activate"),
+    }
     environment |= {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_JOB_NAME": "sweep"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     for task, words in (
@@ -190,7 +215,9 @@ def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site:
     (site / "elsewhere").mkdir()
     elsewhere = slurm.sbatch(*SMALL, "../slurm/train.sbatch", cwd=site / "elsewhere")
     (site / "activate").unlink()
-    jobs.append((slurm.sbatch(*SMALL, "slurm/train.sbatch", cwd=site), "OGBNLIB_ACTIVATE: expected a file"))
+    jobs.append(
+        (slurm.sbatch(*SMALL, "slurm/train.sbatch", cwd=site), "OGBNLIB_ACTIVATE: expected a file")
+    )
     for job_id, words in jobs:
         (job,) = slurm.wait(job_id)
         assert job["ExitCode"] == "2:0"
@@ -200,7 +227,9 @@ def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site:
     assert "submit from the folder that holds slurm/" in output(site / "elsewhere", elsewhere)
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS, ROOT / "slurm" / "common.sh", ROOT / ".ci" / "run"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", [*SCRIPTS, ROOT / "slurm" / "common.sh", ROOT / ".ci" / "run"], ids=lambda p: p.name
+)
 def test_a_script_passes_shellcheck(path: Path) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed (Debian: apt-get install shellcheck)")
@@ -211,9 +240,16 @@ def test_a_script_passes_shellcheck(path: Path) -> None:
 def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_left_alone(
     slurm: Cluster, site: Path, tiny_dir: Path
 ) -> None:
-    """OGBNLIB_KILLS is how often each of three ends comes: the time limit's signal, a requeue, a kill; 15 s each."""
+    """OGBNLIB_KILLS is how often each of three ends comes: the time limit's signal, a requeue, a
+    kill; 15 s each."""
     moments, ended = random.Random(0), 0
-    values = (f"dataset={tiny_dir}", "device=cpu", "batch_size=16", "dropout=0.5", f"epochs={60 * KILLS}")
+    values = (
+        f"dataset={tiny_dir}",
+        "device=cpu",
+        "batch_size=16",
+        "dropout=0.5",
+        f"epochs={60 * KILLS}",
+    )
     job_id = slurm.sbatch(*SMALL[:2], "--time=60", "slurm/train.sbatch", *values, cwd=site)
     run = site / "runs" / f"train-{job_id}"
     for how in ("time limit", "requeue", "kill") * KILLS:
@@ -222,7 +258,8 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
         if slurm.jobs(job_id)[0]["JobState"] == "COMPLETED":
             break
         ended += 1
-        if how == "time limit":  # what --signal=B:USR1@120 sends, where waiting for the limit would take minutes
+        # what --signal=B:USR1@120 sends, where waiting for the limit would take minutes
+        if how == "time limit":
             slurm.call("scancel", "--batch", "--signal=USR1", job_id)
         elif how == "requeue":  # as preemption does: SIGTERM, and SIGKILL a little later
             slurm.call("scontrol", "requeue", job_id)
@@ -256,8 +293,15 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
     command = f"sbatch slurm/train.sbatch --run-dir runs/train-{job_id} --resume"
     assert f"`{command}`" in str(found["remedy"])
     assert json.loads((run / "result.json").read_text())["exit_code"] == 75
-    _, *arguments = command.split()  # as it is said, with memory per CPU and three epochs more than there are already
-    again = slurm.sbatch("--mem-per-cpu=1500", *SMALL[1:], *arguments, f"epochs={len(Run(run).metrics) + 3}", cwd=site)
+    # as it is said, with memory per CPU and three epochs more than there are already
+    _, *arguments = command.split()
+    again = slurm.sbatch(
+        "--mem-per-cpu=1500",
+        *SMALL[1:],
+        *arguments,
+        f"epochs={len(Run(run).metrics) + 3}",
+        cwd=site,
+    )
     (job,) = slurm.wait(again)
     assert job["JobState"] == "COMPLETED", output(site, again)
     assert not (site / "runs" / f"train-{again}").exists()
@@ -268,25 +312,40 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
 def test_a_signal_before_python_listens_sends_the_job_back_to_the_queue_once(
     slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
-    """A lead of --signal not shorter than --time does so in every attempt: the second one says what is wrong."""
+    """A lead of --signal not shorter than --time does so in every attempt: the second one says what
+    is wrong."""
     activate(site, "python() { [[ $1 == -c ]] || exec sleep 60; }")
     job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", "dataset=d", cwd=site)
     log = site / f"slurm-train-{job_id}.out"
     for restart in (0, 1):
-        wait_until(lambda n=restart: log.exists() and log.read_text().count("the run is in") > n, "the attempt")
+        wait_until(
+            lambda n=restart: log.exists() and log.read_text().count("the run is in") > n,
+            "the attempt",
+        )
         slurm.call("scancel", "--batch", "--signal=USR1", job_id)
     (job,) = slurm.wait(job_id)
     said = output(site, job_id)
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "138:0", "1"), said
-    assert "not requeued, as every attempt would stop so early: give sbatch a --time well above the lead" in said
+    assert (
+        "not requeued, as every attempt would stop so early: give sbatch a --time well above the lead"
+        in said
+    )
     assert diagnose(job_id)["cause"] == "SIGUSR1"
 
 
-def test_ranks_find_their_environment_in_a_job_that_was_given_none(slurm: Cluster, site: Path, tiny_dir: Path) -> None:
+def test_ranks_find_their_environment_in_a_job_that_was_given_none(
+    slurm: Cluster, site: Path, tiny_dir: Path
+) -> None:
     (site / ".venv" / "bin").mkdir(parents=True)
     (site / "activate").rename(site / ".venv" / "bin" / "activate")
     job_id = slurm.sbatch(
-        "--mem=2500", *SMALL[1:], "--export=NONE", "slurm/train_ddp.sbatch", f"dataset={tiny_dir}", *QUICK, cwd=site
+        "--mem=2500",
+        *SMALL[1:],
+        "--export=NONE",
+        "slurm/train_ddp.sbatch",
+        f"dataset={tiny_dir}",
+        *QUICK,
+        cwd=site,
     )
     (job,) = slurm.wait(job_id)
     assert job["JobState"] == "COMPLETED", output(site, job_id)

@@ -1,4 +1,5 @@
-"""Promises of `catalog`: one place says what a name means; what is no store becomes one once, and is found again."""
+"""Promises of `catalog`: one place says what a name means; what is no store becomes one once, and
+is found again."""
 
 import os
 import shutil
@@ -52,7 +53,9 @@ def opened(said: list[str]) -> Callable[..., Any]:
     return lambda dataset, **how: open_dataset(str(dataset), say=said.append, progress=False, **how)
 
 
-def test_a_raw_folder_is_converted_once_and_found_again(raw: Path, opened: Any, said: list[str]) -> None:
+def test_a_raw_folder_is_converted_once_and_found_again(
+    raw: Path, opened: Any, said: list[str]
+) -> None:
     store = opened(raw)
     assert store.path == raw.with_name("mine.store")
     assert said == [f"{raw}: converting it, once, to {store.path}, about 1 MB"]
@@ -71,10 +74,23 @@ def test_what_is_asked_for_is_in_the_stores_name(raw: Path, opened: Any, tmp_pat
     assert not opened(raw, undirected=False).undirected
     both = opened(raw, undirected=True)
     small = opened(raw, feature_dtype="float16", data_dir=tmp_path / "stores")
-    assert (both.path.name, both.undirected, both.feature_dtype) == ("mine-undirected.store", True, "float32")
-    assert (small.path, small.feature_dtype) == (tmp_path / "stores" / "mine-float16.store", "float16")
+    assert (both.path.name, both.undirected, both.feature_dtype) == (
+        "mine-undirected.store",
+        True,
+        "float32",
+    )
+    assert (small.path, small.feature_dtype) == (
+        tmp_path / "stores" / "mine-float16.store",
+        "float16",
+    )
     opened(raw, undirected=True, feature_dtype="float16")
-    names = ["mine", "mine-undirected-float16.store", "mine-undirected.store", "mine.store", "stores"]
+    names = [
+        "mine",
+        "mine-undirected-float16.store",
+        "mine-undirected.store",
+        "mine.store",
+        "stores",
+    ]
     assert left_in(tmp_path) == names
 
 
@@ -85,7 +101,9 @@ def test_an_official_csv_data_set_is_converted_beside_its_folder(
     store = opened("ogbn-arxiv", data_dir=tmp_path)
     assert store.path == tmp_path / "ogbn_arxiv.store"
     assert (store.name, store.num_classes, store.num_edges) == ("ogbn-arxiv", 40, 400)
-    np.testing.assert_array_equal(store.x, arrays["x"].astype(np.float64).round(3).astype(np.float32))
+    np.testing.assert_array_equal(
+        store.x, arrays["x"].astype(np.float64).round(3).astype(np.float32)
+    )
     np.testing.assert_array_equal(store.splits["valid"], arrays["splits"]["valid"])
     assert opened("ogbn-arxiv", data_dir=tmp_path) == store
     shutil.rmtree(tmp_path / "ogbn_arxiv")
@@ -104,9 +122,13 @@ def test_sizes_come_from_headers_before_and_after(raw: Path, opened: Any) -> Non
     assert locate(str(raw), undirected=True) == size_of(str(store.path)) == store.size
 
 
-def test_a_known_data_set_has_its_size_wherever_it_is(tmp_path: Path, arrays: dict[str, Any], opened: Any) -> None:
+def test_a_known_data_set_has_its_size_wherever_it_is(
+    tmp_path: Path, arrays: dict[str, Any], opened: Any
+) -> None:
     assert size_of("ogbn-arxiv", data_dir=tmp_path) is KNOWN["ogbn-arxiv"]
-    with pytest.raises(InputError, match="ogbn-arxiv is not there; pass download=True, or data_dir"):
+    with pytest.raises(
+        InputError, match="ogbn-arxiv is not there; pass download=True, or data_dir"
+    ):
         locate("ogbn-arxiv", data_dir=tmp_path)
     assert locate("ogbn-arxiv", data_dir=tmp_path, download=True).stored == "csv"
     official_csv(tmp_path, **arrays)
@@ -145,14 +167,20 @@ def test_a_source_that_changed_since_is_refused(raw: Path, opened: Any) -> None:
     assert opened(raw) == store
 
 
-def test_a_store_of_other_data_or_other_content_in_its_place_is_refused(raw: Path, tmp_path: Path, opened: Any) -> None:
+def test_a_store_of_other_data_or_other_content_in_its_place_is_refused(
+    raw: Path, tmp_path: Path, opened: Any
+) -> None:
     other = shutil.copytree(raw, tmp_path / "elsewhere" / "mine", copy_function=shutil.copy)
     store = opened(other, data_dir=tmp_path)
-    with pytest.raises(InputError, match=f"{store.path}: expected the store of {raw}, found one of {other}"):
+    with pytest.raises(
+        InputError, match=f"{store.path}: expected the store of {raw}, found one of {other}"
+    ):
         locate(str(raw))
     shutil.rmtree(store.path)
     store.path.write_text("mine")
-    with pytest.raises(InputError, match=r"mine\.store: expected a new or empty folder, found a file"):
+    with pytest.raises(
+        InputError, match=r"mine\.store: expected a new or empty folder, found a file"
+    ):
         locate(str(raw))
 
 
@@ -178,7 +206,10 @@ print("STORE", open_dataset(sys.argv[1], progress=False).path)
 
 def test_two_processes_at_once_convert_once(raw: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPEN, str(raw)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -205,7 +236,11 @@ def test_a_generated_data_set_is_made_once_for_all(
     assert first == "data/synthetic-0.0001-seed3.store: generating it, once"
     assert last.startswith("data/synthetic-0.0001-seed3.store: 11,106 nodes, ")
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
-    assert prepare_dataset("", tmp_path / "data", 1e-4, 3) == prepare_dataset(path, tmp_path, 0.5) == path
+    assert (
+        prepare_dataset("", tmp_path / "data", 1e-4, 3)
+        == prepare_dataset(path, tmp_path, 0.5)
+        == path
+    )
     assert "generating" not in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
     kept = prepare_dataset(path, tmp_path / "elsewhere", 0.01)

@@ -1,4 +1,5 @@
-"""The promises of ogbnlib.sources.convert: the same arrays as in RAM, within any limit, whole or not at all."""
+"""The promises of ogbnlib.sources.convert: the same arrays as in RAM, within any limit, whole or
+not at all."""
 
 import itertools
 import os
@@ -83,14 +84,20 @@ def assert_same(made: Store, raw: Path, undirected: bool = False) -> None:
 
 @pytest.mark.usefixtures("tiny_budget")
 @pytest.mark.parametrize("undirected", [False, True])
-def test_many_ranges_and_tiny_chunks_change_nothing(raw: Path, tmp_path: Path, undirected: bool) -> None:
-    assert_same(convert(raw, tmp_path / "s", undirected=undirected, progress=False), raw, undirected)
+def test_many_ranges_and_tiny_chunks_change_nothing(
+    raw: Path, tmp_path: Path, undirected: bool
+) -> None:
+    assert_same(
+        convert(raw, tmp_path / "s", undirected=undirected, progress=False), raw, undirected
+    )
 
 
 @pytest.mark.parametrize("workspace", [48, 10**6])
 @pytest.mark.parametrize("undirected", [False, True])
 @settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(source=graphs())
 def test_any_graph_gives_the_csc_of_the_sort_in_ram(
@@ -98,9 +105,13 @@ def test_any_graph_gives_the_csc_of_the_sort_in_ram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(module, "_workspace", lambda *_: workspace)
-    made = convert(source, tmp_path_factory.mktemp("any") / "s", undirected=undirected, progress=False)
+    made = convert(
+        source, tmp_path_factory.mktemp("any") / "s", undirected=undirected, progress=False
+    )
     colptr, row = csc_of(
-        np.hstack([np.zeros((2, 0), int), *map(np.stack, source.edge_chunks(999))]), source.num_nodes, undirected
+        np.hstack([np.zeros((2, 0), int), *map(np.stack, source.edge_chunks(999))]),
+        source.num_nodes,
+        undirected,
     )
     np.testing.assert_array_equal(made.colptr, colptr)
     np.testing.assert_array_equal(made.row, row)
@@ -108,9 +119,15 @@ def test_any_graph_gives_the_csc_of_the_sort_in_ram(
 
 
 @pytest.mark.usefixtures("tiny_budget")
-def test_any_order_endianness_and_width_gives_the_same_store(raw: Path, tmp_path: Path, graph: dict[str, Any]) -> None:
-    values = {"node_feat": graph["x"].astype(">f8"), "edge_index": np.asfortranarray(graph["edge_index"].astype(">i4"))}
-    rewrite(raw / "raw" / "data.npz", **values, node_year=np.full((N, 1), 2019))  # papers100M has it
+def test_any_order_endianness_and_width_gives_the_same_store(
+    raw: Path, tmp_path: Path, graph: dict[str, Any]
+) -> None:
+    values = {
+        "node_feat": graph["x"].astype(">f8"),
+        "edge_index": np.asfortranarray(graph["edge_index"].astype(">i4")),
+    }
+    # papers100M has it
+    rewrite(raw / "raw" / "data.npz", **values, node_year=np.full((N, 1), 2019))
     assert_same(convert(raw, tmp_path / "s", feature_dtype="float16", progress=False), raw)
 
 
@@ -132,14 +149,21 @@ def test_offsets_beyond_two_to_the_31_edges_stay_whole(tmp_path: Path) -> None:
         def write(self, values: np.ndarray) -> None:
             self.last = values
 
-    edges, colptr = EdgeSort(tmp_path, 2, 3, undirected=False, workspace=2**20, done=lambda count: None), Out()
+    edges, colptr = (
+        EdgeSort(tmp_path, 2, 3, undirected=False, workspace=2**20, done=lambda count: None),
+        Out(),
+    )
     edges.read([(np.array([0, 1, 0]), np.array([0, 1, 1]))])
     edges.write(Out(), colptr)  # type: ignore[arg-type]
     assert colptr.last.tolist() == [3_000_000_001, 3_000_000_003]
 
 
-@pytest.mark.parametrize(("file", "how"), [("raw/data.npz", "replaced"), ("split/time/valid.csv.gz", "written to")])
-def test_a_file_that_is_replaced_meanwhile_ends_it(raw: Path, tmp_path: Path, file: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "how"), [("raw/data.npz", "replaced"), ("split/time/valid.csv.gz", "written to")]
+)
+def test_a_file_that_is_replaced_meanwhile_ends_it(
+    raw: Path, tmp_path: Path, file: str, how: str
+) -> None:
     folder = Path(shutil.copytree(raw, tmp_path / "raw"))
     times = (folder / file).stat()
 
@@ -181,12 +205,16 @@ def test_features_that_cannot_be_held_are_counted(
 
 
 @pytest.mark.slow
-def test_it_lives_in_a_cgroup_smaller_than_the_raw_file(tmp_path: Path, kernel_limit: Callable[[int], Limit]) -> None:
+def test_it_lives_in_a_cgroup_smaller_than_the_raw_file(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
     from ogbnlib.sources.synth import synthesize
 
     limit = kernel_limit(340 * 2**20)
     dataset = synthesize(tmp_path / "raw", 0.005, progress=False)
-    assert 4 * dataset.num_nodes * dataset.num_features + 16 * dataset.num_edges > 400 * 2**20 * 0.97
+    assert (
+        4 * dataset.num_nodes * dataset.num_features + 16 * dataset.num_edges > 400 * 2**20 * 0.97
+    )
     call = "convert(*sys.argv[1:], memory_limit='340 MB', undirected=True)"
     code = f"import sys; from ogbnlib.sources.convert import convert; {call}"
     (tmp_path / "run").mkdir()
@@ -196,7 +224,9 @@ def test_it_lives_in_a_cgroup_smaller_than_the_raw_file(tmp_path: Path, kernel_l
     assert_same(open_store(tmp_path / "s"), dataset.path, undirected=True)
 
 
-def test_a_check_that_raises_ends_a_conversion_and_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_ends_a_conversion_and_its_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(npz, "CHUNK_BYTES", 64)  # many chunks
     splits, labels = {"train": [0], "valid": [1], "test": [2]}, np.zeros(500, np.int64)
     source = from_arrays("made", np.zeros((2, 10), np.int64), np.ones((500, 4)), labels, splits)
@@ -211,4 +241,6 @@ def test_a_check_that_raises_ends_a_conversion_and_its_threads(tmp_path: Path, m
     assert left_in(tmp_path) == []
     # Its frames, which hold what they iterated over, are still there.
     assert caught.value.__traceback__ is not None
-    assert not [thread for thread in set(threading.enumerate()) - before if "Executor" in thread.name]
+    assert not [
+        thread for thread in set(threading.enumerate()) - before if "Executor" in thread.name
+    ]

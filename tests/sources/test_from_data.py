@@ -1,4 +1,5 @@
-"""What a PyG user has as a `Data` becomes a store that says the same, or is refused in a sentence."""
+"""What a PyG user has as a `Data` becomes a store that says the same, or is refused in a
+sentence."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ def data_of(**changes: Any) -> Data:
         "edge_index": torch.randint(N - 10, (2, 200), generator=random),
         "train_mask": mask(0, 20), "val_mask": mask(20, 40), "test_mask": mask(40, 60),
     }  # fmt: skip
-    return Data(**{name: value for name, value in (attributes | changes).items() if value is not None})
+    return Data(
+        **{name: value for name, value in (attributes | changes).items() if value is not None}
+    )
 
 
 def edges(data: Data) -> list[list[int]]:
@@ -49,7 +52,9 @@ def edges(data: Data) -> list[list[int]]:
         ({"train_mask": None}, {"splits": {"train": mask(0, 20), "val": range(20, 40), "test": mask(40, 60).numpy()}}),
     ],
 )  # fmt: skip
-def test_a_data_comes_back_from_its_store(changes: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_data_comes_back_from_its_store(
+    changes: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
     data = data_of(**changes)
     back = Store.from_data(data, tmp_path / "store", progress=False, **options).to_data()
     assert {name: value.dtype for name, value in back.to_dict().items()} == {
@@ -74,13 +79,17 @@ def test_a_data_comes_back_from_its_store(changes: dict[str, Any], options: dict
         (data_of(x=torch.eye(N).to_sparse()), "x: expected a numpy array or a torch tensor"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_a_store_is_refused_in_a_sentence(data: Any, sentence: str, tmp_path: Path) -> None:
+def test_what_can_not_be_a_store_is_refused_in_a_sentence(
+    data: Any, sentence: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=sentence):
         Store.from_data(data, tmp_path / "store", progress=False)
     assert left_in(tmp_path) == []
 
 
-def test_what_a_store_does_not_keep_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_store_does_not_keep_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = data_of(edge_attr=torch.ones(200, 2), edge_weight=torch.ones(200))
     Store.from_data(data, tmp_path / "store", progress=False)
     said = capsys.readouterr().err
@@ -100,19 +109,29 @@ def empty(tmp_path: Path) -> Store:
 
 
 def test_an_empty_split_is_not_evaluated_which_is_said_once(empty: Store, tmp_path: Path) -> None:
-    config = TrainConfig.create(dataset=str(empty.path), loading="store", epochs=2, num_neighbors=[3], progress="none")
+    config = TrainConfig.create(
+        dataset=str(empty.path), loading="store", epochs=2, num_neighbors=[3], progress="none"
+    )
     history = train(config, tmp_path / "run").history
     assert [row["valid"] for row in history] == [None, None]
     assert all(row["test"] is not None for row in history)
-    notes = [event.get("text", "") for event in Run(tmp_path / "run").events if event["event"] == "note"]
+    notes = [
+        event.get("text", "") for event in Run(tmp_path / "run").events if event["event"] == "note"
+    ]
     assert sum("the valid split has no nodes: it is not evaluated" in note for note in notes) == 1
 
 
 def test_what_needs_the_nodes_of_an_empty_split_is_refused(empty: Store, tmp_path: Path) -> None:
-    assert {name: len(ids) for name, ids in empty.splits.items()} == {"train": 20, "valid": 0, "test": 20}
+    assert {name: len(ids) for name, ids in empty.splits.items()} == {
+        "train": 20,
+        "valid": 0,
+        "test": 20,
+    }
     with pytest.raises(InputError, match="nodes: expected a split with nodes"):
         empty.loader("val")
-    untrained = Store.from_data(data_of(train_mask=mask(0, 0)), tmp_path / "untrained", progress=False)
+    untrained = Store.from_data(
+        data_of(train_mask=mask(0, 0)), tmp_path / "untrained", progress=False
+    )
     assert len(list(untrained.loader("val"))) == 1
     for store, changes, sentence in (
         (empty, {"keep": "best"}, "keep=best: expected nodes in the valid split, found none"),
@@ -129,7 +148,10 @@ def test_val_is_valid_wherever_a_split_is_named(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="other"):
         store.splits["other"]
     assert [batch.n_id[:20].tolist() for batch in store.loader("val")] == [list(range(20, 40))]
-    assert TrainConfig.create(dataset="none", eval_splits="val test").eval_splits == ("valid", "test")
+    assert TrainConfig.create(dataset="none", eval_splits="val test").eval_splits == (
+        "valid",
+        "test",
+    )
     splits = {"val": [0], "valid": [1], "test": [2]}
     with pytest.raises(InputError, match="splits: expected a dict with train, valid"):
         Store.from_data(data_of(), tmp_path / "other", splits=splits, progress=False)

@@ -1,4 +1,5 @@
-"""The promises of ogbnlib.sources.ogb: OGB's layout both ways, equal to what OGB, numpy and PyG make of it."""
+"""The promises of ogbnlib.sources.ogb: OGB's layout both ways, equal to what OGB, numpy and PyG
+make of it."""
 
 import dataclasses
 import gzip
@@ -48,10 +49,14 @@ def folder(tmp_path: Path, graph: dict[str, Any]) -> Path:
     return write_raw(tmp_path / "data", **graph).path
 
 
-def rewrite(file: Path, compression: int = zipfile.ZIP_DEFLATED, **members: np.ndarray | bytes | None) -> None:
+def rewrite(
+    file: Path, compression: int = zipfile.ZIP_DEFLATED, **members: np.ndarray | bytes | None
+) -> None:
     """Replace, add or (None) drop members of an .npz file."""
     with zipfile.ZipFile(file) as archive:
-        content: dict[str, Any] = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
+        content: dict[str, Any] = {
+            name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()
+        }
     content.update(members)
     with zipfile.ZipFile(file, "w", compression) as archive:
         for name, value in content.items():
@@ -84,7 +89,9 @@ def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) ->
 
 @pytest.mark.parametrize("file", ["raw/data.npz", "split/time/train.csv.gz"])
 @pytest.mark.parametrize("content", [b" <!DOCTYPE html><p>no such bucket</p>", None])
-def test_what_a_failed_download_left_is_named(folder: Path, file: str, content: bytes | None) -> None:
+def test_what_a_failed_download_left_is_named(
+    folder: Path, file: str, content: bytes | None
+) -> None:
     (folder / file).write_bytes((folder / file).read_bytes()[:-40] if content is None else content)
     with pytest.raises(InputError, match=f"{folder / file}.*damage"):
         open_raw(folder).read_splits()
@@ -107,16 +114,30 @@ BAD_ARGUMENTS = {
     "edge_index too large": (lambda g: changed(g, "edge_index", (1, 7), N), "edge_index"),
     "x NaN": (lambda g: changed(g, "x", (3, 1), np.nan), "x: .*row 3"),
     "y fraction": (lambda g: changed(g, "y", 2, 0.5), "y: .*node 2"),
-    "y stray": (lambda g: changed(g, "y", 3, 15_000_000), r"y: .* the label 15000000; .*num_classes"),
-    "y 255 for none": (lambda g: {**g, "y": np.r_[np.arange(200), 255][g["y"]].astype(np.uint8)}, "the label 255"),
+    "y stray": (
+        lambda g: changed(g, "y", 3, 15_000_000),
+        r"y: .* the label 15000000; .*num_classes",
+    ),
+    "y 255 for none": (
+        lambda g: {**g, "y": np.r_[np.arange(200), 255][g["y"]].astype(np.uint8)},
+        "the label 255",
+    ),
     "split too large": (lambda g: split(g, test=np.array([N])), r"splits\['test'\]"),
-    "split overlap": (lambda g: split(g, test=np.array([26, 3])), r"splits\['test'\]: .*train, found 1 such as 3"),
-    "split unlabelled": (lambda g: split(g, test=np.array([35])), r"splits\['test'\]: .*label such as 35"),
+    "split overlap": (
+        lambda g: split(g, test=np.array([26, 3])),
+        r"splits\['test'\]: .*train, found 1 such as 3",
+    ),
+    "split unlabelled": (
+        lambda g: split(g, test=np.array([35])),
+        r"splits\['test'\]: .*label such as 35",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD_ARGUMENTS)
-def test_a_bad_argument_is_named_and_nothing_is_written(tmp_path: Path, graph: dict[str, Any], case: str) -> None:
+def test_a_bad_argument_is_named_and_nothing_is_written(
+    tmp_path: Path, graph: dict[str, Any], case: str
+) -> None:
     spoil, match = BAD_ARGUMENTS[case]
     with pytest.raises(InputError, match=match):
         write_raw(tmp_path / "parent" / "data", **spoil(graph))
@@ -137,15 +158,33 @@ BAD_MEMBERS = {
         lambda g: {"edge_index": changed(g, "edge_index", (1, 123), N)["edge_index"]},
         "edge 123",
     ),
-    "node_feat in columns": ("data", lambda g: {"node_feat": np.asfortranarray(g["x"])}, r"expected rows \(C order\)"),
-    "node_feat pickled": ("data", lambda g: {"node_feat": np.array([None])}, "node_feat: .*pickled"),
-    "node_feat of other length": ("data", lambda g: {"node_feat": g["x"][1:]}, "arrays of 39 nodes"),
-    "label too large": ("node-label", lambda g: {"node_label": g["y"] + 1.0}, "node_label: .*node 0"),
+    "node_feat in columns": (
+        "data",
+        lambda g: {"node_feat": np.asfortranarray(g["x"])},
+        r"expected rows \(C order\)",
+    ),
+    "node_feat pickled": (
+        "data",
+        lambda g: {"node_feat": np.array([None])},
+        "node_feat: .*pickled",
+    ),
+    "node_feat of other length": (
+        "data",
+        lambda g: {"node_feat": g["x"][1:]},
+        "arrays of 39 nodes",
+    ),
+    "label too large": (
+        "node-label",
+        lambda g: {"node_label": g["y"] + 1.0},
+        "node_label: .*node 0",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD_MEMBERS)
-def test_a_bad_member_is_named_with_its_file(folder: Path, graph: dict[str, Any], case: str) -> None:
+def test_a_bad_member_is_named_with_its_file(
+    folder: Path, graph: dict[str, Any], case: str
+) -> None:
     which, spoil, match = BAD_MEMBERS[case]
     file = folder / "raw" / f"{which}.npz"
     rewrite(file, **spoil(graph))
@@ -155,16 +194,21 @@ def test_a_bad_member_is_named_with_its_file(folder: Path, graph: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("member", "compression"), [("edge_index", zipfile.ZIP_DEFLATED), ("node_feat", zipfile.ZIP_STORED)]
+    ("member", "compression"),
+    [("edge_index", zipfile.ZIP_DEFLATED), ("node_feat", zipfile.ZIP_STORED)],
 )
-def test_a_flipped_bit_is_found_while_streaming(folder: Path, member: str, compression: int) -> None:
+def test_a_flipped_bit_is_found_while_streaming(
+    folder: Path, member: str, compression: int
+) -> None:
     file = folder / "raw" / "data.npz"
     rewrite(file, compression)
     with zipfile.ZipFile(file) as archive:
         entry = archive.getinfo(f"{member}.npy")
     content = bytearray(file.read_bytes())
     # Low bits near the end of the member: still a plausible value, in an array of plausible shape.
-    content[entry.header_offset + 30 + len(entry.filename) + len(entry.extra) + entry.compress_size - 8] ^= 1
+    content[
+        entry.header_offset + 30 + len(entry.filename) + len(entry.extra) + entry.compress_size - 8
+    ] ^= 1
     file.write_bytes(content)
     with pytest.raises(InputError, match=member) as error:
         read_all(folder)
@@ -175,14 +219,28 @@ def test_a_flipped_bit_is_found_while_streaming(folder: Path, member: str, compr
 
 
 BAD_CSV = {
-    "header line": ("raw/edge", gzip.compress(b"src,dst\n1,2\n"), "2 columns of whole numbers without a header line"),
-    "half downloaded": ("raw/node-feat", gzip.compress(bytes(range(200)))[:-30], "numbers, gzipped"),
-    "split": ("split/time/test", gzip.compress(b"1\n")[:-9], "one node id a line, gzipped, found damage"),
+    "header line": (
+        "raw/edge",
+        gzip.compress(b"src,dst\n1,2\n"),
+        "2 columns of whole numbers without a header line",
+    ),
+    "half downloaded": (
+        "raw/node-feat",
+        gzip.compress(bytes(range(200)))[:-30],
+        "numbers, gzipped",
+    ),
+    "split": (
+        "split/time/test",
+        gzip.compress(b"1\n")[:-9],
+        "one node id a line, gzipped, found damage",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD_CSV)
-def test_a_bad_file_of_an_official_data_set_is_named(tmp_path: Path, graph: dict[str, Any], case: str) -> None:
+def test_a_bad_file_of_an_official_data_set_is_named(
+    tmp_path: Path, graph: dict[str, Any], case: str
+) -> None:
     name, content, match = BAD_CSV[case]
     file = official_csv(tmp_path, **graph) / f"{name}.csv.gz"
     file.unlink()
@@ -194,10 +252,14 @@ def test_a_bad_file_of_an_official_data_set_is_named(tmp_path: Path, graph: dict
 
 
 @pytest.fixture
-def remote(tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
+def remote(
+    tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Remote]:
     """ogbn-arxiv on a server of this test's own, and ogb's table that names it."""
     official_csv(tmp_path / "remote", **graph).rename(tmp_path / "remote" / "arxiv")
-    archive = Path(shutil.make_archive(str(tmp_path / "arxiv"), "zip", tmp_path / "remote", "arxiv"))
+    archive = Path(
+        shutil.make_archive(str(tmp_path / "arxiv"), "zip", tmp_path / "remote", "arxiv")
+    )
     with Remote(archive.read_bytes()) as server:
         located = official.locate_official
 
@@ -218,16 +280,22 @@ def test_a_download_says_its_size_and_asks_nothing(
     shown = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in shown] == ["download", "unpack"]
     assert [entry.name for entry in root.iterdir()] == ["ogbn_arxiv"]
-    pairs = [np.stack(pair) for pair in open_official(locate_official("ogbn-arxiv", root)).edge_chunks(7)]
+    pairs = [
+        np.stack(pair) for pair in open_official(locate_official("ogbn-arxiv", root)).edge_chunks(7)
+    ]
     np.testing.assert_array_equal(np.hstack(pairs), graph["edge_index"])
     official.fetch("ogbn-arxiv", root, said.append)
     assert len(said) == len(remote.asked) == 1
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path, remote: Remote) -> None:
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(
+    tmp_path: Path, remote: Remote
+) -> None:
     root, said = tmp_path / "root", list[str]()
     remote.stop_after = 1024
-    with pytest.raises(InputError, match=r"arxiv\.zip could not be fetched .*; the next attempt resumes it"):
+    with pytest.raises(
+        InputError, match=r"arxiv\.zip could not be fetched .*; the next attempt resumes it"
+    ):
         official.fetch("ogbn-arxiv", root, said.append)
     assert left_in(root) == [".ogbn_arxiv.zip.part"]
     remote.stop_after = None

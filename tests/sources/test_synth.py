@@ -1,4 +1,5 @@
-"""The promises of synth: a papers100M in miniature that is deterministic, bounded and worth learning on."""
+"""The promises of synth: a papers100M in miniature that is deterministic, bounded and worth
+learning on."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def contents(dataset: Source) -> dict[str, bytes]:
-    files = (file for file in dataset.path.rglob("*") if file.is_file() and file.name != "meta.json")
+    files = (
+        file for file in dataset.path.rglob("*") if file.is_file() and file.name != "meta.json"
+    )
     return {str(file.relative_to(dataset.path)): file.read_bytes() for file in files}
 
 
@@ -32,7 +35,11 @@ def test_the_counts_are_those_of_papers100m_to_scale(dataset: Source) -> None:
     assert dataset.num_edges / dataset.num_nodes == pytest.approx(14.548, rel=0.03)
     assert (dataset.num_features, dataset.num_classes) == (128, 172)
     sizes = {name: len(ids) for name, ids in dataset.read_splits().items()}
-    assert sizes == {"train": round(1_207_179 * TINY), "valid": round(125_265 * TINY), "test": round(214_338 * TINY)}
+    assert sizes == {
+        "train": round(1_207_179 * TINY),
+        "valid": round(125_265 * TINY),
+        "test": round(214_338 * TINY),
+    }
 
 
 def test_exactly_the_nodes_of_the_splits_have_labels(dataset: Source) -> None:
@@ -42,7 +49,9 @@ def test_exactly_the_nodes_of_the_splits_have_labels(dataset: Source) -> None:
     np.testing.assert_array_equal(np.flatnonzero(raw_arrays(dataset.path)["y"] >= 0), labelled)
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(dataset: Source, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
+    dataset: Source, tmp_path: Path
+) -> None:
     again = synthesize(tmp_path / "again", TINY, progress=False)
     other = synthesize(tmp_path / "other", TINY, seed=1, progress=False)
     assert contents(again) == contents(dataset)
@@ -51,11 +60,14 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(dataset: Sou
 
 
 def ridge_accuracy(dataset: Source, hops: int, undirected: bool) -> float:
-    """Test accuracy of ridge regression on the features and the mean features of 1 .. `hops` hops."""
+    """Test accuracy of ridge regression on the features and the mean features of 1 .. `hops`
+    hops."""
     arrays, splits = raw_arrays(dataset.path), dataset.read_splits()
     x, y = arrays["x"], arrays["y"]
     colptr, row = csc_of(arrays["edge_index"], dataset.num_nodes, undirected)
-    adjacency = sp.csr_matrix((np.ones(len(row), np.float32), row, colptr), (dataset.num_nodes, dataset.num_nodes))
+    adjacency = sp.csr_matrix(
+        (np.ones(len(row), np.float32), row, colptr), (dataset.num_nodes, dataset.num_nodes)
+    )
     degree = np.maximum(np.diff(colptr), 1)[:, None]
     parts = [x]
     for _ in range(hops):
@@ -63,7 +75,9 @@ def ridge_accuracy(dataset: Source, hops: int, undirected: bool) -> float:
     train, test = ([part[splits[name]] for part in parts] for name in ("train", "test"))
     a, b = np.hstack(train), np.hstack(test)
     target = np.eye(dataset.num_classes)[y[splits["train"]]]
-    weights = np.linalg.solve(a.T @ a + 30.0 * np.eye(a.shape[1]), a.T @ (target - target.mean(axis=0)))
+    weights = np.linalg.solve(
+        a.T @ a + 30.0 * np.eye(a.shape[1]), a.T @ (target - target.mean(axis=0))
+    )
     return float(((b @ weights + target.mean(axis=0)).argmax(axis=1) == y[splits["test"]]).mean())
 
 
@@ -84,7 +98,11 @@ def test_hops_and_reverse_edges_each_help(tmp_path: Path) -> None:
 def test_a_store_is_the_one_that_converting_the_raw_files_gives(
     dataset: Source, tmp_path: Path, undirected: bool, feature_dtype: Any
 ) -> None:
-    options: dict[str, Any] = {"undirected": undirected, "feature_dtype": feature_dtype, "progress": False}
+    options: dict[str, Any] = {
+        "undirected": undirected,
+        "feature_dtype": feature_dtype,
+        "progress": False,
+    }
     straight = synthesize_store(tmp_path / "straight", TINY, **options)
     converted = convert(dataset.path, tmp_path / "converted", **options)
     assert straight.files == converted.files
@@ -93,14 +111,20 @@ def test_a_store_is_the_one_that_converting_the_raw_files_gives(
     assert verify_store(straight.path) == []
 
 
-def test_a_store_does_not_depend_on_the_size_of_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_does_not_depend_on_the_size_of_a_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = synthesize_store(tmp_path / "one", TINY, num_features=3, num_classes=5, progress=False)
     monkeypatch.setattr(citations, "_NODES", 997)
-    other = synthesize_store(tmp_path / "other", TINY, num_features=3, num_classes=5, progress=False)
+    other = synthesize_store(
+        tmp_path / "other", TINY, num_features=3, num_classes=5, progress=False
+    )
     assert one.files == other.files
 
 
-def test_labelled_papers_are_a_field_that_cites_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labelled_papers_are_a_field_that_cites_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def distinct_share() -> float:
         dataset = synthesize(tmp_path / str(citations._FIELD), 1e-3, num_features=1, progress=False)
         labelled = np.concatenate(list(dataset.read_splits().values()))

@@ -1,4 +1,5 @@
-"""A user's own files give the store of the same arrays, or one sentence that names the file and the row."""
+"""A user's own files give the store of the same arrays, or one sentence that names the file and the
+row."""
 
 import gzip
 from pathlib import Path
@@ -29,7 +30,11 @@ def small() -> Arrays:
         "edge_index": rng.integers(0, SMALL, (2, 90)),
         "x": np.round(rng.standard_normal((SMALL, 3)), 3).astype(np.float32),
         "y": y,
-        "splits": {"train": np.sort(ids[:20]), "valid": np.sort(ids[20:25]), "test": np.sort(ids[25:30])},
+        "splits": {
+            "train": np.sort(ids[:20]),
+            "valid": np.sort(ids[20:25]),
+            "test": np.sort(ids[25:30]),
+        },
     }
 
 
@@ -43,13 +48,23 @@ def parquet(**columns: Any) -> pa.Table:
 
 
 def write_small(folder: Path, small: Arrays, files: dict[str, Any]) -> Path:
-    """The folder of `small` in .npy files, but for `files`: by name, text, bytes, an array or an arrow table."""
-    own = {"edges": small["edge_index"], "features": small["x"], "labels": small["y"], **small["splits"]}
+    """The folder of `small` in .npy files, but for `files`: by name, text, bytes, an array or an
+    arrow table."""
+    own = {
+        "edges": small["edge_index"],
+        "features": small["x"],
+        "labels": small["y"],
+        **small["splits"],
+    }
     own |= {"nodes": None, "splits": None}
     folder.mkdir()
     for role, values in own.items():
         instead = files.get("without", "").split()
-        if values is not None and role not in instead and not any(name.split(".")[0] == role for name in files):
+        if (
+            values is not None
+            and role not in instead
+            and not any(name.split(".")[0] == role for name in files)
+        ):
             np.save(folder / f"{role}.npy", values)
     for name, content in files.items():
         if name == "without":
@@ -68,7 +83,9 @@ def write_small(folder: Path, small: Arrays, files: dict[str, Any]) -> Path:
 
 def read_all(source: Any) -> Arrays:
     return {
-        "edge_index": np.concatenate([np.stack(pair) for pair in source.edge_chunks(2**20)], axis=1),
+        "edge_index": np.concatenate(
+            [np.stack(pair) for pair in source.edge_chunks(2**20)], axis=1
+        ),
         "x": np.concatenate(list(source.x_chunks())),
         "y": np.concatenate(list(source.label_chunks())),
         "splits": source.read_splits(),
@@ -93,7 +110,10 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
     table = lines(src, dst, header="source,target")
     names = [f"n{i}" for i in ids]
     named = lines([names[i] for i in src], [names[i] for i in dst], header="source,target")
-    by_name = {f"{split}.csv": lines([names[i] for i in nodes], header="node") for split, nodes in g["splits"].items()}
+    by_name = {
+        f"{split}.csv": lines([names[i] for i in nodes], header="node")
+        for split, nodes in g["splits"].items()
+    }
     shuffled = np.random.default_rng(0).permutation(SMALL)
     no_splits = "train valid test"
     return [
@@ -104,8 +124,15 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
         {"edges.csv": lines(np.ones(90), src, dst), "options": {"edge_columns": ["2", "3"]}},
         {
             "without": "edges features labels train valid",
-            **{"edge_index.npy": g["edge_index"].astype(str), "x.npy": x, "y.npy": y.astype(np.float32)},
-            **{"train_mask.npy": np.isin(ids, g["splits"]["train"]), "val.npy": g["splits"]["valid"]},
+            **{
+                "edge_index.npy": g["edge_index"].astype(str),
+                "x.npy": x,
+                "y.npy": y.astype(np.float32),
+            },
+            **{
+                "train_mask.npy": np.isin(ids, g["splits"]["train"]),
+                "val.npy": g["splits"]["valid"],
+            },
         },
         {
             "edges.parquet": parquet(
@@ -116,13 +143,25 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
         },
         {"features.parquet": parquet(x=pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 3))},
         {"features.csv": lines(*x.T, header="0,1,2")},
-        {"features.csv": lines(*x.T, ids, header="a,b,c,paper_id"), "options": {"id_column": "paper_id"}},
+        {
+            "features.csv": lines(*x.T, ids, header="a,b,c,paper_id"),
+            "options": {"id_column": "paper_id"},
+        },
         {"labels.csv": lines(y[shuffled], shuffled, header="label,node_id")},
-        {"labels.csv": lines(y[shuffled], shuffled, header="t,paper"), "options": {"label_columns": ["paper", "t"]}},
-        {"labels.csv": lines(ids[::-1], y, header="rank,topic"), "options": {"label_columns": ["topic"]}},
+        {
+            "labels.csv": lines(y[shuffled], shuffled, header="t,paper"),
+            "options": {"label_columns": ["paper", "t"]},
+        },
+        {
+            "labels.csv": lines(ids[::-1], y, header="rank,topic"),
+            "options": {"label_columns": ["topic"]},
+        },
         {"labels.csv": lines(np.where(some, y.astype(str), '""'), header="y")},
         {"labels.parquet": parquet(topic=pa.array([int(v) if v >= 0 else None for v in y]))},
-        {"without": no_splits, "splits.csv": lines(shuffled, split_of[shuffled], header="node_id,split")},
+        {
+            "without": no_splits,
+            "splits.csv": lines(shuffled, split_of[shuffled], header="node_id,split"),
+        },
         {
             "train.npy": np.isin(ids, g["splits"]["train"]).astype(np.int64),
             "valid.csv": lines(np.isin(ids, g["splits"]["valid"]).astype(int), header="mask"),
@@ -145,7 +184,12 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
 def no_arrays() -> Arrays:
     zeros = np.zeros(SMALL, int)
     splits = dict.fromkeys(("train", "valid", "test"), zeros[:1])
-    return {"edge_index": np.zeros((2, 90), int), "x": np.zeros((SMALL, 3)), "y": zeros, "splits": splits}
+    return {
+        "edge_index": np.zeros((2, 90), int),
+        "x": np.zeros((SMALL, 3)),
+        "y": zeros,
+        "splits": splits,
+    }
 
 
 @pytest.mark.parametrize("number", range(len(right_files(no_arrays()))))
@@ -160,30 +204,51 @@ def test_files_of_any_kind_give_the_same_arrays(number: int, small: Arrays, tmp_
 @pytest.mark.parametrize("kind", ["npy", "csv", "text names", "number names"])
 def test_the_store_is_that_of_the_arrays(kind: str, small: Arrays, tmp_path: Path) -> None:
     (src, dst), ids = small["edge_index"], np.arange(SMALL)
-    names = np.array([f"nö{'x' * (i % 7)}-{i}" for i in ids]) if kind == "text names" else ids[::-1] * 10**9 - 5
+    names = (
+        np.array([f"nö{'x' * (i % 7)}-{i}" for i in ids])
+        if kind == "text names"
+        else ids[::-1] * 10**9 - 5
+    )
     files: Arrays = {}
     if kind == "csv":
         files = {"edges.csv.gz": lines(src, dst), "features.parquet": parquet(x=list(small["x"]))}
     elif kind != "npy":
-        files = {f"{split}.csv": lines(names[nodes], header="node") for split, nodes in small["splits"].items()}
-        files |= {"edges.parquet": parquet(source=names[src], target=names[dst]), "nodes.npy": names}
+        files = {
+            f"{split}.csv": lines(names[nodes], header="node")
+            for split, nodes in small["splits"].items()
+        }
+        files |= {
+            "edges.parquet": parquet(source=names[src], target=names[dst]),
+            "nodes.npy": names,
+        }
         files["labels.csv.gz"] = lines(names[::-1], small["y"][::-1], header="id,label")
-    store = convert(open_tables(write_small(tmp_path / "own", small, files)), tmp_path / "store", progress=False)
+    store = convert(
+        open_tables(write_small(tmp_path / "own", small, files)), tmp_path / "store", progress=False
+    )
     expected = convert(write_raw(tmp_path / "raw", **small), tmp_path / "expected", progress=False)
     assert verify_store(store.path) == []
-    assert {name: store.files[name] for name in expected.files} == expected.files  # CRC-32 of the data among them
+    # CRC-32 of the data among them
+    assert {name: store.files[name] for name in expected.files} == expected.files
     if kind.endswith("names"):
         assert store.node_name is not None
-        kept = [name.decode() for name in store.node_name.tolist()] if kind == "text names" else store.node_name
+        kept = (
+            [name.decode() for name in store.node_name.tolist()]
+            if kind == "text names"
+            else store.node_name
+        )
         np.testing.assert_array_equal(kept, names)
 
 
-def test_features_of_any_number_type_become_float32_and_float16_stays(small: Arrays, tmp_path: Path) -> None:
+def test_features_of_any_number_type_become_float32_and_float16_stays(
+    small: Arrays, tmp_path: Path
+) -> None:
     for number, dtype in enumerate((np.int8, np.uint16, np.int64, bool, np.float16, ">f8")):
         values = (np.abs(small["x"]) * 20).astype(dtype)
         source = open_tables(write_small(tmp_path / str(number), small, {"features.npy": values}))
         assert source.feature_dtype == (np.float16 if dtype is np.float16 else np.float32)
-        np.testing.assert_array_equal(np.concatenate([*source.x_chunks()]), values.astype(np.float32))
+        np.testing.assert_array_equal(
+            np.concatenate([*source.x_chunks()]), values.astype(np.float32)
+        )
 
 
 def test_a_folder_is_a_data_set_that_is_converted_once(
@@ -210,46 +275,104 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
     edges, no_splits = "source,target\n1,2\n", "train valid test"
 
     def of_lists(first: Any) -> dict[str, Any]:
-        return {"features.parquet": parquet(x=pa.array([first] + [[1.0, 2.0]] * 39, pa.list_(pa.float64())))}
+        return {
+            "features.parquet": parquet(
+                x=pa.array([first] + [[1.0, 2.0]] * 39, pa.list_(pa.float64()))
+            )
+        }
 
     return [
         # Columns that are neither known nor named
-        ({"labels.csv": lines(y, ids[::-1], header="label,paper_id")}, r"node_id and label, found .*--label-columns"),
-        ({"labels.csv": lines(np.where(y > 0, "a", "b"))}, "found columns '[ab]'; .*--label-columns"),
-        ({"labels.csv": "label\n1\n", "options": {"label_columns": ["no"]}}, "columns no, .*--label-columns"),
-        ({"features.csv": lines(ids, *x.T, header="paper_id,w0,w1,w2")}, r"features.csv: .*not 'paper_id', .*--id-col"),
-        ({"features.csv": lines(ids[::-1], *x.T)}, r"different whole numbers in column '1'.*--id-column"),
+        (
+            {"labels.csv": lines(y, ids[::-1], header="label,paper_id")},
+            r"node_id and label, found .*--label-columns",
+        ),
+        (
+            {"labels.csv": lines(np.where(y > 0, "a", "b"))},
+            "found columns '[ab]'; .*--label-columns",
+        ),
+        (
+            {"labels.csv": "label\n1\n", "options": {"label_columns": ["no"]}},
+            "columns no, .*--label-columns",
+        ),
+        (
+            {"features.csv": lines(ids, *x.T, header="paper_id,w0,w1,w2")},
+            r"features.csv: .*not 'paper_id', .*--id-col",
+        ),
+        (
+            {"features.csv": lines(ids[::-1], *x.T)},
+            r"different whole numbers in column '1'.*--id-column",
+        ),
         ({"features.csv": lines(*x.T, header="a,b,a")}, "each column's name once, found 'a' again"),
-        ({"edges.csv": lines(src, dst, header="cited,citing")}, r"columns source and target, .*--edge-columns"),
-        ({"edges.csv": lines(src, dst, sep="\t")}, "edges.csv: expected columns source and target, .*commas"),
+        (
+            {"edges.csv": lines(src, dst, header="cited,citing")},
+            r"columns source and target, .*--edge-columns",
+        ),
+        (
+            {"edges.csv": lines(src, dst, sep="\t")},
+            "edges.csv: expected columns source and target, .*commas",
+        ),
         ({"edges.csv": "n1,n2\n", "nodes.csv": "node_id\nn1\n"}, "expected 40 names.*found 1"),
         ({"train.csv": "n1\n"}, "one column node_id or mask.*--id-column"),
         # Values
         (of_lists([1.0]), r"row 1: expected a list of 1 numbers, found .1.0, 2.0"),
         ({"features.parquet": parquet(x=[[1.0, None]] * SMALL)}, "found NaN"),
-        ({"features.csv": lines([*x[1:, 0], "oops"], *x.T[1:], header="a,b,c")}, "column 'a', .* a number: .*'oops'"),
-        ({"features.csv": lines(["", *x[1:, 0]], *x.T[1:], header="a,b,c")}, "found NaN or Inf, the first in row 0"),
+        (
+            {"features.csv": lines([*x[1:, 0], "oops"], *x.T[1:], header="a,b,c")},
+            "column 'a', .* a number: .*'oops'",
+        ),
+        (
+            {"features.csv": lines(["", *x[1:, 0]], *x.T[1:], header="a,b,c")},
+            "found NaN or Inf, the first in row 0",
+        ),
         ({"features.npy": np.where(x == x[7, 2], np.nan, x)}, "found NaN .* row 7"),
-        ({"features.csv": lines(ids[::-1], *x.T, header="id,a,b,c"), "nodes.npy": ids}, "row 0: .*order .*'39'"),
-        ({"edges.csv": edges + "-1,2\n"}, r"edges.csv, column 'source', row 1: .*\(--relabel\), found '-1'"),
+        (
+            {"features.csv": lines(ids[::-1], *x.T, header="id,a,b,c"), "nodes.npy": ids},
+            "row 0: .*order .*'39'",
+        ),
+        (
+            {"edges.csv": edges + "-1,2\n"},
+            r"edges.csv, column 'source', row 1: .*\(--relabel\), found '-1'",
+        ),
         ({"edges.csv": edges + "1,9223372036854775808\n"}, "column 'target', .*beyond 2..53"),
         ({"edges.csv": edges + "1.5,2\n"}, "column 'source', .*1.5"),
         ({"edges.csv": edges + '3,""\n'}, "column 'target', row 1: .*found ''"),
         ({"edges.parquet": parquet(source=[1, None], target=[1, 2])}, "row 1: .*found None"),
         ({"edges.parquet": parquet(source=[True, False], target=[1, 2])}, "found bool"),
-        ({"labels.csv": "label\n" + "1\n" * 38 + "3.5\n1\n"}, "row 38: expected whole labels .*3.5"),
+        (
+            {"labels.csv": "label\n" + "1\n" * 38 + "3.5\n1\n"},
+            "row 38: expected whole labels .*3.5",
+        ),
         ({"labels.csv": "label\n\n" + "1\n" * 39}, r"40 rows, .*found 39; blank lines"),
-        ({"labels.csv": "label\ncs.LG\n3\n" + "cs.LG\n" * 38}, "of text or of numbers, found both: 3, cs.LG"),
-        ({"labels.csv": "id,y\n1,1\n1,2\n"}, "column 'id', row 1: expected each node once, found '1'"),
+        (
+            {"labels.csv": "label\ncs.LG\n3\n" + "cs.LG\n" * 38},
+            "of text or of numbers, found both: 3, cs.LG",
+        ),
+        (
+            {"labels.csv": "id,y\n1,1\n1,2\n"},
+            "column 'id', row 1: expected each node once, found '1'",
+        ),
         ({"nodes.csv": lines([*ids[:-1], 3], header="node_id")}, "row 39: expected each node once"),
         ({"nodes.csv": lines(["a", *['""'] * 39], header="node_id")}, "row 1: .*found ''"),
-        ({"nodes.csv": lines([f"n{'x' * 300}{i}" for i in ids], header="id")}, "256 bytes at most, found 303"),
+        (
+            {"nodes.csv": lines([f"n{'x' * 300}{i}" for i in ids], header="id")},
+            "256 bytes at most, found 303",
+        ),
         ({"nodes.npy": ids + 5}, r"train.npy, .* row \d+: expected one of the .* nodes"),
-        ({"train.csv": lines(np.arange(30) % 2, header="mask")}, "train.csv: expected each node once"),
-        ({"without": no_splits, "splits.csv": "node_id,split\n1,train\n2,holdout\n"}, "row 1: .*found 'holdout'"),
+        (
+            {"train.csv": lines(np.arange(30) % 2, header="mask")},
+            "train.csv: expected each node once",
+        ),
+        (
+            {"without": no_splits, "splits.csv": "node_id,split\n1,train\n2,holdout\n"},
+            "row 1: .*found 'holdout'",
+        ),
         ({"without": no_splits, "splits.csv": "split\ntrain\n"}, "40 rows, .*found 1"),
         # Files
-        ({"splits.csv": "node_id,split\n1,train\n"}, "expected either splits or train, valid and test"),
+        (
+            {"splits.csv": "node_id,split\n1,train\n"},
+            "expected either splits or train, valid and test",
+        ),
         ({"val.npy": ids}, r"expected one file of valid, found valid.npy, val.npy"),
         ({"without": no_splits}, "expected files of train, valid, test"),
         ({"without": "features"}, r"expected files of features .*--features ones, or degree"),
@@ -259,17 +382,26 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
             "edges.csv.gz: expected a table, found damage .*Truncated",
         ),
         ({"edges.csv": edges.encode() + b"\xe9,2\n"}, "edges.csv: .*invalid UTF8"),
-        ({"edges.parquet": b"PAR1 and nothing else"}, "edges.parquet: expected a table, found damage"),
+        (
+            {"edges.parquet": b"PAR1 and nothing else"},
+            "edges.parquet: expected a table, found damage",
+        ),
         ({"options": {"relabel": True}}, "--relabel: .*expected a file nodes"),
     ]
 
 
 @pytest.mark.parametrize("number", range(len(wrong_files(no_arrays()))))
-def test_a_wrong_file_is_refused_in_a_sentence_and_nothing_is_left(number: int, small: Arrays, tmp_path: Path) -> None:
+def test_a_wrong_file_is_refused_in_a_sentence_and_nothing_is_left(
+    number: int, small: Arrays, tmp_path: Path
+) -> None:
     files, sentence = wrong_files(small)[number]
     options = files.pop("options", {})
     with pytest.raises(InputError, match=sentence) as error:
-        convert(open_tables(write_small(tmp_path / "own", small, files), **options), tmp_path / "store", progress=False)
+        convert(
+            open_tables(write_small(tmp_path / "own", small, files), **options),
+            tmp_path / "store",
+            progress=False,
+        )
     assert "\n" not in str(error.value)
     assert left_in(tmp_path) == ["own"]
 
@@ -280,7 +412,9 @@ def test_labels_may_be_text_and_their_names_are_kept(small: Arrays, tmp_path: Pa
     rows = np.random.default_rng(0).permutation(SMALL)
     files = {
         "labels.csv": lines(rows, [called[row] for row in rows], header="node_id,label"),
-        "labels.parquet": pa.table({"subject": pa.array([name or None for name in called]).dictionary_encode()}),
+        "labels.parquet": pa.table(
+            {"subject": pa.array([name or None for name in called]).dictionary_encode()}
+        ),
         "labels.npy": np.array(called),
     }
     for number, (name, content) in enumerate(files.items()):
@@ -296,11 +430,18 @@ def test_labels_may_be_text_and_their_names_are_kept(small: Arrays, tmp_path: Pa
 def test_a_graph_without_features_has_ones_or_degrees(small: Arrays, tmp_path: Path) -> None:
     folder = write_small(tmp_path / "own", small, {"without": "features"})
     same(read_all(open_tables(folder, features="ones")), {**small, "x": np.ones((SMALL, 1))})
-    degrees = np.stack([np.bincount(end, minlength=SMALL) for end in small["edge_index"][::-1]], axis=1)
-    same(read_all(open_tables(folder, features="degree")), {**small, "x": np.log1p(degrees.astype(np.float32))})
+    degrees = np.stack(
+        [np.bincount(end, minlength=SMALL) for end in small["edge_index"][::-1]], axis=1
+    )
+    same(
+        read_all(open_tables(folder, features="degree")),
+        {**small, "x": np.log1p(degrees.astype(np.float32))},
+    )
     (folder / "labels.npy").unlink()
     (folder / "labels.csv").write_text(lines(np.arange(SMALL), small["y"], header="id,label"))
-    with pytest.raises(InputError, match="expected, without features, a file nodes, or a label for each node"):
+    with pytest.raises(
+        InputError, match="expected, without features, a file nodes, or a label for each node"
+    ):
         open_tables(folder, features="ones")
     np.save(folder / "nodes.npy", np.arange(SMALL))
     assert open_tables(folder, features="ones").num_nodes == SMALL

@@ -1,7 +1,9 @@
-"""Promises of `forecast.step`: what autograd keeps, and all that a step has alive, stay below the forecast.
+"""Promises of `forecast.step`: what autograd keeps, and all that a step has alive, stay below the
+forecast.
 
-Two counts of the same step on the CPU: hooks on saved tensors see what the forward pass keeps for the backward pass;
-the profiler's record of the CPU allocator is the counterpart of `torch.cuda.max_memory_allocated`.
+Two counts of the same step on the CPU: hooks on saved tensors see what the forward pass keeps for
+the backward pass; the profiler's record of the CPU allocator is the counterpart of
+`torch.cuda.max_memory_allocated`.
 """
 
 import collections
@@ -29,8 +31,15 @@ from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.models import GNN
 from ogbnlib.training.step import allocator_peak
 
-Ratios = tuple[int, int, float, float]  # saved and peak bytes, and the share of each that is forecast
-WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 128, "hidden_channels": 64, "device": "cpu", "progress": "none"}
+# saved and peak bytes, and the share of each that is forecast
+Ratios = tuple[int, int, float, float]
+WIDE = {
+    "num_neighbors": [15, 10, 5],
+    "batch_size": 128,
+    "hidden_channels": 64,
+    "device": "cpu",
+    "progress": "none",
+}
 
 
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
@@ -52,7 +61,8 @@ class Held:
 
 
 def saved_peak(step: Callable[[], object], known: Iterable[Tensor]) -> int:
-    """The most bytes of distinct storages that autograd keeps for the backward pass, without `known` ones."""
+    """The most bytes of distinct storages that autograd keeps for the backward pass, without
+    `known` ones."""
     ours = {storage.data_ptr() for tensor in known for storage in storages(tensor)}
     counts: collections.Counter[tuple[int, int]] = collections.Counter()
     peak = 0
@@ -74,7 +84,9 @@ def saved_peak(step: Callable[[], object], known: Iterable[Tensor]) -> int:
 
 def fused_kept(model: GNN, batch: Any) -> set[Tensor]:
     """What the fused layers keep for their backward pass, and the log-probabilities."""
-    layers = model._fused(batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
+    layers = model._fused(
+        batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges
+    )
     with torch.no_grad():
         out, kept = layers.forward("input" if model.checkpointing else "all")
     return {out, *(part for layer in kept for part in layer[:2] if part is not None)} - {batch.x}
@@ -82,16 +94,20 @@ def fused_kept(model: GNN, batch: Any) -> set[Tensor]:
 
 @pytest.fixture(scope="module")
 def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
-    """Measures one optimizer step on the CPU, on `accumulate` batches whose graphs are freed one by one."""
+    """Measures one optimizer step on the CPU, on `accumulate` batches whose graphs are freed one by
+    one."""
 
-    drawn: dict[Any, tuple[list[Any], tuple[int, int]]] = {}  # the batches of a step, by their sizes
+    # the batches of a step, by their sizes
+    drawn: dict[Any, tuple[list[Any], tuple[int, int]]] = {}
 
     def measured(**changes: Any) -> Ratios:
         config = TrainConfig.create({"dataset": str(synth_dir), **WIDE, **changes})
         sizes = config.num_neighbors, config.batch_size, config.accumulate
         if sizes not in drawn:
             compile_kernels(list(config.num_neighbors))
-            with contextlib.closing(make_loaders(open_for(config), config, EventLog(None))) as loaders:
+            with contextlib.closing(
+                make_loaders(open_for(config), config, EventLog(None))
+            ) as loaders:
                 loader = loaders.train_loader()
                 set_epoch(loader, 1)
                 batches = [*itertools.islice(loader, config.accumulate)]
@@ -99,7 +115,10 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
         batches, classes = drawn[sizes]
         torch.manual_seed(config.seed)
         model = GNN(config, *classes).train()
-        inputs = [(batch.x.float(), batch.edge_index, batch.y[: batch.batch_size].long()) for batch in batches]
+        inputs = [
+            (batch.x.float(), batch.edge_index, batch.y[: batch.batch_size].long())
+            for batch in batches
+        ]
 
         def step() -> None:
             for batch, (x, edge_index, labels) in zip(batches, inputs, strict=True):
@@ -110,41 +129,61 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
                 F.cross_entropy(scores, labels, reduction="sum").backward()
 
         step()  # makes the gradients, which later steps add to
-        saved, peak = saved_peak(step, itertools.chain(model.parameters(), *inputs)), allocator_peak(step)
+        saved, peak = (
+            saved_peak(step, itertools.chain(model.parameters(), *inputs)),
+            allocator_peak(step),
+        )
         if model.fuses(batches[0].x):  # without autograd
             saved = sum(kept.nbytes for kept in fused_kept(model, batches[0]))
-        shapes = [BatchShape(tuple(batch.num_sampled_nodes), tuple(batch.num_sampled_edges)) for batch in batches]
+        shapes = [
+            BatchShape(tuple(batch.num_sampled_nodes), tuple(batch.num_sampled_edges))
+            for batch in batches
+        ]
         forecast_saved = max(saved_bytes(config, shape, *classes) for shape in shapes)
         forecast_peak = max(activation_bytes(config, shape, *classes) for shape in shapes)
         return saved, peak, forecast_saved / saved, forecast_peak / peak
 
     yield measured
-    release_memory()  # what malloc keeps of these steps, 1 GB, would stand in the figures of the tests that follow
+    # what malloc keeps of these steps, 1 GB, would stand in the figures of the tests that follow
+    release_memory()
 
 
 @pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
 @pytest.mark.parametrize(
-    ("dropout", "precision", "checkpointing"), [(0.0, "fp32", False), (0.5, "bf16", False), (0.5, "bf16", True)]
+    ("dropout", "precision", "checkpointing"),
+    [(0.0, "fp32", False), (0.5, "bf16", False), (0.5, "bf16", True)],
 )
 def test_a_step_takes_no_more_than_is_forecast_and_not_much_less(
     measure: Callable[..., Ratios], model: str, dropout: float, precision: str, checkpointing: bool
 ) -> None:
-    options = {"model": model, "dropout": dropout, "precision": precision, "activation_checkpointing": checkpointing}
+    options = {
+        "model": model,
+        "dropout": dropout,
+        "precision": precision,
+        "activation_checkpointing": checkpointing,
+    }
     _, _, saved, peak = measure(**options)
     assert 0.995 <= saved <= 1.25
-    # Without AVX-512 a bfloat16 product makes no copies of its own: a checkpointed step is 1.2506 times forecast.
+    # Without AVX-512 a bfloat16 product makes no copies of its own: a checkpointed step is 1.2506
+    # times forecast.
     assert 0.97 <= peak <= (1.26 if precision == "bf16" else 1.25)
 
 
 @pytest.mark.parametrize(("model", "hidden"), [("sage", 256), ("gcn", 16), ("gat", 16)])
-def test_the_bounds_hold_for_other_widths_and_depths(measure: Callable[..., Ratios], model: str, hidden: int) -> None:
+def test_the_bounds_hold_for_other_widths_and_depths(
+    measure: Callable[..., Ratios], model: str, hidden: int
+) -> None:
     for fan_out in ([5], [4, 3, 2, 2]):
-        _, peak_bytes, saved, peak = measure(model=model, hidden_channels=hidden, num_neighbors=fan_out)
+        _, peak_bytes, saved, peak = measure(
+            model=model, hidden_channels=hidden, num_neighbors=fan_out
+        )
         assert 0.995 <= saved <= 1.25
         assert peak_bytes - MB <= peak * peak_bytes <= 1.25 * peak_bytes + MB
 
 
-def test_an_accumulated_step_keeps_one_batchs_activations_at_a_time(measure: Callable[..., Ratios]) -> None:
+def test_an_accumulated_step_keeps_one_batchs_activations_at_a_time(
+    measure: Callable[..., Ratios],
+) -> None:
     whole, alone = measure(), measure(batch_size=16)
     parts = measure(batch_size=16, accumulate=4)
     assert alone[0] <= parts[0] < 1.2 * alone[0] < whole[0]

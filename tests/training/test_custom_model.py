@@ -1,4 +1,5 @@
-"""A user's own model is trained like the built-in ones, and an unusable one is refused in one sentence."""
+"""A user's own model is trained like the built-in ones, and an unusable one is refused in one
+sentence."""
 
 import os
 import re
@@ -68,7 +69,9 @@ def my_model(code: str) -> None:
 
 
 def notes(folder: str) -> str:
-    return "\n".join(event.get("text", "") for event in Run(folder).events if event["event"] == "note")
+    return "\n".join(
+        event.get("text", "") for event in Run(folder).events if event["event"] == "note"
+    )
 
 
 @pytest.fixture
@@ -103,8 +106,12 @@ def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_
     assert same(weights(Path("run")), straight.model.state_dict())
     assert Path("run/model.py").read_text() == RESIDUAL
     said = notes("run")
-    assert re.search(r"my_model\.py: changed since the run began; using its copy, .*model\.py", said)
-    assert "Net(hidden_channels=8, dropout=0.3, in_channels=8, out_channels=4, num_layers=3)" in said
+    assert re.search(
+        r"my_model\.py: changed since the run began; using its copy, .*model\.py", said
+    )
+    assert (
+        "Net(hidden_channels=8, dropout=0.3, in_channels=8, out_channels=4, num_layers=3)" in said
+    )
 
 
 def test_a_module_that_changed_is_refused_with_the_line(own: Config) -> None:
@@ -128,7 +135,9 @@ class Plain(nn.Module):
         self.first, self.last = SAGEConv(8, 8), SAGEConv(8, 4)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.last(dropout(self.first(x, edge_index).relu(), training=self.training), edge_index)
+        return self.last(
+            dropout(self.first(x, edge_index).relu(), training=self.training), edge_index
+        )
 
 
 def test_a_model_object_is_trained_itself_and_resumed_with_another(own: Config) -> None:
@@ -146,18 +155,25 @@ def test_a_model_object_is_trained_itself_and_resumed_with_another(own: Config) 
     ("model", "args"),
     [
         ("torch_geometric.nn:GraphSAGE", {"jk": "cat"}),
-        ("torch_geometric.nn:PNA", {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}),
+        (
+            "torch_geometric.nn:PNA",
+            {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]},
+        ),
     ],
 )
 def test_models_that_need_all_nodes_or_the_degrees_are_trained_and_predict(
     own: Config, tiny_store: Path, monkeypatch: pytest.MonkeyPatch, model: str, args: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(models, "_PIECE_NODES", 70)
-    result = train(own(model=model, model_args=args, dropout=0.0, epochs=1, num_neighbors=[3, 2]), "run")
+    result = train(
+        own(model=model, model_args=args, dropout=0.0, epochs=1, num_neighbors=[3, 2]), "run"
+    )
     store = open_store(tiny_store)
     if "PNA" in model:
         average = np.diff(store.colptr).mean()
-        assert float(result.model.state_dict()["convs.0.aggr_module.avg_deg_lin"]) == pytest.approx(average)
+        assert float(result.model.state_dict()["convs.0.aggr_module.avg_deg_lin"]) == pytest.approx(
+            average
+        )
     nodes = store.splits["test"]
     path = predict("run", "out.npy", nodes=nodes, sampled=True, progress=False, say=len)
     assert float((np.load(path) == store.y[nodes]).mean()) == result.history[-1]["test"]
@@ -167,7 +183,10 @@ def test_a_forward_may_take_the_whole_batch_or_features_alone() -> None:
     class Whole(nn.Linear):
         def forward(self, data: Data) -> Tensor:  # type: ignore[override]
             assert data.n_id.shape == (len(data.x),)
-            assert (sum(data.num_sampled_nodes), sum(data.num_sampled_edges)) == (data.num_nodes, data.num_edges)
+            assert (sum(data.num_sampled_nodes), sum(data.num_sampled_edges)) == (
+                data.num_nodes,
+                data.num_edges,
+            )
             return super().forward(data.x[: data.batch_size])
 
     class Features(nn.Linear):
@@ -177,7 +196,9 @@ def test_a_forward_may_take_the_whole_batch_or_features_alone() -> None:
     config = TrainConfig.create(dataset="x", model="mine:Net")
     for model in (Whole(6, 5), Features(6, 5)):
         assert make_model(config, 6, 5, model=model) is model
-        scores = Call.of(model, "fp32")(model, random_batch([4, 4, 4], [4, 4], 6), torch.device("cpu"))
+        scores = Call.of(model, "fp32")(
+            model, random_batch([4, 4, 4], [4, 4], 6), torch.device("cpu")
+        )
         assert scores.shape == (4, 5)
 
 
@@ -213,11 +234,15 @@ def my_model_does(then: str, when: str, first: str = "") -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("patience", "then"), [((3.0, 600.0), "pass"), ((600.0, 3.0), "os.kill(os.getppid(), signal.SIGUSR1)")], ids=str
+    ("patience", "then"),
+    [((3.0, 600.0), "pass"), ((600.0, 3.0), "os.kill(os.getppid(), signal.SIGUSR1)")],
+    ids=str,
 )
 def test_a_rank_that_hangs_is_noticed_and_named(own: Config, patience: Any, then: str) -> None:
     first = f"from ogbnlib.training import distributed as d\nd._PATIENCE_S, d._STOPPING_S = {patience}\n"
-    my_model_does(f"{then}; time.sleep(1000)", 'Net.calls == 4 and os.environ.get("RANK") == "1"', first)
+    my_model_does(
+        f"{then}; time.sleep(1000)", 'Net.calls == 4 and os.environ.get("RANK") == "1"', first
+    )
     ended = run(own(), run_dir="run", num_ranks=2, echo=False)
     assert ended.exit_code == 78, ended.diagnosis
     said = r"rank 1 \(process \d+ on .*\) has shown no sign of life for \d+ s while rank 0 waited"
@@ -225,12 +250,16 @@ def test_a_rank_that_hangs_is_noticed_and_named(own: Config, patience: Any, then
     assert "first to end" not in ended.diagnosis.text
 
 
-def test_scores_that_are_nan_are_no_class_and_buffers_that_no_checkpoint_has_are_said(own: Config) -> None:
+def test_scores_that_are_nan_are_no_class_and_buffers_that_no_checkpoint_has_are_said(
+    own: Config,
+) -> None:
     began = 'Net.began = self.training or getattr(Net, "began", False)'
     scores = "return self.lin(x) * (1.0 if self.training or not Net.began else torch.nan)"
     buffer = "        self.register_buffer('average', torch.zeros(4), persistent=False)\n"
     my_model(model_with(f"{began}\n        {scores}", f"{INIT}{buffer}"))
-    with pytest.raises(Diverged, match=r"scores of 40 of 40 valid nodes are NaN in epoch 1.* verify"):
+    with pytest.raises(
+        Diverged, match=r"scores of 40 of 40 valid nodes are NaN in epoch 1.* verify"
+    ):
         train(own(dropout=0.0), "run")
     assert (Run("run").exit_code, len(Run("run").metrics)) == (77, 0)
     assert "buffers average are in no checkpoint (persistent=False): a resumed run" in notes("run")
@@ -251,7 +280,11 @@ def test_a_run_whose_model_ends_the_process_has_not_finished(own: Config) -> Non
 def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, how: str) -> None:
     my_model_does(how, "Net.calls >= 1")
     before = left_in(Path())
-    words = r"line 27: .*found sys.exit\(0\)" if "sys" in how else "its code ended the process with exit code"
+    words = (
+        r"line 27: .*found sys.exit\(0\)"
+        if "sys" in how
+        else "its code ended the process with exit code"
+    )
     with pytest.raises(InputError, match=words):
         run(own(), run_dir="run", echo=False)
     assert left_in(Path()) == before
@@ -259,13 +292,17 @@ def test_a_model_that_ends_the_process_at_once_is_refused(own: Config, how: str)
 
 def test_a_model_that_exits_does_not_end_a_training_in_this_process(own: Config) -> None:
     my_model_does("sys.exit(0)", LATER)
-    with pytest.raises(InputError, match=r"model\.py, line 27: expected code that goes on, found sys.exit\(0\)"):
+    with pytest.raises(
+        InputError, match=r"model\.py, line 27: expected code that goes on, found sys.exit\(0\)"
+    ):
         train(own(), "run")
     assert Run("run").exit_code == 2
 
 
 @pytest.mark.slow
-def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_ending(own: Config) -> None:
+def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_ending(
+    own: Config,
+) -> None:
     starts = 'threading.Thread(target=time.sleep, args=(10_000,)).start()\nsubprocess.Popen(["sleep", "300"])'
     my_model(f"import subprocess, threading, time\n{starts}\n{RESIDUAL}")
     assert run(own(epochs=1), run_dir="run", echo=False).is_finished
@@ -281,11 +318,16 @@ def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
     )
     for number, name in enumerate(("elsewhere", "one", "two")):
         Path(name).mkdir()
-        for file, text in {"w.txt": f"{number}", "own_utils.py": f"K = {number}.0\n", "net.py": code}.items():
+        for file, text in {
+            "w.txt": f"{number}",
+            "own_utils.py": f"K = {number}.0\n",
+            "net.py": code,
+        }.items():
             Path(name, file).write_text(text)
     monkeypatch.syspath_prepend(str(Path("elsewhere").resolve()))
     train(own(model="one/net.py:Net", epochs=1), "run")
-    Path("one/net.py").write_text(f"# a line more\n{code}")  # the run goes on with its copy, PyG's lines too
+    # the run goes on with its copy, PyG's lines too
+    Path("one/net.py").write_text(f"# a line more\n{code}")
     train(own(model="one/net.py:Net", epochs=2), "run", resume=True)
     assert weights(Path("run"))["k"].tolist() == [1.0, 1.0]
     with pytest.raises(InputError, match=r"two/own_utils\.py has the name of .*one/own_utils\.py"):
@@ -294,12 +336,18 @@ def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
 
 
 @pytest.mark.parametrize(
-    ("made", "call"), [("extra = nn.Linear(2, 2)", 2), ("register_buffer('extra', torch.ones(2))", 4)]
+    ("made", "call"),
+    [("extra = nn.Linear(2, 2)", 2), ("register_buffer('extra', torch.ones(2))", 4)],
 )
-def test_a_layer_that_is_made_in_a_later_forward_is_refused(own: Config, made: str, call: int) -> None:
+def test_a_layer_that_is_made_in_a_later_forward_is_refused(
+    own: Config, made: str, call: int
+) -> None:
     late = f"self.n += 1\n        if self.n == {call}:\n            self.{made}\n        return self.lin(x)"
     my_model(model_with(late, f"{INIT}        self.n = 0\n"))
-    with pytest.raises(InputError, match=r"^my_model\.py:Net: expected all layers .*, found extra.* created, replaced"):
+    with pytest.raises(
+        InputError,
+        match=r"^my_model\.py:Net: expected all layers .*, found extra.* created, replaced",
+    ):
         train(own(dropout=0.0, batch_size=60), "run")
     for kept in Path("run").glob("*.pt"):
         assert not any("extra" in name for name in weights(Path("run"), kept.name))
@@ -308,7 +356,9 @@ def test_a_layer_that_is_made_in_a_later_forward_is_refused(own: Config, made: s
 def test_weights_that_do_not_fit_the_model_are_one_sentence(own: Config) -> None:
     my_model(GOOD)
     train(own(dropout=0.0, epochs=1), "run")
-    Path("run/model.py").write_text(GOOD.replace("self.lin = ", "self.more, self.lin = nn.Linear(2, 2), "))
+    Path("run/model.py").write_text(
+        GOOD.replace("self.lin = ", "self.more, self.lin = nn.Linear(2, 2), ")
+    )
     refused = r"checkpoint\.pt: expected the weights of this Net, .*other content .*more\.weight.*__init__ must"
     with pytest.raises(InputError, match=refused):
         train(own(dropout=0.0, epochs=2), "run", resume=True)
@@ -334,13 +384,24 @@ UNUSED = "expected forward to use the model's own parameters"
 WRONG: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "no file": (None, {}, r"^my_model\.py: .*No such file"),
     "not a module": ("class Net: pass\n", {}, NO_MODEL),
-    "a failing import": ("import os\nimport nothing_of_it\n", {}, "ModuleNotFoundError in .*my_model.py, line 2: "),
+    "a failing import": (
+        "import os\nimport nothing_of_it\n",
+        {},
+        "ModuleNotFoundError in .*my_model.py, line 2: ",
+    ),
     "a notebook's": (GOOD, {"model": "__main__:Net"}, "%%writefile my_model.py"),
-    "dropout that is not taken": (GOOD, {"dropout": 0.5}, "^dropout: my_model.py:Net takes none, got 0.5"),
+    "dropout that is not taken": (
+        GOOD,
+        {"dropout": 0.5},
+        "^dropout: my_model.py:Net takes none, got 0.5",
+    ),
     "a forward that fails": (model_with("return self.lin(x[:, 1:])"), {}, "line 8: mat1 and mat2"),
     "seeds alone": (model_with("return self.lin(x)[:4]"), {}, r"scores \[12, .*found .*\[4, 5\]"),
     "layers in a list": (
-        model_with("return self.lin(x) + self.more[0](x)", f"{INIT}        self.more = [nn.Linear(in_channels, 5)]\n"),
+        model_with(
+            "return self.lin(x) + self.more[0](x)",
+            f"{INIT}        self.more = [nn.Linear(in_channels, 5)]\n",
+        ),
         {},
         f"{UNUSED}, found others.*ModuleList",
     ),

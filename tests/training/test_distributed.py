@@ -1,4 +1,5 @@
-"""Promises of `ranks` and `launch`: W processes make the steps of one that accumulates W batches, and end together."""
+"""Promises of `ranks` and `launch`: W processes make the steps of one that accumulates W batches,
+and end together."""
 
 import json
 import os
@@ -24,7 +25,8 @@ from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
 
-# Trains what each line of standard input asks for, in one launch: starting two processes takes ten seconds.
+# Trains what each line of standard input asks for, in one launch: starting two processes takes ten
+# seconds.
 SCRIPT = """
 import gc, json, sys
 from pathlib import Path
@@ -47,7 +49,14 @@ dist.destroy_process_group()
 
 
 def torchrun(*arguments: str, ranks: int = 2, **more: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, **more)
 
 
@@ -66,7 +75,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def jobs(tiny_config: Config, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def jobs(
+    tiny_config: Config, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """Every case by two ranks, and runs whose number of ranks changes on the way."""
     folder = tmp_path_factory.mktemp("ddp")
 
@@ -83,7 +94,9 @@ def jobs(tiny_config: Config, tiny_store: Path, tmp_path_factory: pytest.TempPat
         {"config": config(lr=1e30), "run_dir": str(folder / "diverged")},
     ]
     path = folder / "jobs.json"
-    path.write_text(json.dumps([{**job, "config": job["config"].model_dump(mode="json")} for job in wanted]))
+    path.write_text(
+        json.dumps([{**job, "config": job["config"].model_dump(mode="json")} for job in wanted])
+    )
     (folder / "script.py").write_text(SCRIPT)
     done = torchrun(str(folder / "script.py"), str(path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -96,7 +109,9 @@ def jobs(tiny_config: Config, tiny_store: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_make_the_steps_of_one_that_accumulates_twice_as_much(jobs: dict[str, Any], case: str) -> None:
+def test_two_ranks_make_the_steps_of_one_that_accumulates_twice_as_much(
+    jobs: dict[str, Any], case: str
+) -> None:
     changes = CASES[case]
     alone = train(jobs["config"](**{**changes, "accumulate": 2 * changes.get("accumulate", 1)}))
     first, second = jobs["results"][case]
@@ -112,7 +127,9 @@ def test_two_ranks_make_the_steps_of_one_that_accumulates_twice_as_much(jobs: di
 
 def test_a_run_goes_on_with_another_number_of_ranks(jobs: dict[str, Any]) -> None:
     whole = train(jobs["config"](accumulate=2))
-    for one, other in zip(scores(jobs["results"]["grown"][0]["history"]), scores(whole.history), strict=True):
+    for one, other in zip(
+        scores(jobs["results"]["grown"][0]["history"]), scores(whole.history), strict=True
+    ):
         assert one == pytest.approx(other, rel=1e-5)
     shrunk = train(jobs["config"](accumulate=2), jobs["folder"] / "shrunk", resume=True)
     for one, other in zip(scores(shrunk.history), scores(whole.history), strict=True):
@@ -125,7 +142,9 @@ def test_an_error_of_the_first_rank_is_raised_by_all(jobs: dict[str, Any]) -> No
 
 
 def test_all_ranks_end_where_one_diverges(jobs: dict[str, Any]) -> None:
-    assert all("no longer finite in epoch 1" in result["error"] for result in jobs["results"]["diverged"])
+    assert all(
+        "no longer finite in epoch 1" in result["error"] for result in jobs["results"]["diverged"]
+    )
     assert not (jobs["folder"] / "diverged" / "checkpoint.pt").exists()
 
 
@@ -133,7 +152,9 @@ def test_only_the_first_rank_writes(jobs: dict[str, Any]) -> None:
     events = Run(jobs["folder"] / "shrunk").events
     starts = [i for i, event in enumerate(events) if event["event"] == "start"]
     first = events[: [*starts, len(events)][1]]  # another test may have resumed it
-    assert sum(event["event"] == "begin" and event["phase"] == "train epoch" for event in first) == 1
+    assert (
+        sum(event["event"] == "begin" and event["phase"] == "train epoch" for event in first) == 1
+    )
     assert Run(jobs["folder"] / "grown").metrics["epoch"].tolist() == [1, 2]
 
 
@@ -151,7 +172,9 @@ class _Sender(threading.Thread):
         wait_until(lambda: (self.folder / "checkpoint.pt").exists(), "the first checkpoint")
         for pid in process_tree(os.getpid())[1:]:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if any(v.startswith(b"RANK=") for v in variables) and b"-m\0ogbnlib.training.child" in self._command(pid):
+            if any(
+                v.startswith(b"RANK=") for v in variables
+            ) and b"-m\0ogbnlib.training.child" in self._command(pid):
                 self.ranks.append(pid)
                 if self.rank is not None and f"RANK={self.rank}".encode() in variables:
                     os.kill(pid, self.number)
@@ -168,7 +191,13 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_signal_and_leaves_no_oth
     tiny_config: Config, tmp_path: Path
 ) -> None:
     sender = _Sender(tmp_path / "run", signal.SIGKILL, rank=1)
-    result = run(tiny_config(epochs=1000), run_dir=tmp_path / "run", num_ranks=2, limit_by="watchdog", echo=False)
+    result = run(
+        tiny_config(epochs=1000),
+        run_dir=tmp_path / "run",
+        num_ranks=2,
+        limit_by="watchdog",
+        echo=False,
+    )
     ended_s = time.monotonic()
     sender.join()
     assert result.exit_code == 137
@@ -180,12 +209,16 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_signal_and_leaves_no_oth
 
 
 @pytest.mark.slow
-def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(tiny_config: Config, tmp_path: Path) -> None:
+def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     config = tiny_config(epochs=1000, batch_size=18, dropout=0.5, eval_every=1000)
     sender = _Sender(tmp_path / "run", signal.SIGUSR1, rank=None)
     stopped = run(config, "4 GB", run_dir=tmp_path / "run", num_ranks=2, echo=False)
     sender.join()
-    assert (stopped.exit_code, stopped.diagnosis.cause) == (75, "stopped at a checkpoint"), stopped.diagnosis
+    assert (stopped.exit_code, stopped.diagnosis.cause) == (75, "stopped at a checkpoint"), (
+        stopped.diagnosis
+    )
     assert "stopped by SIGUSR1 in epoch" in stopped.result["last_output"]
     assert not any(is_alive(pid) for pid in sender.ranks)
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
@@ -193,15 +226,27 @@ def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(tiny_c
     epochs = state["epoch"] + 1
     resumed = train(config.replace(epochs=epochs, accumulate=2), tmp_path / "run", resume=True)
     assert [row["epoch"] for row in resumed.history] == list(range(1, epochs + 1))
-    begun = train(config.replace(epochs=min(epochs, 3), accumulate=2))  # later losses drift apart as roundings do
+    # later losses drift apart as roundings do
+    begun = train(config.replace(epochs=min(epochs, 3), accumulate=2))
     losses = [[row["loss"] for row in result.history[:3]] for result in (resumed, begun)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(tiny_dir: Path, tmp_path: Path) -> None:
+def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(
+    tiny_dir: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    values = ["--set", f"dataset={tiny_dir}", "--set", "batch_size=16", "--set", "epochs=1", "--set", "device=cpu"]
+    values = [
+        "--set",
+        f"dataset={tiny_dir}",
+        "--set",
+        "batch_size=16",
+        "--set",
+        "epochs=1",
+        "--set",
+        "device=cpu",
+    ]
     done = torchrun("-m", "ogbnlib", "train", "--run-dir", str(folder), *values)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^Epoch 001 \| Loss: ", done.stdout, re.MULTILINE)) == 1

@@ -26,7 +26,8 @@ def loaded(path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def valid(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the evaluations of the valid split will come to, one after the other, in place of the real accuracies."""
+    """What the evaluations of the valid split will come to, one after the other, in place of the
+    real accuracies."""
     accuracies: list[float] = []
     evaluate = Trainer.evaluate
 
@@ -40,17 +41,26 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "args", "theirs"),
-    [("cosine", {"T_max": 9, "eta_min": 0.001}, CosineAnnealingLR), ("step", {"step_size": 2, "gamma": 0.5}, StepLR)],
+    [
+        ("cosine", {"T_max": 9, "eta_min": 0.001}, CosineAnnealingLR),
+        ("step", {"step_size": 2, "gamma": 0.5}, StepLR),
+    ],
     ids=str,
 )
-def test_an_epochs_learning_rate_is_that_of_torchs_scheduler(name: str, args: dict[str, Any], theirs: Any) -> None:
+def test_an_epochs_learning_rate_is_that_of_torchs_scheduler(
+    name: str, args: dict[str, Any], theirs: Any
+) -> None:
     config = TrainConfig.create(
-        dataset="x", lr=0.02, lr_schedule=f"{name}:" + ", ".join(f"{key}={value}" for key, value in args.items())
+        dataset="x",
+        lr=0.02,
+        lr_schedule=f"{name}:" + ", ".join(f"{key}={value}" for key, value in args.items()),
     )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.02)
     scheduler = theirs(optimizer, **args)
     for epoch in range(1, 11):
-        assert math.isclose(config.learning_rate(epoch), scheduler.get_last_lr()[0], rel_tol=1e-9, abs_tol=1e-12)
+        assert math.isclose(
+            config.learning_rate(epoch), scheduler.get_last_lr()[0], rel_tol=1e-9, abs_tol=1e-12
+        )
         optimizer.step()
         scheduler.step()
     lowest = args.get("eta_min", 0.0) if name == "cosine" else 0.0
@@ -64,10 +74,19 @@ def test_an_epochs_learning_rate_is_that_of_torchs_scheduler(name: str, args: di
         ({"lr_schedule": "cosine"}, "^lr_schedule: cosine needs T_max and takes eta_min, got none"),
         ({"lr_schedule": "constant:T_max=3"}, "^lr_schedule: constant takes none, got T_max"),
         ({"lr_schedule": "step:step_size=2.5"}, "a number of epochs for step_size, got '2.5'"),
-        ({"lr_schedule": "cosine:T_max=9,eta_min=nan"}, "a number from 0 to 1 for eta_min, got 'nan'"),
+        (
+            {"lr_schedule": "cosine:T_max=9,eta_min=nan"},
+            "a number from 0 to 1 for eta_min, got 'nan'",
+        ),
         ({"lr_schedule": "cosin:T_max=9"}, "^lr_schedule: expected constant, cosine:T_max=40"),
-        ({"lr_schedule_args": {"T_max": 3}}, '^unknown parameter .lr_schedule_args.: write lr_schedule="cosine'),
-        ({"early_stopping": 3, "eval_splits": "test"}, "^early_stopping: expected 'valid' in eval_splits"),
+        (
+            {"lr_schedule_args": {"T_max": 3}},
+            '^unknown parameter .lr_schedule_args.: write lr_schedule="cosine',
+        ),
+        (
+            {"early_stopping": 3, "eval_splits": "test"},
+            "^early_stopping: expected 'valid' in eval_splits",
+        ),
         ({"keep": "best", "eval_splits": ()}, "^keep: expected 'valid' in eval_splits"),
     ],
     ids=str,
@@ -92,10 +111,17 @@ def test_a_run_that_is_stopped_early_is_finished_with_its_last_evaluation_and_sa
     assert len(train(config, tmp_path / "run", resume=True).history) == 4
     assert valid == [0.9]
     valid += [0.1] * 9
-    assert len(train(config.replace(epochs=5, early_stopping=0), tmp_path / "run", resume=True).history) == 5
+    assert (
+        len(
+            train(config.replace(epochs=5, early_stopping=0), tmp_path / "run", resume=True).history
+        )
+        == 5
+    )
 
 
-def test_the_best_model_is_kept_beside_the_last(tiny_config: Config, tmp_path: Path, valid: list[float]) -> None:
+def test_the_best_model_is_kept_beside_the_last(
+    tiny_config: Config, tmp_path: Path, valid: list[float]
+) -> None:
     valid[:] = [0.5, 0.7, 0.7]
     config = tiny_config(epochs=3, keep="best", dropout=0.3)
     train(config, tmp_path / "run")
@@ -130,7 +156,9 @@ def test_a_kill_between_the_best_model_and_the_checkpoint_loses_neither(
     assert same(again["model"], first["model"])
 
 
-def test_the_best_model_needs_a_folder_and_cannot_be_asked_for_later(tiny_config: Config, tmp_path: Path) -> None:
+def test_the_best_model_needs_a_folder_and_cannot_be_asked_for_later(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=r"^keep: expected a run_dir to keep best\.pt in"):
         train(tiny_config(keep="best"))
     train(tiny_config(epochs=1), tmp_path / "run")

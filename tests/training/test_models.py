@@ -37,7 +37,9 @@ def batch(num_neighbors: Sequence[int], seeds: int = 7, features: int = 6) -> Ba
 
 def model(name: str, layers: int, **more: object) -> GNN:
     torch.manual_seed(0)
-    config = TrainConfig.create(dataset="x", model=name, num_neighbors=[2] * layers, hidden_channels=8, **more)
+    config = TrainConfig.create(
+        dataset="x", model=name, num_neighbors=[2] * layers, hidden_channels=8, **more
+    )
     return GNN(config, 6, 5).eval()
 
 
@@ -55,7 +57,9 @@ def untrimmed(gnn: GNN, x: Tensor, edges: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("fanouts", [[4], [4, 3, 2], [-1, -1]], ids=str)
 @pytest.mark.parametrize("name", ["sage", "gcn", "gat"])
-def test_seeds_get_what_computing_every_layer_on_every_node_gives(name: str, fanouts: list[int]) -> None:
+def test_seeds_get_what_computing_every_layer_on_every_node_gives(
+    name: str, fanouts: list[int]
+) -> None:
     gnn = model(name, len(fanouts))
     x, edges, nodes_per_hop, edges_per_hop = batch(fanouts)
     assert (edges[0] == edges[1]).any()  # PyG replaces a self-loop that is there by the one it adds
@@ -73,7 +77,9 @@ def gradients(name: str, fused: bool = True, **more: object) -> list[Tensor]:
     labels = torch.arange(20) % 5
     if fused and gnn.fuses(x):
         names = ("num_sampled_nodes", "num_sampled_edges")
-        loss = gnn.add_gradients(Data(x, edges, **dict(zip(names, hops, strict=True))), labels, 0.05)
+        loss = gnn.add_gradients(
+            Data(x, edges, **dict(zip(names, hops, strict=True))), labels, 0.05
+        )
     else:
         loss = F.cross_entropy(gnn(x, edges, *hops), labels, reduction="sum")
         (loss * 0.05).backward()
@@ -82,10 +88,15 @@ def gradients(name: str, fused: bool = True, **more: object) -> list[Tensor]:
 
 # A bfloat16 has 8 bits, and the two sides round at other places.
 @pytest.mark.parametrize(
-    ("dropout", "precision", "within"), [(0.0, "fp32", 1e-6), (0.5, "fp32", 1e-6), (0.5, "bf16", 0.01)]
+    ("dropout", "precision", "within"),
+    [(0.0, "fp32", 1e-6), (0.5, "fp32", 1e-6), (0.5, "bf16", 0.01)],
 )
-def test_the_fused_layers_have_pygs_loss_gradients_and_dropout(dropout: float, precision: str, within: float) -> None:
-    both = (gradients("sage", fused, dropout=dropout, precision=precision) for fused in (True, False))
+def test_the_fused_layers_have_pygs_loss_gradients_and_dropout(
+    dropout: float, precision: str, within: float
+) -> None:
+    both = (
+        gradients("sage", fused, dropout=dropout, precision=precision) for fused in (True, False)
+    )
     for one, other in zip(*both, strict=True):
         assert one.dtype == other.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=within, atol=within)
@@ -107,8 +118,12 @@ def test_the_fused_gradients_are_the_same_bits_on_any_number_of_threads(
 @torch.no_grad()
 def test_float16_features_give_what_they_give_widened_and_wrong_edges_a_message() -> None:
     gnn, (x, edges, nodes, counts) = model("sage", 2), batch([4, 3])
-    assert torch.equal(gnn(x.half(), edges, nodes, counts), gnn(x.half().float(), edges, nodes, counts))
-    with pytest.raises(InputError, match=r"^edge_index: expected sources below \d+ and targets below"):
+    assert torch.equal(
+        gnn(x.half(), edges, nodes, counts), gnn(x.half().float(), edges, nodes, counts)
+    )
+    with pytest.raises(
+        InputError, match=r"^edge_index: expected sources below \d+ and targets below"
+    ):
         gnn(x, edges + len(x), nodes, counts)
 
 

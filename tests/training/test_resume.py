@@ -1,4 +1,5 @@
-"""Promises of a resumption: damage is not believed, another run is refused before anything is written."""
+"""Promises of a resumption: damage is not believed, another run is refused before anything is
+written."""
 
 import json
 import re
@@ -25,7 +26,11 @@ Config = Callable[..., TrainConfig]
 
 
 def notes(folder: Path) -> list[str]:
-    return [event["text"] for event in Run(folder).events if event["event"] == "note" and "text" in event]
+    return [
+        event["text"]
+        for event in Run(folder).events
+        if event["event"] == "note" and "text" in event
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +53,9 @@ def folder(begun: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def resume(tiny_config: Config, folder: Path) -> Callable[..., TrainResult]:
-    return lambda **changes: train(tiny_config(epochs=3, dropout=0.3, **changes), folder, resume=True)
+    return lambda **changes: train(
+        tiny_config(epochs=3, dropout=0.3, **changes), folder, resume=True
+    )
 
 
 def refused(folder: Path, resume: Callable[..., TrainResult], match: str, **changes: Any) -> str:
@@ -89,13 +96,17 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before_it_to_the_s
     damaged = path.read_bytes() if path.is_file() else None
     assert same(resume().model.state_dict(), straight.model.state_dict())
     (said,) = notes(folder)
-    assert re.search(rf"{path}: .*going on from the previous checkpoint, {folder}/checkpoint.previous.pt", said)
+    assert re.search(
+        rf"{path}: .*going on from the previous checkpoint, {folder}/checkpoint.previous.pt", said
+    )
     kept = folder / "checkpoint.damaged.pt"
     assert (kept.read_bytes() if kept.is_file() else None) == damaged
     assert Run(folder).metrics["epoch"].tolist() == [1, 2, 3]
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_start_over(folder: Path, resume: Callable[..., TrainResult]) -> None:
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
+    folder: Path, resume: Callable[..., TrainResult]
+) -> None:
     for name in ("checkpoint.pt", "checkpoint.previous.pt"):
         (folder / name).unlink()
     refused(folder, resume, r"checkpoint\.pt: expected a checkpoint, found none")
@@ -112,7 +123,9 @@ def test_epochs_come_back_from_the_checkpoint_whatever_became_of_metrics_csv(
 
 
 @pytest.fixture(scope="session")
-def others(tiny_dir: Path, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def others(
+    tiny_dir: Path, tiny_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """Data sets with the same splits as `tiny_dir`; float16 can't hold its features exactly."""
     root = tmp_path_factory.mktemp("others")
     given = {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits(), "num_classes": 4}
@@ -132,10 +145,19 @@ def others(tiny_dir: Path, tiny_store: Path, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.parametrize("other", ["one", "edges", "labels", "splits", "direction"])
 def test_other_data_of_the_same_sizes_are_refused_and_the_run_goes_on_as_it_was(
-    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult, others: dict[str, str], other: str
+    folder: Path,
+    resume: Callable[..., TrainResult],
+    straight: TrainResult,
+    others: dict[str, str],
+    other: str,
 ) -> None:
     named = "features" if other == "one" else other
-    refused(folder, resume, rf"expected the data set that .* was trained on .* other .*{named}", dataset=others[other])
+    refused(
+        folder,
+        resume,
+        rf"expected the data set that .* was trained on .* other .*{named}",
+        dataset=others[other],
+    )
     assert same(resume().model.state_dict(), straight.model.state_dict())
 
 
@@ -149,7 +171,12 @@ def test_a_child_that_refuses_other_data_leaves_a_run_that_goes_on(
     assert ended.exit_code == 2
     assert "found other edges" in ended.diagnosis.text
     assert {name: (folder / name).read_bytes() for name in names} == before
-    assert run(changed.replace(dataset=others["moved"]), run_dir=folder, resume=True, echo=False).exit_code == 0
+    assert (
+        run(
+            changed.replace(dataset=others["moved"]), run_dir=folder, resume=True, echo=False
+        ).exit_code
+        == 0
+    )
     assert TrainConfig.load(folder / "config.json").dataset == others["moved"]
     assert same(weights(folder), straight.model.state_dict())
 
@@ -175,7 +202,9 @@ def test_another_lr_counts_from_there_on_and_is_said(
     changed = resume(lr=0.5, weight_decay=0.1, num_threads=2)
     kept = torch.load(folder / "checkpoint.pt", weights_only=True)["optimizer"]["param_groups"][0]
     assert (kept["lr"], kept["weight_decay"]) == (0.5, 0.1)
-    assert [row["loss"] for row in changed.history][:2] == [row["loss"] for row in straight.history][:2]
+    assert [row["loss"] for row in changed.history][:2] == [
+        row["loss"] for row in straight.history
+    ][:2]
     assert not same(changed.model.state_dict(), straight.model.state_dict())
     lr = "lr is 0.5 from here on, 0.01 before"
     for said in (lr, "weight_decay is 0.1", "num_threads is 2 from here on, 1 before"):
@@ -190,7 +219,9 @@ def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_p
     ended = run(tiny_config(lr=1e30), run_dir=tmp_path / "run", echo=False)
     assert (ended.exit_code, ended.diagnosis.cause) == (77, "diverged")
     text = ended.diagnosis.text
-    assert re.search(r"no longer finite in epoch 1, after \d+ seeds, with lr=1e\+30 and precision=fp32", text)
+    assert re.search(
+        r"no longer finite in epoch 1, after \d+ seeds, with lr=1e\+30 and precision=fp32", text
+    )
     assert "--resume --set lr=" in text
     assert "Traceback" not in (tmp_path / "run" / "output.log").read_text()
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
@@ -201,7 +232,9 @@ def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_p
 def test_the_last_finite_checkpoint_is_kept_and_a_smaller_lr_goes_on_from_it(
     folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
 ) -> None:
-    with pytest.raises(Diverged, match=r"in epoch 3, .*checkpoint\.pt is finite, from epoch 3 with 0 seeds trained"):
+    with pytest.raises(
+        Diverged, match=r"in epoch 3, .*checkpoint\.pt is finite, from epoch 3 with 0 seeds trained"
+    ):
         resume(lr=1e30)
     assert is_finite(folder)
     assert diagnose(folder).exit_code == 77

@@ -1,4 +1,5 @@
-"""Promises of `train`: a run is a function of its config, whatever the policy, the workers and the interruptions."""
+"""Promises of `train`: a run is a function of its config, whatever the policy, the workers and the
+interruptions."""
 
 import dataclasses
 import os
@@ -37,8 +38,13 @@ def plain(tiny_config: Config) -> TrainResult:
 
 
 @pytest.mark.parametrize("undirected", [False, True])
-def test_losses_and_accuracies_of_all_policies_agree_exactly(tiny_config: Config, undirected: bool) -> None:
-    results = [train(tiny_config(loading=policy, undirected=undirected, dropout=0.3)) for policy in POLICIES]
+def test_losses_and_accuracies_of_all_policies_agree_exactly(
+    tiny_config: Config, undirected: bool
+) -> None:
+    results = [
+        train(tiny_config(loading=policy, undirected=undirected, dropout=0.3))
+        for policy in POLICIES
+    ]
     assert all(scores(result.history) == scores(results[0].history) for result in results)
     assert len(results[0].history) == 2
 
@@ -50,7 +56,11 @@ def fresh(tiny_dir: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
-    tiny_config: Config, fresh: dict[str, Any], tmp_path: Path, plain: TrainResult, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config,
+    fresh: dict[str, Any],
+    tmp_path: Path,
+    plain: TrainResult,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = write_raw(tmp_path / "mine", **fresh)
     config = tiny_config(dataset=str(source.path), loading="eager")
@@ -61,7 +71,9 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
         yield from source.x_chunks()
 
     with monkeypatch.context() as patch:
-        patch.setattr("ogbnlib.sources.names.open_raw", lambda _: dataclasses.replace(source, x_chunks=chunks))
+        patch.setattr(
+            "ogbnlib.sources.names.open_raw", lambda _: dataclasses.replace(source, x_chunks=chunks)
+        )
         words = "stopped by SIGUSR1 while the data set was converted; go on with resume=True"
         with pytest.raises(Stopped, match=words):
             train(config, tmp_path / "run")
@@ -72,14 +84,20 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
 
 
 @pytest.mark.parametrize(("policy", "persistent"), [("lazy", False), ("shared", True)])
-def test_workers_change_no_loss(tiny_config: Config, plain: TrainResult, policy: str, persistent: bool) -> None:
-    config = tiny_config(loading=policy, num_workers=2, persistent_workers=persistent, eval_splits="valid")
+def test_workers_change_no_loss(
+    tiny_config: Config, plain: TrainResult, policy: str, persistent: bool
+) -> None:
+    config = tiny_config(
+        loading=policy, num_workers=2, persistent_workers=persistent, eval_splits="valid"
+    )
     result = train(config)
     for name in ("loss", "train", "valid"):
         assert column(result, name) == column(plain, name)
 
 
-def test_the_same_config_gives_equal_weights_and_another_seed_others(tiny_config: Config, plain: TrainResult) -> None:
+def test_the_same_config_gives_equal_weights_and_another_seed_others(
+    tiny_config: Config, plain: TrainResult
+) -> None:
     again, other = train(tiny_config()), train(tiny_config(seed=1))
     assert same(again.model.state_dict(), plain.model.state_dict())
     assert not same(other.model.state_dict(), plain.model.state_dict())
@@ -95,16 +113,22 @@ def test_a_run_folder_holds_everything_about_the_run(tiny_config: Config, tmp_pa
     assert same(weights(tmp_path / "run"), result.model.state_dict())
     assert len(Run(tmp_path / "run").timeline) > 0
     names = [phase.name for phase in Run(tmp_path / "run").phases]
-    assert {"load", "train epoch", "eval valid", "eval test", "eval train", "checkpoint"} <= set(names)
+    assert {"load", "train epoch", "eval valid", "eval test", "eval train", "checkpoint"} <= set(
+        names
+    )
     assert all(phase.end_s is not None for phase in Run(tmp_path / "run").phases)
 
 
-def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(tiny_config: Config, tmp_path: Path) -> None:
+def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(
+    tiny_config: Config, tmp_path: Path
+) -> None:
     policies = "eager", "lazy"
     straight = train(tiny_config(epochs=4, dropout=0.5), tmp_path / "straight")
     train(tiny_config(epochs=2, dropout=0.5, loading=policies[0]), tmp_path / "parts")
     torch.rand(5)  # what happened to torch's random numbers in between does not matter
-    resumed = train(tiny_config(epochs=4, dropout=0.5, loading=policies[1]), tmp_path / "parts", resume=True)
+    resumed = train(
+        tiny_config(epochs=4, dropout=0.5, loading=policies[1]), tmp_path / "parts", resume=True
+    )
     assert column(resumed, "loss") == column(straight, "loss")
     assert column(resumed, "valid") == column(straight, "valid")
     assert same(weights(tmp_path / "parts"), weights(tmp_path / "straight"))
@@ -115,9 +139,14 @@ def test_a_run_resumed_for_more_epochs_equals_a_straight_one_bit_for_bit(tiny_co
 def test_an_accuracy_with_one_fan_out_does_not_depend_on_batches_or_policy(
     tiny_config: Config, tiny_store: Path, model: str, fan_out: int
 ) -> None:
-    config = tiny_config(dataset=str(tiny_store), model=model, train_eval="every_epoch", eval_num_neighbors=fan_out)
+    config = tiny_config(
+        dataset=str(tiny_store), model=model, train_eval="every_epoch", eval_num_neighbors=fan_out
+    )
     found = {
-        tuple((row["train"], row["valid"], row["test"]) for row in train(config.replace(**changes)).history)
+        tuple(
+            (row["train"], row["valid"], row["test"])
+            for row in train(config.replace(**changes)).history
+        )
         for changes in (
             {"loading": "shared", "eval_batch_size": 7},
             {"loading": "lazy", "eval_batch_size": 100},
@@ -128,7 +157,9 @@ def test_an_accuracy_with_one_fan_out_does_not_depend_on_batches_or_policy(
     assert len(found) == 1
 
 
-def test_an_exact_accuracy_is_that_of_the_model_on_the_whole_graph(tiny_config: Config, tiny_store: Path) -> None:
+def test_an_exact_accuracy_is_that_of_the_model_on_the_whole_graph(
+    tiny_config: Config, tiny_store: Path
+) -> None:
     result = train(tiny_config(eval_num_neighbors=-1, eval_batch_size=7))
     store, model = open_store(tiny_store), result.model.eval()
     x, edge_index = torch.from_numpy(np.array(store.x)), torch.from_numpy(store.read_edge_index())
@@ -137,7 +168,9 @@ def test_an_exact_accuracy_is_that_of_the_model_on_the_whole_graph(tiny_config: 
         predicted = model(x, edge_index, every, [store.num_edges, 0]).argmax(dim=-1).numpy()
     for split in ("train", "valid", "test"):
         ids = store.splits[split]
-        assert result.history[-1][split] == pytest.approx(float((predicted[ids] == store.y[ids]).mean()))
+        assert result.history[-1][split] == pytest.approx(
+            float((predicted[ids] == store.y[ids]).mean())
+        )
 
 
 @pytest.mark.parametrize("loading", ["eager", "store"])
@@ -151,7 +184,14 @@ def test_an_exact_accuracy_is_that_of_the_model_on_the_whole_graph(tiny_config: 
     ids=["unlabelled", "another class", "out of range"],
 )
 def test_splits_of_a_store_made_by_hand_are_checked_before_it_is_trained_on(
-    tiny_config: Config, tiny_store: Path, tmp_path: Path, loading: str, name: str, at: Any, value: int, expected: str
+    tiny_config: Config,
+    tiny_store: Path,
+    tmp_path: Path,
+    loading: str,
+    name: str,
+    at: Any,
+    value: int,
+    expected: str,
 ) -> None:
     store = open_store(shutil.copytree(tiny_store, tmp_path / "store"))
     array = np.load(store.file_path(name), mmap_mode="r+")
@@ -161,8 +201,11 @@ def test_splits_of_a_store_made_by_hand_are_checked_before_it_is_trained_on(
         train(tiny_config(dataset=str(store.path), loading=loading))
 
 
-def gradients(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
-    """What the optimizer was given at each step of the first epoch, with weights that stay as they are."""
+def gradients(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> list[dict[str, torch.Tensor]]:
+    """What the optimizer was given at each step of the first epoch, with weights that stay as they
+    are."""
     seen = []
 
     def step(self: torch.optim.Adam) -> None:
@@ -174,12 +217,25 @@ def gradients(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> list[dict
     return seen
 
 
-@pytest.mark.parametrize(("batch_size", "accumulate", "steps"), [(16, 4, 2), (7, 5, 4), (16, 100, 1)])
+@pytest.mark.parametrize(
+    ("batch_size", "accumulate", "steps"), [(16, 4, 2), (7, 5, 4), (16, 100, 1)]
+)
 def test_accumulated_gradients_are_those_of_one_large_batch_the_last_group_included(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch, batch_size: int, accumulate: int, steps: int
+    tiny_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    batch_size: int,
+    accumulate: int,
+    steps: int,
 ) -> None:
-    same: dict[str, Any] = {"num_neighbors": [-1, -1], "epochs": 1, "eval_splits": "", "train_eval": "never"}
-    small = gradients(tiny_config(batch_size=batch_size, accumulate=accumulate, **same), monkeypatch)
+    same: dict[str, Any] = {
+        "num_neighbors": [-1, -1],
+        "epochs": 1,
+        "eval_splits": "",
+        "train_eval": "never",
+    }
+    small = gradients(
+        tiny_config(batch_size=batch_size, accumulate=accumulate, **same), monkeypatch
+    )
     large = gradients(tiny_config(batch_size=batch_size * accumulate, **same), monkeypatch)
     assert len(small) == len(large) == steps
     for one, other in zip(small, large, strict=True):
@@ -201,7 +257,9 @@ def test_a_run_in_bfloat16_learns_resumes_exactly_and_keeps_float32_weights(
     assert column(half, "loss") != column(plain, "loss")
 
 
-def test_no_tensor_outlives_its_step_or_epoch(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_outlives_its_step_or_epoch(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import gc
 
     from ogbnlib.training.trainer import Trainer
@@ -219,10 +277,13 @@ def test_no_tensor_outlives_its_step_or_epoch(tiny_config: Config, monkeypatch: 
     changes = {"activation_checkpointing": True, "precision": "bf16"}
     train(tiny_config(epochs=4, train_eval="never", eval_splits="", **changes))
     batches = len(alive) // 4
-    epochs = [alive[i * batches : (i + 1) * batches] for i in range(1, 4)]  # the first makes Adam's moments
+    # the first makes Adam's moments
+    epochs = [alive[i * batches : (i + 1) * batches] for i in range(1, 4)]
     assert batches >= 3
-    assert len({epoch[0] for epoch in epochs}) == 1  # between epochs: the same tensors of the same sizes
+    # between epochs: the same tensors of the same sizes
+    assert len({epoch[0] for epoch in epochs}) == 1
     counts = [[tensors for tensors, _ in epoch] for epoch in epochs]
     assert counts[0] == counts[1] == counts[2]
-    # Between batches: the last one's five, until the next is asked for, and three views of the order of the seeds.
+    # Between batches: the last one's five, until the next is asked for, and three views of the
+    # order of the seeds.
     assert max(counts[0]) - counts[0][0] <= 5 + 3
