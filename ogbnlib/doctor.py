@@ -1,5 +1,9 @@
 """Checks of `python -m ogbnlib doctor`: versions, limits, disk, shared memory, leftovers, data
-sets."""
+sets.
+
+No file is written; whether a memory cgroup can be made is known only by making one, which is
+removed.
+"""
 
 import importlib.metadata
 import os

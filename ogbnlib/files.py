@@ -8,8 +8,10 @@ import itertools
 import json
 import mmap
 import os
+import pwd
 import shutil
 import socket
+import stat
 import time
 import uuid
 import warnings
@@ -85,6 +87,68 @@ def sibling_path(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{suffix}")
 
 
+def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:
+    """Refuse what others may have put under a guessable name: a link, another user's file or
+    folder, or one of another kind. Return whether anything is there."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    if found := _objection(status, path, is_kind):
+        raise _not_own(path, found, "folder" if is_kind is stat.S_ISDIR else "file")
+    return True
+
+
+def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> str:
+    """Name what makes a file unsafe to write, or a folder unsafe to clear; "" if nothing does."""
+    if stat.S_ISLNK(status.st_mode):
+        return "a link"
+    if not is_kind(status.st_mode):
+        return "something of another kind"
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        return "a file with a second name (a hard link)"
+    own = {os.geteuid(), 0}
+    if own == {0}:  # root of a container, who works in folders of the host's users
+        own.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
+    return "" if status.st_uid in own else f"one of {user_name(status.st_uid)}"
+
+
+def _not_own(path: StrPath, found: str, kind: str = "file") -> InputError:
+    remedy = "delete it if nobody needs it, or name another place"
+    return InputError(f"{path}: expected nothing or a {kind} of your own, found {found}; {remedy}")
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, or the number of one without an entry, as in a container."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
+    """Open a file of a guessable name for writing, made if it is missing; an `opener` of `open`.
+
+    A link is not followed, and what `check_own` refuses is left as it is.
+    """
+    safe = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not block
+    try:
+        descriptor = os.open(path, (flags | safe) & ~os.O_TRUNC, 0o666)
+    except OSError as error:
+        if check_own(path, stat.S_ISREG) and isinstance(error, PermissionError):
+            raise _not_own(path, f"one of {user_name(os.lstat(path).st_uid)}") from None
+        raise
+    try:
+        if found := _objection(os.fstat(descriptor), path, stat.S_ISREG):
+            raise _not_own(path, found)
+        if flags & os.O_TRUNC:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -111,7 +175,7 @@ def new_folder(path: StrPath) -> Iterator[Path]:
         beside = sibling_path(path, "part")
         with locked(sibling_path(path, "lock"), f"{path}: it is being written"):
             check_new(path)  # again: another process may have been faster
-            if beside.exists():
+            if check_own(beside):
                 shutil.rmtree(beside)
             beside.mkdir()
             try:
@@ -127,17 +191,14 @@ def new_folder(path: StrPath) -> Iterator[Path]:
 
 def abandoned(folder: Path) -> list[Path]:
     """List the `.NAME.part`, and a propagation's `.NAME.blocks`, that killed processes left in
-    `folder`."""
-    parts, locks = [], {".part": ".lock", ".blocks": ".hops.lock"}
-    for part in sorted(
-        path for path in folder.glob(".*.*") if path.suffix in locks and path.is_dir()
-    ):
-        lock = part.with_suffix(locks[part.suffix])
-        with contextlib.suppress(OSError):  # another user's
-            descriptor = hold(lock) if lock.exists() else -1
-            parts += [] if descriptor is None else [part]
-            if descriptor is not None and descriptor >= 0:
-                os.close(descriptor)
+    `folder`; writes nothing."""
+    locks = {".part": ".lock", ".blocks": ".hops.lock"}
+    parts = []
+    for part in sorted(folder.glob(".*.*")):
+        if part.suffix in locks and part.is_dir() and not part.is_symlink():
+            with contextlib.suppress(OSError):  # another user's, or no locks there
+                if not is_held(part.with_suffix(locks[part.suffix])):
+                    parts.append(part)
     return parts
 
 
@@ -182,13 +243,53 @@ def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
         raise InputError(f"{path}: expected {what}, found {format_bytes(free)}")
 
 
+def is_held(path: StrPath) -> bool:
+    """Whether a process has this lock; on some network file systems, only one of this machine.
+
+    Nothing is written, and a link is not followed (OSError).
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _holder(path: StrPath) -> str:
+    """Return the process that wrote itself into a lock, and its user if that is another one."""
+    text, uid = b"", os.geteuid()
+    with contextlib.suppress(OSError):  # its holder may end now
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            text, uid = os.read(descriptor, 200), os.fstat(descriptor).st_uid
+        finally:
+            os.close(descriptor)
+    shown = "".join(filter(str.isprintable, text.decode(errors="replace")))
+    of = f" of {user_name(uid)}" if uid != os.geteuid() else ""
+    return f"{shown or 'another process'}{of}"
+
+
 def hold(path: StrPath) -> int | None:
     """Lock a file by flock(2), write this process into it, return its descriptor; None if another
     process has it."""
     # A killed process loses the lock. A child that inherits the descriptor has it too, until the
     # last of them ends.
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = open_to_write(path, os.O_RDWR)
+        except InputError as error:
+            with contextlib.suppress(OSError):
+                if is_held(path):  # by another user
+                    return None
+                if os.lstat(path).st_uid != os.geteuid():
+                    raise InputError(f"{error}. It was left by {_holder(path)}") from None
+            raise
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             try:
@@ -221,12 +322,9 @@ def locked(
             if wait is not None:
                 wait()
             elif tries:
-                holder = ""
-                with contextlib.suppress(FileNotFoundError):  # its holder may end now
-                    holder = path.read_text(errors="replace").strip()
-                raise InputError(f"{what} by {holder or 'another process'}; wait for it or end it")
+                raise InputError(f"{what} by {_holder(path)}; wait for it or end it")
             tries += 1
-            # `folder.is_locked` of another process may hold it for a moment
+            # `is_held` of another process may hold it for a moment
             time.sleep(0.5 if wait else 0.1)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
@@ -234,7 +332,7 @@ def locked(
         warnings.warn(
             f"{path}: no locks on its file system, so a second process is not refused", stacklevel=3
         )
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_to_write(path, os.O_RDWR)
     try:
         yield descriptor
     finally:

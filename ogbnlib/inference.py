@@ -13,7 +13,7 @@ import torch
 
 from .config import TrainConfig
 from .errors import InputError, clear_errors, no_exit
-from .files import StrPath, check_new, home, locked, sibling_path, write_atomically
+from .files import StrPath, check_new, check_own, home, locked, sibling_path, write_atomically
 from .graph.bits import NodeSet
 from .graph.checks import HEADER_BYTES, label_dtype, npy_header
 from .graph.npz import Array, load
@@ -57,7 +57,7 @@ def _exact(
         targets, order = NodeSet(store.num_nodes), np.argsort(ids)
         targets.add(ids)
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers), THREADS) - _STEP_BYTES
-    if work.exists():  # from a killed process
+    if check_own(work):  # from a killed process
         shutil.rmtree(work)
     work.mkdir()
     try:

@@ -103,6 +103,7 @@ def _claim() -> EventLog | None:
             return _log
         import fcntl
 
+        from .files import open_to_write
         from .memory.recorder import EventLog
 
         # Processes started through multiprocessing, such as DataLoader workers, mark nothing.
@@ -110,9 +111,7 @@ def _claim() -> EventLog | None:
         with _never_raise():
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
                 raise BlockingIOError
-            _lock = os.open(
-                os.path.join(_folder, ".marks"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
+            _lock = open_to_write(os.path.join(_folder, ".marks"))
             fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _log = EventLog(_folder)
             os.register_at_fork(after_in_child=_forget)

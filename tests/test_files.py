@@ -2,7 +2,11 @@
 refuses is said."""
 
 import errno
+import fcntl
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +14,24 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import left_in, python_child, tree
+from conftest import left_in, python_child, tree, write_run
 
 from ogbnlib import TrainConfig, convert, files, list_runs, open_dataset, run
 from ogbnlib.errors import InputError, clear_errors, naming
-from ogbnlib.files import abandoned, home, locked, new_folder, warn_if_remote, write_json
+from ogbnlib.files import (
+    abandoned,
+    home,
+    is_held,
+    locked,
+    new_folder,
+    open_to_write,
+    warn_if_remote,
+    write_json,
+)
+from ogbnlib.memory.recorder import Recorder
+from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.folder import Run
+from ogbnlib.sources.catalog import made_once
 
 
 def refuse(number: int) -> Callable[..., Any]:
@@ -90,6 +106,172 @@ def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> No
     with new_folder(tmp_path / "new") as folder:
         (folder / "whole").write_text("x")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "whole"]
+
+
+PLANTED: dict[str, Callable[[Path, Path], None]] = {
+    "link": lambda path, thesis: path.symlink_to(thesis),
+    "link to nothing": lambda path, thesis: path.symlink_to(thesis.with_name("other.tex")),
+    "hard link": lambda path, thesis: path.hardlink_to(thesis),
+    "pipe": lambda path, thesis: os.mkfifo(path),
+    "another user's": lambda path, thesis: (path.write_text("x"), os.chown(path, 65534, 65534)),  # type: ignore[dict-item]
+}
+
+
+def _convert(folder: Path) -> None:
+    with new_folder(folder / "papers"):
+        pass
+
+
+def _make_once(folder: Path) -> None:
+    with made_once(folder / "papers", lambda: None):
+        pass
+
+
+def _train(folder: Path) -> None:
+    with open_run_dir(None, folder, resume=True):
+        Recorder(folder).stop()
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        (".papers.lock", _convert),
+        (".papers.part", _convert),
+        (".papers.once", _make_once),
+        (".lock", _train),
+        *(
+            (name, _train)
+            for name in ("events.jsonl", "timeline.csv", "output.log", "progress.json")
+        ),
+    ],
+)
+def test_what_another_user_planted_under_a_guessable_name_is_refused_and_not_followed(
+    tmp_path: Path, name: str, write: Callable[[Path], None], planted: str
+) -> None:
+    if planted == "another user's" and os.geteuid():
+        pytest.skip("only root can make another user's file")
+    folder, thesis = tmp_path / "lab", tmp_path / "home" / "thesis.tex"
+    for place in (folder, thesis.parent):
+        place.mkdir()
+    thesis.write_text("ten years")
+    if write is _train:
+        write_json(folder / "config.json", {})  # a run to resume
+    PLANTED[planted](folder / name, thesis)
+    with pytest.raises(InputError) as caught:
+        write(folder)
+    found = "nobody" if planted == "another user's" else "a link" if "link to" in planted else ""
+    assert str(caught.value).startswith(f"{folder / name}: expected nothing or a f")
+    assert found in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert tree(thesis.parent) == {"thesis.tex": b"ten years"}
+    assert os.path.lexists(folder / name)
+
+
+def test_the_remains_of_a_killed_process_are_not_cleared_through_a_link(tmp_path: Path) -> None:
+    thesis = tmp_path / "home" / "1" / "thesis.tex"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("ten years")
+    for name in (".papers.part", ".papers.blocks"):
+        (tmp_path / name).symlink_to(tmp_path / "home")
+    assert abandoned(tmp_path) == []
+    with pytest.raises(InputError, match="found a link"), new_folder(tmp_path / "papers"):
+        pass
+    assert thesis.read_text() == "ten years"
+
+
+def test_a_lock_that_another_user_left_names_that_user_and_the_process(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can make another user's file")
+    lock = tmp_path / ".papers.lock"
+    lock.write_text("process 77 on node3\x1b[2J\n")
+    os.chown(lock, 65534, 65534)
+    with pytest.raises(InputError) as caught:
+        _convert(tmp_path)
+    said = f"{lock}: expected nothing or a file of your own, found one of nobody; delete it if nobody needs it, "
+    assert str(caught.value) == said + (
+        "or name another place. It was left by process 77 on node3[2J of nobody"
+    )
+    held = os.open(lock, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(InputError, match=r"being written by process 77 on .* of nobody; wait"):
+        _convert(tmp_path)
+    os.close(held)
+
+
+def test_a_file_is_emptied_only_after_it_was_checked(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_text("old")
+    with open(file, "w", opener=open_to_write) as stream:
+        stream.write("n")
+    assert file.read_text() == "n"
+    (tmp_path / "b").hardlink_to(file)
+    with pytest.raises(InputError, match="hard link"):
+        open_to_write(file, os.O_WRONLY | os.O_TRUNC)
+    assert file.read_text() == "n"
+
+
+def test_asking_for_a_lock_writes_nothing_and_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("ten years")
+    (tmp_path / ".lock").symlink_to("thesis.tex")
+    with pytest.raises(OSError, match="symbolic links"):
+        is_held(tmp_path / ".lock")
+    assert not is_held(tmp_path / "missing")
+    assert tree(tmp_path)["thesis.tex"] == b"ten years"
+
+
+# Written to a pipe by every Python process of a command: what it opens for writing, makes, moves or deletes.
+TRACE = """
+import os, sys
+CHANGES = {f"os.{name}" for name in "mkdir rename remove rmdir link symlink truncate chmod utime".split()}
+def trace(event, arguments):
+    if event == "open":
+        path, mode, flags = arguments
+        writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        if isinstance(path, int) or not flags & writes:
+            return  # 1 and 2 are the outputs
+    elif event not in CHANGES:
+        return
+    os.write(int(os.environ["TRACE"]), f"{event} {os.fsdecode(arguments[0])}\\n".encode())
+sys.addaudithook(trace)
+"""
+# Python's and numba's caches of compiled code hold nothing of a user; and `doctor` tries a cgroup.
+NOT_DATA = ("/dev/null", "__pycache__", "/sys/fs/cgroup/", "/proc/self/")
+
+
+def test_commands_that_answer_write_nothing_anywhere(tmp_path: Path, tiny_store: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_store, data)
+    (data / ".papers.part").mkdir()
+    (data / ".papers.lock").symlink_to(tmp_path / "thesis.tex")
+    (tmp_path / "thesis.tex").write_text("ten years")
+    (tmp_path / "sitecustomize.py").write_text(TRACE)
+    write_run(tmp_path / "run")
+    commands = ["doctor --root data", "status run", "diagnose run", "diagnose --exit-code 137"]
+    commands += [
+        "plan",
+        "plan --ladder",
+        "plan --set dataset=data --memory-limit 1GB",
+        "verify data",
+    ]
+    before = tree(tmp_path)
+    for command in commands:
+        reader, writer = os.pipe()
+        done = subprocess.run(
+            [sys.executable, "-m", "ogbnlib", *command.split()],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "TRACE": str(writer)},
+            pass_fds=[writer],
+            capture_output=True,
+            text=True,
+        )
+        os.close(writer)
+        with open(reader) as lines:
+            written = [line for line in lines if not any(part in line for part in NOT_DATA)]
+        assert written == [], command
+        assert "Traceback" not in done.stderr
+    after = {name: content for name, content in tree(tmp_path).items() if "__pycache__" not in name}
+    assert after == before
 
 
 def test_a_network_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

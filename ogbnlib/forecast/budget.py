@@ -6,7 +6,6 @@ windows on disk.
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +183,10 @@ def window_budget(
 def spool_dir() -> Path:
     """The folder for a spool: the local disk of a Slurm job, or that of temporary files
     (TMPDIR)."""
-    return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
+    # Those that tempfile.gettempdir() takes, which tries each by writing a file.
+    places = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")] + ["/tmp", "/var/tmp"]
+    usable = (place for place in places if place and os.access(place, os.W_OK))
+    return Path(os.environ.get("SLURM_TMPDIR") or next(usable, os.curdir)).absolute()
 
 
 def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from ..errors import MB
+from ..files import open_to_write
 from .cuda import cuda_reading
 from .limits import Limit
 from .reading import Reading, own_memory, read_memory, reset_peak
@@ -62,7 +63,7 @@ class Thinning(Generic[T]):
 def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None]:
     """Open a file; return descriptor, size and the time on its first line. A torn last line is
     marked as such."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o666)
+    file = open_to_write(path, os.O_RDWR | flags)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         size += os.pwrite(file, TORN.encode(), size)

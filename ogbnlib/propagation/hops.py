@@ -24,6 +24,7 @@ from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes
 from ..files import (
     StrPath,
     check_new,
+    check_own,
     check_space,
     home,
     locked,
@@ -341,6 +342,7 @@ def propagate(
         shown = functools.partial(counted, progress=progress, check=check)
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
+            check_own(work)
             run.survey(shown)
             plan, facts = (
                 planned(kept=run.num_kept, reached=run.num_reached),

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import InputError, explained, naming
-from ..files import locked, warn_if_remote, write_json
+from ..files import check_own, locked, open_to_write, warn_if_remote, write_json
 from ..forecast.phases import audit
 from ..graph.store import GraphSize
 from ..memory.record import RunPaths
@@ -36,13 +37,15 @@ def open_run_dir(
     checkpoint. A watched command has no config.
     """
     _check_content(run_dir, resume=resume)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(0o700, parents=True, exist_ok=True)  # its record is nobody else's business
     warn_if_remote(
         run_dir, "its lock may not keep out a second run from another machine; start none"
     )
     with naming(run_dir), lock_of(run_dir) as lock:
         _check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
+        for path in (run.paths.events, run.paths.timeline, run.paths.output, run.paths.progress):
+            check_own(path, stat.S_ISREG)
         resumed = run.paths.config.is_file()
         if resumed and config is not None:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
@@ -153,7 +156,8 @@ class Attempt:
             # An attempt that refused its input before it has resumed leaves the folder as it was.
             if exit_code == 2 and self.before.result and "resumed" not in record.events:
                 for path, num_bytes in self._sizes.items():
-                    os.truncate(path, num_bytes)
+                    with open(path, "ab", opener=open_to_write) as file:
+                        file.truncate(num_bytes)
                 write_json(self.paths.result, self.before.result)
             else:
                 write_json(self.paths.result, written)

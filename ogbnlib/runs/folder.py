@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import html
 import json
 import os
@@ -18,7 +17,7 @@ from pydantic import ValidationError
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, shortened
-from ..files import home, whereabouts
+from ..files import home, is_held, whereabouts
 from ..memory.record import (
     METRIC_COLUMNS,
     SAMPLE_COLUMNS,
@@ -332,13 +331,9 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
 
 
 def is_locked(run_dir: Path) -> bool:
-    """Whether a process has the lock of a run's folder; on some network file systems, only one of
-    this machine."""
-    try:
-        with open(RunPaths(run_dir).lock, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:  # else another user's run, one of a version without locks, a file system without them
-        return isinstance(error, BlockingIOError)
+    """Whether a process has the lock of a run's folder, see `files.is_held`."""
+    with contextlib.suppress(OSError):  # another user's, or no locks on its file system
+        return is_held(RunPaths(run_dir).lock)
     return False
 
 

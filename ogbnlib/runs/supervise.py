@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..files import open_to_write
 from ..memory.limits import Limit, kill_tree
 from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
@@ -231,7 +232,7 @@ def _relay(
     tail."""
     tail, pause_s, ended_s, pending, log = b"", 0.2, 0.0, 0, -1
     try:
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        log = open_to_write(path, os.O_WRONLY | os.O_APPEND)
     except OSError as error:
         unwritable(error)
     try:

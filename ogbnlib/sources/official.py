@@ -4,6 +4,7 @@ import csv
 import http.client
 import importlib.util
 import os
+import stat
 import tempfile
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from ..errors import InputError, format_bytes, naming, unknown_name
-from ..files import StrPath, check_space, home, locked, sibling_path
+from ..files import StrPath, check_own, check_space, home, locked, open_to_write, sibling_path
 from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
@@ -85,7 +86,7 @@ def fetch(
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
         naming(archive),
     ):
-        have = archive.stat().st_size if archive.exists() else 0
+        have = archive.stat().st_size if check_own(archive, stat.S_ISREG) else 0
         try:
             request = urllib.request.Request(
                 url, headers={"Range": f"bytes={have}-"} if have else {}
@@ -102,7 +103,7 @@ def fetch(
                     f"{format_bytes(needed)} of free disk space to unpack {url}",
                 )
                 with (
-                    open(archive, "ab" if have else "wb") as out,
+                    open(archive, "ab" if have else "wb", opener=open_to_write) as out,
                     counted("download", size, progress) as done,
                 ):
                     while piece := answer.read(2**20):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from ..files import open_to_write
 from ..graph.disk import Interrupted
 from ..memory.reading import own_memory
 from ..memory.record import RunPaths
@@ -35,11 +36,7 @@ class Progress:
     def __init__(self, how: str, log: EventLog, run_dir: Path | None = None):
         self._log, self._how, self._count, self._shown_s = log, how, Count(0), 0.0
         self._read = Count(0)
-        self._file = (
-            -1
-            if run_dir is None
-            else os.open(RunPaths(run_dir).progress, os.O_WRONLY | os.O_CREAT, 0o666)
-        )
+        self._file = -1 if run_dir is None else open_to_write(RunPaths(run_dir).progress)
         self.live = Live(self._text, "none" if how == "relayed" else how)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -138,6 +139,23 @@ def test_mistakes_are_one_sentence_and_write_nothing(arguments: list[str], expec
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o700), (0o277, 0o500)])
+def test_a_runs_folder_is_its_owners_alone_and_never_wider_than_the_umask(
+    mask: int, mode: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        Path("deep").mkdir(0o777)
+        Path("deep").chmod(0o755)
+        if mode != 0o700 and os.geteuid():
+            pytest.skip("only root can write to a folder without permission")
+        done = watch(["true"], run_dir="deep/run", echo=False)
+    finally:
+        os.umask(before)
+    assert done.exit_code == 0
+    assert stat.S_IMODE(Path("deep/run").stat().st_mode) == mode
 
 
 def test_exit_codes_of_other_commands_are_not_taken_for_ours() -> None:
