@@ -24,28 +24,16 @@ from typing import Any
 
 from ..errors import InputError, format_bytes
 from .cgroup import Cgroup, find_cgroup, lineage
-from .reading import Reading, process_tree, read_memory
+from .reading import Reading, read_memory
+from .tree import Tree
 
 KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
-
-
-def kill_tree(pid: int) -> None:
-    """SIGKILL `pid`, its descendants, and its process group, which has the descendants that lost
-    their parent."""
-    # `pid` must not have been waited for: its number could be another group's by now.
-    # listed before the first kill, after which children have another parent
-    for member in process_tree(pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(member, signal.SIGKILL)
-    if pid != os.getpgid(0):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
 
 
 class Limit:
     """Memory limit of one process tree; `limit_bytes=None` records without limiting.
 
-    Start `limit.command(argv)`, set `pid`, pass each reading to `check` and the exit status to
+    Start `limit.command(argv)`, set `tree`, pass each reading to `check` and the exit status to
     `ended`, and call `close` when the tree is gone.
     """
 
@@ -61,7 +49,7 @@ class Limit:
 
     def __init__(self, limit_bytes: int | None):
         self.limit_bytes = limit_bytes
-        self.pid: int | None = None
+        self.tree: Tree | None = None
         self._limits: list[tuple[Cgroup, int]] = []
 
     def command(self, argv: list[str]) -> list[str]:
@@ -74,13 +62,13 @@ class Limit:
         # a confusing error, so the whole tree is killed with it, as `memory.oom.group` does under
         # v2.
         if (
-            self.pid is not None
+            self.tree is not None
             and self.killed_by is None
             and self.cgroup is not None
             and self.cgroup.oom_kills()
         ):
             self._blame_kernel()
-            kill_tree(self.pid)
+            self.tree.kill()
         return None if self.killed_by else reading
 
     def oom_kills(self) -> int | None:
@@ -209,7 +197,7 @@ class SystemdLimit(Limit):
 
     def check(self, reading: Reading) -> Reading | None:
         # systemd-run enters the scope some time after its start: until then its cgroup is ours.
-        if self.cgroup is None and self.pid is not None and (pair := find_cgroup(self.pid)):
+        if self.cgroup is None and self.tree and (pair := find_cgroup(self.tree.pid)):
             own = find_cgroup()
             if own is None or pair[0] != own[0]:
                 self.cgroup = pair[0]
@@ -241,7 +229,7 @@ class Watchdog(Limit):
             self._watch_limits(lineage(*around))
 
     def check(self, reading: Reading) -> Reading | None:
-        if self.limit_bytes is None or self.killed_by or self.pid is None:
+        if self.limit_bytes is None or self.killed_by or self.tree is None:
             return super().check(reading)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
         # Time to fill the memory left at 20 GB/s, from 20 ms up.
@@ -253,15 +241,15 @@ class Watchdog(Limit):
             return reading
         # two in a row must pass the limit: the first may count a worker that has ended
         for _ in range(2):
-            reading = read_memory(self.pid)
+            reading = read_memory(self.tree)
             if reading.held_bytes is None:  # several processes need PSS
-                reading = read_memory(self.pid, pss=True)
+                reading = read_memory(self.tree, pss=True)
             if (in_use := reading.held_bytes or 0) <= self.limit_bytes:
                 self._next_s = begin_s + 20 * (time.monotonic() - begin_s)
                 self._next_sum = summed + (self.limit_bytes - in_use) // 2
                 return reading
         self.killed_by = "watchdog"
-        kill_tree(self.pid)
+        self.tree.kill()
         return reading
 
 

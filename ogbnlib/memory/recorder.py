@@ -23,6 +23,7 @@ from .cuda import cuda_reading
 from .limits import Limit
 from .reading import Reading, own_memory, read_memory, reset_peak
 from .record import BOUNDARIES, SAMPLE_COLUMNS, Event, Record, RunPaths, parse_events, phase_label
+from .tree import Tree
 
 T = TypeVar("T")
 # a file to which each attempt of a run adds its folder, for an outer watcher
@@ -224,7 +225,7 @@ class Recorder:
 
     def start(
         self,
-        pid: int,
+        process: int | Tree,
         # gets each reading, and ends the recording when it has killed the tree
         limit: Limit | None = None,
         *,
@@ -235,15 +236,16 @@ class Recorder:
         # at each failure; it samples on, for the limit
         on_unwritable: Callable[[OSError], None] = lambda error: None,
     ) -> Self:
-        """Start a thread that samples the process tree of `pid`."""
+        """Start a thread that samples a process tree, until its first process is gone."""
         watched = limit or Limit(None)
+        tree = process if isinstance(process, Tree) else Tree(process)
 
         def loop() -> None:
             ended, before, unchanged = False, 0, 0
             try:
                 while True:
                     begin = time.monotonic()
-                    if (reading := self._sample(pid, watched)) is None:
+                    if (reading := self._sample(tree, watched)) is None:
                         return
                     try:
                         self.add(round(time.time(), 4), reading)  # rounded as in both files
@@ -261,7 +263,7 @@ class Recorder:
                     )
                     pause_s = min(pause_s, watched.longest_pause_s)
                     ended = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
-                    if ended and not Path(f"/proc/{pid}").exists():
+                    if ended and not Path(f"/proc/{tree.pid}").exists():
                         return
             except BaseException as error:
                 self._error = error
@@ -282,25 +284,25 @@ class Recorder:
         if self._error is not None:
             raise self._error
 
-    def _sample(self, pid: int, limit: Limit) -> Reading | None:
+    def _sample(self, tree: Tree, limit: Limit) -> Reading | None:
         """Take one reading and return the result of `limit.check`."""
         # PSS makes the kernel walk page tables, so it is read at most once a second and for about
         # 0.5 % of the time. Where only PSS tells what several processes use together, it is read
         # for up to 5 % of the time, and whenever their sum of RSS has grown, so that no peak falls
         # between two readings.
         begin, cgroup = time.monotonic(), limit.cgroup  # which systemd makes later
-        reading = read_memory(pid, cgroup=cgroup, pss=begin >= self._pss_due_s)
+        begin_cpu_s = time.thread_time()  # on a busy machine the time on the clock is not the cost
+        reading = read_memory(tree, cgroup=cgroup, pss=begin >= self._pss_due_s)
         summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
         grown = summed > 1.02 * self._pss_sum + MB
         if reading.held_bytes is None and grown and begin >= self._pss_allowed_s:
-            reading = read_memory(pid, cgroup=cgroup, pss=True)
+            reading = read_memory(tree, cgroup=cgroup, pss=True)
         if reading.pss_bytes is not None:
-            cost_s, several = (
-                time.monotonic() - begin,
-                cgroup is None and (reading.num_processes or 1) > 1,
-            )
-            self._pss_allowed_s, self._pss_sum = begin + (20 if several else 200) * cost_s, summed
-            self._pss_due_s = max(begin + 1.0, self._pss_allowed_s)
+            cost_s = time.thread_time() - begin_cpu_s
+            several = cgroup is None and (reading.num_processes or 1) > 1
+            self._pss_allowed_s, self._pss_sum = begin + 20 * cost_s, summed
+            self._pss_due_s = begin + max(1.0, (20 if several else 200) * cost_s)
+        tree.reap()
         return limit.check(reading)
 
     def add(self, time_s: float, reading: Reading) -> None:

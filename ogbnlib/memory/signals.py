@@ -12,6 +12,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+from .tree import Tree
+
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
 # Passed on to a watched command: any of them would otherwise end its watcher alone.
 FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
@@ -75,9 +77,24 @@ def handled(
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
+def suspend(tree: Tree | None) -> None:
+    """Stop a command and then this process, which Ctrl-Z reaches alone, until both go on."""
+    # SIGTSTP would be discarded in the command's session, which no shell controls.
+    if tree is not None:
+        tree.signal(signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def resume(tree: Tree | None) -> None:
+    """Have a stopped command go on."""
+    if tree is not None:
+        tree.signal(signal.SIGCONT)
+
+
 def _without_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    # nohup sets SIGHUP to be ignored, and so it stays.
-    return [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    # nohup sets SIGHUP to be ignored, a shell without job control SIGTSTP, and so it stays.
+    kept = {signal.SIGHUP, signal.SIGTSTP}
+    return [n for n in numbers if n not in kept or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager

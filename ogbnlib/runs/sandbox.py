@@ -57,7 +57,8 @@ def watch(
     """Run any command in a child process, recorded and limited like `run`; inside, `ogbnlib.phase`
     names moments.
 
-    Its standard output and error come back as one.
+    Its standard output and error come back as one. Processes that it leaves behind, daemons too,
+    count as its own and are ended with it.
 
     Args:
         argv: The command and its arguments. If it begins with an option, this Python runs it:
@@ -86,7 +87,11 @@ def watch(
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
         stdin = subprocess.DEVNULL if os.isatty(0) or in_notebook() else None
         more = {"limits_refused": refused, "notes": notes}
-        return _carry_out(attempt, argv, limit, more, echo=echo, how="auto", stdin=stdin)
+        done = _carry_out(attempt, argv, limit, more, echo=echo, how="auto", stdin=stdin)
+    if echo and (left := done.result.get("left_behind")):
+        ended = f"ended what the command left behind: {', '.join(left)}"
+        print(f"note: {ended}; to keep a daemon, start it outside of watch", file=sys.stderr)
+    return done
 
 
 @clear_errors()

@@ -15,17 +15,18 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..files import open_to_write
-from ..memory.limits import Limit, kill_tree
+from ..memory.limits import Limit, Watchdog
 from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
-from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
+from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled, resume, suspend
+from ..memory.tree import MARKS_VARIABLE, Tree, adopting, new_mark
 from ..output import Live
 from .exit_codes import STOPPED
 from .folder import standing
@@ -81,8 +82,8 @@ class _Unwritable:
     # Another command goes on: its work is worth more than its record.
     message: str | None = None
 
-    def __init__(self, pid: int, *, stops: bool):
-        self._pid, self._stops, self.timer = pid, stops, threading.Timer(GRACE_S, kill_tree, [pid])
+    def __init__(self, tree: Tree, *, stops: bool):
+        self._pid, self._stops, self.timer = tree.pid, stops, threading.Timer(GRACE_S, tree.kill)
 
     def __call__(self, error: OSError) -> None:
         if self.message is not None:
@@ -121,9 +122,13 @@ def supervise(
     as in a shell.
     """
     recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), list[int]()
+    marks = new_mark()
     with (
+        adopting(),
         handled(forward, FORWARDED),
         handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]),
+        handled(lambda number, frame: suspend(limit.tree), [signal.SIGTSTP]),
+        handled(lambda number, frame: resume(limit.tree), [signal.SIGCONT]),
     ):
         try:
             with block_stop_signals() if holds_back else contextlib.nullcontext():
@@ -135,7 +140,12 @@ def supervise(
                     pass_fds=inherited,
                     # Ctrl-C reaches the parent alone, which then ends the child in order
                     start_new_session=True,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                    env={
+                        **os.environ,
+                        "PYTHONUNBUFFERED": "1",
+                        MARKS_VARIABLE: marks,
+                        **(env or {}),
+                    },
                 )
         except BaseException as error:
             evidence = limit.evidence()
@@ -149,20 +159,21 @@ def supervise(
             )
             return Outcome(code, message, recorder.record, evidence, None)
         assert process.stdout is not None
+        tree = Tree(process.pid, marks.rpartition(":")[2])
         forward.begin(process.pid)
-        unwritable = _Unwritable(process.pid, stops=holds_back)
-        tail, status = "", -signal.SIGKILL
+        unwritable = _Unwritable(tree, stops=holds_back)
+        tail, status, left = "", -signal.SIGKILL, list[str]()
         try:
-            limit.pid = process.pid
+            limit.tree = tree
             recorder.start(
-                process.pid,
+                tree,
                 limit,
-                on_error=lambda: kill_tree(process.pid),  # a run without a watchdog must not go on
+                on_error=tree.kill,  # a run without a watchdog must not go on
                 on_unwritable=unwritable,
             )
             text = functools.partial(standing, run_dir, recorder.record, limit.limit_bytes)
-            with Live(text, how, apart=not holds_back, steps=echo) as live:
-                stop = functools.partial(_stop_if_asked, process.pid, interrupts, [], live)
+            with _guarded(limit), Live(text, how, apart=not holds_back, steps=echo) as live:
+                stop = functools.partial(_stop_if_asked, tree, interrupts, [], live)
                 show = live.write if echo else lambda data: None
                 tail = _relay(
                     process.pid,
@@ -172,10 +183,11 @@ def supervise(
                     unwritable,
                     stop,
                 )
+                left = tree.names_left()
         finally:
             forward.end()
             unwritable.timer.cancel()  # before the process is waited for
-            kill_tree(process.pid)
+            tree.end()
             try:
                 status = process.wait()
             finally:
@@ -186,20 +198,41 @@ def supervise(
     if evidence["killed_by"]:
         evidence |= {"ended_with": status} if status >= 0 else {}
         code = 137  # also where the killer chose a worker, or the parent ended first
+    elif left and not interrupted:
+        evidence["left_behind"] = left
     return Outcome(
         code, tail, recorder.record, evidence, peak, interrupted, unwritable.message, forward.number
     )
 
 
-def _stop_if_asked(pid: int, interrupts: list[int], until_s: list[float], live: Live) -> None:
+@contextlib.contextmanager
+def _guarded(limit: Limit) -> Iterator[None]:
+    """Have another process stop the tree whenever this one is stopped, under a watchdog: the kernel
+    goes on to limit."""
+    if limit.tree is None or limit.limit_bytes is None or not isinstance(limit, Watchdog):
+        yield
+        return
+    quiet = subprocess.DEVNULL
+    # In a session of its own, since a signal to this process's group must not stop it.
+    guard = subprocess.Popen(
+        limit.tree.guard_command(), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.wait()
+
+
+def _stop_if_asked(tree: Tree, interrupts: list[int], until_s: list[float], live: Live) -> None:
     """After an interrupt send SIGTERM, which a trainer answers with a checkpoint; then SIGKILL."""
     if interrupts and not until_s:
         until_s.append(time.monotonic() + STOP_S)
         live.write("stopping ...\n")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(tree.pid, signal.SIGTERM)
     elif len(interrupts) > 1 or (until_s and time.monotonic() > until_s[0]):
-        kill_tree(pid)
+        tree.kill()
 
 
 def _close(

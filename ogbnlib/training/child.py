@@ -110,9 +110,9 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     # This runs torchrun's code but handles signals itself. With torch 2.13 `torchrun
     # --signals-to-handle` died of a SIGUSR1 in its first two seconds, always ended with exit code
     # 1, and outlived a killed parent.
-    from ..memory.reading import process_tree
     from ..memory.recorder import EventLog
     from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent
+    from ..memory.tree import process_tree
     from ..runs.exit_codes import UNFINISHED
 
     def pass_on() -> None:  # the first stop signal to every rank, also to ranks that start later

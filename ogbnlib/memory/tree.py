@@ -1,0 +1,185 @@
+"""Processes of a command: its descendants, and the daemons among them that this process adopts.
+
+A daemon (fork, setsid, fork) leaves its parent. Inside `adopting` the kernel gives it to the
+watching process instead of init. A mark in the environment tells it from the watcher's own children.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from .cgroup import read_whole
+
+# in the environment of a watched command: the marks of all its watchers, the outermost first
+MARKS_VARIABLE = "OGBNLIB_TREES"
+_GET_SUBREAPER, _SET_SUBREAPER = 37, 36  # prctl(2)
+_POLL_S = 0.05
+_END_S = 5.0  # a process may hang in the kernel, such as on a network file system
+_lock = threading.Lock()
+_adopting = 0
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return `pid` and its living descendants, from `/proc/PID/task/*/children`."""
+    # psutil's `children(recursive=True)` takes 35 ms for a tree of 5 among 438 processes, against
+    # 0.09 ms here.
+    tree, queue = [], [pid]
+    while queue:
+        current = queue.pop()
+        try:
+            tasks = os.listdir(f"/proc/{current}/task")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        tree.append(current)
+        for task in tasks:
+            queue += _children(current, task)
+    return tree
+
+
+def _children(pid: int, task: int | str) -> list[int]:
+    return [int(word) for word in (read_whole(f"/proc/{pid}/task/{task}/children") or b"").split()]
+
+
+def state_of(pid: int) -> str:
+    """The state of a process as in proc(5): "T" is stopped, "Z" ended; "" if it is gone."""
+    text = os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"")
+    return text.rpartition(")")[2][1:2]
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """Become the parent of descendants that lose theirs, until the last of these contexts ends."""
+    global _adopting
+    libc, before = ctypes.CDLL(None), ctypes.c_int(0)
+    with _lock:
+        if _adopting == 0:
+            libc.prctl(_GET_SUBREAPER, ctypes.byref(before))
+            libc.prctl(_SET_SUBREAPER, 1)
+        _adopting += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _adopting -= 1
+            if _adopting == 0:
+                libc.prctl(_SET_SUBREAPER, before.value)
+
+
+class Tree:
+    """Processes of the command `pid`, which has `mark` in its environment and `parent` as parent.
+
+    Without a mark nothing is adopted.
+    """
+
+    def __init__(self, pid: int, mark: str = "", parent: int = 0):
+        self.pid, self.mark, self.parent = pid, mark, parent or os.getpid()
+        self._members: set[int] = set()
+        self._adopted: set[int] = set()
+        self._others: set[int] = set()  # children of the watcher that are no part of the tree
+
+    def pids(self) -> list[int]:
+        """Return the present processes, the command first."""
+        members = process_tree(self.pid)
+        if self.mark:
+            self._adopt()
+            for child in self._adopted:
+                members += process_tree(child)
+            self._members = set(members)
+        return members
+
+    def _adopt(self) -> None:
+        # The kernel gives an orphan to the first thread of its new parent. Several threads may be
+        # here at once, so no set is changed in place.
+        children = {*_children(self.parent, self.parent)} - {self.pid}
+        adopted, others = self._adopted & children, self._others & children
+        for child in children - adopted - others:
+            (adopted if self._is_ours(child) else others).add(child)
+        self._adopted = adopted
+        self._others = others
+
+    def _is_ours(self, child: int) -> bool:
+        if child in self._members:
+            return True  # seen below the command before
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(child) == self.pid:
+                return True
+        return self.mark.encode() in (read_whole(f"/proc/{child}/environ") or b"")
+
+    def reap(self) -> None:
+        """Collect the adopted processes that have ended; the command itself is left to its Popen."""
+        for child in self._adopted:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+
+    def signal(self, number: int) -> set[int]:
+        """Send a signal to every process, also to those that start meanwhile; return them."""
+        reached: set[int] = set()
+        while new := {*self.pids()} - reached:
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+            reached |= new
+        return reached
+
+    def kill(self) -> None:
+        """End all processes by SIGKILL. The command must not have been waited for: its number could
+        be another's by now."""
+        self.signal(signal.SIGKILL)
+
+    def left(self) -> list[int]:
+        """The living processes but for the command itself."""
+        return [
+            pid for pid in self.pids() if pid != self.pid and state_of(pid) not in ("Z", "X", "")
+        ]
+
+    def names_left(self) -> list[str]:
+        """Names and numbers of the processes that outlive the command."""
+        left = {pid: read_whole(f"/proc/{pid}/comm") for pid in self.left()}
+        return [f"{os.fsdecode(name).strip()} ({pid})" for pid, name in left.items() if name]
+
+    def end(self) -> None:
+        """Kill all processes and wait until they are gone, the command's own record excepted."""
+        until_s = time.monotonic() + _END_S
+        self.kill()
+        while self.left() and time.monotonic() < until_s:
+            time.sleep(0.01)
+            self.reap()
+            self.kill()
+        self.reap()
+
+    def guard_command(self) -> list[str]:
+        """The command of a process that runs `guard` for this tree."""
+        root = str(Path(__file__).parents[2])
+        code = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import guard; guard()"
+        arguments = [str(self.parent), str(self.pid), self.mark]
+        return [sys.executable, "-E", "-S", "-c", code, *arguments]
+
+
+def new_mark() -> str:
+    """Return a value of `MARKS_VARIABLE` for a command; its end is the mark of a new tree."""
+    return f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
+
+
+def guard() -> None:
+    """Stop a command's tree while its watcher is stopped, since a stopped watchdog limits nothing.
+
+    SIGSTOP can't be caught, so another process must look. It runs until the watcher ends.
+    """
+    parent, pid, mark = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    tree, stopped = Tree(pid, mark, parent), set[int]()
+    while os.getppid() == parent and state_of(pid) not in ("Z", ""):
+        if state_of(parent) in ("T", "t"):
+            stopped |= tree.signal(signal.SIGSTOP)
+        elif stopped:
+            tree.signal(signal.SIGCONT)
+            stopped = set()
+        time.sleep(_POLL_S)
+    if stopped:
+        tree.signal(signal.SIGCONT)

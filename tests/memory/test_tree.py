@@ -1,0 +1,138 @@
+"""Promises of `tree`: daemons stay in the tree, count and end with it; a stopped watcher stops it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import MB, is_alive, wait_until
+
+from ogbnlib.memory.limits import make_limit
+from ogbnlib.memory.tree import MARKS_VARIABLE, process_tree, state_of
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.supervise import supervise
+
+# Becomes a daemon, fills memory, and tells its number by a file that appears whole.
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        held = []
+        for _ in range(int(sys.argv[2])):
+            held.append(b"x" * 2**20)
+            time.sleep(0.002)
+        with open(sys.argv[1] + ".part", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(sys.argv[1] + ".part", sys.argv[1])
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
+def test_a_daemon_counts_and_is_ended_and_named_at_the_end(tmp_path: Path, limit_by: str) -> None:
+    file = tmp_path / "daemon"
+    argv = [sys.executable, "-c", DAEMON, str(file), "100"]
+    done = supervise(argv, tmp_path, make_limit(300 * MB, limit_by)[0], echo=False)
+    daemon = int(file.read_text())
+    assert done.exit_code == 0
+    assert not is_alive(daemon)
+    assert (done.record.held_peak_bytes or 0) > 100 * MB
+    assert [name.endswith(f"({daemon})") for name in done.evidence["left_behind"]] == [True]
+
+
+def test_a_daemon_that_passes_the_limit_is_killed_by_the_watchdog(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", DAEMON, str(tmp_path / "daemon"), "1000"]
+    done = supervise(argv, tmp_path, make_limit(100 * MB, "watchdog")[0], echo=False)
+    assert (done.exit_code, done.evidence["killed_by"]) == (137, "watchdog")
+    assert not (tmp_path / "daemon").exists()
+
+
+def test_a_daemon_with_an_empty_environment_is_known_by_its_session_or_its_past(
+    tmp_path: Path,
+) -> None:
+    code = f"env -i setsid sleep 600 & echo $! > {tmp_path}/pid; sleep 1; exit 3"
+    done = supervise(["sh", "-c", code], tmp_path, make_limit(None, "watchdog")[0], echo=False)
+    assert done.exit_code == 3
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_other_children_of_the_watcher_are_left_alone(tmp_path: Path) -> None:
+    others = [subprocess.Popen(["sleep", "600"], start_new_session=new) for new in (False, True)]
+    try:
+        code = "import time; time.sleep(0.5)"
+        supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False)
+        assert all(is_alive(other.pid) for other in others)
+        assert [other.poll() for other in others] == [None, None]
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@contextlib.contextmanager
+def watched(folder: Path, *options: str) -> Iterator[tuple[int, list[int]]]:
+    """A watcher of a command with a child; yields its number and theirs."""
+    ready = folder / "ready"
+    child = f"import time\nopen({str(ready)!r}, 'w')\nwhile True:\n    time.sleep(0.01)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    argv = [sys.executable, "-m", "ogbnlib", "watch", "--run-dir", str(folder / "run"), *options]
+    watcher = subprocess.Popen(
+        [*argv, "--", sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def marked() -> list[int]:
+        """The members of the tree, without the watcher and its guard."""
+        mark = f"{MARKS_VARIABLE}=".encode()
+        pids = process_tree(watcher.pid)
+        environs = {pid: Path(f"/proc/{pid}/environ") for pid in pids}
+        with contextlib.suppress(OSError):
+            return [pid for pid, path in environs.items() if mark in path.read_bytes()]
+        return []
+
+    try:
+        wait_until(ready.exists, "the command's child")
+        wait_until(lambda: len(marked()) == 2, "both")
+        yield watcher.pid, marked()
+    finally:
+        left = marked()
+        for pid in [watcher.pid, *left]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        watcher.wait()
+
+
+CASES = [
+    (signal.SIGTSTP, ()),
+    (signal.SIGTSTP, ("--memory-limit", "1 GB")),
+    (signal.SIGTSTP, ("--memory-limit", "1 GB", "--limit-by", "watchdog")),
+    (signal.SIGSTOP, ("--memory-limit", "1 GB", "--limit-by", "watchdog")),
+]
+
+
+@pytest.mark.parametrize(("number", "options"), CASES)
+def test_a_stopped_watcher_stops_its_command_and_both_go_on_together(
+    tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
+) -> None:
+    with watched(tmp_path, *options) as (watcher, members):
+        for _ in range(2):
+            os.kill(watcher, number)
+            wait_until(
+                lambda: {state_of(pid) for pid in (watcher, *members)} == {"T"}, "all to stop"
+            )
+            os.kill(watcher, signal.SIGCONT)
+            wait_until(
+                lambda: "T" not in {state_of(pid) for pid in (watcher, *members)}, "all to go on"
+            )
+        os.kill(watcher, signal.SIGTERM)
+        wait_until(lambda: not any(is_alive(pid) for pid in members), "their end")
+        wait_until(lambda: Run(tmp_path / "run").exit_code == 143, "the result")
