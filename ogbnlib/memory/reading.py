@@ -23,8 +23,8 @@ from .tree import Tree, process_tree
 class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
-    `rss_*` count pages shared by forked workers once per worker, `pss_*` once. `cgroup_file_bytes`
-    lacks shared memory.
+    `rss_*` count pages shared by forked workers once per worker, `pss_*` once; of a watched command
+    their `shmem` includes what it wrote to /dev/shm. `cgroup_file_bytes` lacks shared memory.
     """
 
     num_processes: int | None = None
@@ -132,7 +132,13 @@ def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = F
     if cgroup:  # first: processes that still have an RSS afterwards were not being killed meanwhile
         counted = cgroup.usage_bytes(), *cgroup.parts(), cgroup.peak_bytes(), cgroup.limit_bytes()
     pids = tree.pids() if isinstance(tree, Tree) else process_tree(tree)
-    return Reading(len(pids), *read_rss(pids), *(read_pss(pids) if pss else [None] * 4), *counted)
+    rss = read_rss(pids)
+    shares: list[int | None] = read_pss(pids) if pss else [None] * 4
+    if isinstance(tree, Tree) and tree.written and not cgroup:  # which counts these pages
+        written_bytes = tree.written.read(pids)
+        rss[-1] = None if rss[-1] is None else rss[-1] + written_bytes
+        shares[-1] = None if shares[-1] is None else shares[-1] + written_bytes
+    return Reading(len(pids), *rss, *shares, *counted)
 
 
 def memory_now() -> str:

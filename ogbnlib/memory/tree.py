@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .cgroup import read_whole
+from .written import Written
 
 # in the environment of a watched command: the marks of all its watchers, the outermost first
 MARKS_VARIABLE = "OGBNLIB_TREES"
@@ -80,6 +81,7 @@ class Tree:
 
     def __init__(self, pid: int, mark: str = "", parent: int = 0):
         self.pid, self.mark, self.parent = pid, mark, parent or os.getpid()
+        self.written: Written | None = None  # set by the watcher, to count it without a cgroup
         self._members: set[int] = set()
         self._adopted: set[int] = set()
         self._others: set[int] = set()  # children of the watcher that are no part of the tree

@@ -27,6 +27,7 @@ from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled, resume, suspend
 from ..memory.tree import MARKS_VARIABLE, Tree, adopting, new_mark
+from ..memory.written import Written
 from ..output import Live
 from .exit_codes import STOPPED
 from .folder import standing
@@ -122,7 +123,7 @@ def supervise(
     as in a shell.
     """
     recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), list[int]()
-    marks = new_mark()
+    marks, written = new_mark(), Written()
     with (
         adopting(),
         handled(forward, FORWARDED),
@@ -160,6 +161,7 @@ def supervise(
             return Outcome(code, message, recorder.record, evidence, None)
         assert process.stdout is not None
         tree = Tree(process.pid, marks.rpartition(":")[2])
+        tree.written = written
         forward.begin(process.pid)
         unwritable = _Unwritable(tree, stops=holds_back)
         tail, status, left = "", -signal.SIGKILL, list[str]()
