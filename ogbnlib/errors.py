@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 MB, GB = 2**20, 2**30  # the units of every text, table and plot
@@ -150,6 +150,46 @@ def format_bytes(count: float | None) -> str:
     if abs(count) >= GB:
         return f"{count / GB:.2f} GB"
     return f"{count / MB:.0f} MB" if abs(count) >= MB else f"{count / 2**10:.0f} kB"
+
+
+_SECRET = (
+    r"[\w.-]*(?:tokens?(?![a-z])|passw|passphrase|pwd|secret|key|credential|auth(?!or))[\w.-]*"
+)
+_VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"'&;|]+)"""
+# In one text: `--api-key VALUE`, `TOKEN=VALUE`, `"token": "VALUE"`, `Bearer VALUE`, `//user:VALUE@host`.
+_IN_TEXT = re.compile(
+    rf"""(--?{_SECRET}[\s=]+|{_SECRET}["']?\s*[=:]\s*(?:bearer\s+)?|bearer\s+){_VALUE}"""
+    r"|(?<=//)([^\s/:@]*:)[^\s/@]+(?=@)",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(rf"((?:--?)?{_SECRET}=).*", re.IGNORECASE | re.DOTALL)
+_OPTION = re.compile(rf"--?{_SECRET}", re.IGNORECASE)
+MASK = "***"
+
+
+def masked(argv: Iterable[str]) -> list[str]:
+    """Replace the values of passwords, keys and tokens in a command, to record or print it."""
+    shown: list[str] = []
+    follows = False  # an option whose value is the next argument
+    for argument in argv:
+        named = _NAMED.fullmatch(argument)
+        if follows and not argument.startswith("--"):
+            shown.append(MASK)
+        elif named:
+            shown.append(named[1] + MASK)
+        else:
+            shown.append(_IN_TEXT.sub(lambda match: f"{match[1] or match[2]}{MASK}", argument))
+        follows = _OPTION.fullmatch(argument) is not None
+    return shown
+
+
+def without_secrets(line: str, argv: Sequence[str]) -> str:
+    """Replace what `masked` hides of a command where the command's own output repeats it."""
+    for argument, shown in zip(argv, masked(argv), strict=True):
+        value = argument.removeprefix(shown.removesuffix(MASK))
+        if shown.endswith(MASK) and len(value) > 3:  # a "3" is in too many lines, and no secret
+            line = line.replace(value, MASK)
+    return line
 
 
 def split_name(name: Any) -> Any:

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig, check_config
-from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
+from ..errors import (
+    MB,
+    InputError,
+    clear_errors,
+    format_bytes,
+    masked,
+    parse_bytes,
+    shortened,
+    without_secrets,
+)
 from ..files import home, next_run_dir
 from ..forecast.passes import STEP
 from ..forecast.phases import predict
@@ -70,7 +79,7 @@ def watch(
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(
-            f"argv: expected a command that can be run (`python` before a script), got {argv}"
+            f"argv: expected a command that can be run (`python` before a script), got {masked(argv)}"
         )
     name = (
         name or Path(next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])).stem
@@ -79,12 +88,15 @@ def watch(
     # of the notebook's execution before the job was requeued
     while run_dir is None and folder.exists():
         earlier = Run(folder)
-        if earlier.record.start.get("command") == argv and _has_ended(earlier, limit_bytes):
+        if earlier.record.start.get("command") == masked(argv) and _has_ended(earlier, limit_bytes):
             return earlier
         folder = next_run_dir(runs_dir, name, again=True)
     limit, refused = make_limit(limit_bytes, limit_by)
     with contextlib.closing(limit), open_run_dir(None, folder, resume=False) as (before, _):
-        attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
+        command = masked(argv)  # what is recorded; the values are executed as they are
+        attempt = Attempt(
+            before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=command
+        )
         stdin = subprocess.DEVNULL if os.isatty(0) or in_notebook() else None
         more = {"limits_refused": refused, "notes": notes}
         done = _carry_out(attempt, argv, limit, more, echo=echo, how="auto", stdin=stdin)
@@ -308,9 +320,8 @@ def _carry_out(
     # the result is written first
     with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
-        lines = [
-            line.strip() for line in outcome.tail.replace("\r", "\n").splitlines() if line.strip()
-        ]
+        written = outcome.tail.replace("\r", "\n").splitlines()
+        lines = [without_secrets(line.strip(), argv) for line in written if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")] or (
             lines if outcome.exit_code != 137 else []
         )

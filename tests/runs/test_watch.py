@@ -1,6 +1,7 @@
 """Promises of `watch`, `phase` and `mark`: any command recorded and limited, moments named, no cost
 otherwise."""
 
+import hashlib
 import json
 import os
 import random
@@ -20,10 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MB, is_alive, wait_until, write_run
+from conftest import MB, is_alive, tree, wait_until, write_run
 
 import ogbnlib
-from ogbnlib import marks
+from ogbnlib import list_runs, marks
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import Reading, process_tree
 from ogbnlib.memory.record import Record
@@ -156,6 +157,53 @@ def test_a_runs_folder_is_its_owners_alone_and_never_wider_than_the_umask(
         os.umask(before)
     assert done.exit_code == 0
     assert stat.S_IMODE(Path("deep/run").stat().st_mode) == mode
+
+
+SECRET = "hunter2-geheim"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--token", SECRET],
+        [f"--api-key={SECRET}"],
+        ["--hfToken", SECRET],
+        ["--password", f"-{SECRET}"],
+        [f"WANDB_API_KEY={SECRET} and more"],
+        ["--client_secret", SECRET, "--lr", "3"],
+        [f"export HF_TOKEN={SECRET}; python t.py --passwd '{SECRET} x' --lr 3"],
+        [f"Authorization: Bearer {SECRET}"],
+        [f"https://me:{SECRET}@host/data"],
+        [f'{{"token": "{SECRET}", "lr": 1}}'],
+    ],
+)
+def test_a_secret_of_a_command_reaches_it_and_is_neither_recorded_nor_printed(
+    argv: list[str],
+) -> None:
+    code = (
+        "import hashlib, sys; print(hashlib.md5(repr(sys.argv[1:]).encode()).hexdigest()); exit(3)"
+    )
+    done = cli("watch", "--run-dir", "run", "--", sys.executable, "-c", code, *argv)
+    assert done.stdout.strip() == hashlib.md5(repr(argv).encode()).hexdigest()
+    assert SECRET not in done.stderr
+    for content in tree(Path("run")).values():
+        assert SECRET.encode() not in content
+    assert SECRET not in str(list_runs(".")["command"].tolist())
+    assert any("***" in word for word in Run.open("run").record.start["command"])
+
+
+def test_what_a_command_says_of_its_own_secret_is_no_last_word_of_the_result() -> None:
+    code = "import sys; sys.exit(f'unrecognized arguments: {sys.argv[1:]}')"
+    done = watch(["-c", code, "--token", SECRET, f"KEY={SECRET}"], run_dir="run", echo=False)
+    assert done.result["last_output"] == "unrecognized arguments: ['--token', '***', 'KEY=***']"
+    missing = cli("watch", "--", "no-such-command", "--token", SECRET)
+    assert missing.returncode == 2
+    assert SECRET not in missing.stderr
+
+
+def test_words_that_only_look_like_a_secrets_name_are_recorded() -> None:
+    argv = ["true", "--tokenizer", "bert", "--author", "me", "--keep=best", "make_key.py", "data"]
+    assert watch(argv, run_dir="run", echo=False).record.start["command"] == argv
 
 
 def test_exit_codes_of_other_commands_are_not_taken_for_ours() -> None:
