@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 from conftest import csc_of, left_in, official_csv, raw_arrays, tree
 
+from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
+from ogbnlib.forecast.phases import predict
 from ogbnlib.graph.store import GraphSize, open_store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.names import locate, size_of
-from ogbnlib.sources.official import KNOWN
+from ogbnlib.sources.official import KNOWN, fetch
 from ogbnlib.sources.ogb import write_raw
 
 SEEDS = {"train": 20, "valid": 10, "test": 5}
@@ -137,6 +139,30 @@ def test_a_known_data_set_has_its_size_wherever_it_is(
     assert size_of("ogbn-arxiv", data_dir=tmp_path) == store.size
     with pytest.raises(InputError, match="did you mean 'ogbn-arxiv'"):
         size_of("ogbn-arxive")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("ogbn-mag", "four kinds of nodes .* pass its papers .* to Store.from_data"),
+        ("ogbn-proteins", "112 labels a node .*watch"),
+    ],
+)
+def test_every_door_refuses_an_official_data_set_that_can_not_be_a_store(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    doors: list[Callable[[], Any]] = [
+        lambda: size_of(name, data_dir=tmp_path),
+        lambda: locate(name, data_dir=tmp_path, download=True),
+        lambda: fetch(name, tmp_path),
+        lambda: make_store(name, tmp_path / "store"),
+        lambda: open_dataset(name, data_dir=tmp_path, download=True),
+        lambda: predict(TrainConfig.create(dataset=name)),
+    ]
+    for door in doors:
+        with pytest.raises(InputError, match=f"{name} can't be converted: .*{reason}"):
+            door()
+    assert left_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["ogbn-arxiv.store", "ogbn-arxiv"])
