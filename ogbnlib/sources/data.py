@@ -32,6 +32,8 @@ class Source:
         node_names: returns the dtype of the nodes' names, and the names in order of the nodes; None
             without names.
         label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
+        year_chunks: yields years int64 [n]; None if the nodes have none. Only OGB's layout has
+            them.
         path: the data's folder; None for data in RAM.
         stamps: the files that are read, with their `stamp` at opening, by the names that the
             store's origin has.
@@ -52,6 +54,7 @@ class Source:
         default=lambda: None, repr=False
     )
     label_names: Array | None = field(default=None, repr=False)
+    year_chunks: Callable[[], Iterator[Array]] | None = field(default=None, repr=False)
     path: Path | None = None
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
