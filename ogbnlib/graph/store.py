@@ -82,8 +82,8 @@ class Store(GraphSize):
 
     @staticmethod
     def from_data(data: Any, path: StrPath, **options: Any) -> "Store":
-        """Write a PyG `Data` as a store, see `sources.convert.from_data`."""
-        return _from_above("sources.convert", "from_data")(data, path, **options)
+        """Write a PyG `Data` as a store, see `sources.pyg_data.from_data`."""
+        return _from_above("sources.pyg_data", "from_data")(data, path, **options)
 
     def to_data(self) -> Any:
         """Read the store into a PyG `Data` in RAM, see `sampling.loading.to_data`."""

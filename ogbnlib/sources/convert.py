@@ -7,9 +7,8 @@ features.
 
 import contextlib
 import os
-import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -28,7 +27,7 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
-from .data import Source, as_ids, from_arrays, is_tables
+from .data import Source, is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 
@@ -193,55 +192,6 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
     from .tables import open_tables
 
     return open_tables(name, **options)
-
-
-def from_data(
-    data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any
-) -> Store:
-    """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index`, `train_mask`,
-    `val_mask`, `test_mask`.
-
-    Edges keep their order within a column. A message on standard error names the attributes that a
-    store does not keep, such as edge_attr.
-
-    Args:
-        splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for
-            an empty one.
-        options: num_classes and name; and those of `convert`.
-    """
-    if hasattr(data, "node_types") or not hasattr(data, "to_dict"):
-        raise InputError(
-            f"data: expected a PyG Data of one kind of node, got {type(data).__name__}"
-        )
-    masks = (
-        {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
-    )
-    required = ["edge_index", "x", "y", *masks.values()]
-    values = {str(name): value for name, value in data.to_dict().items() if value is not None}
-    if missing := [name for name in required if name not in values]:
-        hint = (
-            "; pass splits={'train': ids, 'valid': ids, 'test': ids}"
-            if {*missing} & {*masks.values()}
-            else ""
-        )
-        raise InputError(
-            f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}"
-        )
-    if others := sorted(
-        {*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"}
-    ):
-        print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
-    if splits is None:
-        splits = {
-            split: as_ids(values[mask], len(values["x"]), f"data.{mask}")
-            for split, mask in masks.items()
-        }
-    name, num_classes = (
-        options.pop("name", None) or Path(path).absolute().name,
-        options.pop("num_classes", None),
-    )
-    source = from_arrays(name, values["edge_index"], values["x"], values["y"], splits, num_classes)
-    return convert(source, path, **options)
 
 
 @clear_errors()
