@@ -8,7 +8,7 @@ features.
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -23,6 +23,7 @@ from ..graph.checks import Int8Columns, finite, index_dtype, label_dtype, split_
 from ..graph.npz import Array
 from ..graph.sort import EdgeSort
 from ..graph.store import Store, open_store
+from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
@@ -54,6 +55,20 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
+def _check_labels(source: Source, splits: Mapping[str, Array]) -> dict[str, Any]:
+    """Refuse splits that can't be trained on; return the summary's entries of labels."""
+    labelled, begin = NodeSet(source.num_nodes), 0
+    sizes = np.zeros(source.num_classes, np.int64)
+    for chunk in source.label_chunks():
+        some = chunk >= 0
+        labelled.add(begin + np.flatnonzero(some))
+        np.add.at(sizes, chunk[some], 1)
+        begin += len(chunk)
+    for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
+        raise InputError(f"{source.where(name)}: {problem}")
+    return count_labels(sizes, source.num_nodes)
+
+
 def _write(
     source: Source,
     writer: StoreWriter,
@@ -65,12 +80,7 @@ def _write(
     """Write all arrays of a store, the features in a second thread; `space` is the memory to sort
     in."""
     splits, stop, lock = source.read_splits(), threading.Event(), threading.Lock()
-    labelled, begin = NodeSet(source.num_nodes), 0
-    for chunk in source.label_chunks():
-        labelled.add(begin + np.flatnonzero(chunk >= 0))
-        begin += len(chunk)
-    for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        raise InputError(f"{source.where(name)}: {problem}")
+    writer.entries["summary"] = _check_labels(source, splits)
 
     def count(number: int) -> None:
         if stop.is_set():
@@ -99,7 +109,8 @@ def _write(
                     columns = Int8Columns.covering(
                         finite(map(surveyed, ahead), kind, where), source.num_features
                     )
-                writer.entries, encode = columns.entries(), columns.encode
+                writer.entries |= columns.entries()
+                encode = columns.encode
             with contextlib.closing(_ahead(source.x_chunks())) as ahead:
                 per_node(
                     "x", dtype, map(encode, finite(ahead, kind, where)), (source.num_features,)
@@ -126,6 +137,13 @@ def _write(
                 writer.create("colptr", "<i8") as colptr,
             ):
                 edges.write(row, colptr)
+            both = 2 if undirected else 1
+            writer.entries["summary"] |= {
+                "edges_read": source.num_edges,
+                "merged_edges": both * source.num_edges - row.length,
+                "self_loops": edges.num_self_loops,
+                "isolated_nodes": source.num_nodes - edges.connected.count(),
+            }
             per_node("y", label_dtype(source.num_classes), source.label_chunks())
             for name, nodes in splits.items():
                 writer.write(name, nodes)
@@ -165,7 +183,13 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
         source.num_nodes * source.num_features * source.feature_dtype.itemsize
         + 16 * source.num_edges
     )
-    fixed = used + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + source.num_nodes // 8
+    fixed = (
+        used
+        + _KERNEL_BYTES
+        + min(_CHUNKS_BYTES, 4 * data_bytes)
+        + source.num_nodes // 8
+        + 8 * source.num_classes
+    )
     if limit < (least := fixed + _MIN_WORKSPACE):
         expected = f"at least {format_bytes(least)} to convert {source.name} (this process uses {format_bytes(used)})"
         raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")

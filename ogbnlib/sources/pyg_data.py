@@ -10,6 +10,7 @@ from ..errors import InputError
 from ..files import StrPath
 from ..graph.npz import Array
 from ..graph.store import Store
+from ..graph.summary import summarized
 from .convert import convert
 from .data import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 
@@ -56,8 +57,8 @@ def from_data(
     Args:
         splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for
             an empty one.
-        say: called with the attributes that a store does not keep, such as edge_attr; by default
-            they go to standard error.
+        say: called with the attributes that a store does not keep, such as edge_attr, and with the
+            store's summary; by default both go to standard error.
         options: num_classes and name; and those of `convert`.
     """
     if not isinstance(path, str | os.PathLike):
@@ -91,7 +92,9 @@ def from_data(
     name = options.pop("name", None) or Path(path).absolute().name
     num_classes = options.pop("num_classes", None)
     source = from_arrays(name, edge_index, x, values["y"], splits, num_classes)
-    return convert(source, path, **options)
+    store = convert(source, path, **options)
+    say(summarized(store))
+    return store
 
 
 def _attributes(data: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
 from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.graph.summary import summarized
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
@@ -60,7 +61,10 @@ def test_a_raw_folder_is_converted_once_and_found_again(
 ) -> None:
     store = opened(raw)
     assert store.path == raw.with_name("mine.store")
-    assert said == [f"{raw}: converting it, once, to {store.path}, about 1 MB"]
+    assert said == [
+        f"{raw}: converting it, once, to {store.path}, about 1 MB",
+        summarized(store),
+    ]
     assert verify_store(store.path) == []
     np.testing.assert_array_equal(store.x, raw_arrays(raw)["x"])
     colptr, row = csc_of(raw_arrays(raw)["edge_index"], 60)
@@ -68,7 +72,7 @@ def test_a_raw_folder_is_converted_once_and_found_again(
     np.testing.assert_array_equal(store.row, row)
     before = tree(raw.parent)
     assert opened(raw) == opened(f"{raw}/") == opened(store.path) == store
-    assert len(said) == 1
+    assert len(said) == 2
     assert tree(raw.parent) == before
 
 
@@ -111,7 +115,7 @@ def test_an_official_csv_data_set_is_converted_beside_its_folder(
     shutil.rmtree(tmp_path / "ogbn_arxiv")
     assert opened("ogbn-arxiv", data_dir=tmp_path) == store
     assert locate("ogbn-arxiv", data_dir=tmp_path) == store.size
-    assert len(said) == 1
+    assert len(said) == 2
 
 
 def test_sizes_come_from_headers_before_and_after(raw: Path, opened: Any) -> None:
@@ -218,7 +222,7 @@ def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(
     for folder in (raw, store.path):
         folder.rename(tmp_path / "there" / folder.name)
     assert opened(tmp_path / "there" / "mine").files == store.files
-    assert len(said) == 1
+    assert len(said) == 2
 
 
 OPEN = """
