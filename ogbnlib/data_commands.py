@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import InputError, format_bytes
+from .errors import InputError
 from .values import parse_assignments, read_parameters
 
 HELP = "Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help."
@@ -57,8 +57,11 @@ def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
     }
     text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
     if kind == "store":
+        from .graph.summary import summarized
+
         facts |= {"bytes": dataset.nbytes, "undirected": dataset.undirected}
-        text += f" of {format_bytes(dataset.nbytes)}"
+        facts |= {"splits": dict(dataset.num_seeds), **dataset.summary}
+        text = summarized(dataset)
     show(facts, text, as_json)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..files import Stream
-from .bits import kernel
+from .bits import NodeSet, kernel, put
 from .checks import index_dtype
 from .npz import Array
 from .writer import ArrayWriter
@@ -144,12 +144,32 @@ def _csc(num_cols: Any, col: Any, row: Any, unique: Any) -> Any:
     return colptr, out[:count]
 
 
+@kernel
+def _survey(begin: Any, colptr: Any, row: Any, both: Any, words: Any) -> Any:
+    """Return the number of self-loops in columns from `begin` on; put nodes with edges into the set
+    of `words`. If edges go both ways (`both`), a source is a column, too."""
+    loops = 0
+    for v in range(len(colptr) - 1):
+        if colptr[v] < colptr[v + 1]:
+            put(words, begin + v)
+        for i in range(colptr[v], colptr[v + 1]):
+            if not both:
+                put(words, row[i])
+            if row[i] == begin + v:
+                loops += 1
+    return loops
+
+
 class EdgeSort:
     """Sorts an edge list into CSC: first all edges to disk as pairs, then range by range into `row`
     and `colptr`.
 
     Sorting takes `workspace` bytes of memory, or more for a single node with more edges. With
     `undirected`, every edge is taken both ways, and columns are sorted and without duplicates.
+
+    Attributes:
+        num_self_loops: of the columns that are written.
+        connected: the nodes with an edge.
     """
 
     def __init__(
@@ -160,6 +180,8 @@ class EdgeSort:
         self.workspace, self.done = workspace, done
         self.chunk_edges = max(1, min(2**20, workspace // 128))
         self._dtype, self._serial = index_dtype(num_nodes), 0
+        self.num_self_loops, self.connected = 0, NodeSet(num_nodes)
+        self._num_written = 0  # columns
         self._edge_bytes = 3 * np.dtype(self._dtype).itemsize  # a pair, and its entry in row
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
 
@@ -200,6 +222,10 @@ class EdgeSort:
             if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
                 part = pairs.all(number)
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
+                self.num_self_loops += _survey(
+                    self._num_written, ptr, sources, self.undirected, self.connected.words
+                )
+                self._num_written += width
                 colptr.write(ptr[1:] + row.length)
                 row.write(sources)
                 self.done(count * pairs.pair_bytes)

@@ -75,6 +75,8 @@ class Store(GraphSize):
     crc32: int = field(repr=False, compare=False)  # of store.json
     stamps: Mapping[str, Stamp] = field(repr=False, compare=False)
     int8: Int8Columns | None = field(default=None, repr=False, compare=False)
+    # counts of the conversion; {} for propagated features and stores of earlier versions
+    summary: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_meta()  # here, as an error in a process that is just starting gets lost
@@ -82,8 +84,8 @@ class Store(GraphSize):
 
     @staticmethod
     def from_data(data: Any, path: StrPath, **options: Any) -> "Store":
-        """Write a PyG `Data` as a store, see `sources.convert.from_data`."""
-        return _from_above("sources.convert", "from_data")(data, path, **options)
+        """Write a PyG `Data` as a store, see `sources.pyg_data.from_data`."""
+        return _from_above("sources.pyg_data", "from_data")(data, path, **options)
 
     def to_data(self) -> Any:
         """Read the store into a PyG `Data` in RAM, see `sampling.loading.to_data`."""
@@ -265,7 +267,7 @@ def open_store(path: StrPath) -> Store:
         stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
         num_seeds={split: files[split].shape[0] for split in SPLITS}, hops=meta.get("hops"),
         int8=Int8Columns(*(np.array(part, np.float32) for part in meta["int8"])) if "int8" in meta else None,
-        **{name: meta[name] for name in names},
+        summary=meta.get("summary", {}), **{name: meta[name] for name in names},
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from ..config import TrainConfig
 from ..errors import clear_errors, format_bytes
 from ..files import StrPath, home, locked, sibling_path
 from ..graph.store import Store, is_store, open_store
+from ..graph.summary import summarized
 from ..progress import Progress
 from .convert import FeatureDtype, convert, disk_bytes
 from .names import existing, options_of, resolve
@@ -43,7 +44,7 @@ def open_dataset(
         feature_dtype: of a new store, "float16", "float32" or "int8"; by default the data's own,
             float32 for float64.
         download: fetch a missing official data set.
-        say: called with the data, the place and the size of a new store.
+        say: called with the data, the place and the size of a new store, then with its summary.
         memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
     """
     pending = resolve(
@@ -65,9 +66,10 @@ def open_dataset(
             "undirected": pending.undirected,
             "feature_dtype": pending.dtype.name,
         }
-        return convert(
-            source, pending.target, memory_limit=memory_limit, progress=progress, check=check, **how
-        )
+        how |= {"memory_limit": memory_limit, "progress": progress, "check": check}
+        store = convert(source, pending.target, **how)
+        say(summarized(store))
+        return store
 
 
 def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractContextManager[int]:

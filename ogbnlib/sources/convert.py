@@ -7,7 +7,6 @@ features.
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -24,11 +23,12 @@ from ..graph.checks import Int8Columns, finite, index_dtype, label_dtype, split_
 from ..graph.npz import Array
 from ..graph.sort import EdgeSort
 from ..graph.store import Store, open_store
+from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
-from .data import Source, as_ids, from_arrays, is_tables
+from .data import Source, is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 
@@ -55,6 +55,20 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
+def _check_labels(source: Source, splits: Mapping[str, Array]) -> dict[str, Any]:
+    """Refuse splits that can't be trained on; return the summary's entries of labels."""
+    labelled, begin = NodeSet(source.num_nodes), 0
+    sizes = np.zeros(source.num_classes, np.int64)
+    for chunk in source.label_chunks():
+        some = chunk >= 0
+        labelled.add(begin + np.flatnonzero(some))
+        np.add.at(sizes, chunk[some], 1)
+        begin += len(chunk)
+    for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
+        raise InputError(f"{source.where(name)}: {problem}")
+    return count_labels(sizes, source.num_nodes)
+
+
 def _write(
     source: Source,
     writer: StoreWriter,
@@ -66,12 +80,7 @@ def _write(
     """Write all arrays of a store, the features in a second thread; `space` is the memory to sort
     in."""
     splits, stop, lock = source.read_splits(), threading.Event(), threading.Lock()
-    labelled, begin = NodeSet(source.num_nodes), 0
-    for chunk in source.label_chunks():
-        labelled.add(begin + np.flatnonzero(chunk >= 0))
-        begin += len(chunk)
-    for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        raise InputError(f"{source.where(name)}: {problem}")
+    writer.entries["summary"] = _check_labels(source, splits)
 
     def count(number: int) -> None:
         if stop.is_set():
@@ -100,7 +109,8 @@ def _write(
                     columns = Int8Columns.covering(
                         finite(map(surveyed, ahead), kind, where), source.num_features
                     )
-                writer.entries, encode = columns.entries(), columns.encode
+                writer.entries |= columns.entries()
+                encode = columns.encode
             with contextlib.closing(_ahead(source.x_chunks())) as ahead:
                 per_node(
                     "x", dtype, map(encode, finite(ahead, kind, where)), (source.num_features,)
@@ -127,6 +137,13 @@ def _write(
                 writer.create("colptr", "<i8") as colptr,
             ):
                 edges.write(row, colptr)
+            both = 2 if undirected else 1
+            writer.entries["summary"] |= {
+                "edges_read": source.num_edges,
+                "merged_edges": both * source.num_edges - row.length,
+                "self_loops": edges.num_self_loops,
+                "isolated_nodes": source.num_nodes - edges.connected.count(),
+            }
             per_node("y", label_dtype(source.num_classes), source.label_chunks())
             for name, nodes in splits.items():
                 writer.write(name, nodes)
@@ -166,7 +183,13 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
         source.num_nodes * source.num_features * source.feature_dtype.itemsize
         + 16 * source.num_edges
     )
-    fixed = used + _KERNEL_BYTES + min(_CHUNKS_BYTES, 4 * data_bytes) + source.num_nodes // 8
+    fixed = (
+        used
+        + _KERNEL_BYTES
+        + min(_CHUNKS_BYTES, 4 * data_bytes)
+        + source.num_nodes // 8
+        + 8 * source.num_classes
+    )
     if limit < (least := fixed + _MIN_WORKSPACE):
         expected = f"at least {format_bytes(least)} to convert {source.name} (this process uses {format_bytes(used)})"
         raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")
@@ -193,55 +216,6 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
     from .tables import open_tables
 
     return open_tables(name, **options)
-
-
-def from_data(
-    data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any
-) -> Store:
-    """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index`, `train_mask`,
-    `val_mask`, `test_mask`.
-
-    Edges keep their order within a column. A message on standard error names the attributes that a
-    store does not keep, such as edge_attr.
-
-    Args:
-        splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for
-            an empty one.
-        options: num_classes and name; and those of `convert`.
-    """
-    if hasattr(data, "node_types") or not hasattr(data, "to_dict"):
-        raise InputError(
-            f"data: expected a PyG Data of one kind of node, got {type(data).__name__}"
-        )
-    masks = (
-        {"train": "train_mask", "valid": "val_mask", "test": "test_mask"} if splits is None else {}
-    )
-    required = ["edge_index", "x", "y", *masks.values()]
-    values = {str(name): value for name, value in data.to_dict().items() if value is not None}
-    if missing := [name for name in required if name not in values]:
-        hint = (
-            "; pass splits={'train': ids, 'valid': ids, 'test': ids}"
-            if {*missing} & {*masks.values()}
-            else ""
-        )
-        raise InputError(
-            f"data: expected {', '.join(required)}, found no {', '.join(missing)}{hint}"
-        )
-    if others := sorted(
-        {*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"}
-    ):
-        print(f"{path}: a store does not keep {', '.join(others)} of the data", file=sys.stderr)
-    if splits is None:
-        splits = {
-            split: as_ids(values[mask], len(values["x"]), f"data.{mask}")
-            for split, mask in masks.items()
-        }
-    name, num_classes = (
-        options.pop("name", None) or Path(path).absolute().name,
-        options.pop("num_classes", None),
-    )
-    source = from_arrays(name, values["edge_index"], values["x"], values["y"], splits, num_classes)
-    return convert(source, path, **options)
 
 
 @clear_errors()

@@ -1,6 +1,7 @@
 """A `Source` is anything that can be written as a store or in OGB's layout, such as arrays in
 RAM."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, split_name, unknown_name
+from ..errors import InputError, format_bytes, split_name, unknown_name
 from ..files import Stamp, StrPath, home, stamp
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
@@ -32,6 +33,8 @@ class Source:
         node_names: returns the dtype of the nodes' names, and the names in order of the nodes; None
             without names.
         label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
+        year_chunks: yields years int64 [n]; None if the nodes have none. Only OGB's layout has
+            them.
         path: the data's folder; None for data in RAM.
         stamps: the files that are read, with their `stamp` at opening, by the names that the
             store's origin has.
@@ -52,6 +55,7 @@ class Source:
         default=lambda: None, repr=False
     )
     label_names: Array | None = field(default=None, repr=False)
+    year_chunks: Callable[[], Iterator[Array]] | None = field(default=None, repr=False)
     path: Path | None = None
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -122,13 +126,11 @@ def from_arrays(
         )
     num_nodes = len(x)
     if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-        hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
-        raise InputError(
-            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}"
-        )
+        raise InputError(f"y: {_label_problem(y, num_nodes)}")
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
         raise InputError(
-            f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} {list(edge_index.shape)}"
+            f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} "
+            f"{list(edge_index.shape)}{_edge_hint(edge_index)}"
         )
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
         actual = f"{edge_index.min()} to {edge_index.max()}"
@@ -171,8 +173,54 @@ def from_arrays(
     )  # fmt: skip
 
 
+def _label_problem(y: Array, num_nodes: int) -> str:
+    """Return what is wrong with labels that are not [N] or [N, 1]."""
+    text = f"expected one label for each of {num_nodes} rows of x, got shape {list(y.shape)}"
+    if y.ndim != 2 or len(y) != num_nodes or y.shape[1] == 0:
+        return text
+    if (np.count_nonzero(y, axis=1) == 1).all():
+        return f"{text}; pass y.argmax(dim=1) of one-hot labels"
+    return f"{text}; several labels a node are not supported: pass one of them, such as y[:, 0]"
+
+
+def _edge_hint(edge_index: Array) -> str:
+    if edge_index.dtype.kind not in "iu":
+        return "; pass edge_index.long() if they are whole"
+    if edge_index.ndim == 2 and edge_index.shape[1] == 2:
+        return "; transpose it: edge_index.T"
+    return ""
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether a value is a sparse matrix of torch, torch_sparse or scipy."""
+    layout = str(getattr(value, "layout", ""))
+    return layout.startswith("torch.sparse") or hasattr(value, "nnz")
+
+
+def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
+    """Return how the sparse adjacency matrix `name` becomes an edge_index."""
+    return (
+        f"torch_geometric.utils.{function}({name})[0] if its rows are sources, and that .flip(0) "
+        "if they are destinations, as in PyG's adj_t"
+    )
+
+
+def _refuse_sparse(value: Any, name: str) -> None:
+    if not is_sparse(value):
+        return
+    shape = [int(value.shape[0]), int(value.shape[1])] if hasattr(value, "shape") else value.sizes()
+    text = f"{name}: expected a dense array, got a sparse one of shape {shape}"
+    if name == "edge_index":
+        of_scipy = type(value).__module__.startswith("scipy")
+        function = "from_scipy_sparse_matrix" if of_scipy else "to_edge_index"
+        raise InputError(f"{text}; pass {sparse_remedy(name, function)}")
+    dense_bytes = 4 * math.prod(shape)
+    raise InputError(f"{text}, which takes {format_bytes(dense_bytes)} as dense float32")
+
+
 def as_numpy(value: Any, name: str) -> Array:
     """Return an array or a torch tensor (on any device) as numpy, without a copy where possible."""
+    _refuse_sparse(value, name)
     try:
         # exact in float32
         value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
@@ -190,10 +238,16 @@ def as_ids(values: Any, num_nodes: int, name: str) -> Array:
     """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros
     and ones."""
     ids = as_numpy(values, name)
-    # Two whole numbers may be ids.
-    if ids.shape == (num_nodes,) and (
-        ids.dtype.kind == "b" or (num_nodes > 2 and np.isin(ids, (0, 1)).all())
-    ):
+    if ids.ndim == 0:
+        raise InputError(f"{name}: expected node ids [n] or a mask [{num_nodes}], got one number")
+    # Two whole numbers may be ids; more that are all 0 or 1 repeat ids, which no split does.
+    is_flags = ids.dtype.kind == "b" or (len(ids) > 2 and bool(np.isin(ids, (0, 1)).all()))
+    is_mask = ids.ndim == 1 and ids.size > 0 and is_flags
+    if is_mask and len(ids) != num_nodes:
+        raise InputError(
+            f"{name}: expected a mask of {num_nodes} values, one for each node, got {len(ids)}"
+        )
+    if is_mask:
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         hint = (

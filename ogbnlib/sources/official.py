@@ -29,7 +29,7 @@ from .ogb import layout_files, open_raw, read_split_files
 def _known(
     name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int
 ) -> GraphSize:
-    both = name in ("ogbn-products", "ogbn-proteins")
+    both = name == "ogbn-products"
     stored: Literal["raw", "csv"] = "raw" if name == "ogbn-papers100M" else "csv"
     splits = dict(zip(SPLITS, seeds, strict=True))
     return GraphSize(
@@ -37,20 +37,25 @@ def _known(
     )
 
 
-# Open Graph Benchmark (Hu et al., NeurIPS 2020), table 2 and the pages of its data sets. OGB adds
-# the reverse edges of products and proteins on reading. mag: only papers and their citations;
-# proteins: no node features, 112 labels.
+# The official data sets that can be a store. Open Graph Benchmark (Hu et al., NeurIPS 2020), table
+# 2 and the pages of its data sets. OGB adds the reverse edges of products on reading.
 KNOWN = {
     size.name: size
     for size in (
         _known("ogbn-arxiv", 169_343, 1_166_243, 128, 40, 90_941, 29_799, 48_603),
         _known("ogbn-products", 2_449_029, 61_859_140, 100, 47, 196_615, 39_323, 2_213_091),
-        _known("ogbn-mag", 736_389, 5_416_271, 128, 349, 629_571, 64_879, 41_939),
-        _known("ogbn-proteins", 132_534, 39_561_252, 0, 112, 86_619, 21_236, 24_679),
         _known(
             "ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338
         ),
     )
+}
+# The others, with the reason and a way to train them.
+_OWN_SCRIPT = "train it with a script of your own under `python -m ogbnlib watch`"
+REFUSED = {
+    "ogbn-mag": "it has four kinds of nodes and a store has one; pass its papers and their citations "
+    f"to Store.from_data as a PyG Data, or {_OWN_SCRIPT}",
+    "ogbn-proteins": "it has 112 labels a node and no features, and a store has one label and "
+    f"features; {_OWN_SCRIPT}",
 }
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
 
@@ -149,20 +154,25 @@ def is_official(name: str) -> bool:
     return name.startswith("ogbn-") and not Path(name).is_dir()
 
 
+def check_official(name: str) -> None:
+    """Refuse an official name that is unknown, or whose data set can't be a store, with the
+    reason."""
+    if name in REFUSED:
+        raise InputError(f"dataset: {name} can't be converted: {REFUSED[name]}")
+    if name not in KNOWN:
+        known = {*KNOWN, *REFUSED}
+        raise InputError(f"dataset: {unknown_name(name, known, 'official data set')}")
+
+
 def locate_official(name: str, root: StrPath) -> Located:
     """Do all checks of `open_official` without reading or downloading anything; imports neither
     torch nor ogb."""
+    check_official(name)
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
         head, *lines = csv.reader(file)
-    table = {column: {line[0]: line[i] for line in lines} for i, column in enumerate(head) if i}
-    if name not in table:
-        raise InputError(f"dataset: {unknown_name(name, table, 'official data set')}")
-    meta = table[name]
-    if meta["is hetero"] == "True" or meta["eval metric"] != "acc":
-        raise InputError(
-            f"dataset: {name}: only data sets of one kind of node with accuracy as the metric can be used"
-        )
+    at = head.index(name)
+    meta = {line[0]: line[at] for line in lines}
     folder, binary = Path(root) / name.replace("-", "_"), meta["binary"] == "True"
     files = ["raw/data.npz"]
     if not binary:

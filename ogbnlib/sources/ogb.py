@@ -6,18 +6,20 @@ member.
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..errors import InputError, clear_errors, naming
 from ..files import StrPath, home, new_folder, whereabouts, write_json
 from ..graph import npz
 from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
-from .data import Source, from_arrays, stamped
+from .data import Source, as_numpy, from_arrays, stamped
 
 
 def layout_files(folder: Path) -> dict[str, Path]:
@@ -185,12 +187,14 @@ def write_layout(
             yield chunk
             done(chunk.nbytes)
 
-    data = {
+    data: dict[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]] = {
         "edge_index": ((2, num_edges), np.int64, counted(rows)),
         "node_feat": ((num_nodes, source.num_features), np.float32, counted(source.x_chunks())),
         "num_nodes_list": ((1,), np.int64, [np.array([num_nodes])]),
         "num_edges_list": ((1,), np.int64, [np.array([num_edges])]),
     }
+    if source.year_chunks is not None:
+        data["node_year"] = ((num_nodes, 1), np.int64, counted(source.year_chunks()))
     npz.write_npz(folder / "raw" / "data.npz", data)
     labels = (
         np.where(chunk < 0, np.float32("nan"), chunk.astype(np.float32))
@@ -221,6 +225,7 @@ def write_raw(
     splits: Mapping[str, Any],
     num_classes: int | None = None,
     name: str | None = None,
+    node_year: Any = None,
 ) -> Source:
     """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes
     open it too.
@@ -233,8 +238,18 @@ def write_raw(
         x: features [N, F], finite; stored as float32.
         y: labels [N] or [N, 1]: -1 or NaN where there is none.
         splits: node ids, or boolean masks over all nodes, of train, valid and test.
+        node_year: whole numbers [N] or [N, 1]; OGB's classes read them under the name
+            "ogbn-papers100M".
     """
     source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
+    if node_year is not None:
+        years = as_numpy(node_year, "node_year").reshape(-1)
+        if len(years) != source.num_nodes or years.dtype.kind not in "iu":
+            raise InputError(
+                f"node_year: expected {source.num_nodes} whole numbers, "
+                f"got {years.dtype} [{len(years)}]"
+            )
+        source = replace(source, year_chunks=lambda: npz.slices(years, npz.CHUNK_BYTES // 8))
     with new_folder(path) as folder:
         write_layout(folder, source)
     return open_raw(path)

@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 from conftest import csc_of, left_in, official_csv, raw_arrays, tree
 
+from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
+from ogbnlib.forecast.phases import predict
 from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.graph.summary import summarized
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.names import locate, size_of
-from ogbnlib.sources.official import KNOWN
+from ogbnlib.sources.official import KNOWN, fetch
 from ogbnlib.sources.ogb import write_raw
 
 SEEDS = {"train": 20, "valid": 10, "test": 5}
@@ -58,7 +61,10 @@ def test_a_raw_folder_is_converted_once_and_found_again(
 ) -> None:
     store = opened(raw)
     assert store.path == raw.with_name("mine.store")
-    assert said == [f"{raw}: converting it, once, to {store.path}, about 1 MB"]
+    assert said == [
+        f"{raw}: converting it, once, to {store.path}, about 1 MB",
+        summarized(store),
+    ]
     assert verify_store(store.path) == []
     np.testing.assert_array_equal(store.x, raw_arrays(raw)["x"])
     colptr, row = csc_of(raw_arrays(raw)["edge_index"], 60)
@@ -66,7 +72,7 @@ def test_a_raw_folder_is_converted_once_and_found_again(
     np.testing.assert_array_equal(store.row, row)
     before = tree(raw.parent)
     assert opened(raw) == opened(f"{raw}/") == opened(store.path) == store
-    assert len(said) == 1
+    assert len(said) == 2
     assert tree(raw.parent) == before
 
 
@@ -109,7 +115,7 @@ def test_an_official_csv_data_set_is_converted_beside_its_folder(
     shutil.rmtree(tmp_path / "ogbn_arxiv")
     assert opened("ogbn-arxiv", data_dir=tmp_path) == store
     assert locate("ogbn-arxiv", data_dir=tmp_path) == store.size
-    assert len(said) == 1
+    assert len(said) == 2
 
 
 def test_sizes_come_from_headers_before_and_after(raw: Path, opened: Any) -> None:
@@ -137,6 +143,30 @@ def test_a_known_data_set_has_its_size_wherever_it_is(
     assert size_of("ogbn-arxiv", data_dir=tmp_path) == store.size
     with pytest.raises(InputError, match="did you mean 'ogbn-arxiv'"):
         size_of("ogbn-arxive")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("ogbn-mag", "four kinds of nodes .* pass its papers .* to Store.from_data"),
+        ("ogbn-proteins", "112 labels a node .*watch"),
+    ],
+)
+def test_every_door_refuses_an_official_data_set_that_can_not_be_a_store(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    doors: list[Callable[[], Any]] = [
+        lambda: size_of(name, data_dir=tmp_path),
+        lambda: locate(name, data_dir=tmp_path, download=True),
+        lambda: fetch(name, tmp_path),
+        lambda: make_store(name, tmp_path / "store"),
+        lambda: open_dataset(name, data_dir=tmp_path, download=True),
+        lambda: predict(TrainConfig.create(dataset=name)),
+    ]
+    for door in doors:
+        with pytest.raises(InputError, match=f"{name} can't be converted: .*{reason}"):
+            door()
+    assert left_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["ogbn-arxiv.store", "ogbn-arxiv"])
@@ -192,7 +222,7 @@ def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(
     for folder in (raw, store.path):
         folder.rename(tmp_path / "there" / folder.name)
     assert opened(tmp_path / "there" / "mine").files == store.files
-    assert len(said) == 1
+    assert len(said) == 2
 
 
 OPEN = """

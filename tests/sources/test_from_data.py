@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
+import torch_geometric
 from conftest import left_in
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 from ogbnlib import InputError, TrainConfig, train
 from ogbnlib.graph.store import Store
@@ -68,23 +70,169 @@ def test_a_data_comes_back_from_its_store(
         assert torch.equal(back[name], data[name].bool())
 
 
+def without_masks(**changes: Any) -> Data:
+    return data_of(train_mask=None, val_mask=None, test_mask=None, **changes)
+
+
+def hetero() -> HeteroData:
+    """Papers with labels that cite each other, and authors."""
+    data, papers = HeteroData(), data_of()
+    for name, value in papers.to_dict().items():
+        if name != "edge_index":
+            data["paper"][name] = value
+    data["author"].x = torch.ones(7, 2)
+    data["paper", "cites", "paper"].edge_index = papers.edge_index
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [2, 3]])
+    return data
+
+
+ADJ = torch.eye(N).to_sparse_csr()
+TO_COO = r"to_edge_index\({}\)\[0\] if its rows are sources, and that .flip\(0\) if .* adj_t$"
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (HeteroData(), "got HeteroData"),
-        (data_of(x=None), "found no x$"),
-        (data_of(test_mask=None), r"found no test_mask; pass splits=\{'train': ids"),
+        (HeteroData(), "got HeteroData of none"),
+        (hetero(), r"of paper, author; pass data.node_type_subgraph\(\['paper'\]\).to_homogeneous"),
+        (data_of(x=None), r"found no x; without features set data.x = torch.ones"),
+        (data_of(y=None), "found no y; set data.y to the class of each node, -1 for none$"),
+        (data_of(edge_index=None), "found no edge_index; without edges set .* torch.empty"),
+        (data_of(edge_index=None, adj=ADJ), f"found no edge_index; .*{TO_COO.format('data.adj')}"),
+        (data_of(edge_index=None, adj_t=torch.eye(N)), r"dense_to_sparse\(data.adj_t\)\[0\].flip"),
+        (data_of(edge_index=None, adj_t=torch.eye(20, N).to_sparse()), r"adj_t: expected \[60, 60\], got \[20, 60\]"),
+        (data_of(test_mask=None), r"found no test_mask; pass splits=\{.*'valid': data.val_mask, 'test': \[\]\}"),
+        (without_masks(), r"found no train_mask, val_mask, test_mask; pass splits=.*get_idx_split"),
         (data_of(val_mask=torch.ones(N, 10, dtype=torch.bool)), r"data.val_mask: .*data.val_mask\[:, 0\]"),
+        (data_of(val_mask=mask(20, 40)[1:]), "data.val_mask: expected a mask of 60 values, .*got 59$"),
+        (data_of(val_mask=torch.ones(N + 1, dtype=torch.uint8)), "expected a mask of 60 .*got 61$"),
+        (data_of(num_nodes=N + 1), "data.num_nodes=61 nodes, found 60 rows"),
         (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*y.argmax\(dim=1\) of one-hot labels"),
-        (data_of(x=torch.eye(N).to_sparse()), "x: expected a numpy array or a torch tensor"),
+        (data_of(y=torch.ones(N, 4)), r"y: .*several labels a node are not supported: .*y\[:, 0\]"),
+        (data_of(y=torch.arange(N + 1) % 3), r"y: expected one label for each of 60 rows of x, got shape \[61\]$"),
+        (data_of(y=torch.rand(N)), "y: .*whole labels.*regression"),
+        (data_of(x=torch.eye(N).to_sparse()), r"x: .* sparse one of shape \[60, 60\], which takes 14 kB"),
+        (data_of(edge_index=ADJ), f"edge_index: .*{TO_COO.format('edge_index')}"),
+        (data_of(edge_index=ADJ.to_sparse_coo()), f"edge_index: .*{TO_COO.format('edge_index')}"),
+        (data_of(edge_index=torch.zeros(20, 2, dtype=torch.long)), r"edge_index: .*\[20, 2\]; transpose it"),
+        (data_of(edge_index=torch.zeros(2, 20)), r"edge_index: .*pass edge_index.long\(\)"),
+        ([data_of()], "data: expected a PyG Data, got a list of 1; pass one Data"),
+        (Data, "data: expected a PyG Data, got the class Data; pass an object of it"),
+        ("papers", "got the path 'papers'; .*open_dataset"),
+        (__file__, r"test_from_data.py'; if you trust it: torch.load\(path, weights_only=False\)"),
+        (scipy.sparse.eye(3), r"got scipy's .*; pass Data\(edge_index=.*from_scipy_sparse_matrix"),
+        (None, "data: expected a PyG Data, got NoneType$"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_a_store_is_refused_in_a_sentence(
     data: Any, sentence: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=sentence) as refused:
         Store.from_data(data, tmp_path / "store", progress=False)
+    assert "to_dense" not in str(refused.value)
     assert left_in(tmp_path) == []
+
+
+def test_the_remedies_of_a_refusal_make_a_store(tmp_path: Path) -> None:
+    papers = hetero().node_type_subgraph(["paper"]).to_homogeneous()
+    remedied = {
+        "one kind": papers,
+        "ones": data_of(x=torch.ones(len(data_of(x=None).y), 1)),
+        "splits": torch_geometric.transforms.RandomNodeSplit(num_val=9, num_test=9)(without_masks()),
+        "rows are sources": data_of(edge_index=torch_geometric.utils.to_edge_index(ADJ)[0]),
+    }  # fmt: skip
+    for name, data in remedied.items():
+        assert Store.from_data(data, tmp_path / name, progress=False).num_nodes == N
+    with pytest.raises(InputError, match=r"path: expected .* folder, got Data; .*\(data, path\)"):
+        Store.from_data(str(tmp_path / "swapped"), data_of())  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------- other forms
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo, None])
+def test_rows_of_adj_t_are_destinations(layout: Any, tmp_path: Path) -> None:
+    data = data_of()
+    data.edge_index = data.edge_index.unique(dim=1)  # a sparse matrix has no parallel edges
+    sparse = torch_geometric.transforms.ToSparseTensor(layout=layout)(data.clone())
+    assert sparse.edge_index is None
+    store = Store.from_data(sparse, tmp_path / "store", progress=False)
+    assert edges(store.to_data()) == edges(data)
+    assert store.files == Store.from_data(data, tmp_path / "same", progress=False).files
+    # the mean over in-neighbors that PyG computes from adj_t
+    conv = torch_geometric.nn.SimpleConv(aggr="sum")
+    torch.testing.assert_close(conv(data.x, sparse.adj_t), conv(data.x, store.to_data().edge_index))
+
+
+def test_an_adj_t_is_left_as_it_was_and_its_values_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    indices = torch.tensor([[3, 3, 1], [4, 4, 0]])
+    adj_t = torch.sparse_coo_tensor(indices, torch.ones(3), (N, N))
+    store = Store.from_data(
+        data_of(edge_index=None, adj_t=adj_t), tmp_path / "ones", progress=False
+    )
+    assert not adj_t.is_coalesced()
+    assert edges(store.to_data()) == [[0, 1], [4, 3], [4, 3]]
+    assert "does not keep" not in capsys.readouterr().err
+    Store.from_data(data_of(edge_index=None, adj_t=adj_t * 2), tmp_path / "weights", progress=False)
+    assert "does not keep the values of adj_t of the data" in capsys.readouterr().err
+
+
+def test_an_edge_index_of_pyg_is_its_edges(tmp_path: Path) -> None:
+    index = torch_geometric.EdgeIndex(data_of().edge_index, sparse_size=(N, N)).sort_by("col")[0]
+    store = Store.from_data(data_of(edge_index=index), tmp_path / "store", progress=False)
+    assert edges(store.to_data()) == edges(data_of())
+
+
+class Mine(InMemoryDataset):
+    """Graphs that are saved as PyG saves them."""
+
+    def __init__(self, root: Path, graphs: list[Data]) -> None:
+        self.graphs = graphs
+        super().__init__(str(root))
+        self.load(self.processed_paths[0])
+
+    processed_file_names = ("data.pt",)
+
+    def process(self) -> None:
+        self.save(self.graphs, self.processed_paths[0])
+
+
+def test_what_pyg_and_ogb_save_of_one_graph_is_that_graph(tmp_path: Path) -> None:
+    expected = Store.from_data(data_of(), tmp_path / "expected", progress=False).files
+    dataset = Mine(tmp_path / "one", [data_of()])
+    saved = torch.load(dataset.processed_paths[0], weights_only=False)
+    torch.save(data_of(), tmp_path / "graph.pt")
+    values = data_of().to_dict()
+    splits = {split: values.pop(f"{split}_mask") for split in ("train", "val", "test")}
+    graph = {"edge_index": values["edge_index"].numpy(), "node_feat": values["x"].numpy()}
+    graph |= {"edge_feat": None, "num_nodes": N}
+    labels = values["y"].numpy().reshape(-1, 1)
+    ends = {name: torch.tensor([0, len(value)]) for name, value in data_of().to_dict().items()}
+    forms: dict[str, tuple[Any, dict[str, Any]]] = {
+        "Data": (torch.load(tmp_path / "graph.pt", weights_only=False), {}),
+        "data set": (dataset, {}),
+        "dataset[0]": (dataset[0], {}),
+        "attributes, slices, class": (saved, {}),
+        "attributes": (saved[0], {}),
+        "Data, slices": ((data_of(), ends), {}),
+        "Data, None": ((data_of(), None), {}),
+        "val": (data_of(val_mask=None, valid_mask=mask(20, 40)), {}),
+        "graph, labels": ((graph, labels), {"splits": splits}),
+        "graph and labels": ({"graph": graph, "labels": labels}, {"splits": splits}),
+    }
+    for name, (form, options) in forms.items():
+        store = Store.from_data(form, tmp_path / "stores" / name, progress=False, **options)
+        assert store.files == expected, name
+
+
+def test_one_of_several_graphs_is_asked_for(tmp_path: Path) -> None:
+    dataset = Mine(tmp_path / "three", [data_of()] * 3)
+    saved = torch.load(dataset.processed_paths[0], weights_only=False)
+    for several in (dataset, saved):
+        with pytest.raises(InputError, match=r"expected one graph, got 3; .* dataset\[i\]"):
+            Store.from_data(several, tmp_path / "store", progress=False)
 
 
 def test_what_a_store_does_not_keep_is_named(

@@ -84,6 +84,20 @@ def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) ->
     assert dataset.num_classes == C
 
 
+def test_years_are_written_for_ogbs_class(tmp_path: Path, graph: dict[str, Any]) -> None:
+    from ogb.io.read_graph_raw import read_binary_graph_raw
+
+    years = 1980 + np.arange(N) % 40
+    for number, given in enumerate((years, years.reshape(-1, 1).astype(np.int16))):
+        path = write_raw(tmp_path / str(number), **graph, node_year=given).path
+        (opened,) = read_binary_graph_raw(path / "raw")
+        np.testing.assert_array_equal(opened["node_year"], years.reshape(-1, 1))
+    for wrong in (years[1:], years / 2):
+        with pytest.raises(InputError, match=f"node_year: expected {N} whole numbers"):
+            write_raw(tmp_path / "wrong", **graph, node_year=wrong)
+    assert left_in(tmp_path) == ["0", "1"]
+
+
 # ------------------------------------------------------------------------------------------------ streaming
 
 

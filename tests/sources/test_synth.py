@@ -49,6 +49,29 @@ def test_exactly_the_nodes_of_the_splits_have_labels(dataset: Source) -> None:
     np.testing.assert_array_equal(np.flatnonzero(raw_arrays(dataset.path)["y"] >= 0), labelled)
 
 
+@pytest.mark.filterwarnings("ignore:Environment variable TORCH_FORCE")
+def test_ogbs_unchanged_programs_open_it_by_its_official_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ogb.nodeproppred import NodePropPredDataset, PygNodePropPredDataset
+
+    # ogb 1.3.6 loads its own file without weights_only (snap-stanford/ogb#497)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    monkeypatch.setattr(citations, "_FIELD", 4_000)  # two fields or more
+    made = synthesize(tmp_path / "ogbn_papers100M", TINY, progress=False)
+    dataset = NodePropPredDataset("ogbn-papers100M", root=str(tmp_path))
+    graph, labels = dataset[0]
+    years, splits = graph["node_year"], dataset.get_idx_split()
+    assert years.shape == labels.shape == (made.num_nodes, 1)
+    assert {1980, 2017, 2018, 2019} == {years.min(), *years[years > 2016]}
+    assert years[splits["train"]].max() <= 2017
+    assert {*years[splits["valid"]].ravel()} == {2018}
+    assert {*years[splits["test"]].ravel()} == {2019}
+    data = PygNodePropPredDataset("ogbn-papers100M", root=str(tmp_path))[0]
+    np.testing.assert_array_equal(data.node_year, years)
+    np.testing.assert_array_equal(data.edge_index, raw_arrays(made.path)["edge_index"])
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(
     dataset: Source, tmp_path: Path
 ) -> None:

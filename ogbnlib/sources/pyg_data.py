@@ -1,0 +1,217 @@
+"""A PyG `Data`, or the form in which PyG and OGB save one, as a store."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files import StrPath
+from ..graph.npz import Array
+from ..graph.store import Store
+from ..graph.summary import summarized
+from .convert import convert
+from .data import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
+
+_MASKS = {
+    "train": ("train_mask",),
+    "valid": ("val_mask", "valid_mask"),
+    "test": ("test_mask",),
+}
+# How other libraries' graphs become a Data, by the library.
+_CONVERSIONS = {
+    "dgl": "torch_geometric.utils.from_dgl(graph)",
+    "networkx": "torch_geometric.utils.from_networkx(graph)",
+    "scipy": "Data(edge_index=torch_geometric.utils.from_scipy_sparse_matrix(matrix)[0], x=..., y=...)",
+}
+_REMEDIES = {
+    "edge_index": "without edges set data.edge_index = torch.empty(2, 0, dtype=torch.long)",
+    "x": "without features set data.x = torch.ones(len(data.y), 1)",
+    "y": "set data.y to the class of each node, -1 for none",
+}
+_NO_SPLIT = (
+    "pass splits={'train': ids, 'valid': ids, 'test': ids}, such as OGB's dataset.get_idx_split(), "
+    "or torch_geometric.transforms.RandomNodeSplit()(data)"
+)
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def from_data(
+    data: Any,
+    path: StrPath,
+    *,
+    splits: Mapping[str, Any] | None = None,
+    say: Callable[[str], object] = _warn,
+    **options: Any,
+) -> Store:
+    """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index` or `adj_t`,
+    `train_mask`, `val_mask`, `test_mask`.
+
+    `data` may also be a PyG data set of one graph, the tuple (data, slices) that it saves, or OGB's
+    (graph, labels). Edges keep their order within a column.
+
+    Args:
+        splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for
+            an empty one.
+        say: called with the attributes that a store does not keep, such as edge_attr, and with the
+            store's summary; by default both go to standard error.
+        options: num_classes and name; and those of `convert`.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(
+            f"path: expected the new store's folder, got {type(path).__name__}; "
+            "call from_data(data, path)"
+        )
+    values = _attributes(data)
+    masks = {} if splits is not None else _masks(values)
+    _check_complete(values, masks, splits)
+    x = as_numpy(values["x"], "x")
+    num_nodes = len(x) if x.ndim else 0
+    if values.get("num_nodes", num_nodes) != num_nodes:
+        raise InputError(
+            f"x: expected a row for each of data.num_nodes={values['num_nodes']} nodes, "
+            f"found {num_nodes} rows"
+        )
+    used = {"x", "y", "num_nodes", "edge_index", *masks.values()}
+    edge_index = values.get("edge_index")
+    others = sorted({*values} - used - {"train_mask", "val_mask", "test_mask"})
+    if edge_index is None:
+        edge_index, weighted = _edges_of(values["adj_t"], num_nodes)
+        others.remove("adj_t")
+        others += ["the values of adj_t"] * weighted
+    if others:
+        say(f"{path}: a store does not keep {', '.join(others)} of the data")
+    if splits is None:
+        splits = {
+            split: as_ids(values[mask], num_nodes, f"data.{mask}") for split, mask in masks.items()
+        }
+    name = options.pop("name", None) or Path(path).absolute().name
+    num_classes = options.pop("num_classes", None)
+    source = from_arrays(name, edge_index, x, values["y"], splits, num_classes)
+    store = convert(source, path, **options)
+    say(summarized(store))
+    return store
+
+
+def _attributes(data: Any) -> dict[str, Any]:
+    """Return the attributes of the one graph that `data` is or has."""
+    graph = _only_graph(data)
+    if isinstance(graph, Mapping):
+        values = dict(graph)
+    elif isinstance(graph, type) or not hasattr(graph, "to_dict"):
+        raise InputError(f"data: expected a PyG Data, got {_kind(graph)}")
+    elif hasattr(graph, "node_types"):
+        raise InputError(f"data: expected one kind of node, got {_parts(graph)}")
+    else:
+        values = graph.to_dict()
+    return {str(name): value for name, value in values.items() if value is not None}
+
+
+def _only_graph(data: Any) -> Any:
+    """Return the graph in a PyG data set, in (data, slices) or in OGB's (graph, labels)."""
+    if isinstance(data, Mapping) and {*data} == {"graph", "labels"}:
+        data = (data["graph"], data["labels"])
+    count = 1
+    if hasattr(data, "processed_dir"):
+        count = len(data)
+        data = data[0] if count else None
+    elif isinstance(data, tuple) and len(data) in (2, 3):
+        graph, more, *kind = data
+        if isinstance(graph, Mapping) and "node_feat" in graph:
+            others = {name: graph[name] for name in graph if name != "node_feat"}
+            return {**others, "x": graph["node_feat"], "y": more}
+        if more is None or isinstance(more, Mapping):
+            # PyG saves (attributes, slices, class), before 2.3 (Data, slices)
+            data = kind[0].from_dict(graph) if kind else graph
+            flat = [ends for ends in (more or {}).values() if not isinstance(ends, Mapping)]
+            count = max((len(ends) - 1 for ends in flat), default=1)
+    if count != 1:
+        raise InputError(f"data: expected one graph, got {count}; pass one of them, dataset[i]")
+    return data
+
+
+def _kind(data: Any) -> str:
+    """Return what `data` is instead of a `Data`, with the way to one."""
+    if isinstance(data, type):
+        return f"the class {data.__name__}; pass an object of it"
+    if isinstance(data, str | os.PathLike):
+        if Path(data).is_file():
+            return f"the path {str(data)!r}; if you trust it: torch.load(path, weights_only=False)"
+        return (
+            f"the path {str(data)!r}; ogbnlib.open_dataset opens a folder of files or a data set "
+            "by name"
+        )
+    kind = type(data).__name__
+    library = type(data).__module__.split(".")[0]
+    if isinstance(data, list | tuple):
+        return f"a {kind} of {len(data)}; pass one Data"
+    if library in _CONVERSIONS:
+        return f"{library}'s {kind}; pass {_CONVERSIONS[library]}"
+    return kind
+
+
+def _parts(data: Any) -> str:
+    """Return the kinds of nodes of a `HeteroData`, with the way to one of them."""
+    kinds = data.node_types
+    text = f"{type(data).__name__} of {', '.join(kinds) or 'none'}"
+    labelled = next((kind for kind in kinds if "y" in data[kind]), None)
+    if labelled is None:
+        return text
+    return f"{text}; pass data.node_type_subgraph([{labelled!r}]).to_homogeneous()"
+
+
+def _masks(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the attribute with the mask of each split, that of PyG's name if there is none."""
+    return {
+        split: next((name for name in names if name in values), names[0])
+        for split, names in _MASKS.items()
+    }
+
+
+def _check_complete(
+    values: Mapping[str, Any], masks: Mapping[str, str], splits: Mapping[str, Any] | None
+) -> None:
+    edges = "adj_t" if "adj_t" in values and "edge_index" not in values else "edge_index"
+    required = [edges, "x", "y", *masks.values()]
+    missing = [name for name in required if name not in values]
+    if not missing:
+        return
+    remedies = [_REMEDIES[name] for name in missing if name in _REMEDIES]
+    if "edge_index" in missing and is_sparse(values.get("adj")):
+        remedies[0] = f"set data.edge_index: {sparse_remedy('data.adj')}"
+    absent = [split for split, mask in masks.items() if mask in missing]
+    if len(absent) == len(masks) and splits is None:
+        remedies.append(_NO_SPLIT)
+    elif absent:
+        parts = (
+            f"{split!r}: {[] if split in absent else f'data.{mask}'}"
+            for split, mask in masks.items()
+        )
+        remedies.append(f"pass splits={{{', '.join(parts)}}}, where [] is an empty split")
+    raise InputError(
+        f"data: expected {', '.join(required)}, found no {', '.join(missing)}; "
+        f"{'; '.join(remedies)}"
+    )
+
+
+def _edges_of(adj_t: Any, num_nodes: int) -> tuple[Array, bool]:
+    """Return edge_index [2, E] of PyG's `adj_t`, whose rows are destinations, and whether it has
+    other values than ones."""
+    from torch_geometric.utils import to_edge_index
+
+    if not is_sparse(adj_t):
+        raise InputError(
+            f"data.adj_t: expected a sparse matrix, got {type(adj_t).__name__}; set "
+            "data.edge_index = torch_geometric.utils.dense_to_sparse(data.adj_t)[0].flip(0)"
+        )
+    shape = [adj_t.size(0), adj_t.size(1)]
+    if shape != [num_nodes, num_nodes]:
+        raise InputError(f"data.adj_t: expected {[num_nodes, num_nodes]}, got {shape}")
+    if hasattr(adj_t, "layout"):
+        adj_t = adj_t.detach()  # to_edge_index marks its argument as coalesced
+    edges, values = to_edge_index(adj_t)
+    return as_numpy(edges.flip(0), "adj_t"), bool((values != 1).any())
