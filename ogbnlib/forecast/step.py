@@ -16,6 +16,7 @@ from typing import Any
 from ..config import TrainConfig
 from ..errors import InputError
 from ..files import home
+from ..graph import kernel_cache
 from ..graph.store import GraphSize
 from ..registry import MODELS, Layer, LayerMemory
 from .budget import BatchShape
@@ -85,6 +86,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
         for counts in (batch.hop_nodes, batch.hop_edges)
     )
     small, key = BatchShape(nodes, edges), _trial_key(config, *channels)
+    kernel_cache.folder()  # its place, for the child, whose TMPDIR is another
     with tempfile.TemporaryDirectory() as tmp:
         file, log = Path(tmp, "step.json"), Path(tmp, "stderr")
         argv = [sys.executable, "-m", "ogbnlib.training.child", "--try", *map(str, channels)]

@@ -6,18 +6,37 @@ from typing import Any, TypeVar
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types, uint64
+from numba import config, njit, types, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from . import kernel_cache
 from .npz import Array
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-# Compiled on first use and cached on disk. Single-threaded, as forked DataLoader workers must not
-# share a pool.
-kernel: Callable[[Function], Function] = njit(nogil=True, cache=True)
+def kernel_with(**options: Any) -> Callable[[Function], Function]:
+    """Return a decorator that compiles a function on first use, with these options of numba.
+
+    The machine code is stored in `kernel_cache.folder`. It is single-threaded, as forked DataLoader
+    workers must not share a pool.
+    """
+
+    def declare(function: Function) -> Function:
+        folder = kernel_cache.folder()
+        before = config.CACHE_DIR
+        config.CACHE_DIR = str(folder or "")  # which numba reads here, once for each function
+        try:
+            compiled: Function = njit(nogil=True, cache=folder is not None, **options)(function)
+        finally:
+            config.CACHE_DIR = before
+        return compiled
+
+    return declare
+
+
+kernel = kernel_with()
 
 # Every constant and shift below is a uint64: numba turns uint64 combined with int64 into float64.
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64

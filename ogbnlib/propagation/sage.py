@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numba import njit
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from ..graph.bits import kernel, narrowed, prefetch, widened
+from ..graph.bits import kernel, kernel_with, narrowed, prefetch, widened
 from ..graph.npz import Array
 from ..registry import PART_ROWS
 
@@ -106,7 +105,7 @@ def _by_source(bounds: Any, col: Any, num_sources: Any) -> Any:
 
 
 # Multiplies and adds in one rounding, as torch's sparse product does in its backward pass.
-@njit(nogil=True, cache=True, fastmath={"contract"})  # type: ignore[untyped-decorator]
+@kernel_with(fastmath={"contract"})
 def _spread(
     begin: Any,
     end: Any,
@@ -385,9 +384,9 @@ def compile_layer() -> None:
     `sampling.window.compile_kernels`."""
     none, one = np.zeros(1, np.int64), torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)
+    ends, targets = _by_source(none, none, 0)
     for out in (one, one.bfloat16()):
+        grads = _values(out)
         for x in (one, one.half(), out):
-            _gather(0, 0, none, none, _values(x), _values(out))
-        _spread(
-            0, 0, none, *_by_source(none, none, 0), _values(out), _values(out), 0.0, _values(out)
-        )
+            _gather(0, 0, none, none, _values(x), grads)
+        _spread(0, 0, none, ends, targets, grads, grads, 0.0, grads)

@@ -33,6 +33,7 @@ from ..forecast.phases import predict
 from ..forecast.planner import WILL_NOT_FIT, Advice, verdict
 from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
 from ..forecast.step import try_model
+from ..graph import kernel_cache
 from ..graph.store import GraphSize
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
@@ -169,6 +170,7 @@ def run(
             break
         folder = next_run_dir(runs_dir, name, again=True)
     size = check_inputs(config)
+    kernel_cache.folder()  # its place, for the children, whose TMPDIR is another
     tried: dict[str, str] = {}
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):
@@ -227,30 +229,17 @@ def _own_tmp() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def _compile_kernels(how: str) -> None:
-    """Compile the sampling kernels in another process, unless numba's cache has them."""
+    """Compile the kernels of a training in another process, unless they are on disk."""
     # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no
     # forecast counts.
-    for name in (
-        "graph/disk.py",
-        "sampling/sampler.py",
-        "sampling/window.py",
-        "propagation/sage.py",
-    ):
-        source = Path(__file__).parents[1] / name
-        folder = source.parent / "__pycache__"
-        cached = [file.stat().st_mtime for file in folder.glob(f"{source.stem}.*.nbi")]
-        # Where the package's folder can't be written numba caches elsewhere, so there each process
-        # asks once (5 s).
-        if not os.access(folder, os.W_OK) or max(cached, default=0.0) < source.stat().st_mtime:
-            code = "import ogbnlib.training.train as train; train.compile_all([1])"
-            with doing("loading the sampling kernels", how):
-                # If it fails, the trainer meets the same error and reports it.
-                subprocess.run(
-                    [sys.executable, "-c", code],
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            return
+    if kernel_cache.folder() is None or kernel_cache.is_complete():
+        return
+    code = "import ogbnlib.training.train as train; train.compile_all([1])"
+    with doing("compiling the sampling kernels", how):
+        # If it fails, the trainer meets the same error and reports it.
+        subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
 
 def _attainable(

@@ -186,10 +186,12 @@ class EpochSampler(Sampler[int]):
         self.rank, self.num_ranks, self.batch_size = rank, num_ranks, batch_size
         self._dropped, self._order = n - self.n, (-1, torch.empty(0, dtype=torch.int64))
         self.set_epoch(0)
+        self.is_chosen = False  # by `set_epoch`, since a `StoreLoader` began a pass
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch to yield next, from position `start` of the order of all ranks."""
         self.epoch, self.start = epoch, start
+        self.is_chosen = True
 
     def __len__(self) -> int:
         return self.count(self.start)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 
+from ..errors import InputError
 from ..forecast.budget import Windows, queue, usable_bytes
 from ..graph.disk import CHUNK_BYTES, Interrupted
 from ..graph.store import Store
@@ -31,6 +32,9 @@ from .sampler import CSCSampler, Hops
 from .spool import WindowReader
 from .window import Window, take_rows
 
+# Attributes of PyG's loaders that decide how one batch is drawn.
+_FIXED = {"transform_sampler_output", "custom_cls", "collate_fn", "node_sampler", "data"}
+_FIXED |= {"input_nodes", "input_id", "input_time", "input_data"}
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 
@@ -124,8 +128,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
     Args:
         input_nodes: int64 seeds, in RAM; `labels` has one for each, int16 or int64.
-        next_epoch: If not None, each pass counts the epoch itself, from this one on, and `x` is
-            float32.
+        next_epoch: For a loop of the user's own: each pass counts the epoch, from this one on, and
+            `x` is float32. None in a trainer.
+        transform: Called with each batch of such a loop; it can be set later as well.
         arguments: As for `torch.utils.data.DataLoader`; an `EpochSampler` gives each epoch its own
             order.
     """
@@ -138,9 +143,12 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         labels: Tensor,
         windows: Windows,
         next_epoch: int | None = None,
+        transform: Callable[[Data], Any] | None = None,
         **arguments: Any,
     ):
         self.store, self.windows, self.labels, self.next_epoch = store, windows, labels, next_epoch
+        self.next_start = 0
+        self._place = next_epoch or 0, 0  # epoch and position behind the batch handed out last
         # in each epoch before it, the next one's first window is prepared
         self.last_epoch: int | None = None
         # in the very first window, to train on them during the first pass; 0 for a usual one
@@ -175,26 +183,80 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
                 data.x = torch.from_numpy(np.asarray(store.x))
         super().__init__(
-            data, node_sampler, input_nodes=input_nodes, transform=self._with_labels, **arguments
+            data, node_sampler, input_nodes=input_nodes, transform=transform, **arguments
         )
-        self.reader = None if windows.window_batches is None else WindowReader(self)
         self._running_passes = 0  # over windows
+        self.reader = None if windows.window_batches is None else WindowReader(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and value is not None and "reader" in self.__dict__:
+            raise InputError(
+                f"loader.{name}: expected it unchanged, since batches of a store are drawn many at "
+                "a time; set loader.transform, or build another loader with store.loader(...)"
+            )
+        super().__setattr__(name, value)
+
+    def __len__(self) -> int:
+        if self.next_epoch is None:
+            return int(super().__len__())
+        return -(-self.sampler.count(0) // self.batch_size)  # of a whole epoch
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Fix order and neighbors of the next pass, which begins at position `start` of the
         order."""
         self.sampler.set_epoch(epoch, start)
         self.node_sampler.set_epoch(epoch)
+        self.sampler.is_chosen = False
         if self.next_epoch is not None:
-            self.next_epoch = epoch
+            self.next_epoch, self.next_start = epoch, start
+            self._place = epoch, start
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the place behind the batch handed out last: epoch, number of its seeds so far, and
+        of all."""
+        epoch, position = self._place
+        return {"epoch": epoch, "position": position, "num_seeds": self.sampler.count(0)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Have the next pass go on from the place of `state_dict`, or begin the next epoch."""
+        num_seeds = self.sampler.count(0)
+        if state.get("num_seeds") != num_seeds:
+            expected = f"the state of a loader over {num_seeds} nodes"
+            raise InputError(f"state_dict: expected {expected}, got {state}")
+        if state["position"] < num_seeds:
+            self.set_epoch(state["epoch"], state["position"])
+        else:
+            self.set_epoch(state["epoch"] + self.sampler.shuffle)
 
     def __iter__(self) -> Iterator[Data]:
         self.store.check_maps()
         if self.next_epoch is not None:
-            self.set_epoch(self.next_epoch)
-            self.next_epoch += int(self.sampler.shuffle)
+            return self._counted_pass()
+        return self._pass(self.sampler.epoch, self.sampler.start)
+
+    def _counted_pass(self) -> Iterator[Data]:
+        """The pass of the next epoch, decided with its first batch: Lightning creates the iterator
+        before it calls `set_epoch` of the sampler, where epochs count from 0."""
+        assert self.next_epoch is not None
+        shuffle = self.sampler.shuffle
+        chosen = self.sampler.epoch + 1
+        if shuffle and self.sampler.is_chosen and chosen != self.next_epoch:
+            self.set_epoch(chosen)
+        epoch, position = self.next_epoch, self.next_start
+        self.set_epoch(epoch, position)
+        self.next_epoch, self.next_start = epoch + shuffle, 0
+        drawn_by_workers = self.reader is None and self.num_workers > 0
+        for batch in self._pass(epoch, position):
+            position = min(position + self.batch_size, self.sampler.count(0))
+            self._place = epoch, position
+            if self.transform is not None and not drawn_by_workers:
+                batch = self.transform(batch)
+            last = [batch]
+            del batch  # of a batch that is handed out nothing may stay here
+            yield last.pop()
+
+    def _pass(self, epoch: int, start: int) -> Iterator[Data]:
         # a second pass may begin while this one runs
-        epoch, start = self.sampler.epoch, self.sampler.start
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
@@ -203,14 +265,24 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         # a copy, as the workers of a second pass have another epoch
         if not self.persistent_workers:
             own = copy.copy(self)
-            own.node_sampler = self.node_sampler.at_epoch(epoch)
-            self.collate_fn = functools.partial(NodeLoader.collate_fn, own)
+            own.__dict__["node_sampler"] = self.node_sampler.at_epoch(epoch)
+            self.__dict__["collate_fn"] = functools.partial(NodeLoader.collate_fn, own)
         return cast("Iterator[Data]", super().__iter__())
 
     def close(self) -> None:
         """End the preparing threads, delete the spool, and close the files."""
         if self.reader is not None:
             self.reader.close()
+
+    def filter_fn(self, out: Any) -> Data:
+        """As PyG's, with labels and decoded features before `transform`."""
+        plain = copy.copy(self)
+        plain.transform = None
+        batch = NodeLoader.filter_fn(plain, out)
+        if self.reader is not None:  # a batch of its own, not of a pass
+            batch.x = torch.from_numpy(np.asarray(self.store.x[batch.n_id.numpy()]))
+        batch = self._with_labels(batch)
+        return batch if self.transform is None else self.transform(batch)
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]

@@ -1,7 +1,7 @@
 """A store in the user's own training loop: the trainer's loader, and PyG's interfaces over the
 files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -72,13 +72,15 @@ def loader(
     persistent_workers: bool = False,
     drop_last: bool = False,
     sampling: str = "neighbor",
+    transform: Callable[[Data], Any] | None = None,
 ) -> StoreLoader:
     """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed
     and epoch.
 
     Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the
-    same. `set_epoch(k)` makes the next pass that of epoch k, counted from 1, to continue after an
-    interruption.
+    same. To go on after an interruption, `set_epoch(k)` makes the next pass that of epoch k, counted
+    from 1; or `state_dict()` and `load_state_dict(state)` go on within an epoch. Lightning calls
+    both.
 
     A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the
     seeds first; `y` int64 [batch_size] of the seeds alone (-1 if there is no label),
@@ -97,6 +99,7 @@ def loader(
             an experiment.
         num_workers: processes that sample, if the store fits; windows have no use for them.
         sampling: "labor" for smaller batches, as in `TrainConfig`.
+        transform: called with each batch, as in PyG; `loader.transform = f` sets it later.
     """
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
@@ -124,7 +127,9 @@ def loader(
     result: StoreLoader = _OneLoader(store, config, split, ids, limit, drop_last)._build(
         split, shuffle
     )
-    result.last_epoch, result.labels, result.next_epoch = None, result.labels.long(), int(shuffle)
+    result.last_epoch, result.labels, result.transform = None, result.labels.long(), transform
+    result.next_epoch = int(shuffle)
+    result.set_epoch(result.next_epoch)
     return result
 
 
@@ -196,9 +201,8 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         return [TensorAttr(group_name=None, attr_name=name) for name in ("x", "y")]
 
-    def _get_tensor(self, attr: TensorAttr) -> Tensor | None:
-        if attr.attr_name not in ("x", "y"):
-            return None
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        self._check_name(attr)
         self.store.check_maps()
         index = attr.index
         index = (
@@ -211,7 +215,14 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
         return torch.from_numpy(rows.astype(np.float32))
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        self._check_name(attr)
         return self.store.files[attr.attr_name].shape
+
+    def _check_name(self, attr: TensorAttr) -> None:
+        group = attr.group_name if attr.is_set("group_name") else None
+        if group is not None or attr.attr_name not in ("x", "y"):
+            names = "x and y of the group None"
+            raise KeyError(f"{self.store.path}: expected {names}, got {attr.attr_name} of {group}")
 
     def _read_only(self, *arguments: Any) -> NoReturn:
         raise InputError(f"{self.store.path}: a store is read only; write a new one")
@@ -241,7 +252,7 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
         ]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
-        if edge_attr.layout != EdgeLayout.CSC:
+        if edge_attr.edge_type is not None or edge_attr.layout != EdgeLayout.CSC:
             return None
         row, colptr = self.store.read("row", np.int64), self.store.read("colptr")
         return torch.from_numpy(row), torch.from_numpy(colptr)

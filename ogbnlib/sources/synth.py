@@ -14,11 +14,10 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, check_space, home, new_folder
-from ..graph.bits import GAMMA, mix
+from ..graph.bits import GAMMA, kernel, kernel_with, mix
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..progress import counted
@@ -56,18 +55,18 @@ _FIELD, _LOYALTY, _FIELD_FAME_POWER = 2_500_000, 0.95, 5.0
 _NUM_STREAMS = 9
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _draw(key, node, k):  # type: ignore[no-untyped-def]
+@kernel_with(inline="always")
+def _draw(key: Any, node: Any, k: Any) -> Any:
     return mix(mix(key + np.uint64(node) * GAMMA) + np.uint64(k) * GAMMA)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _uniform(bits):  # type: ignore[no-untyped-def]
+@kernel_with(inline="always")
+def _uniform(bits: Any) -> Any:
     return np.float64(bits >> np.uint64(11)) * 2.0**-53
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _degree(keys, j, degrees):  # type: ignore[no-untyped-def]
+@kernel_with(inline="always")
+def _degree(keys: Any, j: Any, degrees: Any) -> Any:
     """The number of references of the paper at time j; the first block cites no paper."""
     if j < 1024:
         return 0
@@ -75,8 +74,8 @@ def _degree(keys, j, degrees):  # type: ignore[no-untyped-def]
     return int(degrees[bits & np.uint64(1023)] + _uniform(mix(bits)))
 
 
-@njit(cache=True, nogil=True)
-def _count_edges(begin, end, keys, order, degrees):  # type: ignore[no-untyped-def]
+@kernel
+def _count_edges(begin: Any, end: Any, keys: Any, order: Any, degrees: Any) -> Any:
     num_nodes, _, inverse, shift = order
     total = 0
     for v in range(begin, end):
@@ -84,8 +83,19 @@ def _count_edges(begin, end, keys, order, degrees):  # type: ignore[no-untyped-d
     return total
 
 
-@njit(cache=True, nogil=True)
-def _citations(begin, end, keys, order, degrees, slot_class, class_slot, shape, src, dst):  # type: ignore[no-untyped-def]
+@kernel
+def _citations(
+    begin: Any,
+    end: Any,
+    keys: Any,
+    order: Any,
+    degrees: Any,
+    slot_class: Any,
+    class_slot: Any,
+    shape: Any,
+    src: Any,
+    dst: Any,
+) -> Any:
     """The references of papers `begin` to `end`, from citing `src` to cited `dst`."""
     num_nodes, multiplier, inverse, shift = order
     homophily, recent, recent_span, age_power, fame_power, field_blocks, loyalty, field_fame = shape
@@ -120,8 +130,8 @@ def _citations(begin, end, keys, order, degrees, slot_class, class_slot, shape, 
             at += 1
 
 
-@njit(cache=True, nogil=True)
-def _label(ids, keys, order, slot_class, noise, out):  # type: ignore[no-untyped-def]
+@kernel
+def _label(ids: Any, keys: Any, order: Any, slot_class: Any, noise: Any, out: Any) -> Any:
     num_nodes, _, inverse, shift = order
     for i in range(len(ids)):
         j = (ids[i] - shift + num_nodes) % num_nodes * inverse % num_nodes
@@ -131,8 +141,10 @@ def _label(ids, keys, order, slot_class, noise, out):  # type: ignore[no-untyped
         out[i] = slot_class[slot]
 
 
-@njit(cache=True, nogil=True)
-def _features(begin, end, keys, order, slot_class, means, out):  # type: ignore[no-untyped-def]
+@kernel
+def _features(
+    begin: Any, end: Any, keys: Any, order: Any, slot_class: Any, means: Any, out: Any
+) -> Any:
     """Class mean plus noise: the sum of four 16-bit uniforms, of mean 131,070 and deviation 37,837.
 
     Rounded to multiples of 2**-8, which float16 holds exactly: compressed, that is half the size in

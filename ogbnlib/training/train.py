@@ -24,6 +24,7 @@ from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.passes import Pass
 from ..forecast.step import LARGE_FLOPS, choose_threads, step_flops
+from ..graph import kernel_cache
 from ..graph.store import Store
 from ..launcher import job_cores, local_ranks
 from ..memory import cuda
@@ -74,6 +75,7 @@ def compile_all(num_neighbors: list[int]) -> None:
     """Compile the kernels of sampling and of the layers, or load them from disk."""
     compile_kernels(num_neighbors)
     compile_layer()
+    kernel_cache.mark_complete()
 
 
 def warm_up() -> None:

@@ -1,8 +1,10 @@
 """The promises of ogbnlib.sampling.loading: a loop of one's own gets the trainer's batches, PyG's
 loaders run on it."""
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,3 +233,150 @@ def test_pygs_link_loader_samples_both_ends_and_negative_edges(
         )
         with pytest.raises(InputError, match="edge_label_time: expected none"):
             next(iter(with_times))
+
+
+def test_the_stores_have_no_types_but_their_own(store: Store) -> None:
+    features, graph = store.feature_store(), store.graph_store()
+    assert features[None, "x", None].shape == features.get_tensor_size(None, "x")
+    for group, name in (("paper", "x"), ("paper", "y"), (None, "z"), (None, "row"), ("x", "x")):
+        with pytest.raises(KeyError, match="expected x and y of the group None"):
+            features[group, name, None]
+        with pytest.raises(KeyError):
+            features.get_tensor_size(group, name)
+    assert len(graph[None, "csc"]) == 2
+    for edge_type, layout in (
+        ("edge_type_2", "csc"),
+        (("paper", "cites", "paper"), "csc"),
+        (None, "coo"),
+        (None, "csr"),
+    ):
+        with pytest.raises(KeyError, match="not found"):
+            graph[edge_type, layout]
+
+
+@pytest.mark.parametrize("how", [{}, {"memory_limit": "1 MB"}, {"num_workers": 1}], ids=str)
+def test_a_transform_is_called_as_in_pyg_given_before_or_set_afterwards(
+    store: Store, how: dict[str, Any]
+) -> None:
+    def doubled(batch: Data) -> Data:
+        assert batch.x.dtype == torch.float32
+        batch.x, batch.z = 2 * batch.x, batch.y + 1
+        return batch
+
+    how = {"num_neighbors": [4, 3], "batch_size": 16, **how}
+    plain = list(store.loader("valid", **how))
+    later = store.loader("valid", **how)
+    later.transform = doubled
+    for loader in (store.loader("valid", transform=doubled, **how), later):
+        for ours, theirs in zip(loader, plain, strict=True):
+            assert torch.equal(ours.x, 2 * theirs.x)
+            assert torch.equal(ours.z, theirs.y + 1)
+    later.transform = None
+    assert_same(later, plain)
+    # what is returned may be of any type
+    sizes = list(store.loader("valid", transform=lambda batch: batch.batch_size, **how))
+    assert sizes == [batch.batch_size for batch in plain]
+    assert later([3, 1]).n_id[:2].tolist() == store.splits["valid"][[3, 1]].tolist()
+
+
+def test_attributes_of_pygs_loader_work_or_are_refused(store: Store) -> None:
+    loader = store.loader("valid", num_neighbors=[4], batch_size=16)
+    expected = list(loader)
+    loader.filter_per_worker = False  # either way the same batches
+    assert_same(loader, expected)
+    for name in ("transform_sampler_output", "custom_cls", "input_id", "collate_fn"):
+        with pytest.raises(InputError, match=rf"loader\.{name}: .*set loader\.transform, or build"):
+            setattr(loader, name, lambda out: out)
+        setattr(loader, name, None)
+    assert_same(loader, expected)
+
+
+@pytest.mark.parametrize("how", [{}, {"memory_limit": "1 MB"}, {"num_workers": 1}], ids=str)
+def test_a_loop_goes_on_within_an_epoch_from_the_loaders_state(
+    store: Store, how: dict[str, Any]
+) -> None:
+    def loader() -> StoreLoader:
+        return store.loader(num_neighbors=[4, 3], batch_size=16, **how)  # type: ignore[no-any-return]
+
+    straight = loader()
+    expected = [*straight, *straight, *straight]
+    length = len(straight)
+    for taken in (0, 2, length - 1, length, length + 1):
+        first, given = loader(), []
+        while len(given) < taken:
+            for batch in first:
+                given.append(batch.clone())
+                if len(given) == taken:
+                    break
+        state, second = json.loads(json.dumps(first.state_dict())), loader()
+        second.load_state_dict(state)
+        assert len(second) == length
+        assert_same([*given, *second], expected[: length * (taken // length + 1)])
+        assert_same(second, expected[length * (taken // length + 1) :][:length])
+    with pytest.raises(InputError, match="state_dict: expected the state of a loader over"):
+        store.loader("valid", batch_size=16).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("every", "how"),
+    [("epoch", {}), ("5 steps", {}), ("7 steps", {}), ("5 steps", {"num_workers": 1})],
+    ids=str,
+)
+def test_a_resumed_lightning_training_goes_on_with_the_batches_it_had_not_seen(
+    store: Store, tmp_path: Path, every: str, how: dict[str, Any]
+) -> None:
+    lightning = pytest.importorskip(
+        "lightning", reason="lightning is no dependency, but of the tests"
+    )
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net(store)
+            self.seen: list[list[int]] = []
+            self.checked: list[list[int]] = []
+
+        def training_step(self, batch: Data, index: int) -> Tensor:
+            self.seen.append(batch.input_id.tolist())
+            return self.net(batch.x, batch.edge_index).sum()
+
+        def validation_step(self, batch: Data, index: int) -> None:
+            self.checked.append(batch.n_id.tolist())
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def fit(epochs: int, checkpoint: Path | None = None, **more: Any) -> Any:
+        loaders = [
+            store.loader(split, num_neighbors=[4, 3], batch_size=16, **how)
+            for split in ("train", "valid")
+        ]
+        saved = ModelCheckpoint(
+            tmp_path,
+            filename="{step}",
+            save_top_k=-1,
+            every_n_train_steps=int(every[0]) if "steps" in every else None,
+        )
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+        trainer = lightning.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            callbacks=[saved],
+            num_sanity_val_steps=0,
+            **quiet,
+            **more,
+        )
+        model = Lit()
+        trainer.fit(model, *loaders, ckpt_path=checkpoint, weights_only=False)
+        return model
+
+    straight = fit(4)
+    order = [batch.input_id.tolist() for batch in store.loader(num_neighbors=[4, 3], batch_size=16)]
+    assert straight.seen[: len(order)] == order  # those of a plain loop
+    checked = straight.checked[: len(straight.checked) // 4]
+    assert straight.checked == 4 * checked
+    for file in sorted(tmp_path.glob("*.ckpt")):
+        steps = int(file.stem.partition("=")[2])
+        resumed = fit(4, file)
+        assert resumed.seen == straight.seen[steps:], file.name

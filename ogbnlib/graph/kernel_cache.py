@@ -1,0 +1,140 @@
+"""The folder of compiled kernels, one for each content of the kernels' sources.
+
+numba's own cache watches the file that declares a kernel. Kernels call each other across files, so
+after a change of one file it loads old machine code for the callers in others. The cache is a set
+of pickles: whoever can write to the folder can run code in this process.
+"""
+
+import contextlib
+import errno
+import functools
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from ..errors import MB
+
+PACKAGE = Path(__file__).parents[1]
+# The place that a parent process uses, for its children, whose TMPDIR may differ; "" for none.
+VARIABLE = "OGBNLIB_KERNELS"
+MOST_FOLDERS = 4  # one after each change of the sources, so the older ones are deleted
+_ROOM_BYTES = 8 * MB  # all kernels take 5 MB
+
+
+def sources() -> list[Path]:
+    """List the package's files that declare kernels."""
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if b"\n@kernel" in path.read_bytes()]
+
+
+@functools.cache
+def folder() -> Path | None:
+    """Return the folder of this content's machine code, None where no folder can be written."""
+    refused = []
+    for place in _places():
+        try:
+            found = _prepare(place)
+        except OSError as error:
+            refused.append(f"{place} ({(error.strerror or str(error)).lower()})")
+            continue
+        os.environ[VARIABLE] = str(place)
+        return found
+    if os.environ.get(VARIABLE) != "":
+        warnings.warn(
+            f"compiled kernels can't be stored in {', '.join(refused)}: each process compiles them "
+            "again, which takes half a minute and 100 MB; set NUMBA_CACHE_DIR to a folder of your "
+            "own",
+            stacklevel=2,
+        )
+    os.environ[VARIABLE] = ""
+    return None
+
+
+def is_complete() -> bool:
+    """Return whether all kernels of a training are compiled for this processor."""
+    place = folder()
+    return place is not None and (place / _marker()).is_file()
+
+
+def mark_complete() -> None:
+    """Record that all kernels of a training are compiled for this processor."""
+    place = folder()
+    if place is not None:
+        with contextlib.suppress(OSError):  # then the next run looks again
+            (place / _marker()).touch()
+
+
+@functools.cache
+def _marker() -> str:
+    """The name of the file that says so for this kind of processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        lines = []
+    kind = {line for line in lines if line.startswith((b"model name", b"flags", b"Features"))}
+    return f"complete-{hashlib.sha256(b''.join(sorted(kind))).hexdigest()[:8]}"
+
+
+def _places() -> Iterator[Path]:
+    """Folders to try, the user's own choice first."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):
+        cache = os.path.expanduser("~/.cache")
+    named = [os.environ.get("NUMBA_CACHE_DIR", ""), os.environ.get(VARIABLE, "")]
+    places = [os.path.abspath(path) for path in named if path]
+    places += [str(PACKAGE / "__pycache__"), cache]
+    with contextlib.suppress(OSError):  # none can be written
+        places.append(os.path.realpath(tempfile.gettempdir()))
+    # without a home `~` stays as it is
+    yield from (Path(path) for path in dict.fromkeys(places) if os.path.isabs(path))
+
+
+def _prepare(place: Path) -> Path:
+    """Create the folder in `place`; an `OSError` says why it can't be used."""
+    place.mkdir(parents=True, exist_ok=True)
+    user = os.geteuid()
+    own = place / f"ogbnlib-kernels-{user}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    status = own.lstat()
+    above = place.stat().st_mode
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, f"expected {own.name} in it to be yours alone, mode 700")
+    if above & stat.S_IWOTH and not above & stat.S_ISVTX:
+        raise PermissionError(errno.EPERM, "everyone can rename what is in it")
+    target = own / _content()
+    is_new = not target.exists()
+    target.mkdir(exist_ok=True)
+    with tempfile.TemporaryFile(dir=target) as probe:
+        if not (target / _marker()).is_file():  # a full disk refuses to write, but not to create
+            probe.write(bytes(_ROOM_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    os.utime(target)
+    if is_new:
+        _delete_old(own)
+    return target
+
+
+def _content() -> str:
+    """A hash of all that decides the machine code but the processor, which numba compares."""
+    versions = [version(name) for name in ("numba", "llvmlite", "numpy")]
+    content = hashlib.sha256(repr([str(PACKAGE), sys.implementation.cache_tag, versions]).encode())
+    for path in sources():
+        text = path.read_bytes()
+        content.update(f"{path.relative_to(PACKAGE)} {len(text)} ".encode() + text)
+    return content.hexdigest()[:16]
+
+
+def _delete_old(own: Path) -> None:
+    used = []
+    for entry in own.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process deletes it
+            used.append((entry.stat().st_mtime_ns, entry))
+    for _, entry in sorted(used)[:-MOST_FOLDERS]:
+        shutil.rmtree(entry, ignore_errors=True)

@@ -1,0 +1,201 @@
+"""Compiled kernels are those of the sources, wherever they can be stored, and nobody else's."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ogbnlib
+from ogbnlib.graph import kernel_cache
+
+PACKAGE = Path(ogbnlib.__file__).parent
+# A kernel of one file calls those of another.
+DRAW = """
+import numpy as np
+from ogbnlib.sampling.choice import batch_key
+print(batch_key(np.uint64(1), 2, 3))
+"""
+# One batch, drawn from memory and in a window.
+BATCHES = """
+import sys
+import numpy as np
+import torch
+from ogbnlib.graph.disk import DiskArray
+from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sampling.window import Seeds, Window, sample_windows
+colptr, row = np.arange(0, 110, 10, dtype=np.int64), np.tile(np.arange(10, dtype=np.int32), 10)
+sampler, seeds, files = CSCSampler(colptr, row, [3]), np.array([4, 7]), []
+for name, array in (("colptr", colptr), ("row", row)):
+    array.tofile(f"{sys.argv[1]}/{name}")
+    files.append(DiskArray(f"{sys.argv[1]}/{name}", 0, array.itemsize, len(array)))
+nodes, edges, _ = sampler.sample_batches(seeds, 2, [sampler.batch_key(0, 1)])
+drawn = Seeds(sampler, 1, [torch.arange(2)], [seeds])
+_, _, ids, links, _ = Window.pack(drawn, sample_windows([drawn], *files)[0]).batches(0, 1)
+print([*map(int, nodes)], [*map(int, edges)])
+print([*map(int, ids)], [*map(int, links)])
+"""
+# Another user, who can read everything (the interpreter may be in root's home), but not write.
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+AS_NOBODY += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+
+
+@pytest.fixture
+def copy() -> Iterator[Path]:
+    """A folder that every user can read, with a copy of the package."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    shutil.copytree(PACKAGE, folder / "ogbnlib", ignore=shutil.ignore_patterns("__pycache__"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def python(copy: Path, code: str, *arguments: str, **more: Any) -> str:
+    """Output and warnings of `code` with the copy of the package."""
+    hidden = (kernel_cache.VARIABLE, "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    env |= {"PYTHONPATH": str(copy)} | more.pop("env", {})
+    argv = [*more.pop("prefix", []), sys.executable, "-c", code, *arguments]
+    done = subprocess.run(argv, env=env, cwd=copy, capture_output=True, text=True, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def change(copy: Path, name: str, before: str, after: str) -> None:
+    text = (copy / "ogbnlib" / name).read_text()
+    assert before in text
+    (copy / "ogbnlib" / name).write_text(text.replace(before, after))
+
+
+def test_a_kernel_is_compiled_again_when_one_that_it_calls_in_another_file_changes(
+    copy: Path,
+) -> None:
+    before = python(copy, DRAW)
+    assert python(copy, DRAW) == before
+    change(copy, "graph/bits.py", "return x ^ (x >> _U31)", "return x ^ (x >> _U30)")
+    after = python(copy, DRAW)
+    assert after != before
+    assert after == python(copy, DRAW, env={"NUMBA_CACHE_DIR": str(copy / "empty")})
+
+
+@pytest.mark.slow
+def test_batches_from_memory_and_in_windows_agree_after_a_change_of_the_choice(copy: Path) -> None:
+    def drawn() -> str:
+        mapped, windowed = python(copy, BATCHES, str(copy)).splitlines()
+        assert mapped == windowed
+        return mapped
+
+    before = drawn()
+    change(copy, "sampling/choice.py", "top = degree - k + i", "top = degree - k + i - 1")
+    assert drawn() != before
+
+
+def test_all_that_kernels_use_of_the_package_is_in_the_files_that_decide_the_folder() -> None:
+    sources = kernel_cache.sources()
+    assert {"choice.py", "window.py", "bits.py", "sage.py", "synth.py"} <= {p.name for p in sources}
+    for path in sources:
+        nodes = ast.parse(path.read_text()).body
+        origins = {}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.level:
+                folder = path.parents[node.level - 1]
+                for name in node.names:
+                    origins[name.asname or name.name] = (
+                        folder / f"{(node.module or '').replace('.', '/')}.py"
+                    )
+        kernels = [
+            node
+            for node in nodes
+            if isinstance(node, ast.FunctionDef)
+            and any(ast.unparse(mark).startswith("kernel") for mark in node.decorator_list)
+        ]
+        assert kernels
+        for inner in (inner for kernel in kernels for inner in ast.walk(kernel)):
+            if isinstance(inner, ast.Name) and inner.id in origins:
+                assert origins[inner.id] in sources, f"{path}: {inner.id}"
+    everywhere = [path for path in PACKAGE.rglob("*.py") if "njit(" in path.read_text()]
+    assert [path.name for path in everywhere] == [
+        "bits.py"
+    ]  # so nobody declares one in another way
+
+
+WHERE = "from ogbnlib.graph import kernel_cache\nprint(kernel_cache.folder())"
+
+
+@pytest.fixture
+def nobody(copy: Path) -> dict[str, Any]:
+    """Arguments for `python` to run as a user who can write in TMPDIR alone."""
+    if os.geteuid() or subprocess.run([*AS_NOBODY, "true"], capture_output=True).returncode:
+        pytest.skip("needs root and setpriv to become another user")
+    (copy / "tmp").mkdir()
+    (copy / "tmp").chmod(0o1777)
+    return {"env": {"HOME": "/root", "TMPDIR": str(copy / "tmp")}, "prefix": AS_NOBODY}
+
+
+def test_a_user_who_can_write_to_neither_home_nor_package_has_the_kernels_in_tmpdir(
+    copy: Path, nobody: dict[str, Any]
+) -> None:
+    drawn = python(copy, DRAW, **nobody)
+    assert re.fullmatch(r"\d+\n", drawn)
+    own = copy / "tmp" / "ogbnlib-kernels-65534"
+    assert (own.stat().st_uid, own.stat().st_mode & 0o777) == (65534, 0o700)
+    assert list(own.rglob("*.nbc"))
+    # a child with another TMPDIR, as `run` gives it one
+    child = f"{WHERE}\nimport os, subprocess, sys\nif len(sys.argv) == 1:\n"
+    child += "    os.environ['TMPDIR'] = '/dev/shm'\n    sys.stdout.flush()\n"
+    child += f"    subprocess.run([sys.executable, '-c', {WHERE!r}])"
+    first, second = python(copy, child, **nobody).split()
+    assert Path(first).parent == own
+    assert first == second
+
+
+@pytest.mark.parametrize("planted", ["of another user", "open to others", "link", "folder"])
+def test_no_kernel_is_loaded_from_a_folder_that_others_can_write_to(
+    copy: Path, nobody: dict[str, Any], planted: str
+) -> None:
+    own, target = copy / "tmp" / "ogbnlib-kernels-65534", copy / "target"
+    target.mkdir()
+    for folder in (own, target) if planted != "link" else (target,):
+        folder.mkdir(exist_ok=True)
+        os.chown(folder, 0 if planted == "of another user" else 65534, -1)
+        folder.chmod(0o777 if planted == "open to others" else 0o700)
+    if planted == "link":
+        own.symlink_to(target)
+    if planted == "folder":
+        (copy / "tmp").chmod(0o777)  # without the sticky bit
+    *warning, drawn = python(copy, DRAW, **nobody).splitlines()[::-1]
+    assert drawn.isdigit()
+    (line,) = [line for line in warning if "compiled kernels can't be stored" in line]
+    assert f"{copy / 'tmp'} (" in line
+    assert "set NUMBA_CACHE_DIR" in line
+    assert not list(target.iterdir())
+
+
+def test_without_room_for_them_the_kernels_are_compiled_and_that_is_said_once(copy: Path) -> None:
+    code = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n{DRAW}"
+    code += f"import subprocess, sys\nsys.stdout.flush()\nsubprocess.run([sys.executable, '-c', {WHERE!r}])"
+    said = python(copy, code, env={"HOME": str(copy)})
+    assert said.count("can't be stored") == 1
+    assert "file too large" in said
+    assert "\nNone\n" in said  # of the child
+    assert re.match(r"\d+\n", said)
+
+
+def test_a_folder_that_the_user_names_is_used_and_old_ones_are_deleted(copy: Path) -> None:
+    named = {"env": {"NUMBA_CACHE_DIR": str(copy / "named")}}
+    folders = []
+    for number in range(6):
+        with open(copy / "ogbnlib" / "graph" / "bits.py", "a") as file:
+            file.write(f"# {number}\n")
+        folders.append(Path(python(copy, WHERE, **named).strip()))
+    assert len(set(folders)) == 6
+    assert {folder.parents[1] for folder in folders} == {copy / "named"}
+    assert sorted(folders[0].parent.iterdir()) == sorted(folders[-kernel_cache.MOST_FOLDERS :])
+    assert python(copy, WHERE).strip().startswith(str(copy / "ogbnlib" / "__pycache__"))
