@@ -20,8 +20,15 @@ FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
 PARENT_VARIABLE = "OGBNLIB_PARENT"  # process id of the parent that no child may outlive
 
 
-class Stopped(RuntimeError):
-    """A signal stopped the run at a batch boundary; its checkpoint is written."""
+class Stopped(BaseException):
+    """A signal stopped the run at a batch boundary; its checkpoint is written.
+
+    Like `KeyboardInterrupt` it is no `Exception`: a sweep with `except Exception` around each
+    training ends, too, and does not go on through Slurm's grace period.
+    """
+
+    def _render_traceback_(self) -> list[str]:  # one line in a notebook
+        return [f"{type(self).__name__}: {self}"]
 
 
 class StopRequest:

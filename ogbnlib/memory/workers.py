@@ -16,7 +16,7 @@ from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
 
 from ..errors import InputError
-from .signals import STOP_SIGNALS, Stopped, block_stop_signals, die_with_parent, ignore
+from .signals import STOP_SIGNALS, block_stop_signals, die_with_parent, ignore
 
 _started: set["Worker"] = set()
 _FULL = "/dev/shm is full (docker run --shm-size=8g)"
@@ -76,7 +76,7 @@ def workers_ended() -> Iterator[None]:
         while True:
             # torch's handler of SIGCHLD may raise at any line until `_kill` has replaced it.
             with contextlib.suppress(RuntimeError):
-                clear = isinstance(error, (InputError, Stopped)) or not isinstance(error, Exception)
+                clear = isinstance(error, InputError) or not isinstance(error, Exception)
                 # Errors of a dying worker's queues arrive before the kernel reports its death.
                 died = _kill(wait_s=0.0 if clear else 1.0)
                 break
@@ -116,7 +116,7 @@ def _kill(wait_s: float) -> dict[int, int]:
 def _shortened(error: BaseException, died: dict[int, int]) -> Exception | None:
     """The error to raise in place of a worker's; None for all other errors."""
     text = str(error).rstrip()
-    if died and isinstance(error, Exception) and not isinstance(error, Stopped):
+    if died and isinstance(error, Exception):
         pid, code = next(iter(died.items()))
         how = (
             f"was ended by {signal.Signals(-code).name}"

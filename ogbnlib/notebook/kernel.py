@@ -26,8 +26,8 @@ from ..errors import format_bytes
 from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
 from ..memory.reading import Reading, read_memory
 from ..memory.recorder import RUNS_VARIABLE, Recorder
-from ..memory.signals import handled
-from ..runs.exit_codes import meaning_of
+from ..memory.signals import Stopped, handled
+from ..runs.exit_codes import STOPPED, meaning_of
 from ..runs.folder import Run, RunEnded
 
 
@@ -187,7 +187,9 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
         try:
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:
-            if error.ename == RunEnded.__name__ and (code := re.match(r"(\d+): ", error.evalue)):
+            if error.ename == Stopped.__name__:  # of `train` in the kernel itself
+                exit_code = STOPPED
+            elif error.ename == RunEnded.__name__ and (code := re.match(r"(\d+): ", error.evalue)):
                 exit_code = int(code[1])
             if exit_code is not None:
                 ended = click.ClickException(str(error))

@@ -29,7 +29,7 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
     try:
         with clear_errors(), no_exit():
             work()
-    except Exception as error:
+    except (Exception, Stopped) as error:
         code = exit_code_of(error)
         if isinstance(error, Stopped):
             if os.environ.get("RANK", "0") == "0":

@@ -11,7 +11,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from ..errors import InputError
 from ..graph.store import Store
 from ..propagation.sage import Layers, bounds_of, torch_threads
 
+# A loss and its gradient by the scores that it gets; see `step.loss_and_gradient`.
+Differentiate: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 _PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # oneDNN and ATen each cache 1024 products compiled for one shape, but sampled batches hardly ever
@@ -239,9 +241,9 @@ class GNN(nn.Module):
         dropout, threads = self.dropout if self.training else 0.0, torch.get_num_threads()
         return Layers(x, bounds, col, targets, dropout, weights, self.dtype, threads)
 
-    def add_gradients(self, batch: Data, labels: Tensor, scale: float) -> Tensor:
-        """Add the gradients of `scale` times the loss, and return the loss: the sum of the seeds'
-        cross-entropies.
+    def add_gradients(self, batch: Data, differentiate: Differentiate) -> Tensor:
+        """Add the weights' gradients of a loss, which `differentiate` computes from the seeds'
+        scores; return the loss.
 
         As PyG's layers and autograd do it, in two thirds of the time of a small step, and with
         float32 layers of at most `PART_ROWS` nodes bit for bit; for batches that `fuses` accepts.
@@ -249,24 +251,20 @@ class GNN(nn.Module):
         layers = self._fused(
             batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges
         )
-        with torch.no_grad(), torch_threads(1):
-            scores, tape = layers.forward("input" if self.checkpointing else "all")
-            # The four kernels of `F.cross_entropy` and its backward pass; 2 is reduction="sum",
-            # -100 no label.
-            rows, ops = torch.log_softmax(scores.float(), 1), torch.ops.aten
+        with torch_threads(1):
+            with torch.no_grad():
+                scores, tape = layers.forward("input" if self.checkpointing else "all")
+            loss, gradient = differentiate(scores.float())
             del scores
-            loss, weight = ops.nll_loss_forward.default(rows, labels, None, 2, -100)
-            grad = ops.nll_loss_backward.default(
-                rows.new_tensor(scale), rows, labels, None, 2, -100, weight
-            )
-            grad = ops._log_softmax_backward_data.default(grad, rows, 1, rows.dtype)
-            del rows
-            gradients = layers.backward(tape, grad)
-            for value, gradient in zip(layers.weights, gradients, strict=True):
-                if value.requires_grad:
-                    value.grad = (
-                        gradient.contiguous() if value.grad is None else value.grad.add_(gradient)
-                    )
+            with torch.no_grad():
+                gradients = layers.backward(tape, gradient)
+                for value, own in zip(layers.weights, gradients, strict=True):
+                    if not value.requires_grad:
+                        continue
+                    if value.grad is None:
+                        value.grad = own.contiguous()
+                    else:
+                        value.grad.add_(own)
         return loss
 
     def _layer(self, layer: int, x: Tensor, num_targets: int, *adjacency: Tensor) -> Tensor:

@@ -72,6 +72,27 @@ def test_a_signal_in_an_epoch_stops_after_the_running_batch_with_a_checkpoint_of
     assert "--resume" in diagnose(tmp_path / "run").remedy
 
 
+def test_a_sweep_that_goes_on_after_every_exception_ends_with_the_first_signal(
+    tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None]
+) -> None:
+    begun = []
+
+    def sweep() -> None:
+        for lr in (0.1, 0.01):
+            begun.append(lr)
+            try:
+                train(tiny_config(lr=lr), tmp_path / f"lr-{lr}")
+            except Exception as error:
+                print(f"failed: {error}")
+
+    signal_at(3, signal.SIGTERM)
+    with pytest.raises(Stopped, match="stopped by SIGTERM in epoch 1, 48 of 120 seeds"):
+        sweep()
+    assert begun == [0.1]
+    assert position(tmp_path / "lr-0.1") == (0, 48)
+    assert json.loads((tmp_path / "lr-0.1" / "result.json").read_text())["exit_code"] == STOPPED
+
+
 def test_a_signal_in_an_evaluation_costs_neither_training_nor_the_evaluations_result(
     tiny_config: Config, tmp_path: Path, signal_at: Callable[..., None]
 ) -> None:

@@ -48,6 +48,13 @@ KILL = "import os\nos.kill(os.getpid(), 9)"
 STOPPED_BY_USR1 = """from ogbnlib import watch
 watch(['-c', 'import os, time; os.kill(os.getppid(), 10); time.sleep(20)'], name='a')"""
 
+# `train` in the kernel raises it where its handler has seen a signal.
+STOPPED_IN_THE_KERNEL = """from ogbnlib.memory.signals import Stopped
+try:
+    raise Stopped("stopped by SIGUSR1")
+except Exception:
+    print("a sweep goes on")"""
+
 
 def write_book(folder: Path, *cells: str, parameters: str | None = PARAMETERS) -> Path:
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -296,6 +303,7 @@ def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(
     [
         ("import os; os._exit(0)", 1, "status 0 before the notebook's end"),
         (STOPPED_BY_USR1, 75, "An Exception was"),
+        (STOPPED_IN_THE_KERNEL, 75, "An Exception was"),
     ],
 )
 def test_a_notebook_that_ended_otherwise_gives_the_status_of_kernel_or_run(

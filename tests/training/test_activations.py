@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.window import compile_kernels
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.models import GNN
-from ogbnlib.training.step import allocator_peak
+from ogbnlib.training.step import allocator_peak, loss_and_gradient
 
 # saved and peak bytes, and the share of each that is forecast
 Ratios = tuple[int, int, float, float]
@@ -123,7 +124,7 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
         def step() -> None:
             for batch, (x, edge_index, labels) in zip(batches, inputs, strict=True):
                 if model.fuses(batch.x):
-                    model.add_gradients(batch, labels, 1.0)
+                    model.add_gradients(batch, partial(loss_and_gradient, labels=labels, scale=1.0))
                     continue
                 scores = model(x, edge_index, batch.num_sampled_nodes, batch.num_sampled_edges)
                 F.cross_entropy(scores, labels, reduction="sum").backward()

@@ -1,6 +1,7 @@
 """Promises of `models`: bipartite layers leave out only what nobody reads."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ogbnlib.memory.cuda import check_precision
 from ogbnlib.propagation import sage
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training.models import GNN
+from ogbnlib.training.step import loss_and_gradient
 
 Batch = tuple[Tensor, Tensor, list[int], list[int]]
 
@@ -77,9 +79,8 @@ def gradients(name: str, fused: bool = True, **more: object) -> list[Tensor]:
     labels = torch.arange(20) % 5
     if fused and gnn.fuses(x):
         names = ("num_sampled_nodes", "num_sampled_edges")
-        loss = gnn.add_gradients(
-            Data(x, edges, **dict(zip(names, hops, strict=True))), labels, 0.05
-        )
+        sampled = Data(x, edges, **dict(zip(names, hops, strict=True)))
+        loss = gnn.add_gradients(sampled, partial(loss_and_gradient, labels=labels, scale=0.05))
     else:
         loss = F.cross_entropy(gnn(x, edges, *hops), labels, reduction="sum")
         (loss * 0.05).backward()
