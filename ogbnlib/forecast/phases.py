@@ -32,6 +32,8 @@ from .passes import MODEL, Pass
 from .sizes import RUNTIME_BYTES, store_bytes, trained_edges
 from .step import choose_threads, model_state_bytes, step_flops
 
+# The phase in which a run makes the propagated features, if no store has them yet.
+PROPAGATE = "propagate"
 _SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
 
 
@@ -306,7 +308,10 @@ def audit(
     """
     try:
         graph = graph_for(config)
-        if size is None or (isinstance(graph, Store) and graph.size == size):
+        if PROPAGATE in measured:
+            # Its result exists by now; the run's own size is that of the result.
+            size = graph.size if isinstance(graph, Store) else graph
+        elif size is None or (isinstance(graph, Store) and graph.size == size):
             size = graph  # whose batches are drawn
     except (InputError, OSError) as error:
         if size is None:
