@@ -24,7 +24,6 @@ from .propagation.hops import left_bytes, propagated
 from .propagation.layers import Layer, layer_scores
 from .propagation.loader import HopLoader
 from .propagation.plan import fixed_bytes
-from .propagation.sweep import THREADS
 from .registry import MODELS
 from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
@@ -56,7 +55,7 @@ def _exact(
     if ids is not None:
         targets, order = NodeSet(store.num_nodes), np.argsort(ids)
         targets.add(ids)
-    room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers), THREADS) - _STEP_BYTES
+    room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers)) - _STEP_BYTES
     if check_own(work):  # from a killed process
         shutil.rmtree(work)
     work.mkdir()

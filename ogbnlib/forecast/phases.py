@@ -10,9 +10,9 @@ import io
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from .passes import MODEL, Pass
 from .sizes import RUNTIME_BYTES, store_bytes, trained_edges
 from .step import choose_threads, model_state_bytes, step_flops
 
+# The phase in which a run makes the propagated features, if no store has them yet.
+PROPAGATE = "propagate"
 _SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
 
 
@@ -291,26 +293,48 @@ def kind_of(phase: str) -> str:
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
 
 
+def graph_of_run(
+    config: TrainConfig, event: Mapping[str, Any] | None, phases: Collection[str]
+) -> GraphSize:
+    """The graph of a run: its store, if that still has the size in the run's event `dataset`, else
+    that size.
+
+    Raises `InputError` or `OSError` where neither is known. After the phase `propagate` of a run,
+    it is the graph that was propagated over.
+    """
+    size = None
+    if event is not None:
+        size = GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})
+    try:
+        graph = graph_for(config)
+    except (InputError, OSError):
+        if size is None:
+            raise
+        return size
+    if PROPAGATE in phases:
+        return graph.size if isinstance(graph, Store) else graph
+    if size is None or (isinstance(graph, Store) and graph.size == size):
+        return graph  # whose batches are drawn
+    return size
+
+
 def audit(
     config: TrainConfig,
     memory_limit_bytes: int | None,
     measured: Mapping[str, int],
     marked: Mapping[str, int],
-    size: GraphSize | None = None,
+    event: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The entry `forecast` of result.json: predicted and measured, where a phase that a run did not
     reach has None.
 
     `measured` has the peak in phases of each name, "" between phases, and `marked` the largest size
-    of each named part; `size` is the data set's as the run found it, None reads it from its files.
+    of each named part; `event` is the run's `dataset`, None reads the size from its files.
     """
     try:
-        graph = graph_for(config)
-        if size is None or (isinstance(graph, Store) and graph.size == size):
-            size = graph  # whose batches are drawn
+        size = graph_of_run(config, event, measured)
     except (InputError, OSError) as error:
-        if size is None:
-            return {"skipped": str(error)}
+        return {"skipped": str(error)}
     forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
     peaks, parts = dict[str, int](), dict[str, int]()
     for name, peak in measured.items():

@@ -8,11 +8,12 @@ TIGHT inside it.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
-from ..errors import GB, InputError, clear_errors, format_bytes, parse_bytes
+from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..registry import MODELS, POLICIES
 from ..sources.names import graph_for
@@ -174,12 +175,13 @@ class Advice:
         if self.alternatives:
             lines.append("what would fit, the smallest change first:")
         elif limit is not None and self.verdict != FITS:
-            lines.append("no change that was tried fits: raise the limit")
-        for changes, changed in self.alternatives:
-            text = " ".join(f"{name}={_text(value)}" for name, value in changes.items())
+            need = smallest_limit(config, size)
             lines.append(
-                f"  {text}: peak {format_bytes(changed.peak_bytes)}{_convert_hint(changed)}"
+                f"no change that was tried fits; the smallest limit is {-(-need // MB)} MB"
             )
+        for changes, changed in self.alternatives:
+            peak = format_bytes(changed.peak_bytes)
+            lines.append(f"  {assignments(changes)}: peak {peak}{_convert_hint(changed)}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,41 +216,84 @@ def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _alternatives(
-    config: TrainConfig, size: GraphSize, limit_bytes: int
-) -> list[tuple[dict[str, Any], Forecast]]:
-    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest
-    change."""
-    seeds, fan_out = [config.batch_size], [config.num_neighbors]
-    while seeds[-1] >= 64:
-        seeds.append(seeds[-1] // 2)
-    while not config.propagated and (smaller := smaller_fan_out(fan_out[-1])):
-        fan_out.append(smaller)
-    # For each knob its changes, smallest first; the knobs in the order in which they should be
-    # turned.
+def assignments(changes: Mapping[str, Any]) -> str:
+    """Changes as the command line takes them: `loading=store batch_size=64`."""
+    texts = []
+    for name, value in changes.items():
+        text = f"{name}={_text(value)}"
+        texts.append(f"'{text}'" if " " in text else text)
+    return " ".join(texts)
+
+
+def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
+    """For each knob its changes, smallest first; the knobs in the order in which to turn them."""
     knobs: list[list[dict[str, Any]]] = [
         [{"loading": policy} for policy in POLICIES[config.loading].smaller],
         [{"feature_dtype": "float16"}] if config.feature_dtype == "float32" else [],
         [{"num_workers": 0, "persistent_workers": False}] if config.num_workers else [],
-        [{"batch_size": size} for size in seeds[1:]],
         [{"eval_num_neighbors": None}] if config.eval_num_neighbors else [],
-        [{"num_neighbors": counts} for counts in fan_out[1:]],
+        [
+            {"eval_batch_size": seeds}
+            for seeds in _halves(config.eval_batch_size or config.batch_size)
+        ],
+        [{"batch_size": seeds} for seeds in _halves(config.batch_size)],
     ]
+    fan_out, fan_outs = smaller_fan_out(config.num_neighbors), list[dict[str, Any]]()
+    while fan_out is not None and not config.propagated:
+        fan_outs.append({"num_neighbors": fan_out})
+        fan_out = smaller_fan_out(fan_out)
+    return [*knobs, fan_outs]
+
+
+def _halves(count: int) -> list[int]:
+    halves = []
+    while count >= 64:
+        count //= 2
+        halves.append(count)
+    return halves
+
+
+def changes_that_fit(
+    config: TrainConfig, size: GraphSize, limit_bytes: int, unforeseen_bytes: int = 0
+) -> list[tuple[dict[str, Any], Forecast]]:
+    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest
+    change.
+
+    `unforeseen_bytes` is memory that a run took beyond its forecast.
+    """
+
+    def fitting(steps: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Forecast] | None:
+        changes = {name: value for step in steps for name, value in step.items()}
+        changed = config.replace(**changes)
+        if changed.on_disk and size.stored == "store" and "feature_dtype" in changes:
+            return None  # a store has its own
+        forecast = predict(changed, size, memory_limit_bytes=limit_bytes)
+        fits = verdict(forecast, limit_bytes - unforeseen_bytes) == FITS
+        return (changes, forecast) if fits else None
+
+    knobs = [steps for steps in _knobs(config) if steps]
     for count in range(1, len(knobs) + 1):
-        fitting = []
+        found = []
         for chosen in itertools.combinations(knobs, count):
-            for steps in itertools.product(*chosen):
-                changes = {name: value for step in steps for name, value in step.items()}
-                changed = config.replace(**changes)
-                if changed.on_disk and size.stored == "store" and "feature_dtype" in changes:
-                    continue  # a store has its own
-                forecast = predict(changed, size, memory_limit_bytes=limit_bytes)
-                if verdict(forecast, limit_bytes) == FITS:
-                    fitting.append((changes, forecast))
-                    break
-        if fitting:
-            return fitting
+            # Where the largest changes together don't fit, no smaller ones do.
+            if fitting([steps[-1] for steps in chosen]) is not None:
+                tried = (fitting(steps) for steps in itertools.product(*chosen))
+                found.append(next(one for one in tried if one is not None))
+        if found:
+            return found
     return []
+
+
+def smallest_limit(config: TrainConfig, size: GraphSize, unforeseen_bytes: int = 0) -> int:
+    """The smallest limit that a configuration fits, within 1 %."""
+    forecast = predict(config, size)
+    limit = forecast.least_bytes + forecast.margin_bytes + unforeseen_bytes
+    # Windows of a store, and so its forecast, follow the limit.
+    while True:
+        forecast = predict(config, size, memory_limit_bytes=limit)
+        if verdict(forecast, limit - unforeseen_bytes) == FITS:
+            return limit
+        limit += max(MB, limit // 100)
 
 
 @clear_errors()
@@ -275,7 +320,7 @@ def plan(
             problem = str(error)
     forecast, others = predict(config, size, memory_limit_bytes=limit_bytes, machine=machine), []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
-        others = _alternatives(config, size, limit_bytes)
+        others = changes_that_fit(config, size, limit_bytes)
     return Advice(forecast, limit_bytes, tuple(others), problem)
 
 

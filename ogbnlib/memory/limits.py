@@ -93,10 +93,14 @@ class Limit:
         kills, around = self.oom_kills(), 0
         if self._around and self.killed_by != "kernel":
             kills, around = None, kills or 0
-        outer = self._outer and {
-            "limit_bytes": self._outer.limit_bytes(),
-            "cgroup": str(self._outer.path),
-        }
+        outer = None
+        if self._outer is not None:
+            anon, _, shmem = self._outer.parts()  # of others: the tree has ended
+            outer = {
+                "limit_bytes": self._outer.limit_bytes(),
+                "cgroup": str(self._outer.path),
+                "others_bytes": (anon or 0) + (shmem or 0),
+            }
         return {
             "killed_by": self.killed_by,
             "oom_kills": kills,

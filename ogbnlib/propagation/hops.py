@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from ..config import TrainConfig
-from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes
+from ..errors import InputError, clear_errors, format_bytes, parse_bytes
 from ..files import (
     StrPath,
     check_new,
@@ -44,14 +44,19 @@ from ..sources.catalog import made_once
 from ..sources.convert import FeatureDtype
 from ..sources.names import check_hops
 from .columns import Columns, Done, pick
-from .plan import NORMS, fixed_bytes, plan_hops, propagated_path
-from .sweep import THREADS, Edges, in_order
+from .plan import (
+    NORMS,
+    OWN_SHARE,
+    columns_room,
+    fixed_bytes,
+    plan_hops,
+    propagated_path,
+)
+from .sweep import SLICE_NODES, Edges, in_order
 
 Norm = Literal["row", "sym", "none"]
 Nodes = Literal["labelled", "all"]
 Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows work on so many bytes
-# Beyond `fixed_bytes` if no kernel is in the cache yet: the peak was 717 MB for 643 planned.
-_COMPILING_BYTES = 80 * MB
 # in a hop's folder: the propagation's parameters, and the checksum of each file's data
 _SEAL = "hop.json"
 
@@ -62,7 +67,7 @@ def left_bytes(memory_limit: str | int | None) -> int:
     if memory_limit is not None:
         return parse_bytes(memory_limit) - own_memory()[0]
     return int(
-        0.95 * min(effective_limit()[0] - own_memory()[0], psutil.virtual_memory().available)
+        OWN_SHARE * min(effective_limit()[0] - own_memory()[0], psutil.virtual_memory().available)
     )
 
 
@@ -114,15 +119,19 @@ class Propagation:
         bits = np.dtype(f"u{dtype.itemsize}")
         unsigned, infinite = bits.type(np.iinfo(bits).max // 2), np.array(np.inf, dtype).view(bits)
         largest = np.zeros(self.store.num_features, bits)
-        for first, values in self.store.chunks("x", checked=True):
-            magnitudes = self.store.decode(values).view(bits) & unsigned
-            np.maximum(largest, magnitudes.max(axis=0, initial=0), out=largest)
-            if (largest >= infinite).any():
-                row = first + int((magnitudes >= infinite).any(axis=1).argmax())
-                raise self.store.damaged(
-                    "x", f"expected finite values, found NaN or Inf, the first in row {row}"
-                )
-            done(values.nbytes)
+        # Codes of int8 are four times as large as floats.
+        step = max(1, CHUNK_BYTES // 4 // (4 * self.store.num_features))
+        for first, chunk in self.store.chunks("x", checked=True):
+            for begin in range(0, len(chunk), step):
+                values = self.store.decode(chunk[begin : begin + step])
+                magnitudes = values.view(bits) & unsigned
+                np.maximum(largest, magnitudes.max(axis=0, initial=0), out=largest)
+                if (largest >= infinite).any():
+                    row = first + begin + int((magnitudes >= infinite).any(axis=1).argmax())
+                    raise self.store.damaged(
+                        "x", f"expected finite values, found NaN or Inf, the first in row {row}"
+                    )
+            done(chunk.nbytes)
         # Scaling by powers of two is exact; it moves each column into the range where float16 is
         # most precise.
         exponents, half = (
@@ -217,7 +226,8 @@ class Propagation:
             Columns.open(work / str(k), "kept", len(nodes), self.kept)
             for k in range(1, self.hops + 1)
         ]
-        step = max(1, CHUNK_BYTES // (4 * own.width * (self.hops + 1)))
+        # 2 MB of rows: as read, widened, and side by side
+        step = max(1, CHUNK_BYTES // 4 // (4 * own.width * (self.hops + 1)))
 
         def read(first: int) -> Array:
             end = min(first + step, len(nodes))
@@ -259,7 +269,9 @@ def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -
             if name in store.files:
                 with writer.create(name, store.files[name].dtype) as out:
                     for first, values in store.chunks(name, checked=True):
-                        out.write(pick(members, first, values))
+                        for begin in range(0, len(values), SLICE_NODES):
+                            part = values[begin : begin + SLICE_NODES]
+                            out.write(pick(members, first + begin, part))
         if "node_id" not in store.files and members is not None:
             writer.write("node_id", members.members())
         for name, ids in store.splits.items():
@@ -319,11 +331,8 @@ def propagate(
         members = NodeSet(store.num_nodes)
         for ids in store.splits.values():
             members.add(ids)
-    work, room = (
-        sibling_path(target, "blocks"),
-        left_bytes(memory_limit) - fixed_bytes(store.size, hops, THREADS),
-    )
-    room -= min(_COMPILING_BYTES, room // 2)
+    work = sibling_path(target, "blocks")
+    room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
     run = Propagation(store, hops, norm, self_loops, members, dtype)
     with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.

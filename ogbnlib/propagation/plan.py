@@ -1,5 +1,6 @@
 """Memory, disk and minutes of a propagation, and its columns at a time, from sizes alone."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,19 @@ from ..graph.store import GraphSize, Store
 # cache holds.
 _BYTES_PER_S, _EDGES_PER_S = 1.2e9, 25e6
 KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs them
-THREAD_BYTES = 24 * MB  # a slice of offsets, a piece of edges and of features, and a slice's result
+# Beyond it if no kernel is in the cache yet: the peak was 717 MB for 643 planned.
+COMPILING_BYTES = 80 * MB
+# One more than the cores: while one thread waits for the disk, the others compute.
+THREADS = min(8, len(os.sched_getaffinity(0))) + 1
+# The part of the memory that a process may still use which a propagation plans with.
+OWN_SHARE = 0.95
+SLICE_BYTES = 4 * MB  # of a slice's result at most, however many columns are in memory
+# Of each thread, filling the columns: 4 MB as read, 8 MB widened to float32, 8 MB for codes of
+# int8. In a sweep it is less: 2 MB of edges, two copies of a slice's offsets, 512 kB each.
+THREAD_BYTES = 20 * MB
+# In a sweep, a result for each thread, the one that is waited for and the one at work, which is
+# written: chosen rows, scaled rows, and a copy in the type of the file.
+NUM_SLICES = THREADS + 5
 
 # norm of a config -> (norm and self_loops of `propagate`)
 NORMS = {"row": ("row", False), "sym": ("sym", False), "none": ("none", False)}
@@ -38,14 +51,20 @@ class HopPlan:
         )
 
 
-def fixed_bytes(size: GraphSize, hops: int, threads: int) -> int:
-    """Memory in addition to the columns: kernels, buffers, and bits of the nodes that each hop
-    reads."""
-    return (
-        KERNEL_BYTES
-        + threads * THREAD_BYTES
-        + (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
-    )
+def fixed_bytes(size: GraphSize, hops: int) -> int:
+    """Memory in addition to the columns: kernels, buffers, bits of the nodes that each hop reads,
+    and the splits (ids int64, and a copy of the largest)."""
+    # Threads fill the columns, or sweep; before and after, a few chunks of 8 MB are less.
+    buffers = max(THREADS * THREAD_BYTES, NUM_SLICES * SLICE_BYTES + THREADS * 4 * MB)
+    sets = (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
+    seeds = size.num_seeds.values()
+    return KERNEL_BYTES + buffers + sets + 8 * (sum(seeds) + max(seeds, default=0))
+
+
+def columns_room(left_bytes: int, fixed: int) -> int:
+    """Bytes for columns where a process may still use `left_bytes` and `fixed` are for the rest."""
+    room = left_bytes - fixed
+    return room - min(COMPILING_BYTES, room // 2)
 
 
 def plan_hops(

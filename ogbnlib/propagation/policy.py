@@ -3,11 +3,19 @@ a graph."""
 
 from typing import Any
 
-from ..forecast.phases import Ledger
+from ..forecast.phases import PROPAGATE, Ledger
 from ..forecast.sizes import feature_itemsize, hop_size
 from ..graph.store import Store, is_store, open_store
 from ..sampling.store_policy import DiskLoaders
-from .plan import KERNEL_BYTES, NORMS, fixed_bytes, plan_hops, propagated_path
+from .plan import (
+    KERNEL_BYTES,
+    NORMS,
+    OWN_SHARE,
+    columns_room,
+    fixed_bytes,
+    plan_hops,
+    propagated_path,
+)
 
 
 class PropagatedLoaders(DiskLoaders):
@@ -26,12 +34,13 @@ class PropagatedLoaders(DiskLoaders):
         run.size, itemsize = hop_size(graph, config), feature_itemsize(config, graph)
         rows = graph.num_nodes if graph.hops is not None else sum(graph.num_seeds.values())
         if graph.hops is None:
-            fixed = fixed_bytes(graph, config.hops, threads=3)
+            fixed = fixed_bytes(graph, config.hops)
             column = graph.num_nodes * (4 if norm == "none" else itemsize)
             reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
             room = column * graph.num_features
             if run.limit_bytes is not None:
-                room = max(column, min(room, run.limit_bytes - sum(run.held.values()) - fixed))
+                left = int(OWN_SHARE * (run.limit_bytes - sum(run.held.values())))
+                room = max(column, min(room, columns_room(left, fixed)))
             plan = plan_hops(
                 graph,
                 config.hops,
@@ -43,7 +52,7 @@ class PropagatedLoaders(DiskLoaders):
             )
             buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
             # the kernels may be compiled already
-            run.phase("propagate", buffers, unsure_bytes=KERNEL_BYTES)
+            run.phase(PROPAGATE, buffers, unsure_bytes=KERNEL_BYTES)
             run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + column
         propagating = len(run.phases)
         cls._forecast_load(run)

@@ -6,7 +6,6 @@ computes it.
 """
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +17,9 @@ from ..graph.bits import NodeSet, has, kernel, put, rank, widened
 from ..graph.disk import disk_array
 from ..graph.npz import Array
 from ..graph.store import Store
+from .plan import SLICE_BYTES, THREADS
 
 SLICE_NODES, PIECE_EDGES = 2**16, 2**18
-# One more than the cores: while one thread waits for the disk, the others compute.
-THREADS = min(8, len(os.sched_getaffinity(0))) + 1
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -230,8 +228,11 @@ class Edges:
         targets = _NO_WORDS if wanted is None else wanted.words
         values = values.view(np.uint16) if values.dtype == np.float16 else values
 
+        # With many columns a slice of as many nodes would be as large as all columns.
+        step = max(1, min(SLICE_NODES, SLICE_BYTES // (4 * values.shape[1])))
+
         def compute(first: int) -> tuple[int, Array, Array]:
-            ptr, at = self._offsets(first, first + SLICE_NODES), 0
+            ptr, at = self._offsets(first, first + step), 0
             out = np.empty((len(ptr) - 1, values.shape[1]), np.float32)
             count, total = np.zeros(len(out), np.int64), np.empty(out.shape[1], np.float32)
             for begin, piece in self._pieces(ptr):
@@ -242,7 +243,7 @@ class Edges:
                 self._check(at, piece)
             return first, out, count
 
-        with contextlib.closing(in_order(self.slices, compute)) as slices:
+        with contextlib.closing(in_order(range(0, self.num_nodes, step), compute)) as slices:
             for first, out, count in slices:
                 yield first, out, count
                 done(self.nbytes * len(out) // self.num_nodes)

@@ -6,7 +6,6 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from ..config import TrainConfig
 from ..errors import InputError, explained, naming
 from ..files import check_own, locked, open_to_write, warn_if_remote, write_json
 from ..forecast.phases import audit
-from ..graph.store import GraphSize
 from ..memory.record import RunPaths
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from .diagnosis import Result, explain
@@ -138,14 +136,8 @@ class Attempt:
         }
         if with_forecast and self.config is not None:
             event = record.events.get("dataset")  # else the data set's own files have its size
-            size = (
-                GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})
-                if event
-                else None
-            )
-            forecast = audit(
-                self.config, values["memory_limit_bytes"], record.phases, record.largest_parts, size
-            )
+            limit_bytes = values["memory_limit_bytes"]
+            forecast = audit(self.config, limit_bytes, record.phases, record.largest_parts, event)
             values["forecast"] = {"size_from": "run" if event else "files", **forecast}
         result = Result.model_validate(values)
         result.diagnosis = result.diagnosis or explain(

@@ -17,10 +17,9 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes
-from ..forecast.sizes import RUNTIME_BYTES
+from ..forecast.remedies import KilledBy, command_remedy, memory_remedy
 from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, oom_sizes
 from ..memory.record import Growth, Record
-from ..registry import POLICIES
 from .exit_codes import DIVERGED, EXIT_CODES, STOPPED, meaning_of, resumption
 
 # Said by Python, numpy and torch where Linux refuses memory instead of killing: often an array
@@ -56,6 +55,7 @@ _Number: TypeAlias = int | FiniteFloat
 class _OuterLimit(BaseModel):
     limit_bytes: _Number | None
     cgroup: str
+    others_bytes: int = 0  # of processes that are not the run's, when it had ended
 
 
 class Result(BaseModel):
@@ -234,8 +234,7 @@ def explain(
             cause += "is missing."
         return Diagnosis(" ".join([cause + around, *climbs]), "finished", 0, label, *memory)
     if result.killed_by:
-        limit = result.outer_limit.limit_bytes if result.outer_limit else result.memory_limit_bytes
-        cause, remedy = "out of memory", _memory_remedy(config, record, limit)
+        cause, remedy = "out of memory", _memory_remedy(config, record, result)
         text = [f"{_killer(result)} after {took}, {where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
@@ -259,10 +258,7 @@ def explain(
         elif result.last_output:
             text.append(f"Its last words: {result.last_output}")
             if _REFUSED.search(result.last_output):
-                cause, remedy = (
-                    "out of memory",
-                    _memory_remedy(config, record, result.memory_limit_bytes),
-                )
+                cause, remedy = "out of memory", _memory_remedy(config, record, result)
                 text.append("So it asked for more at once than this machine has.")
     if code not in (2, STOPPED, DIVERGED):
         if first := record.events.get("rank ended"):
@@ -292,61 +288,14 @@ def _killer(result: Result) -> str:
     return text + result.under_limit()
 
 
-def _memory_remedy(config: TrainConfig | None, record: Record, limit_bytes: float | None) -> str:
-    """The smallest change that avoids the out-of-memory kill, with its size where that is known."""
-    name, parts = record.phase.name if record.phase else "", record.parts
+def _memory_remedy(config: TrainConfig | None, record: Record, result: Result) -> str:
+    """The way out of an out-of-memory kill."""
+    limit = result.memory_limit_bytes
+    killed = KilledBy(None if limit is None else int(limit))
+    if outer := result.outer_limit:
+        killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
     if _is_foreign(record):
-        text = "read or build less at once" + (f" in '{name}'" if name else "")
-        text += ": one loader at a time (each of PyG's copies the graph; a store of `python -m ogbnlib convert` "
-        text += "stays on disk), smaller batches, fewer workers, arrays mapped with numpy.load(mmap_mode='r')"
-        if record.growth and record.growth.verdict == "climbs":
-            # Without marks of epochs it may be no training, and a few seconds of loading climb,
-            # too.
-            text = (
-                "find what each epoch keeps:"
-                if record.growth.epochs
-                else f"{text}; in training look for"
-            )
-            text += " a loss that is added up without .item(), outputs or batches in a list"
-        return f"{text}; or raise memory_limit"
+        return command_remedy(record, killed)
     if config is None:
         return "raise memory_limit, or give the command its own --memory-limit below it (convert, propagate, predict)"
-    if name in ("", "open", "compile kernels"):  # no data is loaded yet, so no parameter changes it
-        more = (
-            ", and compiling kernels, once, 90 MB more"
-            if name and (limit_bytes or 0) > RUNTIME_BYTES
-            else ""
-        )
-        return f"raise memory_limit: Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data{more}"
-    if "shared" in POLICIES[config.loading].smaller:
-        coo = parts.get("edge_index (COO)", 0)
-        if not coo:
-            return "set loading=shared: it builds its CSC from the file and never holds the COO"
-        # A shared CSC takes 4 bytes an edge where the COO takes 16; colptr is small.
-        text = f"set loading=shared: one CSC of about {format_bytes(coo / 4)} replaces the COO ({format_bytes(coo)})"
-        copies = sum(size for part, size in parts.items() if part.endswith("CSC"))
-        return text + (f" and the loaders' own CSCs ({format_bytes(copies)})" if copies else "")
-    if (
-        name in ("load", "build shared CSC")
-        and config.feature_dtype == "float32"
-        and "features" in parts
-    ):
-        return f"set feature_dtype=float16, which saves {format_bytes(parts['features'] / 2)}"
-    if config.num_workers:
-        return "set num_workers=0: each worker adds its own interpreter and batches in flight"
-    if name.startswith("eval"):
-        seeds, fan_out = (
-            config.eval_batch_size or config.batch_size,
-            list(config.fan_out(training=False)),
-        )
-        return f"set eval_batch_size below {seeds}, or eval_num_neighbors below {fan_out}"
-    if name.startswith("train"):
-        return f"set batch_size below {config.batch_size}, or num_neighbors below {list(config.num_neighbors)}"
-    on_disk = (
-        "set loading=store, whose graph and features stay on disk; or "
-        if config.loading == "shared"
-        else ""
-    )
-    if config.feature_dtype == "float32":
-        return f"{on_disk}set feature_dtype=float16, which halves the features"
-    return f"{on_disk}raise memory_limit: the data set itself does not fit"
+    return memory_remedy(config, record, killed)

@@ -65,7 +65,8 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
     "255": ("error", "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
             "read the launcher's own messages: lost connection, missing image, node failure"),
     "0:125": ("out of memory", "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY)",
-              "ask for more with --mem, or use loading=shared; note that srun itself returns 1 for such a step"),
+              "ask for more with --mem, or `python -m ogbnlib plan --config FILE --memory-limit SIZE` for what fits; "
+              "note that srun itself returns 1 for such a step"),
     "0:53": ("never started", "never started: Slurm could not open the batch script's output file or working directory",
              "make the folder of --output and --chdir on a file system that the compute node sees"),
 }.items()}  # fmt: skip

@@ -23,17 +23,19 @@ from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.passes import Pass
+from ..forecast.phases import PROPAGATE
 from ..forecast.step import LARGE_FLOPS, choose_threads, step_flops
 from ..graph import kernel_cache
-from ..graph.store import Store
+from ..graph.store import Store, is_store
 from ..launcher import job_cores, local_ranks
 from ..memory import cuda
 from ..memory.cuda import resolve_device
-from ..memory.reading import huge_pages, own_memory
+from ..memory.reading import huge_pages, malloc_trim, own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
 from ..memory.workers import workers_ended
 from ..propagation.hops import propagated
+from ..propagation.plan import propagated_path
 from ..propagation.sage import compile_layer
 from ..registry import MODELS
 from ..runs.attempt import Attempt, open_run_dir
@@ -298,5 +300,9 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
     store = open_for(config, memory_limit=own_memory()[0] + min(available_bytes(), 2**30), **how)
     if not config.propagated:
         return store
-    with log.phase("propagate"):
+    if store.hops is not None or is_store(propagated_path(store, config)):
         return propagated(store, config, **how)
+    with log.phase(PROPAGATE):
+        result = propagated(store, config, **how)
+    malloc_trim()  # else 30 MB of small blocks stay for the whole run
+    return result

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import same
+from conftest import MB, same
 from graphs import make_store
 
 from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
+from ogbnlib.errors import GB
 from ogbnlib.forecast.budget import BatchShape
 from ogbnlib.forecast.step import layer_memory, parameter_count
+from ogbnlib.memory.limits import Limit
 from ogbnlib.training.models import HopModel
 from ogbnlib.training.train import train
 
@@ -86,6 +88,32 @@ def test_it_runs_under_a_limit_and_its_plan_holds(
     assert "propagate" in [phase.name for phase in done.phases]
     for made in (graph, tmp_path / "graph-2-hops-sym.store"):  # there is nothing left to propagate
         assert "propagated over once" not in str(plan(config.replace(dataset=str(made))))
+
+
+def test_many_columns_at_once_run_where_the_plan_says_that_they_fit_and_both_are_compared(
+    tiny_config: Config, tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    kernel_limit(GB).close()  # skips where the kernel enforces none
+    random = np.random.default_rng(0)
+    edges = random.integers(60_000, size=(2, 200_000))
+    features = random.standard_normal((60_000, 512), np.float32)
+    store = make_store(tmp_path / "wide.store", edges, features)
+    config = make(tiny_config, store.path, hops=1, epochs=1)
+    forecast = plan(config).forecast
+    limit = forecast.least_bytes + forecast.margin_bytes
+    while (
+        plan(config, limit).verdict != "FITS"
+        or max(plan(config, limit).forecast.propagation.widths) < 512
+    ):
+        limit += 10 * MB
+    done = run(config, limit, run_dir=tmp_path / "run", echo=False)
+    assert done.exit_code == 0, done.diagnosis
+    phase = done.result["forecast"]["phases"]["propagate"]
+    assert 0.7 * phase["predicted"] < phase["measured"] < phase["predicted"] + 20 * MB
+    # the next run finds the result, and has no such phase
+    again = run(config, limit, run_dir=tmp_path / "again", echo=False)
+    assert "propagate" not in again.result["forecast"]["phases"]
+    assert "propagate" not in [phase.name for phase in again.phases]
 
 
 def test_what_does_not_go_together_is_refused_by_name(

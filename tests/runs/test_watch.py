@@ -26,11 +26,11 @@ from conftest import MB, is_alive, tree, wait_until, write_run
 import ogbnlib
 from ogbnlib import list_runs, marks
 from ogbnlib.errors import InputError
+from ogbnlib.forecast.remedies import KilledBy, command_remedy
 from ogbnlib.memory.reading import Reading, process_tree
 from ogbnlib.memory.record import Record
 from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.runs.attempt import lock_of
-from ogbnlib.runs.diagnosis import _memory_remedy
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch
 
@@ -544,7 +544,7 @@ def test_a_leak_is_seen_without_marks_and_neither_a_warm_up_nor_noise_is_one() -
         found = over_time(shape, seconds, command=["python"])
         climbs = found.growth is not None and found.growth.verdict == "climbs"
         # which is no training's alone: it has no marks of epochs
-        remedy = _memory_remedy(None, found, None)
+        remedy = command_remedy(found, KilledBy())
         assert ("one loader at a time" in remedy, "in training look for a loss" in remedy) == (
             True,
             climbs,

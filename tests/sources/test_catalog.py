@@ -16,11 +16,14 @@ from conftest import csc_of, left_in, official_csv, raw_arrays, tree
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
+from ogbnlib.forecast.planner import ladder, plan
 from ogbnlib.graph.store import GraphSize, open_store
 from ogbnlib.graph.summary import summarized
 from ogbnlib.graph.writer import verify_store
+from ogbnlib.runs.sandbox import check_inputs
 from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
+from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.names import locate, size_of
 from ogbnlib.sources.official import KNOWN, fetch
 from ogbnlib.sources.ogb import write_raw
@@ -277,3 +280,24 @@ def test_a_generated_data_set_is_made_once_for_all(
     assert kept == path
     both = open_store(prepare_dataset("", tmp_path / "data", 1e-4, 3, undirected=True))
     assert (both.path.name, both.undirected) == ("synthetic-0.0001-seed3-undirected.store", True)
+
+
+@pytest.mark.parametrize("name", ["ogbn-mag", "ogbn-proteins"])
+def test_a_data_set_that_can_not_be_trained_is_refused_by_each_command_in_one_sentence(
+    name: str, tmp_path: Path
+) -> None:
+    config = TrainConfig.create(dataset=name, data_dir=tmp_path)
+    attempts: dict[str, Any] = {
+        "plan": lambda: plan(config, "100 GB"),
+        "ladder": lambda: ladder(name, data_dir=tmp_path),
+        "download": lambda: fetch(name, tmp_path, progress=False),
+        "convert": lambda: open_source(name, tmp_path),
+        "train": lambda: check_inputs(config),
+    }
+    sentences = set()
+    for attempt in attempts.values():
+        with pytest.raises(InputError) as refused:
+            attempt()
+        sentences.add(str(refused.value))
+    assert len(sentences) == 1
+    assert name in sentences.pop()

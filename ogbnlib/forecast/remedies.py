@@ -1,0 +1,133 @@
+"""The way out of an out-of-memory kill: changes that fit the limit that killed, by the planner.
+
+Nothing is suggested that `plan` would refuse. Where the planner can't know, the text says why.
+"""
+
+from dataclasses import dataclass
+
+from ..config import TrainConfig
+from ..errors import GB, MB, InputError, format_bytes
+from ..graph.store import GraphSize
+from ..memory.cgroup import effective_limit
+from ..memory.record import Record
+from ..registry import MODELS
+from .phases import Forecast, graph_of_run, kind_of, margin_bytes, predict
+from .planner import FITS, assignments, changes_that_fit, smallest_limit, verdict
+from .sizes import RUNTIME_BYTES
+from .step import is_measured
+
+# Of these only Python, torch and kernels are in memory, so that no parameter changes them.
+_BEFORE_DATA = ("", "open", "compile kernels")
+_KEEPS = "a loss that is added up without .item(), outputs or batches in a list"
+
+
+@dataclass(frozen=True)
+class KilledBy:
+    """The limit that a run met: its own, that of a cgroup around it, or the machine's memory."""
+
+    limit_bytes: int | None = None  # None for the machine
+    cgroup: str = ""  # of a limit around the run's own
+    others_bytes: int = 0  # memory of other processes below the same limit
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes for the run."""
+        limit = effective_limit()[0] if self.limit_bytes is None else self.limit_bytes
+        return max(0, limit - self.others_bytes)
+
+    def raised(self, need_bytes: int) -> str:
+        """Where to ask for the `need_bytes` of the run."""
+        size = _rounded_up(need_bytes + self.others_bytes)
+        if self.cgroup:
+            return f"give the cgroup {self.cgroup} {size} (a Slurm job by --mem)"
+        if self.limit_bytes is None:
+            return f"use a machine, or a job, with {size} of memory"
+        return f"raise memory_limit to {size}"
+
+
+def _rounded_up(num_bytes: int) -> str:
+    """A size that is at least `num_bytes` when it is read again."""
+    if num_bytes >= 10 * GB:
+        return f"{-(-num_bytes // GB)} GB"
+    return f"{-(-num_bytes // MB)} MB"
+
+
+def command_remedy(record: Record, killed: KilledBy) -> str:
+    """The remedy for a watched command, whose content no planner knows."""
+    name = record.phase.name if record.phase else ""
+    text = "read or build less at once" + (f" in '{name}'" if name else "")
+    text += ": one loader at a time (each of PyG's copies the graph; a store of "
+    text += "`python -m ogbnlib convert` stays on disk), smaller batches, fewer workers, arrays "
+    text += "mapped with numpy.load(mmap_mode='r')"
+    if record.growth and record.growth.verdict == "climbs":
+        # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
+        kept = f"{text}; in training look for"
+        if record.growth.epochs:
+            kept = "find what each epoch keeps:"
+        text = f"{kept} {_KEEPS}"
+    if killed.limit_bytes is None:
+        return text
+    return f"{text}; or raise {'memory_limit' if not killed.cgroup else 'the limit'}"
+
+
+def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
+    """The smallest changes that fit the limit which ended a run, else the smallest limit that
+    fits."""
+    if record.growth and record.growth.verdict == "climbs":
+        text = f"find what each epoch keeps ({_KEEPS}): memory climbs from epoch to epoch"
+        return f"{text}, so that smaller batches or a larger limit would only delay the kill"
+    no_data = (record.phase.name if record.phase else "") in _BEFORE_DATA
+    runtime = f"Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
+    try:
+        size = graph_of_run(config, record.events.get("dataset"), record.phases)
+    except (InputError, OSError) as error:
+        if no_data:
+            least = max(RUNTIME_BYTES, killed.left_bytes)
+            return f"{killed.raised(least + margin_bytes(least))} or more: {runtime}"
+        text = "name the data set again and ask `python -m ogbnlib plan` what fits"
+        return f"{text}: the planner can't say it here ({error})"
+    if no_data:
+        forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
+        unforeseen = unforeseen_bytes(forecast, record, killed.left_bytes)
+        return f"{killed.raised(smallest_limit(config, size, unforeseen))}: {runtime}"
+    if not is_measured(config, size):
+        text = f"ask `python -m ogbnlib plan --config` with the run's config.json, which tries {config.model}"
+        return f"{text} out: only a measured step says what would fit"
+    return _planned(config, size, record, killed)
+
+
+def _planned(config: TrainConfig, size: GraphSize, record: Record, killed: KilledBy) -> str:
+    limit = killed.left_bytes
+    forecast = predict(config, size, memory_limit_bytes=limit)
+    unforeseen = unforeseen_bytes(forecast, record, limit)
+    if config.model not in MODELS and verdict(forecast, limit) == FITS:
+        text = f"find what {config.model} keeps from batch to batch ({_KEEPS})"
+        peak = format_bytes(forecast.peak_bytes)
+        return f"{text}: by a measured step the run takes {peak}, and it took all of its limit"
+    texts = []
+    for changes, changed in changes_that_fit(config, size, limit, unforeseen)[:2]:
+        verb = "start again with"
+        if TrainConfig.may_change(changes):
+            verb = "go on with"
+        peak = format_bytes(changed.peak_bytes + unforeseen)
+        texts.append(f"{verb} {assignments(changes)} ({peak} by forecast)")
+    if not texts:
+        texts.append(f"no change that the planner knows fits {format_bytes(limit)}")
+    need_bytes = smallest_limit(config, size, unforeseen)
+    return "; or ".join([*texts, killed.raised(need_bytes)])
+
+
+def unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:
+    """Memory beyond the forecast in any phase of a run; in the phase of its kill it took all of its
+    limit."""
+    expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES)
+    for phase in forecast.phases:
+        kind = kind_of(phase.name)
+        expected[kind] = max(expected.get(kind, 0), phase.held_bytes)
+    measured = {kind_of(name): peak for name, peak in record.phases.items() if name}
+    last = kind_of(record.phase.name) if record.phase else ""
+    measured[last] = max(measured.get(last, 0), limit_bytes)
+    # Of a phase without a forecast of its own, such as a checkpoint, the peak is known to be enough.
+    return max(
+        0, *(peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items())
+    )

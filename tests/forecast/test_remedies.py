@@ -1,0 +1,212 @@
+"""Promises of the remedies for out-of-memory kills: each that a diagnosis prints is followed, and
+the run finishes under the limit in question.
+"""
+
+import random
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.bench_planner import configuration
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import GB, MB, parse_bytes
+from ogbnlib.forecast.phases import predict
+from ogbnlib.forecast.planner import FITS, plan
+from ogbnlib.forecast.remedies import KilledBy, memory_remedy
+from ogbnlib.forecast.sizes import RUNTIME_BYTES
+from ogbnlib.memory.limits import Limit
+from ogbnlib.memory.reading import Reading
+from ogbnlib.memory.record import Record
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import run
+from ogbnlib.sources.official import KNOWN
+
+BASE: dict[str, Any] = {"epochs": 1, "train_eval": "never", "eval_splits": "valid"}
+WIDE = {"num_neighbors": "15 10 5", "batch_size": 1024, "hidden_channels": 64}
+KILLS: list[dict[str, Any]] = [
+    {"loading": "eager"},
+    {"loading": "lazy", "num_neighbors": "5 5"},
+    {"loading": "eager", "undirected": True},
+    {"loading": "shared"},
+    {"loading": "shared", **WIDE},
+    {"loading": "shared", "num_workers": 4, "persistent_workers": True, "batch_size": 1024},
+    {"loading": "shared", "eval_num_neighbors": -1, "eval_batch_size": 1024, "undirected": True},
+    {"loading": "store", **WIDE},
+    {"loading": "store", "num_neighbors": "-1 -1", "batch_size": 1024},
+    {"loading": "propagated", "model": "sign", "hops": 2, "batch_size": 1024},
+]
+
+
+def remedies(text: str) -> list[tuple[dict[str, str], str]]:
+    """(changes, new limit or "") of each remedy in a diagnosis."""
+    ways = [
+        (dict(word.split("=", 1) for word in shlex.split(words)), "")
+        for words in re.findall(r"(?:go on|start again) with (.*?) \(", text)
+    ]
+    return [*ways, *(({}, size) for size in re.findall(r"raise memory_limit to (\d+ [MG]B)", text))]
+
+
+def follow(killed: Run, folder: Path, limit: int) -> list[str]:
+    """Follow each remedy of a killed run; return a sentence for each that did not help."""
+    ways, failures = remedies(killed.diagnosis.remedy), []
+    for number, (changes, size) in enumerate(ways):
+        config = TrainConfig.create({**killed.config.model_dump(), **changes})
+        done = run(config, size or limit, run_dir=folder / f"way-{number}", echo=False)
+        if done.exit_code != 0:
+            failures.append(
+                f"{killed.config.loading} {limit // MB}: {changes or size}: {done.diagnosis}"
+            )
+    return failures if ways else [f"no remedy: {killed.diagnosis}"]
+
+
+def killed_below(
+    settings: dict[str, Any], part: float, data: Path, folder: Path
+) -> tuple[Run, int]:
+    """A run that was killed for want of memory: under a limit between Python's own memory and what
+    the run needs, lowered until it is killed."""
+    config = configuration({**BASE, **settings}, data)
+    forecast = predict(config)
+    limit = RUNTIME_BYTES + int(part * (forecast.least_bytes - RUNTIME_BYTES))
+    while True:
+        done = run(config, limit, run_dir=folder / f"killed-{limit}", echo=False)
+        if done.exit_code == 137:
+            return done, limit
+        limit = min(limit, done.held_peak_bytes) - 10 * MB
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("remedies")
+
+
+def record_of(phase: str, peak_bytes: int, event: dict[str, Any] | None = None) -> Record:
+    """The record of a run that was killed in `phase` with `peak_bytes` in use."""
+    record = Record(origin_s=0.0)
+    record.event({"event": "start", "time_s": 0.0})
+    if event is not None:
+        record.event({"event": "dataset", "time_s": 0.1, **event})
+    if phase:
+        record.event({"event": "begin", "time_s": 0.2, "phase": phase})
+        record.sample(0.3, Reading(1, rss_anon_bytes=peak_bytes, rss_shmem_bytes=0))
+    return record
+
+
+LARGE = KNOWN["ogbn-papers100M"]
+PAPERS = TrainConfig.create(dataset="ogbn-papers100M", loading="eager")
+
+
+def test_the_smallest_change_that_the_planner_says_fits_comes_first() -> None:
+    killed = KilledBy(60 * GB)
+    text = memory_remedy(PAPERS, record_of("build test loader", 59 * GB, asdict(LARGE)), killed)
+    (changes, _), (_, size) = remedies(text)
+    assert changes == {"loading": "store"}
+    assert plan(PAPERS.replace(**changes), "60 GB").verdict == FITS
+    assert plan(PAPERS, size).verdict == FITS
+    assert plan(PAPERS, parse_bytes(size) - 3 * GB).verdict != FITS
+
+
+def test_the_limit_that_killed_is_the_one_that_changes_fit_and_the_one_to_raise() -> None:
+    record = record_of("build test loader", 30 * GB)
+    outer = memory_remedy(PAPERS, record, KilledBy(62 * GB, "/sys/fs/cgroup/job_7", 8 * GB))
+    assert "give the cgroup /sys/fs/cgroup/job_7 " in outer
+    assert "--mem" in outer
+    need = int(re.findall(r"job_7 (\d+) GB", outer)[0])
+    assert plan(PAPERS, (need - 8) * GB).verdict == FITS
+    machine = memory_remedy(PAPERS, record, KilledBy())
+    assert "use a machine, or a job, with" in machine
+    assert "memory_limit" not in outer + machine
+
+
+def test_memory_beyond_the_forecast_counts_for_each_suggestion() -> None:
+    limit = 80 * GB
+    expected = predict(PAPERS.replace(loading="shared"), memory_limit_bytes=limit).least_bytes
+    assert verdict_of("shared", limit) == FITS
+    config = PAPERS.replace(loading="shared")
+    text = memory_remedy(config, record_of("load", limit), KilledBy(limit))
+    assert "start again with feature_dtype=float16" in text or "loading=store" in text
+    assert parse_bytes(remedies(text)[-1][1]) >= limit + 0.08 * expected
+
+
+def verdict_of(loading: str, limit: int) -> str | None:
+    return plan(PAPERS.replace(loading=loading), limit).verdict
+
+
+def test_a_run_whose_memory_climbs_is_told_to_find_the_leak_and_no_parameter() -> None:
+    record = record_of("train epoch", GB)
+    for epoch in range(1, 9):
+        record.event({"event": "begin", "time_s": epoch, "phase": "train epoch"})
+        held = {"held_bytes": (400 + 50 * epoch) * MB}
+        record.event({"event": "end", "time_s": epoch + 0.5, "phase": "train epoch", **held})
+    text = memory_remedy(PAPERS, record, KilledBy(GB))
+    assert text.startswith("find what each epoch keeps")
+    assert remedies(text) == []
+
+
+@pytest.mark.parametrize("phase", ["", "open"])
+def test_before_the_data_only_a_larger_limit_helps(phase: str) -> None:
+    own = memory_remedy(PAPERS, record_of(phase, 200 * MB), KilledBy(200 * MB))
+    assert "raise memory_limit to" in own
+    assert "Python and torch alone" in own
+    assert plan(PAPERS, remedies(own)[0][1]).verdict == FITS
+    outer = memory_remedy(PAPERS, record_of(phase, 200 * MB), KilledBy(200 * MB, "/job", 0))
+    assert "memory_limit" not in outer
+    gone = PAPERS.replace(dataset="nowhere")
+    assert "or more" in memory_remedy(gone, record_of(phase, 200 * MB), KilledBy(200 * MB))
+
+
+def test_what_the_planner_can_not_know_is_said(tmp_path: Path) -> None:
+    gone = PAPERS.replace(dataset=str(tmp_path / "nowhere"))
+    record = record_of("load", GB)
+    assert "can't say it here" in (text := memory_remedy(gone, record, KilledBy(GB)))
+    assert remedies(text) == []
+    known = record_of("load", 30 * GB, asdict(LARGE))  # its size is in the run's record
+    assert "loading=store" in memory_remedy(gone, known, KilledBy(60 * GB))
+    own = PAPERS.replace(model=f"{tmp_path}/net.py:Net")
+    assert "only a measured step" in (text := memory_remedy(own, record, KilledBy(GB)))
+    assert remedies(text) == []
+
+
+def test_with_no_change_that_fits_the_smallest_limit_is_named() -> None:
+    config = PAPERS.replace(loading="store", batch_size=16, num_neighbors=[2], num_workers=0)
+    text = memory_remedy(config, record_of("train epoch", 300 * MB), KilledBy(300 * MB))
+    assert "no change that the planner knows fits 300 MB" in text
+    size = remedies(text)[-1][1]
+    assert plan(config, size).verdict == FITS
+
+
+def test_a_store_of_float32_on_disk_is_not_told_to_become_float16() -> None:
+    size = asdict(replace(LARGE, stored="store"))
+    config = PAPERS.replace(loading="store", dataset="nowhere", batch_size=8192)
+    text = memory_remedy(config, record_of("train epoch", 450 * MB, size), KilledBy(450 * MB))
+    assert "feature_dtype" not in text
+
+
+@pytest.mark.parametrize(("number", "part"), [(0, 0.5), (4, 0.9), (9, 0.3)])
+def test_each_remedy_of_a_killed_run_is_followed_and_finishes(
+    number: int, part: float, data: Path, tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    kernel_limit(GB).close()  # skips where the kernel enforces none
+    killed, limit = killed_below(KILLS[number], part, data, tmp_path)
+    print(killed.diagnosis)
+    assert follow(killed, tmp_path, limit) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(KILLS)))
+def test_each_remedy_of_thirty_killed_runs_is_followed_and_finishes(
+    number: int, data: Path, tmp_path: Path, kernel_limit: Callable[[int], Limit]
+) -> None:
+    kernel_limit(GB).close()
+    draw, failures, phases = random.Random(number), [], set()
+    for _ in range(3):
+        folder = tmp_path / str(len(phases) + len(failures) + draw.getrandbits(30))
+        killed, limit = killed_below(KILLS[number], draw.uniform(0.2, 0.97), data, folder)
+        phases.add(killed.diagnosis.phase)
+        print(limit // MB, killed.diagnosis)
+        failures += follow(killed, folder, limit)
+    assert failures == []
