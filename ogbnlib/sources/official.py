@@ -173,7 +173,7 @@ def locate_official(name: str, root: StrPath) -> Located:
         files += [f"RELEASE_v{meta['version']}.txt"]
     missing = [file for file in files if not (folder / file).is_file()]
     if folder.exists() and missing:
-        remedy = "move it away and download it again"
+        remedy = f"move it away and download it again, or name {folder} as a folder of your own"
         raise InputError(f"{folder}: expected {', '.join(missing)} in it, found none; {remedy}")
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, clear_errors, naming
-from ..files import StrPath, home, new_folder, whereabouts, write_json
+from ..files import StrPath, home, new_folder, write_json
 from ..graph import npz
-from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
+from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes
 from ..graph.npz import Array, Member
 from .data import Source, from_arrays, stamped
+from .layouts import not_a_data_set, split_folder
 
 
 def layout_files(folder: Path) -> dict[str, Path]:
@@ -28,19 +29,6 @@ def layout_files(folder: Path) -> dict[str, Path]:
         folder / "meta.json",
     ]
     return {str(file.relative_to(folder)): file for file in files if file.is_file()}
-
-
-def split_folder(path: Path) -> Path:
-    """Return the folder of the split: split/time, or the only one in split/."""
-    folders = [entry for entry in (path / "split").glob("*") if entry.is_dir()]
-    if (time := path / "split" / "time") in folders:
-        return time
-    if len(folders) != 1:
-        names = sorted(entry.name for entry in folders)
-        raise InputError(
-            f"{path / 'split'}: expected a folder named time, or just one, found {names}"
-        )
-    return folders[0]
 
 
 def read_split_files(folder: Path) -> dict[str, Array]:
@@ -66,18 +54,8 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         path / "raw" / "node-label.npz",
         stamped(layout_files(path)),
     )
-    if not path.is_dir():
-        raise InputError(f"{path}: expected a data set folder, found no such folder{whereabouts()}")
     if not data.is_file():
-        content, hint = "none", ""
-        if (path / META).is_file():
-            content, hint = "a store", "; name it as the data set, it needs no conversion"
-        elif (path / "raw" / "edge.csv.gz").is_file():
-            content, hint = (
-                "OGB's csv layout",
-                "; pass its official name, such as ogbn-arxiv, and data_dir",
-            )
-        raise InputError(f"{path}: expected raw/data.npz in it, found {content}{hint}")
+        raise not_a_data_set(path)
     shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
     for name, kinds in {"edge_index": "iu", "node_label": "fiu", "node_feat": "f"}.items():
         with Member(labels if name == "node_label" else data, name) as member:
