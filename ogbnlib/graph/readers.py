@@ -229,7 +229,7 @@ class _Lines:
     def __init__(self, where: Path, mark: bytes, blanks: bool, skip: int) -> None:
         self.where, self.mark, self.blanks, self.skip = where, mark, blanks, skip
         self.comments, self._rest, self._begun = 0, b"", False
-        self._comment = re.compile(rb"^%s.*\n?" % re.escape(mark), re.MULTILINE) if mark else None
+        self._comment = re.compile(rb"^[ \t]*%s.*\n?" % mark, re.MULTILINE) if mark else None
 
     def __call__(self, block: Any) -> bytes:
         """Return the whole lines of a block; an empty block is the end."""
@@ -237,11 +237,12 @@ class _Lines:
         if not self._begun:
             data = data.removeprefix(_BOM)
             self._begun = True
-        cut = data.rfind(b"\n") + 1 if len(block) else len(data)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        cut = end if len(block) else len(data)
         data, self._rest = data[:cut], data[cut:]
         if len(self._rest) > _BLOCK_BYTES:
             raise too_long(self.where)
-        if self._comment and (b"\n" + self.mark in data or data.startswith(self.mark)):
+        if self._comment and self.mark in data:
             data, count = self._comment.subn(b"", data)
             self.comments += count
         while self.skip and data:
@@ -258,31 +259,27 @@ def too_long(file: Path) -> InputError:
     return InputError(f"{file}: expected a table of short lines, {found}")
 
 
-def _head(file: Path) -> tuple[Iterator[str], str]:
-    """Return the lines of a text file from the first one that is no comment on, and the mark of its
-    comments: "#" or "%" if the file begins with one."""
+def _mark(file: Path) -> bytes:
+    """Return the sign that begins a comment line: "#" or "%" if the file begins with it."""
+    with _inflated(file) as stream:
+        while block := stream.read(2**16):
+            text = block.removeprefix(_BOM).lstrip()
+            if text:
+                return text[:1] if text[:1] in b"#%" else b""
+    return b""
 
-    def lines() -> Iterator[str]:
-        rest, begun = b"", False
-        with _inflated(file) as stream:
-            while block := stream.read(2**16):
-                data = rest + block
-                data, begun = (data if begun else data.removeprefix(_BOM)), True
-                *whole, last = data.splitlines(keepends=True) or [b""]
-                rest = last
-                if last.endswith(b"\n"):
-                    whole, rest = [*whole, last], b""
-                if len(rest) > _BLOCK_BYTES:
-                    raise too_long(file)
-                yield from (line.decode(errors="replace") for line in whole)
-        yield rest.decode(errors="replace")
 
-    found = filter(str.strip, lines())
-    first = next(found, "")
-    mark = first[:1] if first.startswith(("#", "%")) else ""
-    while mark and first.startswith(mark):
-        first = next(found, "")
-    return itertools.chain([first] if first else [], found), mark
+def _head(file: Path, mark: bytes) -> Iterator[str]:
+    """Yield the lines of a text file that are neither blank nor comments."""
+    lines = _Lines(file, mark, False, 0)
+    with _inflated(file) as stream:
+        block = b" "
+        while block:
+            block = stream.read(2**16)
+            text = lines(block)
+            if text.strip():
+                decoded = (line.decode(errors="replace") for line in text.splitlines(keepends=True))
+                yield from filter(str.strip, decoded)
 
 
 def _inflated(file: Path) -> Any:
@@ -316,7 +313,8 @@ class TextReader(Reader):
     skip = 0
 
     def __init__(self, file: Path, role: str) -> None:
-        lines, self.mark = _head(file)
+        self.mark = _mark(file)
+        lines = _head(file, self.mark)
         start = list(itertools.islice(lines, 2))
         self.separator = separator(file, *(start + ["", ""])[:2])
         if self.separator == " ":
@@ -352,7 +350,7 @@ class TextReader(Reader):
 
     def _batches(self, columns: Sequence[int]) -> Iterator[Any]:
         texts, stream = {f"f{i}": pa.string() for i in columns}, _inflated(self.file)
-        lines = _Lines(self.file, self.mark.encode(), self.separator == " ", self.skip)
+        lines = _Lines(self.file, self.mark, self.separator == " ", self.skip)
         if self.mark or self.skip or self.separator == " ":
             stream = pa.TransformInputStream(stream, lines)
         try:
@@ -376,7 +374,7 @@ class TextReader(Reader):
         if lines.comments and not self._told:
             self._told = True
             count = f"{lines.comments} comment line{'s' if lines.comments > 1 else ''}"
-            print(f"{self.file}: {count} ({self.mark}) skipped", file=sys.stderr)
+            print(f"{self.file}: {count} ({self.mark.decode()}) skipped", file=sys.stderr)
 
 
 class MatrixReader(TextReader):
@@ -394,8 +392,8 @@ class MatrixReader(TextReader):
         if banner[:3] != ["%%matrixmarket", "matrix", "coordinate"] or len(banner) != 5:
             expected = "the banner %%MatrixMarket matrix coordinate FIELD SYMMETRY"
             raise InputError(f"{file}: expected {expected}, found {' '.join(banner)!r}")
-        lines, self.mark = _head(file)
-        size = next(lines, "").split()
+        self.mark = b"%"
+        size = next(_head(file, self.mark), "").split()
         if len(size) != 3 or not all(text.isdecimal() for text in size) or size[0] != size[1]:
             expected = "a square matrix, a line of rows, columns and entries"
             raise InputError(f"{file}: expected {expected}, found {' '.join(size)!r}")

@@ -194,7 +194,7 @@ def open_official(located: Located) -> Source:
     if located.meta["add_inverse_edge"] == "True":
         edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
     splits, x = (
-        read_split_files(folder / "split" / located.meta["split"]),
+        read_split_files(folder / "split" / located.meta["split"], len(x)),
         x.astype(np.float32, copy=False),
     )
     try:

@@ -132,9 +132,14 @@ def value_columns(
     return own, value
 
 
-def check_rows(table: Table, nodes: Nodes) -> None:
-    """Refuse more rows than nodes before anything is kept of them: a small compressed file may have
-    billions."""
+def check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
+    """Refuse more rows than nodes, or another number, before anything of the size of the file is in
+    memory: a small compressed file may have billions of rows."""
+    if one_each and table.num_rows != nodes.num_nodes:
+        expected = f"expected {nodes.num_nodes} rows, one for each node"
+        raise InputError(
+            f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count"
+        )
     if table.num_rows > nodes.num_nodes:
         expected = f"expected at most {nodes.num_nodes} rows, the number of nodes"
         raise InputError(f"{table.file}: {expected}, found {table.num_rows}")
@@ -144,11 +149,7 @@ def _by_node(
     table: Table, own: str | None, column: str, nodes: Nodes
 ) -> Iterator[tuple[Array, Piece]]:
     """Yield (node ids, values of `column`); each node comes once."""
-    if own is None and table.num_rows != nodes.num_nodes:
-        expected = f"expected {nodes.num_nodes} rows, one for each node"
-        raise InputError(
-            f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count"
-        )
+    check_rows(table, nodes, one_each=own is None)
     seen = np.zeros(nodes.num_nodes, bool)
     for piece, *ids_piece in table.batches([column, *([own] if own else [])]):
         ids = np.arange(piece.begin, piece.begin + len(piece.values))
@@ -164,8 +165,7 @@ def read_labels(
 ) -> tuple[Array, Array | None]:
     """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8
     bytes [C]."""
-    if own is not None:
-        check_rows(table, nodes)
+    check_rows(table, nodes, one_each=own is None)
     classes, words = set[str](), set[str]()
     for (piece,) in table.batches([column]):
         if piece.values.type != "string":
