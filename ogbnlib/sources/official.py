@@ -184,7 +184,7 @@ def locate_official(name: str, root: StrPath) -> Located:
         files += [f"RELEASE_v{meta['version']}.txt"]
     missing = [file for file in files if not (folder / file).is_file()]
     if folder.exists() and missing:
-        remedy = "move it away and download it again"
+        remedy = f"move it away and download it again, or name {folder} as a folder of your own"
         raise InputError(f"{folder}: expected {', '.join(missing)} in it, found none; {remedy}")
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 
@@ -205,7 +205,7 @@ def open_official(located: Located) -> Source:
     if located.meta["add_inverse_edge"] == "True":
         edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
     splits, x = (
-        read_split_files(folder / "split" / located.meta["split"]),
+        read_split_files(folder / "split" / located.meta["split"], len(x)),
         x.astype(np.float32, copy=False),
     )
     try:

@@ -20,8 +20,10 @@ from ..errors import InputError, clear_errors
 from ..files import StrPath, home
 from ..graph.checks import MAX_CLASSES, SPLITS, count_classes, finite, label_dtype
 from ..graph.npz import CHUNK_BYTES, Array, load, slices
-from ..graph.table import Nodes, Piece, Table, is_number, numbers, without_missing
-from .data import ROLE_NAMES, Source, find_files, stamped, stored_dtype
+from ..graph.readers import is_number
+from ..graph.table import Nodes, Piece, Table, numbers, without_missing
+from .data import Source, stamped, stored_dtype
+from .layouts import ROLE_NAMES, find_files, layout_of, splits_in_order
 
 NODE = ("node_id", "node", "id")
 LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
@@ -48,7 +50,7 @@ class Features:
 
     def __init__(self, file: Path, known: Sequence[str]) -> None:
         self.own: str | None = None
-        self._array = load(file) if file.suffix == ".npy" else None
+        self._array = load(file) if file.suffix == ".npy" and file.is_file() else None
         if self._array is not None:
             shape, dtype = self._array.shape, self._array.dtype
             if len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
@@ -130,15 +132,24 @@ def value_columns(
     return own, value
 
 
-def _by_node(
-    table: Table, own: str | None, column: str, nodes: Nodes
-) -> Iterator[tuple[Array, Piece]]:
-    """Yield (node ids, values of `column`); each node comes once."""
-    if own is None and table.num_rows != nodes.num_nodes:
+def check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
+    """Refuse more rows than nodes, or another number, before anything of the size of the file is in
+    memory: a small compressed file may have billions of rows."""
+    if one_each and table.num_rows != nodes.num_nodes:
         expected = f"expected {nodes.num_nodes} rows, one for each node"
         raise InputError(
             f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count"
         )
+    if table.num_rows > nodes.num_nodes:
+        expected = f"expected at most {nodes.num_nodes} rows, the number of nodes"
+        raise InputError(f"{table.file}: {expected}, found {table.num_rows}")
+
+
+def _by_node(
+    table: Table, own: str | None, column: str, nodes: Nodes
+) -> Iterator[tuple[Array, Piece]]:
+    """Yield (node ids, values of `column`); each node comes once."""
+    check_rows(table, nodes, one_each=own is None)
     seen = np.zeros(nodes.num_nodes, bool)
     for piece, *ids_piece in table.batches([column, *([own] if own else [])]):
         ids = np.arange(piece.begin, piece.begin + len(piece.values))
@@ -154,6 +165,7 @@ def read_labels(
 ) -> tuple[Array, Array | None]:
     """Return int32 labels [N], -1 where there is none, and the sorted classes of text labels: UTF-8
     bytes [C]."""
+    check_rows(table, nodes, one_each=own is None)
     classes, words = set[str](), set[str]()
     for (piece,) in table.batches([column]):
         if piece.values.type != "string":
@@ -196,12 +208,13 @@ def read_split(file: Path, nodes: Nodes, known: Sequence[str]) -> Array:
     """Return int64 ids of one split, from a file of ids, or a mask of more than two nodes: two
     flags may be ids."""
     expected = f"node ids [n] or a mask of {nodes.num_nodes} booleans"
-    table = Table(file)
+    table = Table(file, "split")
     column = table.one_of(known, alone=True)
     if len(table.names) > 1 or column is None:
         raise table.refusal(
             f"one column {known[0]} or mask, {expected}", "--id-column gives it another name"
         )
+    check_rows(table, nodes)
     if nodes.num_nodes == table.num_rows > 2:
         mask = []
         for (piece,) in table.batches([column]):
@@ -213,6 +226,9 @@ def read_split(file: Path, nodes: Nodes, known: Sequence[str]) -> Array:
             mask.append(numbers(flags) >= len(_FLAGS) // 2)
         else:
             return np.flatnonzero(np.concatenate(mask))
+    if nodes.names is not None and nodes.are_rows(piece for (piece,) in table.batches([column])):
+        print(f"{file}: read as row numbers: none of its ids is a name", file=sys.stderr)
+        nodes = Nodes(nodes.num_nodes, file.name)
     return np.concatenate(
         [np.empty(0, np.int64), *(nodes(piece) for (piece,) in table.batches([column]))]
     )
@@ -268,7 +284,8 @@ def open_tables(
             may be "ones", or "degree": log(1 + in-degree) and log(1 + out-degree), 8 bytes a node
             in memory.
     """
-    paths, path = find_files(folder, files), home(folder).resolve()
+    paths = find_files(folder, files, lambda text: print(text, file=sys.stderr))
+    path = layout_of(home(folder).resolve())[1]
     stamps, known = stamped(paths), (id_column, *NODE) if id_column else NODE
     features = Features(paths["features"], known) if "features" in paths else None
     label_table, hint = (
@@ -329,6 +346,9 @@ def open_tables(
         num_classes = count_classes([labels], dtype, str(paths["labels"]))
     if "splits" in paths:
         splits = read_splits(paths["splits"], nodes, known)
+    elif "train" not in paths:
+        bounds = splits_in_order(num_nodes, paths["labels"])
+        splits = {split: np.arange(*ends) for split, ends in bounds.items()}
     else:
         splits = {
             split: read_split(paths[split], nodes, (*known, "mask", *ROLE_NAMES[split]))

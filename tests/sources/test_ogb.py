@@ -6,6 +6,7 @@ import gzip
 import io
 import re
 import shutil
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,6 +228,19 @@ def test_a_flipped_bit_is_found_while_streaming(
     with pytest.raises(InputError, match=member) as error:
         read_all(folder)
     assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"1\n", b"1", b"\n1"])
+def test_a_split_of_more_lines_than_nodes_is_refused_before_it_is_in_memory(
+    folder: Path, content: bytes
+) -> None:
+    file = folder / "split" / "time" / "train.csv.gz"
+    file.write_bytes(gzip.compress(content * 2**22))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=f"{file}: expected at most {N} lines"):
+        open_raw(folder).read_splits()
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
 
 
 # ------------------------------------------------------------------------------------------------ official names
