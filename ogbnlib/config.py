@@ -68,9 +68,6 @@ class _Parameters(BaseModel):
     TMPDIR."""
     num_neighbors: v.FanOut = (3, 2)
     """One fan-out per layer, nearest hop first; -1 takes all neighbors."""
-    sampling: Literal["neighbor", "labor"] = "neighbor"
-    """neighbor: each node draws its own neighbors; labor: nodes share them if possible, for smaller
-    batches."""
     batch_size: v.Count = 128
     """Seeds per sampled batch."""
     accumulate: Annotated[v.Count, FREE] = 1

@@ -122,13 +122,16 @@ def _sampled(
     """Yield batches of the nodes of `_by_split`; `input_id` is each seed's position, -1 for nodes
     outside."""
     for stream, nodes, places in parts:
-        how: dict[str, Any] = {
-            "batch_size": size,
-            "memory_limit": memory_limit,
-            "seed": config.seed + stream,
-        }
-        how |= {"num_neighbors": config.fan_out(training=False), "sampling": config.sampling}
-        with contextlib.closing(loader(store, nodes, shuffle=False, **how)) as batches:
+        batches_of_nodes = loader(
+            store,
+            nodes,
+            num_neighbors=config.fan_out(training=False),
+            batch_size=size,
+            memory_limit=memory_limit,
+            shuffle=False,
+            seed=config.seed + stream,
+        )
+        with contextlib.closing(batches_of_nodes) as batches:
             for batch in batches:
                 batch.input_id = torch.from_numpy(places)[batch.input_id]
                 yield batch

@@ -20,6 +20,7 @@ REPLACED = {
     "empty_cache_every": "release_every",
     "heads": 'model_args={"heads": 4}',
     "lr_schedule_args": 'lr_schedule="cosine:T_max=40"',
+    "sampling": "nothing; all neighbors are drawn independently",
     "sampler": "store.sampler(...) behind PyG's own loader",
     "self_loops": 'norm="gcn"',
     "spool_dir": "the environment variable TMPDIR",
@@ -155,7 +156,7 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 def translate(values: Mapping[str, Any]) -> dict[str, Any]:
     """Saved values of an earlier version in this one's form, as far as weights depend on them."""
-    values = {"sampling": "neighbor", **values}
+    values = dict(values)
     if arguments := values.pop("lr_schedule_args", {}):
         pairs = ",".join(f"{name}={value}" for name, value in arguments.items())
         values["lr_schedule"] = f"{values.get('lr_schedule', 'constant')}:{pairs}"

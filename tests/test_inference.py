@@ -101,7 +101,7 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
     "changes",
     [
         {"model": "gcn", "eval_batch_size": 7},
-        {"feature_dtype": "float16", "loading": "eager", "sampling": "labor"},
+        {"feature_dtype": "float16", "loading": "eager"},
         {"keep": "best"},
     ],
     ids=str,

@@ -198,10 +198,9 @@ def sampled_nodes(
     seeds = torch.from_numpy(np.random.default_rng(config.seed).permutation(store.splits["train"]))
     for name, setting in settings.items():
         changed = config.replace(**setting)
-        size, num_neighbors = changed.batch_size, changed.num_neighbors
-        sampler = CSCSampler(
-            store.colptr, store.row, num_neighbors, seed=config.seed, sampling=changed.sampling
-        )
+        size = changed.batch_size
+        num_neighbors = changed.num_neighbors
+        sampler = CSCSampler(store.colptr, store.row, num_neighbors, seed=config.seed)
         parts = torch.split(seeds, size)[: max(1, min(10, len(seeds) // size))]  # full batches
         counted = [
             len(sampler.sample_from_nodes(NodeSamplerInput(None, part)).node) for part in parts

@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..files import check_same
 from ..graph.bits import GAMMA, kernel, prefetch
 from ..graph.npz import Array
-from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, choose_all_shared, count_chosen
+from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
 
 # An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for
 # an empty slot. Its size is a power of two, at least twice the entries, so it grows with the batch
@@ -120,7 +120,6 @@ def _sample(
     num_neighbors: Any,
     key: Any,
     fixed: Any,
-    labor: Any,
     expected: Any,
 ) -> Any:
     """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their
@@ -153,12 +152,9 @@ def _sample(
         total = count_chosen(degree, num_neighbors[hop])
         sampled, into = np.empty(total, np.int64), np.empty(total, np.int64)
         k, drawn_at = num_neighbors[hop], 0 if fixed else hop
-        if labor:
-            choose_all_shared(key, drawn_at, row, start, degree, k, begin, sampled, into)
-        else:
-            choose_all(key, drawn_at, nodes[begin:end], start, degree, k, begin, sampled, into)
-            for e in range(len(sampled)):
-                sampled[e] = row[sampled[e]]
+        choose_all(key, drawn_at, nodes[begin:end], start, degree, k, begin, sampled, into)
+        for e in range(len(sampled)):
+            sampled[e] = row[sampled[e]]
         nodes = _joined([nodes[:count]], min(total, num_nodes - count))
         status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
         if status == _BAD_ID:
@@ -179,7 +175,6 @@ def _sample_all(
     num_neighbors: Any,
     keys: Any,
     fixed: Any,
-    labor: Any,
     expected: Any,
 ) -> Any:
     """Batches of `size` seeds: `(status, the id or column at fault, nodes, edges, nodes per hop,
@@ -193,7 +188,7 @@ def _sample_all(
     for b in range(len(keys)):
         own, how = (
             seeds[b * size : (b + 1) * size],
-            (num_neighbors, keys[b], fixed, labor, expected),
+            (num_neighbors, keys[b], fixed, expected),
         )
         status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(
             colptr, row, own, *how
@@ -278,8 +273,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64
             bits.
         fixed: each node has the same neighbors in all batches and at all hops, for evaluations.
-        sampling: "neighbor", or "labor": the nodes of a hop choose the same neighbors if possible.
-            A batch then has fewer nodes; see `choice.choose_shared`.
         where: The store that the graph is in, for messages.
     """
 
@@ -292,7 +285,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: int = 0,
         fixed: bool = False,
         where: str = "",
-        sampling: str = "neighbor",
     ) -> None:
         fanouts = list(num_neighbors)
         if not fanouts or not all(
@@ -302,12 +294,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
                 f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}"
             )
         self.num_neighbors = [int(k) for k in fanouts]
-        self.seed, self.fixed, self._where, self.labor = (
-            int(seed),
-            fixed,
-            where,
-            sampling == "labor",
-        )
+        self.seed = int(seed)
+        self.fixed = fixed
+        self._where = where
         self.graph: tuple[Any, Any] = (colptr, row)
         # nodes of the last batch, to size the next one's table; affects speed only
         self._expected = 0
@@ -334,7 +323,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._epoch = epoch.numpy()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("num_neighbors", "seed", "fixed", "labor", "_where", "_shared_epoch", "_expected")
+        names = ("num_neighbors", "seed", "fixed", "_where", "_shared_epoch", "_expected")
         return {name: getattr(self, name) for name in names} | {
             "graph": [_reference(part) for part in self.graph]
         }
@@ -427,7 +416,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         targets: both int64 in RAM; and each batch's hops.
         """
         num_nodes, graph = len(self._colptr) - 1, (self._colptr, self._row)
-        how = self._fanouts, np.array(keys, np.uint64), self.fixed, self.labor, self._expected
+        how = self._fanouts, np.array(keys, np.uint64), self.fixed, self._expected
         status, culprit, nodes, edges, *hops = _sample_all(*graph, seeds, size, *how)
         if status == _DUPLICATE:
             raise InputError(

@@ -27,7 +27,7 @@ from ..graph.disk import DiskArray
 from ..graph.npz import Array
 from ..graph.sort import restore_input_order
 from ..launcher import job_cores, local_ranks
-from .choice import choose_all, choose_shared, count_chosen, hop_state
+from .choice import choose_all, count_chosen
 from .sampler import CSCSampler, Hops, absorb
 
 
@@ -61,53 +61,6 @@ def _choose_share(arguments: Any, first: Any, last: Any) -> None:
         i, j, e, end = parts[b], parts[b + 1], bounds[b], bounds[b + 1]
         columns = ids[i:j], start[i:j], degree[i:j]
         choose_all(keys[b], hops[b], *columns, fanouts[b], begin[b], places[e:end], targets[e:end])
-
-
-@kernel
-def _choose_from(
-    values: Any, first: Any, which: Any, states: Any, starts: Any, counts: Any, at: Any, out: Any
-) -> None:
-    """Choose the neighbors of the columns `which`, which lie in `values` from row `first` on; see
-    `choose_shared`."""
-    bits = np.empty(np.max(at[which + 1] - at[which]), np.uint64)
-    for i in which:
-        k, begin = at[i + 1] - at[i], starts[i] - first
-        choose_shared(states[i], values[begin : begin + counts[i]], k, bits, out[at[i] :])
-
-
-def _shared_neighbors(
-    row: DiskArray,
-    keys: Array,
-    hops: Array,
-    fanouts: Array,
-    start: Array,
-    degree: Array,
-    parts: Array,
-    begin: Array,
-) -> tuple[Array, Array, Array]:
-    """For LABOR, which reads all of a column to choose: `(neighbors, targets, bounds of each
-    batch's edges)`."""
-    sizes = np.diff(parts)  # columns of each batch
-    states = np.repeat(
-        np.array([hop_state(*pair) for pair in zip(keys, hops, strict=True)], np.uint64), sizes
-    )
-    most = np.repeat(np.where(fanouts < 0, np.iinfo(np.int64).max, fanouts), sizes)
-    at = np.append(0, np.cumsum(np.minimum(most, degree)))  # of each column's edges
-    targets = np.repeat(
-        np.arange(len(degree)) + np.repeat(begin - parts[:-1], sizes), np.diff(at)
-    ).astype(np.int32)
-    del most
-    neighbors, columns = np.empty(at[-1], f"i{row.row_bytes}"), np.flatnonzero(degree)
-
-    def take(buffer: memoryview, begin: int, which: Array) -> None:
-        values, first = (
-            np.frombuffer(buffer, neighbors.dtype),
-            (begin - row.offset) // row.row_bytes,
-        )
-        _choose_from(values, first, columns[which], states, start, degree, at, neighbors)
-
-    row.visit(start[columns], degree[columns], take)
-    return neighbors, targets, at[parts]
 
 
 @kernel
@@ -235,40 +188,33 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         start, degree = ends.T
         hops = np.array([0 if sampler.fixed else hop for sampler, *_ in batches])
         fanouts = np.array([sampler.num_neighbors[hop] for sampler, *_ in batches])
-        if windows[0].sampler.labor:
-            del frontier
-            neighbors, targets, parts = _shared_neighbors(
-                row, keys, hops, fanouts, start, degree, parts, begin
-            )
-            del ends, start, degree
-        else:
-            columns = zip(itertools.pairwise(parts.tolist()), fanouts, strict=True)
-            bounds = np.cumsum([0, *(count_chosen(degree[i:j], k) for (i, j), k in columns)])
-            places = np.empty(bounds[-1], np.uint32 if row.num_rows < 2**32 else np.int64)
-            targets = np.empty(len(places), np.int32)
-            arguments = (
-                keys,
-                hops,
-                fanouts,
-                frontier,
-                start,
-                degree,
-                parts,
-                begin,
-                bounds,
-                places,
-                targets,
-            )
-            in_threads(functools.partial(_choose_share, arguments), *zip(*shares, strict=True))
-            del frontier, ends, start, degree, arguments
-            dtype, parts = np.dtype(f"i{row.row_bytes}"), bounds
-            neighbors = (
-                places.view(dtype)
-                if places.itemsize == dtype.itemsize
-                else np.empty(len(places), dtype)
-            )
-            row.fetch(places, neighbors)
-            del places
+        columns = zip(itertools.pairwise(parts.tolist()), fanouts, strict=True)
+        bounds = np.cumsum([0, *(count_chosen(degree[i:j], k) for (i, j), k in columns)])
+        places = np.empty(bounds[-1], np.uint32 if row.num_rows < 2**32 else np.int64)
+        targets = np.empty(len(places), np.int32)
+        arguments = (
+            keys,
+            hops,
+            fanouts,
+            frontier,
+            start,
+            degree,
+            parts,
+            begin,
+            bounds,
+            places,
+            targets,
+        )
+        in_threads(functools.partial(_choose_share, arguments), *zip(*shares, strict=True))
+        del frontier, ends, start, degree, arguments
+        dtype, parts = np.dtype(f"i{row.row_bytes}"), bounds
+        neighbors = (
+            places.view(dtype)
+            if places.itemsize == dtype.itemsize
+            else np.empty(len(places), dtype)
+        )
+        row.fetch(places, neighbors)
+        del places
         for one, (begin, end) in zip(sampled, shares, strict=True):
             edges = slice(parts[begin], parts[end])
             one.hop_edges.append(
