@@ -131,14 +131,20 @@ class EpochSampler(Sampler[int]):
         batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        self.n, self.seed, self.shuffle = n - n % batch_size * drop_last, seed, shuffle
-        self.rank, self.num_ranks, self.batch_size = rank, num_ranks, batch_size
-        self._dropped, self._order = n - self.n, (-1, torch.empty(0, dtype=torch.int64))
+        self.n = n - n % batch_size * drop_last
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.batch_size = batch_size
+        self._dropped = n - self.n
+        self._order = (-1, torch.empty(0, dtype=torch.int64))
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch to yield next, from position `start` of the order of all ranks."""
-        self.epoch, self.start = epoch, start
+        self.epoch = epoch
+        self.start = start
 
     def __len__(self) -> int:
         return self.count(self.start)
