@@ -163,8 +163,10 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.pop("self_loops", False):
         norm = values.get("norm", "sym")
         values["norm"] = "gcn" if norm == "sym" else f"{norm}-loops"
-    entry, heads = MODELS.get(values.get("model", "sage")), values.pop("heads", 4)
-    if heads != 4 and (entry is None or entry.has_heads):  # other models never had any
+    model = values.get("model", "sage")
+    heads = values.pop("heads", 4)
+    # other models never had any
+    if heads != 4 and (model not in MODELS or MODELS[model].load().has_heads):
         values["model_args"] = {**values.get("model_args", {}), "heads": heads}
     return values
 

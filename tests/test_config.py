@@ -70,7 +70,7 @@ BAD_VALUES = [
     ("batch_size", 0, "greater than 0"),
     ("lr", math.nan, "finite"),
     ("loading", "sharde", "'shared'"),
-    ("model", "transformer", "sage, gcn, gat"),
+    ("model", "transformer", "gat, gcn, sage"),
     ("num_neighbors", [3, 0], "at least 1"),
     ("num_neighbors", 3, "tuple"),
     ("persistent_workers", True, "num_workers"),

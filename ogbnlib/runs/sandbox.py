@@ -217,7 +217,7 @@ def _compile_kernels(how: str) -> None:
         "graph/disk.py",
         "sampling/sampler.py",
         "sampling/window.py",
-        "propagation/sage.py",
+        "training/fused_sage.py",
     ):
         source = Path(__file__).parents[1] / name
         folder = source.parent / "__pycache__"

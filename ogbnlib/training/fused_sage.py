@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..graph.bits import kernel, narrowed, prefetch, widened
 from ..graph.npz import Array
-from ..registry import PART_ROWS
+from .models.sage import PART_ROWS
 
 T = TypeVar("T")
 
