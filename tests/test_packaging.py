@@ -61,7 +61,11 @@ TORCH = {
         "sampling.loader",
     ),
     *("sampling.loading", "propagation.loader"),
-    *(name for name in MODULES if name.startswith("training.")),
+    *(
+        name
+        for name in MODULES
+        if name.startswith("training.") and not name.startswith("training.models.")
+    ),
 }
 WITHOUT_TORCH = sorted(
     set(MODULES) - TORCH - {"inference", "__main__", "__init__", "training.child"}
