@@ -68,9 +68,6 @@ class _Parameters(BaseModel):
     TMPDIR."""
     num_neighbors: v.FanOut = (3, 2)
     """One fan-out per layer, nearest hop first; -1 takes all neighbors."""
-    sampling: Literal["neighbor", "labor"] = "neighbor"
-    """neighbor: each node draws its own neighbors; labor: nodes share them if possible, for smaller
-    batches."""
     batch_size: v.Count = 128
     """Seeds per sampled batch."""
     accumulate: Annotated[v.Count, FREE] = 1
@@ -324,6 +321,24 @@ def _resume_rule(name: str) -> Resume | None:
     return next((item for item in marks if isinstance(item, Resume)), None)
 
 
+def _heads_problem(config: TrainConfig, kind: Any) -> str:
+    """Describe wrong `heads` or other arguments of a registered model; "" for the user's own one."""
+    if kind is None:
+        return ""
+    known = {"heads"} if kind.has_heads else set()
+    if config.model_args.keys() - known:
+        takes = " ".join(known) or "none"
+        return f"model_args: {config.model} takes {takes}, got {config.model_args}"
+    heads = config.model_args.get("heads", 4)
+    if type(heads) is not int or heads < 1:
+        return f"model_args: expected heads of at least 1, a whole number, got {heads!r}"
+    if kind.has_heads and config.hidden_channels % heads:
+        return (
+            f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}"
+        )
+    return ""
+
+
 def _conflict(config: TrainConfig) -> str:
     """Describe the first combination of values that no run can have; "" if there is none."""
     layers, fan_outs = len(config.num_neighbors), config.eval_num_neighbors
@@ -335,23 +350,24 @@ def _conflict(config: TrainConfig) -> str:
         return f"feature_dtype: int8 is for a store on disk: expected loading=store, got loading={config.loading}"
     if config.persistent_workers and config.num_workers == 0:
         return "persistent_workers: needs num_workers of at least 1, got num_workers=0"
-    entry, is_propagated = MODELS.get(config.model), config.propagated
-    if entry and config.model_args.keys() - ({"heads"} if entry.has_heads else set()):
-        return f"model_args: {config.model} takes {'heads' if entry.has_heads else 'none'}, got {config.model_args}"
-    if entry and (type(config.model_args.get("heads", 4)) is not int or config.heads < 1):
-        return f"model_args: expected heads of at least 1, a whole number, got {config.model_args['heads']!r}"
-    if entry and entry.has_heads and config.hidden_channels % config.heads:
-        return f"hidden_channels: expected a multiple of heads={config.heads}, got {config.hidden_channels}"
+    kind = MODELS[config.model].load() if config.model in MODELS else None
+    if problem := _heads_problem(config, kind):
+        return problem
     name = "early_stopping" if config.early_stopping else "keep" if config.keep == "best" else ""
     if name and "valid" not in config.eval_splits:
         return f"{name}: expected 'valid' in eval_splits, got {list(config.eval_splits)}"
-    if entry and entry.propagated != is_propagated:
-        names = ", ".join(
-            name for name, model in MODELS.items() if model.propagated == is_propagated
+    if kind and kind.propagated != config.propagated:
+        known = {name: entry.load() for name, entry in MODELS.items()}
+        fitting = [name for name, one in known.items() if one.propagated == config.propagated]
+        return (
+            f"model: loading={config.loading} takes {', '.join(fitting)}, or your own model, "
+            f"got {config.model!r}"
         )
-        return f"model: loading={config.loading} takes {names}, or your own model, got {config.model!r}"
-    if config.activation_checkpointing and (entry is None or is_propagated):
-        return "activation_checkpointing: expected with sage, gcn or gat; in your own model call torch.utils.checkpoint"
+    if config.activation_checkpointing and (kind is None or config.propagated):
+        return (
+            "activation_checkpointing: expected with sage, gcn or gat; in your own model call "
+            "torch.utils.checkpoint"
+        )
     return ""
 
 

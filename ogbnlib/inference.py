@@ -28,9 +28,9 @@ from .registry import MODELS
 from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
 from .sources.catalog import open_for
+from .training.call import Call
 from .training.checkpoint import check_data, fingerprint, load_state, read_model
 from .training.custom_model import make_model
-from .training.models import Call
 from .training.train import kept_random_state
 
 Rows: TypeAlias = tuple[Array, Array]  # positions of rows in the file, int64, and their scores
@@ -42,16 +42,13 @@ def _exact(
     memory_limit: str | int | None, progress: Progress,
 ) -> Iterator[Rows]:  # fmt: skip
     """Yield scores with every neighbor counted, in ascending order of the nodes."""
-    layers, targets, order, begin = [], None, None, 0
+    layers = []
+    targets = None
+    order = None
+    begin = 0
     for i in range(len(config.num_neighbors)):
-        names = (
-            ("lin.weight", "bias")
-            if config.model == "gcn"
-            else ("lin_l.weight", "lin_l.bias", "lin_r.weight")
-        )
-        layers.append(
-            Layer(*(weights[f"convs.{i}.{name}"].float().cpu().numpy().T for name in names))
-        )
+        names = [f"convs.{i}.{name}" for name in MODELS[config.model].load().exact_weights]
+        layers.append(Layer(*(weights[name].float().cpu().numpy().T for name in names)))
     if ids is not None:
         targets, order = NodeSet(store.num_nodes), np.argsort(ids)
         targets.add(ids)
@@ -121,13 +118,16 @@ def _sampled(
     """Yield batches of the nodes of `_by_split`; `input_id` is each seed's position, -1 for nodes
     outside."""
     for stream, nodes, places in parts:
-        how: dict[str, Any] = {
-            "batch_size": size,
-            "memory_limit": memory_limit,
-            "seed": config.seed + stream,
-        }
-        how |= {"num_neighbors": config.fan_out(training=False), "sampling": config.sampling}
-        with contextlib.closing(loader(store, nodes, shuffle=False, **how)) as batches:
+        batches_of_nodes = loader(
+            store,
+            nodes,
+            num_neighbors=config.fan_out(training=False),
+            batch_size=size,
+            memory_limit=memory_limit,
+            shuffle=False,
+            seed=config.seed + stream,
+        )
+        with contextlib.closing(batches_of_nodes) as batches:
             for batch in batches:
                 batch.input_id = torch.from_numpy(places)[batch.input_id]
                 yield batch
@@ -182,9 +182,11 @@ def predict(
     else:
         ids = node_ids(nodes, store)
     whole, size = config.propagated, config.eval_batch_size or config.batch_size
-    if not (whole or sampled) and not (config.model in MODELS and MODELS[config.model].exact):
+    exact = [name for name, entry in MODELS.items() if entry.load().exact_weights]
+    if not (whole or sampled or config.model in exact):
         raise InputError(
-            f"model: every neighbor can be counted for sage and gcn, got {config.model}; add --sampled"
+            f"model: every neighbor can be counted for {' and '.join(exact)}, got {config.model}; "
+            "add --sampled"
         )
     say(f"{path}: predicting with its weights")
     with locked(sibling_path(target, "lock"), f"{target}: it is being written"):

@@ -20,6 +20,7 @@ REPLACED = {
     "empty_cache_every": "release_every",
     "heads": 'model_args={"heads": 4}',
     "lr_schedule_args": 'lr_schedule="cosine:T_max=40"',
+    "sampling": "nothing; all neighbors are drawn independently",
     "sampler": "store.sampler(...) behind PyG's own loader",
     "self_loops": 'norm="gcn"',
     "spool_dir": "the environment variable TMPDIR",
@@ -155,15 +156,17 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 def translate(values: Mapping[str, Any]) -> dict[str, Any]:
     """Saved values of an earlier version in this one's form, as far as weights depend on them."""
-    values = {"sampling": "neighbor", **values}
+    values = dict(values)
     if arguments := values.pop("lr_schedule_args", {}):
         pairs = ",".join(f"{name}={value}" for name, value in arguments.items())
         values["lr_schedule"] = f"{values.get('lr_schedule', 'constant')}:{pairs}"
     if values.pop("self_loops", False):
         norm = values.get("norm", "sym")
         values["norm"] = "gcn" if norm == "sym" else f"{norm}-loops"
-    entry, heads = MODELS.get(values.get("model", "sage")), values.pop("heads", 4)
-    if heads != 4 and (entry is None or entry.has_heads):  # other models never had any
+    model = values.get("model", "sage")
+    heads = values.pop("heads", 4)
+    # other models never had any
+    if heads != 4 and (model not in MODELS or MODELS[model].load().has_heads):
         values["model_args"] = {**values.get("model_args", {}), "heads": heads}
     return values
 

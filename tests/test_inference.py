@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from all_models import EXACT, untrimmed
 from conftest import left_in
-from torch_geometric.nn import GCNConv, SAGEConv
 
 from ogbnlib import InputError, Store, TrainConfig, inference, open_store, predict
 from ogbnlib.__main__ import main
 from ogbnlib.propagation import columns as columns_of
 from ogbnlib.propagation import sweep
 from ogbnlib.training.checkpoint import read_model
+from ogbnlib.training.network import registered_model
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -26,29 +26,21 @@ QUIET: dict[str, Any] = {"progress": False, "say": lambda text: None}
 
 
 def in_ram(run_dir: Path, dataset: Path) -> np.ndarray:
-    """Scores of all nodes by PyG's own layers on the whole graph."""
+    """Scores of all nodes by the layers on the whole graph."""
     config, weights, *_ = read_model(run_dir)
     store = open_store(dataset)
     x, edges = (
         torch.from_numpy(store.read("x", "float32")),
         torch.from_numpy(store.read_edge_index()),
     )
-    kind = {"sage": SAGEConv, "gcn": GCNConv}[config.model]
-    for layer in range(len(config.num_neighbors)):
-        mine = {
-            name.split(".", 2)[2]: value
-            for name, value in weights.items()
-            if name.startswith(f"convs.{layer}.")
-        }
-        out = len(mine["bias"] if config.model == "gcn" else mine["lin_l.bias"])
-        conv = kind(x.shape[1], out)
-        conv.load_state_dict(mine)
-        with torch.no_grad():
-            x = conv(x, edges) if layer == len(config.num_neighbors) - 1 else F.relu(conv(x, edges))
+    net = registered_model(config, store.num_features, store.num_classes).eval()
+    net.load_state_dict(weights)
+    with torch.no_grad():
+        x = untrimmed(config.model, net.convs, x, edges)  # type: ignore[arg-type]
     return x.numpy()
 
 
-@pytest.fixture(scope="module", params=["sage", "gcn"])
+@pytest.fixture(scope="module", params=EXACT)
 def trained(
     request: pytest.FixtureRequest, tiny_config: Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
@@ -101,7 +93,7 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
     "changes",
     [
         {"model": "gcn", "eval_batch_size": 7},
-        {"feature_dtype": "float16", "loading": "eager", "sampling": "labor"},
+        {"feature_dtype": "float16", "loading": "eager"},
         {"keep": "best"},
     ],
     ids=str,
@@ -165,7 +157,7 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
     refused("memory_limit: expected room for", memory_limit="10 MB")
     train(tiny_config(model="gat", hidden_channels=8), tmp_path / "gat")
     refused(
-        "model: every neighbor can be counted for sage and gcn, got gat; add --sampled",
+        "model: every neighbor can be counted for gcn and sage, got gat; add --sampled",
         run_dir=tmp_path / "gat",
     )
 

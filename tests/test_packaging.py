@@ -34,7 +34,15 @@ ROOMS = [
     "notebook",
 ]
 DOOR = {
-    **{"errors": -3, "output": -3, "progress": -2, "files": -2, "launcher": -2, "registry": -2},
+    **{
+        "errors": -3,
+        "output": -3,
+        "progress": -2,
+        "files": -2,
+        "launcher": -2,
+        "registry": -2,
+        "model": -2,
+    },
     **{"values": -1, "config": -1},
     **{"marks": 0, "doctor": 1, "inference": 8, "__init__": 9, "data_commands": 9, "__main__": 9},
 }
@@ -52,8 +60,12 @@ TORCH = {
         "graph.disk",
         "sampling.loader",
     ),
-    *("sampling.loading", "propagation.loader", "propagation.sage"),
-    *(name for name in MODULES if name.startswith("training.")),
+    *("sampling.loading", "propagation.loader"),
+    *(
+        name
+        for name in MODULES
+        if name.startswith("training.") and not name.startswith("training.models.")
+    ),
 }
 WITHOUT_TORCH = sorted(
     set(MODULES) - TORCH - {"inference", "__main__", "__init__", "training.child"}

@@ -126,7 +126,7 @@ def compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
     return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8 + 2000
 
 
-def sampled_batch_bytes(batch: BatchShape, num_edges: int, labor: bool = False) -> tuple[int, int]:
+def sampled_batch_bytes(batch: BatchShape, num_edges: int) -> tuple[int, int]:
     """Bytes that `window.sample_windows` takes for each batch, with its seeds: at its peak, and in
     its result."""
     highest = nodes = edges = 0
@@ -142,8 +142,7 @@ def sampled_batch_bytes(batch: BatchShape, num_edges: int, labor: bool = False) 
             (2 * place + 4) * new,
             8 * (nodes + reached) + (place + 4) * new,
         )
-        columns = 72 * frontier + 8 * new if labor else 0  # it reads all of each node's neighbors
-        highest = max(highest, 8 * (nodes + edges) + max(36 * frontier, *own, columns))
+        highest = max(highest, 8 * (nodes + edges) + max(36 * frontier, *own))
         edges += new
     # At papers100M's size 22 and 12 kB are measured for [3, 2] x 128, 3.3 and 2.3 MB for [15, 10,
     # 5] x 1024. This gives 27 and 16 kB, 3.6 and 2.4 MB.

@@ -206,7 +206,7 @@ class Pass:
         """Bytes of each batch of the size of `batch` at the peak of sampling, and from then until
         it is packed."""
         num_edges = sizes.trained_edges(self.size, self.config.undirected)
-        return budget.sampled_batch_bytes(batch, num_edges, self.config.sampling == "labor")
+        return budget.sampled_batch_bytes(batch, num_edges)
 
     def window_bytes(self, windows: Windows) -> int:
         """Real bytes of a window: each distinct node's features once, and every batch's own ids and

@@ -18,7 +18,8 @@ from ..errors import InputError
 from ..files import home
 from ..graph import kernel_cache
 from ..graph.store import GraphSize
-from ..registry import MODELS, Layer, LayerMemory
+from ..model import BaseModel, Layer, LayerMemory
+from ..registry import MODELS
 from .budget import BatchShape
 from .sizes import expected_batch, hop_size
 
@@ -26,7 +27,15 @@ from .sizes import expected_batch, hop_size
 def formula_of(config: TrainConfig) -> str:
     """The name of the registered model whose formulas are used: for the user's own one sage or,
     propagated, sign."""
-    return config.model if config.model in MODELS else "sign" if config.propagated else "sage"
+    if config.model in MODELS:
+        return config.model
+    return "sign" if config.propagated else "sage"
+
+
+def formulas_of(config: TrainConfig) -> type[BaseModel]:
+    """The registered model whose formulas are used."""
+    kind: type[BaseModel] = MODELS[formula_of(config)].load()
+    return kind
 
 
 _TRIAL_EDGES = 2**14  # in the random batch, whose step takes a fraction of a second
@@ -129,9 +138,9 @@ LARGE_FLOPS = 5e8
 
 
 def fuses(config: TrainConfig, on_gpu: bool = False) -> bool:
-    """Whether `propagation.sage.Layers` train the model, which read float16 features in place; see
+    """Whether `training.fused_sage.Layers` train the model, which read float16 features in place; see
     `GNN.fuses`."""
-    return config.model == "sage" and not on_gpu
+    return config.model in MODELS and formulas_of(config).fused and not on_gpu
 
 
 def layers_of(
@@ -149,9 +158,7 @@ def layers_of(
     """
     own, propagated = config.model not in MODELS, config.propagated
     depth = config.hops if propagated else len(config.num_neighbors)
-    widths = MODELS[formula_of(config)].widths(
-        depth, num_features, config.hidden_channels, num_classes
-    )
+    widths = formulas_of(config).widths(depth, num_features, config.hidden_channels, num_classes)
     layers = []
     for i, (inputs, outputs) in enumerate(widths):
         reach = 1 if propagated else depth + 1 if own else depth - i
@@ -189,7 +196,7 @@ def choose_threads(
 
 def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Number of the model's weights."""
-    weights = MODELS[formula_of(config)].weights
+    weights = formulas_of(config).weights
     return sum(
         weights(layer) for layer in layers_of(config, BatchShape((), ()), num_features, num_classes)
     )
@@ -210,8 +217,8 @@ def layer_memory(
     num_classes: int,
     on_gpu: bool = False,
 ) -> list[LayerMemory]:
-    """Bounds for the layers of a step, first to last, see the formulas in `registry`."""
-    memory = MODELS[formula_of(config)].memory
+    """Bounds for the layers of a step, first to last, see `model.BaseModel.memory`."""
+    memory = formulas_of(config).memory
     return [memory(layer) for layer in layers_of(config, batch, num_features, num_classes, on_gpu)]
 
 

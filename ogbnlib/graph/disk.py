@@ -25,7 +25,8 @@ from .npz import Array
 from .sort import group_by_chunk
 from .store import Store
 
-CHUNK_BYTES, _WRITE_BYTES = 8 * 2**20, 4 * 2**20
+CHUNK_BYTES = 8 * 2**20
+_WRITE_BYTES = 4 * 2**20
 _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NVMe-like disk
 
 
@@ -60,7 +61,8 @@ def _deal(
 ) -> None:
     """Copy the rows from `low` to `high` of each list from `words`, which begins with row `low`, to
     `out[place:]`."""
-    width, line = words.shape[1], 64 // words.itemsize
+    width = words.shape[1]
+    line = 64 // words.itemsize
     for c in range(len(begin)):
         i = begin[c] + np.searchsorted(index[begin[c] : end[c]], low)
         while i < end[c] and index[i] < high:
@@ -76,7 +78,8 @@ def _deal(
 def _ranges(counts: Array, room: int) -> list[int]:
     """Bounds of ranges of units with at most `room` rows; a unit with more rows is a range of its
     own."""
-    bounds, rows = [0], 0
+    bounds = [0]
+    rows = 0
     for number, count in enumerate(counts.tolist()):
         if number > bounds[-1] and rows + count > room:
             bounds.append(number)
@@ -116,7 +119,9 @@ class DiskArray:
     `Interrupted`.
     """
 
-    bytes_read, progress = 0, (0, 0)  # by all passes; of the running pass, done and in total
+    # by all passes; of the running pass, done and in total
+    bytes_read = 0
+    progress = (0, 0)
 
     def __init__(
         self,
@@ -126,21 +131,23 @@ class DiskArray:
         num_rows: int,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self.chunk_bytes, self.descriptor = chunk_bytes, -1
-        self.path, self.offset, self.row_bytes, self.num_rows = (
-            Path(path),
-            offset,
-            row_bytes,
-            num_rows,
-        )
+        self.chunk_bytes = chunk_bytes
+        self.descriptor = -1
+        self.path = Path(path)
+        self.offset = offset
+        self.row_bytes = row_bytes
+        self.num_rows = num_rows
         self.num_bytes = self.path.stat().st_size
-        self.abandoned, self.direct, self._local = threading.Event(), True, threading.local()
+        self.abandoned = threading.Event()
+        self.direct = True
+        self._local = threading.local()
         try:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
             os.preadv(self.descriptor, [block_buffer(BLOCK)], 0)
         except OSError:  # some network file systems, and tmpfs before Linux 6.6, have no O_DIRECT
             self.close()
-            self.descriptor, self.direct = os.open(path, os.O_RDONLY), False
+            self.descriptor = os.open(path, os.O_RDONLY)
+            self.direct = False
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -196,11 +203,9 @@ class DiskArray:
         width = out.dtype.itemsize * math.prod(out.shape[1:])
         unit = math.gcd(self.offset, self.row_bytes, width, 8)
         word = np.dtype(f"u{unit}")
-        target, stride, offset = (
-            out.reshape(len(out), -1).view(word),
-            self.row_bytes // unit,
-            self.offset // unit,
-        )
+        target = out.reshape(len(out), -1).view(word)
+        stride = self.row_bytes // unit
+        offset = self.offset // unit
 
         def pick(buffer: memoryview, begin: int, which: Array) -> None:
             _pick(np.frombuffer(buffer, word), begin // unit, index, which, stride, offset, target)
@@ -216,7 +221,8 @@ class DiskArray:
         `take` is called in threads with a piece of the file, the place of its first byte, and which
         i lie in the piece.
         """
-        counts, shift = np.broadcast_to(counts, len(index)), self.chunk_bytes.bit_length() - 1
+        counts = np.broadcast_to(counts, len(index))
+        shift = self.chunk_bytes.bit_length() - 1
         order = np.empty(len(index), np.uint32 if len(index) < 2**32 else np.int64)
         where = self.row_bytes, self.offset, shift, self.num_bytes
         bad, bounds, first, last = group_by_chunk(index, counts, *where, order)
@@ -258,7 +264,9 @@ class DiskArray:
         unit = max(1, 2**20 // self.row_bytes)  # rows
         counts = _per_unit(index, unit, -(-self.num_rows // unit))
         self.progress = 0, int(np.count_nonzero(counts)) * unit * self.row_bytes
-        width, before, ends = self.row_bytes // word.itemsize, bounds[:-1].copy(), bounds[1:]
+        width = self.row_bytes // word.itemsize
+        before = bounds[:-1].copy()
+        ends = bounds[1:]
         rows = min(len(index), room_bytes // 2 // self.row_bytes)
         # one is filled while the other is put
         buffers = [np.empty((rows, width), word) for _ in range(2)]
@@ -273,7 +281,8 @@ class DiskArray:
                     [index[i:j].searchsorted(row) for i, j in zip(before, ends, strict=True)],
                     np.int64,
                 )
-                upto, place = before + sizes, np.cumsum(sizes) - sizes
+                upto = before + sizes
+                place = np.cumsum(sizes) - sizes
                 if len(buffers[0]) < sizes.sum():  # where many lists need the same rows
                     buffers[0] = np.empty((int(sizes.sum()), width), word)
 
@@ -281,7 +290,8 @@ class DiskArray:
                     piece: tuple[int, int],
                     lists: tuple[Array, Array, Array] = (before, upto, place),
                 ) -> int:
-                    low, high = piece[0] * unit, min(piece[1] * unit, self.num_rows)
+                    low = piece[0] * unit
+                    high = min(piece[1] * unit, self.num_rows)
                     at, end = (self.offset + row * self.row_bytes for row in (low, high))
                     buffer = self._read(at // BLOCK * BLOCK, end, 2 * self.chunk_bytes)
                     words = np.frombuffer(buffer, word, (end - at) // word.itemsize, at % BLOCK)
@@ -348,7 +358,8 @@ class SpoolFile(Stream):
     most_dirty_bytes = 128 * 2**20
 
     def __init__(self, folder: Path, num_bytes: int = 0):
-        self.folder, self._buffer = folder, memoryview(b"")
+        self.folder = folder
+        self._buffer = memoryview(b"")
         # where arrays go on, and what their last block has so far
         self._ends: dict[int, bytes] = {}
         with disk_errors(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -373,7 +384,8 @@ class SpoolFile(Stream):
     def put(self, data: Any, offset: int) -> None:
         """Write a part of an array, at a block or where its last part ended; `finish` writes an
         incomplete block."""
-        view, head = memoryview(data), self._ends.pop(offset, b"")
+        view = memoryview(data)
+        head = self._ends.pop(offset, b"")
         if not self._buffer:
             self._buffer = block_buffer(_WRITE_BYTES)
         with disk_errors(self.folder):
@@ -382,13 +394,16 @@ class SpoolFile(Stream):
                 take = size - len(head)
                 self._buffer[: len(head)], self._buffer[len(head) : size] = head, view[:take]
                 super().put(self._buffer[:size], offset - len(head))
-                head, view, offset = b"", view[take:], offset + take
+                head = b""
+                view = view[take:]
+                offset = offset + take
         if head or view:
             self._ends[offset + len(view)] = b"".join([head, view])
 
     def finish(self) -> None:
         """Write all incomplete blocks."""
-        ends, self._ends = self._ends, {}
+        ends = self._ends
+        self._ends = {}
         for end, head in ends.items():
             self.put(head.ljust(BLOCK, b"\0"), end - len(head))
         self._buffer = memoryview(b"")

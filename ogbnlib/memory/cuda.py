@@ -74,7 +74,8 @@ def begin(config: TrainConfig, device: str) -> list[str]:
             name for name in ("expandable_segments", "max_cuda_memory") if getattr(config, name)
         ]
         return [f"{', '.join(names)}: without effect on the CPU"] if names else []
-    torch, notes = sys.modules["torch"], []
+    torch = sys.modules["torch"]
+    notes = []
     torch.cuda.init()
     torch.cuda.reset_peak_memory_stats()
     if config.max_cuda_memory is not None:
@@ -116,10 +117,8 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     # cudaMallocAsync has no list of blocks
     if largest and torch.cuda.get_allocator_backend() == "native":
         begin_s = time.perf_counter()
-        segments, device = (
-            torch.cuda.memory_snapshot(include_traces=False),
-            torch.cuda.current_device(),
-        )
+        segments = torch.cuda.memory_snapshot(include_traces=False)
+        device = torch.cuda.current_device()
         blocks = [
             block
             for segment in segments
@@ -150,7 +149,8 @@ _SIZES = {
 
 def oom_sizes(message: str) -> dict[str, int]:
     """Sizes named by the message of a torch.OutOfMemoryError, in bytes."""
-    sizes, units = {}, {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    sizes = {}
+    units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     for name, forms in _SIZES.items():
         if match := re.search(
             "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms), message

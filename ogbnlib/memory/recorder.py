@@ -43,21 +43,25 @@ class Thinning(Generic[T]):
     # week's 12 million.
     def __init__(self, began_s: float | None):  # None: with the first item
         self.best: tuple[float, T] | None = None
-        self._began_s, self._bin_s = began_s, 0.0
+        self._began_s = began_s
+        self._bin_s = 0.0
 
     def add(self, time_s: float, size: float, item: T) -> T | None:
         """Take one item; return the largest of the time bin that `time_s` has ended, if it ended
         one."""
-        ended, self._began_s = None, time_s if self._began_s is None else self._began_s
+        ended = None
+        self._began_s = time_s if self._began_s is None else self._began_s
         if self.best is None or time_s - self._bin_s >= (time_s - self._began_s) / NUM_BINS:
-            ended, self._bin_s = self.close(), time_s
+            ended = self.close()
+            self._bin_s = time_s
         if self.best is None or size > self.best[0]:
             self.best = size, item
         return ended
 
     def close(self) -> T | None:
         """End the time bin, so that each phase keeps its largest item, which is returned."""
-        best, self.best = self.best, None
+        best = self.best
+        self.best = None
         return None if best is None else best[1]
 
 
@@ -81,7 +85,9 @@ class EventLog:
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None):
-        self._file, self._read_from, began_s = -1, 0, None
+        self._file = -1
+        self._read_from = 0
+        began_s = None
         if run_dir is not None:
             self._file, self._read_from, began_s = _open_for_append(
                 RunPaths(run_dir).events, os.O_APPEND
@@ -148,7 +154,8 @@ class EventLog:
         largest = largest or now - self._last_largest_s >= 1.0
         if (reading := cuda_reading(largest)) is None:
             return
-        self._last_cuda_s, self._last_largest_s = now, now if largest else self._last_largest_s
+        self._last_cuda_s = now
+        self._last_largest_s = now if largest else self._last_largest_s
         reading["time_s"] = round(now, 4)
         readings = [self._cuda.add(now, reading["allocated_bytes"], reading)]
         if force:
@@ -181,7 +188,8 @@ class _TimelineWriter:
     one."""
 
     def __init__(self, path: Path):
-        self.path, (self._file, self._end, began_s) = path, _open_for_append(path)
+        self.path = path
+        (self._file, self._end, began_s) = _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(SAMPLE_COLUMNS) + "\n").encode(), 0)
         self._size, self._thinning = self._end, Thinning[bytes](began_s)
@@ -218,7 +226,9 @@ class Recorder:
         self.record = Record()
         self._rows = _TimelineWriter(RunPaths(run_dir).timeline)
         # the sum of RSS at the last PSS
-        self._pss_allowed_s, self._pss_due_s, self._pss_sum = 0.0, 0.0, 0
+        self._pss_allowed_s = 0.0
+        self._pss_due_s = 0.0
+        self._pss_sum = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -241,7 +251,9 @@ class Recorder:
         tree = process if isinstance(process, Tree) else Tree(process)
 
         def loop() -> None:
-            ended, before, unchanged = False, 0, 0
+            ended = False
+            before = 0
+            unchanged = 0
             try:
                 while True:
                     begin = time.monotonic()
@@ -257,10 +269,8 @@ class Recorder:
                     held_bytes = reading.held_bytes or 0
                     unchanged = 0 if abs(held_bytes - before) > before / 200 else unchanged + 1
                     # A sample takes 0.1 to 0.6 ms of CPU time; memory at rest needs fewer of them.
-                    before, pause_s = (
-                        held_bytes,
-                        interval_s if unchanged < 10 else max(interval_s, 0.15),
-                    )
+                    before = held_bytes
+                    pause_s = interval_s if unchanged < 10 else max(interval_s, 0.15)
                     pause_s = min(pause_s, watched.longest_pause_s)
                     ended = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
                     if ended and not Path(f"/proc/{tree.pid}").exists():
@@ -308,7 +318,8 @@ class Recorder:
     def add(self, time_s: float, reading: Reading) -> None:
         """Record a reading, after the events before it; the last moment of a phase belongs to
         it."""
-        events, moment = [*self.log.follow()], (time_s, True)
+        events = [*self.log.follow()]
+        moment = (time_s, True)
         later = (
             i
             for i, event in enumerate(events)

@@ -37,7 +37,8 @@ _SHADES = {
     "eval": ("evaluating", "#bfe3c0"),
     "release": ("_release", "#ffffff"),
 }
-LIMIT, KILLED = "#c0392b", "#d62728"
+LIMIT = "#c0392b"
+KILLED = "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _ROOM = 1.85  # height of the axis / the highest sample or limit: the phases' names stand above
 _LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
@@ -169,9 +170,11 @@ def plot_timeline(
 
     `top_bytes` is the upper end of the axis, to draw several runs on one scale.
     """
-    run, ax = Run.open(run), _axes(ax)
+    run = Run.open(run)
+    ax = _axes(ax)
     samples = held_memory(run.timeline)
-    time_s, top_bytes = samples["time_s"].to_numpy(), top_bytes or _top_bytes(run)
+    time_s = samples["time_s"].to_numpy()
+    top_bytes = top_bytes or _top_bytes(run)
     unit, name, text = _unit(top_bytes / _ROOM)
     stacks = _stacks(samples, PARTS) / unit
     end_s = _draw_run(ax, run, time_s, stacks, PARTS, title)
@@ -214,7 +217,8 @@ def plot_cuda(run: RunLike) -> Axes:
             f"{run.run_dir}: expected a run on a GPU, found no GPU memory in its events"
         )
     ax = _axes()
-    time_s, stacks = table["time_s"].to_numpy(), _stacks(table, CUDA_LAYERS)
+    time_s = table["time_s"].to_numpy()
+    stacks = _stacks(table, CUDA_LAYERS)
     unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
     stacks = stacks / unit
     _draw_run(ax, run, time_s, stacks, CUDA_LAYERS, None)
@@ -272,7 +276,8 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
     """Plot seconds per epoch against the memory limit, one line per policy; `runs` is (policy,
     limit) -> run."""
     ax = _axes(width=7.5, height=4)
-    policies, highest = list(dict.fromkeys(policy for policy, _ in runs)), 0.0
+    policies = list(dict.fromkeys(policy for policy, _ in runs))
+    highest = 0.0
     for policy in policies:
         points = [
             (i, Run.open(runs[policy, limit]))
@@ -310,7 +315,8 @@ def plot_accuracy(runs: Runs) -> Figure:
     for name, run in named(runs).items():
         metrics = run.metrics
         (line,) = losses.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
-        colour, best = line.get_color(), metrics[metrics["valid"] == metrics["valid"].max()].head(1)
+        colour = line.get_color()
+        best = metrics[metrics["valid"] == metrics["valid"].max()].head(1)
         accuracies.plot(
             metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid"
         )
@@ -391,10 +397,8 @@ def plot_forecast(run: RunLike) -> Axes:
             f"{run.run_dir}: expected a result with a forecast, found {forecast.get('skipped', 'none')}"
         )
     phases = pd.DataFrame.from_dict(forecast["phases"], orient="index")
-    parts, measured = (
-        pd.DataFrame(list(phases["parts"]), phases.index).fillna(0),
-        phases["measured"].astype(float),
-    )
+    parts = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0)
+    measured = phases["measured"].astype(float)
     unit, name, _ = _unit(max(parts.sum(axis=1).max(), measured.max()))
     largest = parts.max().nlargest(7).index
     stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
@@ -415,7 +419,8 @@ def plot_knobs(forecasts: pd.DataFrame) -> Axes:
     """Plot a `forecast_table`: one bar per setting with its predicted, measured and full-size
     peak."""
     (full,) = (name for name in forecasts.columns if name.endswith(" GB"))
-    ax, peaks = _axes(height=0.4 * len(forecasts) + 1.6), forecasts[["predicted MB", "measured MB"]]
+    ax = _axes(height=0.4 * len(forecasts) + 1.6)
+    peaks = forecasts[["predicted MB", "measured MB"]]
     _draw_forecasts(ax, peaks[["predicted MB"]], peaks["measured MB"], [PARTS["file"][1]])
     for row, (size, peak) in enumerate(zip(forecasts[full], peaks.max(axis=1), strict=True)):
         ax.annotate(

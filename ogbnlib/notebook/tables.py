@@ -31,7 +31,8 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
             "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
         }
         if len(metrics := run.metrics):
-            epoch_s, eval_s = metrics["time_s"].mean(), metrics["eval_time_s"].sum()
+            epoch_s = metrics["time_s"].mean()
+            eval_s = metrics["eval_time_s"].sum()
             rows[name] |= {"epoch s": round(epoch_s, 2), "eval s": round(eval_s, 2)}
             rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1].add_prefix("last ")
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
@@ -68,10 +69,8 @@ def loader_costs(run: RunLike) -> pd.DataFrame:
     """Return the memory that building each loader kept, and needed for a moment, in MB and in bytes
     per edge."""
     run = Run.open(run)
-    table, edges = (
-        run.phase_memory,
-        trained_edges(size_of(run.config.dataset), run.config.undirected),
-    )
+    table = run.phase_memory
+    edges = trained_edges(size_of(run.config.dataset), run.config.undirected)
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
         size = table.pop(f"{column}_bytes")
@@ -100,7 +99,8 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
     """
     rows = {}
     for name, run in named(runs).items():
-        table, metrics = run.cuda, run.metrics
+        table = run.cuda
+        metrics = run.metrics
         rows[name] = {
             "ended": run.state,
             "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max()
@@ -125,7 +125,8 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
     (`Run.phase_memory`), which includes the batch and its sampling.
     """
     runs = named(runs)
-    allocated, rows = compare_cuda(runs)["allocated GB"] * 2**10, {}
+    allocated = compare_cuda(runs)["allocated GB"] * 2**10
+    rows = {}
     for name, run in runs.items():
         phases = run.phase_memory
         inside = (
@@ -194,14 +195,14 @@ def sampled_nodes(
 
     from ..sampling.sampler import CSCSampler
 
-    store, rows = open_dataset(config.dataset), {}
+    store = open_dataset(config.dataset)
+    rows = {}
     seeds = torch.from_numpy(np.random.default_rng(config.seed).permutation(store.splits["train"]))
     for name, setting in settings.items():
         changed = config.replace(**setting)
-        size, num_neighbors = changed.batch_size, changed.num_neighbors
-        sampler = CSCSampler(
-            store.colptr, store.row, num_neighbors, seed=config.seed, sampling=changed.sampling
-        )
+        size = changed.batch_size
+        num_neighbors = changed.num_neighbors
+        sampler = CSCSampler(store.colptr, store.row, num_neighbors, seed=config.seed)
         parts = torch.split(seeds, size)[: max(1, min(10, len(seeds) // size))]  # full batches
         counted = [
             len(sampler.sample_from_nodes(NodeSamplerInput(None, part)).node) for part in parts
@@ -229,7 +230,8 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     rows = {}
     for name, changes in options.items():
         forecast = predict(config.replace(**changes))
-        size, gpu = forecast.size, forecast.gpu
+        size = forecast.size
+        gpu = forecast.gpu
         backward_bytes = saved_bytes(
             forecast.config, forecast.batch, size.num_features, size.num_classes, on_gpu=True
         )

@@ -37,18 +37,17 @@ class Columns:
         self, files: Sequence[DiskArray], dtype: np.dtype[Any], num_nodes: int, members: NodeSet | None = None,
         decode: Callable[[Array, slice], Array] = lambda rows, columns: rows[:, columns],
     ) -> None:  # fmt: skip
-        self.files, self.dtype, self.num_nodes, self.members, self._decode = (
-            files,
-            dtype,
-            num_nodes,
-            members,
-            decode,
-        )
+        self.files = files
+        self.dtype = dtype
+        self.num_nodes = num_nodes
+        self.members = members
+        self._decode = decode
         self._begins = [
             0,
             *itertools.accumulate(file.row_bytes // dtype.itemsize for file in files),
         ]
-        self.num_rows, self.width = files[0].num_rows, self._begins[-1]
+        self.num_rows = files[0].num_rows
+        self.width = self._begins[-1]
         # nodes at a time
         self.step = max(1, CHUNK_BYTES // 2 // (self.width * max(2, dtype.itemsize)))
 
@@ -116,10 +115,8 @@ class Columns:
 
         `prepare(first, end)` returns these columns for the members in a range of nodes.
         """
-        values, firsts = (
-            np.empty((self.num_rows, width), dtype),
-            range(0, self.num_nodes, self.step),
-        )
+        values = np.empty((self.num_rows, width), dtype)
+        firsts = range(0, self.num_nodes, self.step)
 
         def fill(first: int) -> None:
             end = min(first + self.step, self.num_nodes)

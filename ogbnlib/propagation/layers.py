@@ -48,17 +48,18 @@ def layer_scores(
     `room` are bytes for columns of all nodes. `folder` has a layer's result, float32, until the
     next layer has used it.
     """
-    num_nodes, column = store.num_nodes, 4 * store.num_nodes
+    num_nodes = store.num_nodes
+    column = 4 * store.num_nodes
     if (most := room // column) < 1:
         raise InputError(
             f"memory_limit: expected room for {format_bytes(column)}, one column of all nodes, beside the memory "
             f"in use, found {format_bytes(max(0, room))}; raise it by the difference"
         )
     # Whether a layer sweeps its input, and the columns of its result to compute at a time.
-    first_swept, blocks = (
-        [layer.neighbors.shape[0] < min(layer.neighbors.shape[1], most + 1) for layer in layers],
-        [],
-    )
+    first_swept = [
+        layer.neighbors.shape[0] < min(layer.neighbors.shape[1], most + 1) for layer in layers
+    ]
+    blocks = []
     for layer, swept in zip(layers, first_swept, strict=True):
         out = len(layer.bias)
         size = out if swept else -(-out // -(-out // most))
@@ -75,8 +76,11 @@ def layer_scores(
     def compute(number: int, source: Columns, columns: slice) -> Chunks:
         """Yield columns of a layer's result for the nodes that the next layer reads, or of the last
         one for `nodes`."""
-        layer, targets, swept = layers[number], needed[number], first_swept[number]
-        matrix, loops = layer.neighbors[:, columns], layer.own is None
+        layer = layers[number]
+        targets = needed[number]
+        swept = first_swept[number]
+        matrix = layer.neighbors[:, columns]
+        loops = layer.own is None
 
         def prepare(first: int, end: int) -> Array:
             part = source.rows(first, end)
@@ -93,7 +97,8 @@ def layer_scores(
         with contextlib.closing(hop) as slices:
             for first, out, degrees in slices:
                 for begin in range(0, len(out), source.step):
-                    at, end = first + begin, min(begin + source.step, len(out))
+                    at = first + begin
+                    end = min(begin + source.step, len(out))
                     part, degree = (
                         pick(targets, at, values[begin:end]) for values in (out, degrees)
                     )
@@ -125,7 +130,8 @@ def layer_scores(
                 source.close()
                 return
             for columns in blocks[number]:
-                name, width = f"{number}-{columns.start}", columns.stop - columns.start
+                name = f"{number}-{columns.start}"
+                width = columns.stop - columns.start
                 result = StoreWriter(folder).create(name, np.float32, (width,))
                 with (
                     result as writer,

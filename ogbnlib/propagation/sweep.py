@@ -36,7 +36,8 @@ def _sweep(
     """
     # Sums are float32 in the order of the edges, so the result is the same for any pieces and any
     # columns at once.
-    width, end = held.shape[1], begin + len(piece)
+    width = held.shape[1]
+    end = begin + len(piece)
     dense = len(words) == 0
     while at < len(ptr) - 1:
         node = first + at
@@ -114,15 +115,18 @@ def in_order(
             pool.shutdown(cancel_futures=True)
 
 
-_NO_WORDS, _NO_RANKS = np.empty(0, np.uint64), np.empty(0, np.int32)
+_NO_WORDS = np.empty(0, np.uint64)
+_NO_RANKS = np.empty(0, np.int32)
 
 
 class Edges:
     """The in-edges of a store's nodes, as a stream."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.num_nodes = store, store.num_nodes
-        self._colptr, self._row = disk_array(store, "colptr"), disk_array(store, "row")
+        self.store = store
+        self.num_nodes = store.num_nodes
+        self._colptr = disk_array(store, "colptr")
+        self._row = disk_array(store, "row")
         self.slices = range(0, store.num_nodes, SLICE_NODES)
         # edges from a node to itself; `needed` finds out
         self._has_loops = np.ones(len(self.slices), bool)
@@ -169,12 +173,16 @@ class Edges:
             for _, values in self.store.chunks("colptr", checked=True):
                 done(values.nbytes)
             self._has_loops[:] = False
-            at, number, first, ptr = 0, -1, 0, np.zeros(1, np.int64)
+            at = 0
+            number = -1
+            first = 0
+            ptr = np.zeros(1, np.int64)
             for begin, values in self.store.chunks("row", checked=True):
                 position = 0
                 while position < len(values):
                     while begin + position >= ptr[-1]:
-                        at, number = 0, number + 1
+                        at = 0
+                        number = number + 1
                         first = self.slices[number]
                         ptr = self._offsets(first, first + SLICE_NODES)
                         loops = np.zeros(len(ptr) - 1, np.int64)
@@ -202,7 +210,8 @@ class Edges:
             return degrees
         # Few slices have self-loops; only their edges are read.
         if self._has_loops[first // SLICE_NODES : -(-end // SLICE_NODES)].any():
-            own, at = np.zeros(end - first, np.int64), 0
+            own = np.zeros(end - first, np.int64)
+            at = 0
             for begin, piece in self._pieces(ptr):
                 at = _survey(
                     ptr, first, piece, begin, at, _NO_WORDS, _NO_WORDS, self.num_nodes, own
@@ -234,7 +243,8 @@ class Edges:
         def compute(first: int) -> tuple[int, Array, Array]:
             ptr, at = self._offsets(first, first + step), 0
             out = np.empty((len(ptr) - 1, values.shape[1]), np.float32)
-            count, total = np.zeros(len(out), np.int64), np.empty(out.shape[1], np.float32)
+            count = np.zeros(len(out), np.int64)
+            total = np.empty(out.shape[1], np.float32)
             for begin, piece in self._pieces(ptr):
                 at = _sweep(
                     ptr, first, piece, begin, at, targets, loops, mean, values, words, before, self.num_nodes, total,

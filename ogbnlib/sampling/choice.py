@@ -1,9 +1,8 @@
 """The choice of neighbors and the order of seeds: pure functions of (seed, epoch, batch, hop,
 node).
 
-Any kernel that calls `batch_key`, `node_state` and `choose` (for LABOR `hop_state` and
-`choose_shared`) draws the same neighbors. From Python, wrap keys and states in `np.uint64`, because
-numba takes a plain int for an int64.
+Any kernel that calls `batch_key`, `node_state` and `choose` draws the same neighbors. From Python,
+wrap keys and states in `np.uint64`, because numba takes a plain int for an int64.
 """
 
 from collections.abc import Iterator
@@ -30,16 +29,11 @@ def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
 
 
 @kernel
-def hop_state(key: Any, hop: Any) -> Any:
-    """The uint64 state of `hop` (0 for the seeds) of the batch with `key`."""
-    return mix((uint64(key) ^ uint64(hop)) + GAMMA)
-
-
-@kernel
 def node_state(key: Any, hop: Any, node: Any) -> Any:
-    """The uint64 state of the random stream of global id `node` at `hop` of the batch with
-    `key`."""
-    return mix((hop_state(key, hop) ^ uint64(node)) + GAMMA)
+    """The uint64 state of the random stream of global id `node` at `hop` (0 for the seeds) of the
+    batch with `key`."""
+    of_hop = mix((uint64(key) ^ uint64(hop)) + GAMMA)
+    return mix((of_hop ^ uint64(node)) + GAMMA)
 
 
 @kernel
@@ -119,51 +113,6 @@ def choose_all(
         e += count
 
 
-@kernel
-def choose_shared(state: Any, ids: Any, k: Any, bits: Any, out: Any) -> Any:
-    """Write the `k` of `ids` with the smallest random numbers to `out`, in their order; return
-    their number.
-
-    An id's number is a hash with `state`, which all nodes of a hop have in common: they choose the
-    same neighbors where they can, and every k-subset remains equally likely for each of them. All
-    are chosen if `k` is -1 or at least their number. `bits` is uint64 with room for k.
-    """
-    # LABOR-0 (Balin and Catalyurek, "Layer-Neighbor Sampling", NeurIPS 2023) with the sequential
-    # Poisson sampling of its appendix A.3, as in DGL's GraphBolt: c_s is the k-th smallest number,
-    # not k / degree, so a node has exactly k.
-    if k < 0 or k >= len(ids):
-        out[: len(ids)] = ids
-        return len(ids)
-    largest = 0
-    for i in range(len(ids)):
-        number, place = mix((state ^ uint64(ids[i])) + GAMMA), i
-        if i >= k:
-            if number >= bits[largest]:
-                continue
-            for j in range(largest, k - 1):  # keeps the order of the others
-                bits[j], out[j] = bits[j + 1], out[j + 1]
-            place = k - 1
-        bits[place], out[place] = number, ids[i]
-        if i >= k - 1:
-            largest = 0
-            for j in range(1, k):
-                if bits[j] > bits[largest]:
-                    largest = j
-    return k
-
-
-@kernel
-def choose_all_shared(
-    key: Any, hop: Any, row: Any, start: Any, degree: Any, k: Any, begin: Any, out: Any, target: Any
-) -> None:
-    """As `choose_all` followed by a look into `row`, with random numbers that the nodes share."""
-    e, state, bits = 0, hop_state(key, hop), np.empty(min(max(k, 0), len(row)), np.uint64)
-    for i in range(len(start)):
-        count = choose_shared(state, row[start[i] : start[i] + degree[i]], k, bits, out[e:])
-        target[e : e + count] = begin + i
-        e += count
-
-
 class EpochSampler(Sampler[int]):
     """Positions 0..n-1 for a DataLoader, in an order that is a pure function of (seed, epoch).
 
@@ -182,9 +131,14 @@ class EpochSampler(Sampler[int]):
         batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        self.n, self.seed, self.shuffle = n - n % batch_size * drop_last, seed, shuffle
-        self.rank, self.num_ranks, self.batch_size = rank, num_ranks, batch_size
-        self._dropped, self._order = n - self.n, (-1, torch.empty(0, dtype=torch.int64))
+        self.n = n - n % batch_size * drop_last
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.batch_size = batch_size
+        self._dropped = n - self.n
+        self._order = (-1, torch.empty(0, dtype=torch.int64))
         self.set_epoch(0)
         self.is_chosen = False  # by `set_epoch`, since a `StoreLoader` began a pass
 

@@ -71,7 +71,6 @@ def loader(
     num_workers: int = 0,
     persistent_workers: bool = False,
     drop_last: bool = False,
-    sampling: str = "neighbor",
     transform: Callable[[Data], Any] | None = None,
 ) -> StoreLoader:
     """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed
@@ -98,22 +97,19 @@ def loader(
         seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat
             an experiment.
         num_workers: processes that sample, if the store fits; windows have no use for them.
-        sampling: "labor" for smaller batches, as in `TrainConfig`.
         transform: called with each batch, as in PyG; `loader.transform = f` sets it later.
     """
     if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
-    values: dict[str, Any] = {
-        "num_neighbors": num_neighbors,
-        "batch_size": batch_size,
-        "seed": seed,
-    }
-    values |= {
-        "sampling": sampling,
-        "num_workers": num_workers,
-        "persistent_workers": persistent_workers,
-    }
-    config = TrainConfig.create({"dataset": store.path, "loading": "store", **values})
+    config = TrainConfig.create(
+        dataset=store.path,
+        loading="store",
+        num_neighbors=num_neighbors,
+        batch_size=batch_size,
+        seed=seed,
+        num_workers=num_workers,
+        persistent_workers=persistent_workers,
+    )
     limit = None if memory_limit is None else parse_bytes(memory_limit)
     if limit is not None and limit < (used := own_memory()[0]):
         expected = f"more than the {format_bytes(used)} that this process already uses, got {format_bytes(limit)}"

@@ -92,13 +92,14 @@ class Loaders:
     def _sampler(self, split: str, colptr: Any, row: Any, training: bool) -> CSCSampler:
         from .sampler import CSCSampler
 
-        fan_out, seed = self.config.fan_out(training), self.config.seed + STREAM[split]
-        how: dict[str, Any] = {
-            "fixed": not training,
-            "where": self._where,
-            "sampling": self.config.sampling,
-        }
-        return CSCSampler(colptr, row, fan_out, seed=seed, **how)
+        return CSCSampler(
+            colptr,
+            row,
+            self.config.fan_out(training),
+            seed=self.config.seed + STREAM[split],
+            fixed=not training,
+            where=self._where,
+        )
 
     def train_loader(self) -> NodeLoader:
         """The shuffling loader of the train split; built at the first call, resident until

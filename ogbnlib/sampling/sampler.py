@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..files import check_same
 from ..graph.bits import GAMMA, kernel, prefetch
 from ..graph.npz import Array
-from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, choose_all_shared, count_chosen
+from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
 
 # An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for
 # an empty slot. Its size is a power of two, at least twice the entries, so it grows with the batch
@@ -38,7 +38,9 @@ def _new_table(nodes: Any, count: Any, entries: Any, old: Any) -> Any:
     bits = 6
     while (1 << bits) < 2 * entries:
         bits += 1
-    table, shift, mask = old[: 1 << bits], _U64 - uint64(bits), (1 << bits) - 1
+    table = old[: 1 << bits]
+    shift = _U64 - uint64(bits)
+    mask = (1 << bits) - 1
     if len(table) > mask:
         table[:] = _U0
     else:
@@ -61,7 +63,8 @@ def _relabel(
 
     Returns `(status, position of the stop, new count)`; _FULL asks for a larger table.
     """
-    mask, room = len(table) - 1, len(table) // 2
+    mask = len(table) - 1
+    room = len(table) // 2
     for e in range(begin, len(ids)):
         if ids[e] < 0 or ids[e] >= num_nodes:
             return _BAD_ID, e, count
@@ -87,7 +90,8 @@ def _relabel(
 @kernel
 def _joined(parts: Any, room: Any) -> Any:
     """Arrays one after the other, with room behind them."""
-    joined, at = np.empty(sum([len(part) for part in parts]) + room, np.int64), 0
+    joined = np.empty(sum([len(part) for part in parts]) + room, np.int64)
+    at = 0
     for part in parts:
         joined[at : at + len(part)] = part
         at += len(part)
@@ -102,7 +106,9 @@ def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_node
     `nodes` has room for all. With a `shift` of 0, `table` is memory for a new table. Returns
     `(status, stop, count, table, shift)`.
     """
-    status, stop, memory = _FULL, 0, table
+    status = _FULL
+    stop = 0
+    memory = table
     if shift == 0:
         table, shift = _new_table(nodes, count, 2 * count, memory)
     while status == _FULL:
@@ -120,15 +126,19 @@ def _sample(
     num_neighbors: Any,
     key: Any,
     fixed: Any,
-    labor: Any,
     expected: Any,
 ) -> Any:
     """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their
     numbers)`."""
-    num_nodes, num_edges, hops = len(colptr) - 1, len(row), len(num_neighbors)
-    hop_nodes, hop_edges = np.zeros(hops + 1, np.int64), np.zeros(hops, np.int64)
+    num_nodes = len(colptr) - 1
+    num_edges = len(row)
+    hops = len(num_neighbors)
+    hop_nodes = np.zeros(hops + 1, np.int64)
+    hop_edges = np.zeros(hops, np.int64)
     local = seeds.copy()
-    sources, targets = [local[:0]], [local[:0]]  # with their type, which numba must know
+    # with their type, which numba must know
+    sources = [local[:0]]
+    targets = [local[:0]]
     nodes = np.empty(len(seeds), np.int64)
     table, shift = _new_table(nodes, 0, max(expected, len(seeds)), np.empty(0, np.uint64))
     _, stop, count = _relabel(table, shift, nodes, 0, local, 0, num_nodes)
@@ -144,21 +154,22 @@ def _sample(
     begin = 0
     for hop in range(hops):
         end = count
-        start, degree = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
+        start = np.empty(end - begin, np.int64)
+        degree = np.empty(end - begin, np.int64)
         for i in range(begin, end):
-            low, high = colptr[nodes[i]], colptr[nodes[i] + 1]
+            low = colptr[nodes[i]]
+            high = colptr[nodes[i] + 1]
             if low < 0 or high < low or high > num_edges:
                 return _BAD_COLUMN, nodes[i], nodes, sources, targets, hop_nodes, hop_edges
             start[i - begin], degree[i - begin] = low, high - low
         total = count_chosen(degree, num_neighbors[hop])
-        sampled, into = np.empty(total, np.int64), np.empty(total, np.int64)
-        k, drawn_at = num_neighbors[hop], 0 if fixed else hop
-        if labor:
-            choose_all_shared(key, drawn_at, row, start, degree, k, begin, sampled, into)
-        else:
-            choose_all(key, drawn_at, nodes[begin:end], start, degree, k, begin, sampled, into)
-            for e in range(len(sampled)):
-                sampled[e] = row[sampled[e]]
+        sampled = np.empty(total, np.int64)
+        into = np.empty(total, np.int64)
+        k = num_neighbors[hop]
+        drawn_at = 0 if fixed else hop
+        choose_all(key, drawn_at, nodes[begin:end], start, degree, k, begin, sampled, into)
+        for e in range(len(sampled)):
+            sampled[e] = row[sampled[e]]
         nodes = _joined([nodes[:count]], min(total, num_nodes - count))
         status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
         if status == _BAD_ID:
@@ -179,7 +190,6 @@ def _sample_all(
     num_neighbors: Any,
     keys: Any,
     fixed: Any,
-    labor: Any,
     expected: Any,
 ) -> Any:
     """Batches of `size` seeds: `(status, the id or column at fault, nodes, edges, nodes per hop,
@@ -187,14 +197,13 @@ def _sample_all(
 
     They lie one after the other, and of each batch's edges first all sources, then all targets.
     """
-    nodes, edges = [], []
+    nodes = []
+    edges = []
     hop_nodes = np.empty((len(keys), len(num_neighbors) + 1), np.int64)
     hop_edges = np.empty((len(keys), len(num_neighbors)), np.int64)
     for b in range(len(keys)):
-        own, how = (
-            seeds[b * size : (b + 1) * size],
-            (num_neighbors, keys[b], fixed, labor, expected),
-        )
+        own = seeds[b * size : (b + 1) * size]
+        how = (num_neighbors, keys[b], fixed, expected)
         status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(
             colptr, row, own, *how
         )
@@ -278,8 +287,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: with the epoch and the batch's first seed it decides every choice; any integer of 64
             bits.
         fixed: each node has the same neighbors in all batches and at all hops, for evaluations.
-        sampling: "neighbor", or "labor": the nodes of a hop choose the same neighbors if possible.
-            A batch then has fewer nodes; see `choice.choose_shared`.
         where: The store that the graph is in, for messages.
     """
 
@@ -292,7 +299,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         seed: int = 0,
         fixed: bool = False,
         where: str = "",
-        sampling: str = "neighbor",
     ) -> None:
         fanouts = list(num_neighbors)
         if not fanouts or not all(
@@ -302,12 +308,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
                 f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}"
             )
         self.num_neighbors = [int(k) for k in fanouts]
-        self.seed, self.fixed, self._where, self.labor = (
-            int(seed),
-            fixed,
-            where,
-            sampling == "labor",
-        )
+        self.seed = int(seed)
+        self.fixed = fixed
+        self._where = where
         self.graph: tuple[Any, Any] = (colptr, row)
         # nodes of the last batch, to size the next one's table; affects speed only
         self._expected = 0
@@ -334,7 +337,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._epoch = epoch.numpy()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("num_neighbors", "seed", "fixed", "labor", "_where", "_shared_epoch", "_expected")
+        names = ("num_neighbors", "seed", "fixed", "_where", "_shared_epoch", "_expected")
         return {name: getattr(self, name) for name in names} | {
             "graph": [_reference(part) for part in self.graph]
         }
@@ -372,7 +375,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         no `input_id`. Local ids are in order of discovery; edges come hop by hop, ascending by
         target, those of one in stored order.
         """
-        seeds, ids = inputs.node.numpy(), inputs.input_id
+        seeds = inputs.node.numpy()
+        ids = inputs.input_id
         if seeds.dtype != np.int64 or seeds.ndim != 1:
             raise InputError(
                 f"inputs.node: expected int64 of one dimension, got {seeds.dtype} {list(seeds.shape)}"
@@ -426,8 +430,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         all sources, then all
         targets: both int64 in RAM; and each batch's hops.
         """
-        num_nodes, graph = len(self._colptr) - 1, (self._colptr, self._row)
-        how = self._fanouts, np.array(keys, np.uint64), self.fixed, self.labor, self._expected
+        num_nodes = len(self._colptr) - 1
+        graph = (self._colptr, self._row)
+        how = self._fanouts, np.array(keys, np.uint64), self.fixed, self._expected
         status, culprit, nodes, edges, *hops = _sample_all(*graph, seeds, size, *how)
         if status == _DUPLICATE:
             raise InputError(

@@ -27,7 +27,7 @@ from ..graph.disk import DiskArray
 from ..graph.npz import Array
 from ..graph.sort import restore_input_order
 from ..launcher import job_cores, local_ranks
-from .choice import choose_all, choose_shared, count_chosen, hop_state
+from .choice import choose_all, count_chosen
 from .sampler import CSCSampler, Hops, absorb
 
 
@@ -58,56 +58,12 @@ def _choose_share(arguments: Any, first: Any, last: Any) -> None:
     node `begin[b]`."""
     keys, hops, fanouts, ids, start, degree, parts, begin, bounds, places, targets = arguments
     for b in range(first, last):
-        i, j, e, end = parts[b], parts[b + 1], bounds[b], bounds[b + 1]
+        i = parts[b]
+        j = parts[b + 1]
+        e = bounds[b]
+        end = bounds[b + 1]
         columns = ids[i:j], start[i:j], degree[i:j]
         choose_all(keys[b], hops[b], *columns, fanouts[b], begin[b], places[e:end], targets[e:end])
-
-
-@kernel
-def _choose_from(
-    values: Any, first: Any, which: Any, states: Any, starts: Any, counts: Any, at: Any, out: Any
-) -> None:
-    """Choose the neighbors of the columns `which`, which lie in `values` from row `first` on; see
-    `choose_shared`."""
-    bits = np.empty(np.max(at[which + 1] - at[which]), np.uint64)
-    for i in which:
-        k, begin = at[i + 1] - at[i], starts[i] - first
-        choose_shared(states[i], values[begin : begin + counts[i]], k, bits, out[at[i] :])
-
-
-def _shared_neighbors(
-    row: DiskArray,
-    keys: Array,
-    hops: Array,
-    fanouts: Array,
-    start: Array,
-    degree: Array,
-    parts: Array,
-    begin: Array,
-) -> tuple[Array, Array, Array]:
-    """For LABOR, which reads all of a column to choose: `(neighbors, targets, bounds of each
-    batch's edges)`."""
-    sizes = np.diff(parts)  # columns of each batch
-    states = np.repeat(
-        np.array([hop_state(*pair) for pair in zip(keys, hops, strict=True)], np.uint64), sizes
-    )
-    most = np.repeat(np.where(fanouts < 0, np.iinfo(np.int64).max, fanouts), sizes)
-    at = np.append(0, np.cumsum(np.minimum(most, degree)))  # of each column's edges
-    targets = np.repeat(
-        np.arange(len(degree)) + np.repeat(begin - parts[:-1], sizes), np.diff(at)
-    ).astype(np.int32)
-    del most
-    neighbors, columns = np.empty(at[-1], f"i{row.row_bytes}"), np.flatnonzero(degree)
-
-    def take(buffer: memoryview, begin: int, which: Array) -> None:
-        values, first = (
-            np.frombuffer(buffer, neighbors.dtype),
-            (begin - row.offset) // row.row_bytes,
-        )
-        _choose_from(values, first, columns[which], states, start, degree, at, neighbors)
-
-    row.visit(start[columns], degree[columns], take)
-    return neighbors, targets, at[parts]
 
 
 @kernel
@@ -118,15 +74,14 @@ def _grown(nodes: Any, bounds: Any, ids: Any, parts: Any, num_nodes: Any, grown:
     These ids become local ones. Returns `(place of the first id out of range or -1, bounds of each
     batch's nodes)`.
     """
-    begin, table = np.zeros(len(bounds), np.int64), np.empty(0, np.uint64)
+    begin = np.zeros(len(bounds), np.int64)
+    table = np.empty(0, np.uint64)
     # one for all batches, as pages are slow when first written
     values = np.empty(np.max(np.diff(parts)), np.int64)
     for b in range(len(bounds) - 1):
-        own, count, mine = (
-            grown[begin[b] :],
-            bounds[b + 1] - bounds[b],
-            ids[parts[b] : parts[b + 1]],
-        )
+        own = grown[begin[b] :]
+        count = bounds[b + 1] - bounds[b]
+        mine = ids[parts[b] : parts[b + 1]]
         own[:count], values[: len(mine)] = nodes[bounds[b] : bounds[b + 1]], mine
         bad, stop, count, table, _ = absorb(
             table, uint64(0), own, count, values[: len(mine)], num_nodes
@@ -145,7 +100,8 @@ def take_rows(rows: Any, ids: Any, out: Any) -> None:
         if i + 16 < len(ids):  # 51 MB in 3.6 instead of 4.3 ms
             for c in range(0, rows.shape[1], 64):
                 prefetch(rows, ids[i + 16] * rows.shape[1] + c)
-        row, into = rows[ids[i]], out[i]
+        row = rows[ids[i]]
+        into = out[i]
         for c in range(len(into)):
             into[c] = row[c]
 
@@ -171,10 +127,8 @@ class Sampled:
     def add(self, parts: Array, ids: Array) -> int:
         """Append a hop's nodes, whose ids become local ones; return the place of the first out of
         range or -1."""
-        before, grown = (
-            np.diff(self.bounds),
-            np.empty(len(self.nodes) + parts[-1] - parts[0], np.int64),
-        )
+        before = np.diff(self.bounds)
+        grown = np.empty(len(self.nodes) + parts[-1] - parts[0], np.int64)
         bad, self.bounds = _grown(self.nodes, self.bounds, ids, parts, self.num_nodes, grown)
         self.nodes = grown[: self.bounds[-1]]
         self.hop_nodes.append(np.diff(self.bounds) - before)
@@ -195,8 +149,10 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     The windows' samplers are over the same store, have equally many hops and sample in the same
     way.
     """
-    num_nodes, seeds = colptr.num_rows - 1, [ids for window in windows for ids in window.ids]
-    ids, parts = np.concatenate(seeds), np.cumsum([0, *map(len, seeds)])
+    num_nodes = colptr.num_rows - 1
+    seeds = [ids for window in windows for ids in window.ids]
+    ids = np.concatenate(seeds)
+    parts = np.cumsum([0, *map(len, seeds)])
     # batches
     shares = list(
         itertools.pairwise(itertools.accumulate((len(one.ids) for one in windows), initial=0))
@@ -224,10 +180,8 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
             [nodes[end - n : end] for nodes, batches in last for end, n in batches]
         )
         sizes = np.concatenate([one.hop_nodes[-1] for one in sampled])
-        begin, parts = (
-            np.concatenate([np.diff(one.bounds) for one in sampled]) - sizes,
-            np.append(0, np.cumsum(sizes)),
-        )
+        begin = np.concatenate([np.diff(one.bounds) for one in sampled]) - sizes
+        parts = np.append(0, np.cumsum(sizes))
         ends = np.empty((len(frontier), 2), np.int64)
         colptr.fetch(frontier, ends)
         if not _to_degrees(ends, row.num_rows):
@@ -235,40 +189,34 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         start, degree = ends.T
         hops = np.array([0 if sampler.fixed else hop for sampler, *_ in batches])
         fanouts = np.array([sampler.num_neighbors[hop] for sampler, *_ in batches])
-        if windows[0].sampler.labor:
-            del frontier
-            neighbors, targets, parts = _shared_neighbors(
-                row, keys, hops, fanouts, start, degree, parts, begin
-            )
-            del ends, start, degree
-        else:
-            columns = zip(itertools.pairwise(parts.tolist()), fanouts, strict=True)
-            bounds = np.cumsum([0, *(count_chosen(degree[i:j], k) for (i, j), k in columns)])
-            places = np.empty(bounds[-1], np.uint32 if row.num_rows < 2**32 else np.int64)
-            targets = np.empty(len(places), np.int32)
-            arguments = (
-                keys,
-                hops,
-                fanouts,
-                frontier,
-                start,
-                degree,
-                parts,
-                begin,
-                bounds,
-                places,
-                targets,
-            )
-            in_threads(functools.partial(_choose_share, arguments), *zip(*shares, strict=True))
-            del frontier, ends, start, degree, arguments
-            dtype, parts = np.dtype(f"i{row.row_bytes}"), bounds
-            neighbors = (
-                places.view(dtype)
-                if places.itemsize == dtype.itemsize
-                else np.empty(len(places), dtype)
-            )
-            row.fetch(places, neighbors)
-            del places
+        columns = zip(itertools.pairwise(parts.tolist()), fanouts, strict=True)
+        bounds = np.cumsum([0, *(count_chosen(degree[i:j], k) for (i, j), k in columns)])
+        places = np.empty(bounds[-1], np.uint32 if row.num_rows < 2**32 else np.int64)
+        targets = np.empty(len(places), np.int32)
+        arguments = (
+            keys,
+            hops,
+            fanouts,
+            frontier,
+            start,
+            degree,
+            parts,
+            begin,
+            bounds,
+            places,
+            targets,
+        )
+        in_threads(functools.partial(_choose_share, arguments), *zip(*shares, strict=True))
+        del frontier, ends, start, degree, arguments
+        dtype = np.dtype(f"i{row.row_bytes}")
+        parts = bounds
+        neighbors = (
+            places.view(dtype)
+            if places.itemsize == dtype.itemsize
+            else np.empty(len(places), dtype)
+        )
+        row.fetch(places, neighbors)
+        del places
         for one, (begin, end) in zip(sampled, shares, strict=True):
             edges = slice(parts[begin], parts[end])
             one.hop_edges.append(
@@ -305,7 +253,8 @@ class Window:
         sampled.grow()
         distinct = NodeSet(sampled.num_nodes)
         distinct.add(sampled.nodes)
-        ids, slots = distinct.members(), distinct.ranks(sampled.nodes).astype(np.int32, copy=False)
+        ids = distinct.members()
+        slots = distinct.ranks(sampled.nodes).astype(np.int32, copy=False)
         counts = np.array([np.diff(bounds) for _, _, bounds in sampled.hop_edges])
         hops = zip(np.array(sampled.hop_nodes).T.tolist(), counts.T.tolist(), strict=True)
         # Of each batch the sources of all hops, then their targets; a hop's bounds are behind these
@@ -321,10 +270,8 @@ class Window:
         int64."""
         nodes, edges = (self._bounds[[begin, end], side] for side in (0, 1))
         slots = self.slots[slice(*nodes)]
-        n_id, edge_index = (
-            self.ids.take(slots).astype(np.int64),
-            self.edges[slice(*edges)].astype(np.int64),
-        )
+        n_id = self.ids.take(slots).astype(np.int64)
+        edge_index = self.edges[slice(*edges)].astype(np.int64)
         return (
             torch.as_tensor(np.concatenate(self.positions[begin:end])),
             slots,
@@ -347,7 +294,9 @@ def compile_kernels(num_neighbors: list[int]) -> None:
     Done on an empty graph before data is loaded, so that the figures of later phases are the data's
     alone.
     """
-    empty, offsets, one = np.empty(0, np.int64), np.zeros(2, np.int64), np.zeros(1, np.int64)
+    empty = np.empty(0, np.int64)
+    offsets = np.zeros(2, np.int64)
+    one = np.zeros(1, np.int64)
     restore_input_order(offsets, empty, empty)
     for dtype in (np.int32, np.int64):
         take_rows(np.empty((1, 1), np.uint8), one[:0].astype(dtype), np.empty((1, 1), np.uint8))

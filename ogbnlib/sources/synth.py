@@ -38,11 +38,14 @@ _FIRST_YEAR, _VALID_YEAR = 1980, 2018
 # reported (pyg-team#9386).
 _HOMOPHILY = 0.58  # share of citations within the class, in addition to those by chance
 # share of citations to recent papers, and their mean age as a part of all time
-_RECENT, _RECENT_SPAN = 0.65, 0.03
+_RECENT = 0.65
+_RECENT_SPAN = 0.03
 _AGE_POWER = 2.0  # other citations go to the time t * U**2: old papers collect more
 _FAME_POWER = 2.5  # within a block and class, U**2.5 picks the paper: few collect most
 _DEGREE_SIGMA = 0.9  # references per paper are log-normal
-_SIGNAL, _RANK = 2.4, 16  # length and dimension of class means, in units of the noise per feature
+# length and dimension of class means, in units of the noise per feature
+_SIGNAL = 2.4
+_RANK = 16
 _ZIPF = 0.7  # the share of the r-th largest class is about (r + 2) ** -0.7
 _LABEL_NOISE = 0.25  # share of papers with a random label
 # The labelled papers, arXiv's, are of one field of this many papers, every k-th block, at any scale
@@ -50,7 +53,9 @@ _LABEL_NOISE = 0.25  # share of papers with a random label
 # papers. So a batch of [10, 10, 10] x 1024 with reverse edges draws 61 % of the 1,137,664 possible
 # nodes at scale 0.02 and at 0.1. In the real data set it is 59 %, 669,000 (dgl's
 # examples/graphbolt/disk_based_feature). Without a field, 0.1 gave 82 %.
-_FIELD, _LOYALTY, _FIELD_FAME_POWER = 2_500_000, 0.95, 5.0
+_FIELD = 2_500_000
+_LOYALTY = 0.95
+_FIELD_FAME_POWER = 5.0
 # of draws: degree, recent, age, within class, slot, label, noise label, feature, split
 _NUM_STREAMS = 9
 
@@ -103,7 +108,8 @@ def _citations(
     at = 0
     for v in range(begin, end):
         j = (v - shift + num_nodes) % num_nodes * inverse % num_nodes
-        time, slot = j // 1024, j % 1024
+        time = j // 1024
+        slot = j % 1024
         for k in range(_degree(keys, j, degrees)):
             age = _uniform(_draw(keys[2], j, k))
             if _uniform(_draw(keys[1], j, k)) < recent:
@@ -114,12 +120,15 @@ def _citations(
             power = fame_power
             if field_blocks > 1 and _uniform(_draw(keys[8], j, k)) < loyalty:
                 if time % field_blocks == 0:
-                    target, power = target - target % field_blocks, field_fame
+                    target = target - target % field_blocks
+                    power = field_fame
                 elif target > 0 and target % field_blocks == 0:
                     target -= 1
-            low, high = 0, 1024
+            low = 0
+            high = 1024
             if _uniform(_draw(keys[3], j, k)) < homophily:
-                low, high = class_slot[slot_class[slot]], class_slot[slot_class[slot] + 1]
+                low = class_slot[slot_class[slot]]
+                high = class_slot[slot_class[slot] + 1]
             # The famous papers differ from block to block, or the same slots would be the hubs of
             # all time.
             fame = int(_uniform(_draw(keys[4], j, k)) ** power * (high - low))
@@ -154,7 +163,8 @@ def _features(
     low = np.uint64(0xFFFF)
     for v in range(begin, end):
         j = (v - shift + num_nodes) % num_nodes * inverse % num_nodes
-        label, key = slot_class[j % 1024], _draw(keys[7], j, 0)
+        label = slot_class[j % 1024]
+        key = _draw(keys[7], j, 0)
         for f in range(out.shape[1]):
             raw = mix(key + np.uint64(f) * GAMMA)
             four = (
@@ -180,7 +190,8 @@ def _citations_like(
         kinds = int | float if name == "scale" else int
         if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
             raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
-    num_nodes, least = round(PAPERS.num_nodes * scale), 8 * BLOCK
+    num_nodes = round(PAPERS.num_nodes * scale)
+    least = 8 * BLOCK
     split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
     if num_nodes < least or min(split_sizes.values()) < 1:
         smallest = f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split)"
@@ -207,10 +218,8 @@ def _citations_like(
     weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
     sizes = 1 + np.floor(weights / weights.sum() * (BLOCK - num_classes)).astype(np.int64)
     sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
-    slot_class, class_slot = (
-        np.repeat(np.arange(num_classes), sizes),
-        np.concatenate([[0], np.cumsum(sizes)]),
-    )
+    slot_class = np.repeat(np.arange(num_classes), sizes)
+    class_slot = np.concatenate([[0], np.cumsum(sizes)])
     field_blocks = max(1, num_nodes // _FIELD)
     shape = (
         _HOMOPHILY,
@@ -234,7 +243,8 @@ def _citations_like(
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for span in spans(max(1, min(2 * _NODES, chunk_edges // 16))):
             count = int(_count_edges(*span, keys, order, degrees))
-            src, dst = np.empty(count, np.int64), np.empty(count, np.int64)
+            src = np.empty(count, np.int64)
+            dst = np.empty(count, np.int64)
             _citations(*span, keys, order, degrees, slot_class, class_slot, shape, src, dst)
             yield src, dst
 
@@ -259,7 +269,8 @@ def _citations_like(
         labelled = np.sort(np.concatenate(list(read_splits().values())))
         for begin, end in spans(_NODES):
             ids = labelled[np.searchsorted(labelled, begin) : np.searchsorted(labelled, end)]
-            values, out = np.empty(len(ids), np.int16), np.full(end - begin, -1, np.int16)
+            values = np.empty(len(ids), np.int16)
+            out = np.full(end - begin, -1, np.int16)
             _label(ids, keys, order, slot_class, _LABEL_NOISE, values)
             out[ids - begin] = values
             yield out

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import PNA
@@ -26,7 +27,10 @@ from ..files import home, write_atomically
 from ..graph.store import Store
 from ..memory.record import RunPaths
 from ..registry import MODELS
-from .models import Call, degree_histogram, random_batch
+from .call import Call, random_batch
+from .network import registered_model
+
+_PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 
 
 @no_exit()
@@ -62,7 +66,7 @@ def make_model(
             )
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
     if model is None and kind is None:
-        return MODELS[config.model].load()(config, num_features, num_classes)
+        return registered_model(config, num_features, num_classes)
     offered = {name: getattr(config, name) for name in ("hidden_channels", "dropout", "heads")}
     offered |= dict.fromkeys(("in_channels", "num_features"), num_features)
     offered |= dict.fromkeys(("out_channels", "num_classes"), num_classes) | {
@@ -79,7 +83,7 @@ def make_model(
             f"{config.model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
         )
         if "deg" in parameters or issubclass(kind, PNA):  # PNA takes it among its **kwargs
-            arguments["deg"] = torch.tensor([0, 1]) if store is None else degree_histogram(store)
+            arguments["deg"] = torch.tensor([0, 1]) if store is None else _degree_histogram(store)
         try:
             model = kind(**arguments)
         except Exception as error:
@@ -202,3 +206,14 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         raise InputError(
             f"{config.model}: expected forward to use the model's own parameters, found {others}; {hint}"
         )
+
+
+def _degree_histogram(store: Store) -> Tensor:
+    """Count the nodes with 0, 1, 2, ... neighbors, int64 [largest degree + 1]: the argument `deg`
+    of PyG's PNA."""
+    counts = np.zeros(1, np.int64)
+    for begin in range(0, store.num_nodes, _PIECE_NODES):
+        piece = np.bincount(np.diff(store.colptr[begin : begin + _PIECE_NODES + 1]))
+        counts = np.pad(counts, (0, max(0, len(piece) - len(counts))))
+        counts[: len(piece)] += piece
+    return torch.from_numpy(counts)

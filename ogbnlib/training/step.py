@@ -17,10 +17,11 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
-from ..propagation.sage import torch_threads
 from ..sampling.choice import batch_key
+from .call import Call, random_batch
 from .distributed import Ranks
-from .models import GNN, Call, random_batch
+from .fused_sage import torch_threads
+from .network import GNN
 
 
 def loss_and_gradient(scores: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,6 @@ from ..memory.signals import Stopped, StopRequest, handled
 from ..memory.workers import workers_ended
 from ..propagation.hops import propagated
 from ..propagation.plan import propagated_path
-from ..propagation.sage import compile_layer
 from ..registry import MODELS
 from ..runs.attempt import Attempt, open_run_dir
 from ..runs.exit_codes import exit_code_of
@@ -47,10 +46,12 @@ from ..sampling.loader import available_bytes
 from ..sampling.policies import make_loaders
 from ..sampling.window import compile_kernels
 from ..sources.catalog import open_for
+from .call import random_batch
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
 from .distributed import Ranks, join
-from .models import GNN, random_batch
+from .fused_sage import compile_layer
+from .network import GNN
 from .step import Learner
 from .trainer import Progress, Trainer, evaluator
 

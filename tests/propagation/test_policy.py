@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from all_models import PROPAGATED
 from conftest import MB, same
 from graphs import make_store
 
@@ -18,7 +19,7 @@ from ogbnlib.errors import GB
 from ogbnlib.forecast.budget import BatchShape
 from ogbnlib.forecast.step import layer_memory, parameter_count
 from ogbnlib.memory.limits import Limit
-from ogbnlib.training.models import HopModel
+from ogbnlib.training.network import registered_model
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -120,8 +121,8 @@ def test_what_does_not_go_together_is_refused_by_name(
     tiny_config: Config, graph: Path, tmp_path: Path
 ) -> None:
     for changes, said in (
-        ({"model": "sage"}, "^model: .*sgc, sign, sagn"),
-        ({"loading": "store"}, "^model: .*sage, gcn, gat"),
+        ({"model": "sage"}, "^model: .*sagn, sgc, sign"),
+        ({"loading": "store"}, "^model: .*gat, gcn, sage"),
         ({"model": "sagn", "hidden_channels": 6}, "^hidden_channels: .*heads"),
     ):
         with pytest.raises(InputError, match=said):
@@ -150,7 +151,7 @@ def test_what_does_not_go_together_is_refused_by_name(
         train(make(tiny_config, tmp_path / "graph.store"))
 
 
-@pytest.mark.parametrize("model", ["sgc", "sign", "sagn"])
+@pytest.mark.parametrize("model", PROPAGATED)
 def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> None:
     values: dict[str, Any] = {
         "loading": "propagated",
@@ -159,7 +160,8 @@ def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> Non
         "dropout": 0.5,
     }
     config = TrainConfig.create(dataset="none", model=model, **values)
-    net, seeds = HopModel(config, 4 * 40, 7), 1000
+    net = registered_model(config, 4 * 40, 7)
+    seeds = 1000
     assert sum(weight.numel() for weight in net.parameters()) == parameter_count(config, 4 * 40, 7)
     x, kept = torch.randn(seeds, 4 * 40), {}
     known = {value.untyped_storage().data_ptr() for value in (x, *net.parameters())}

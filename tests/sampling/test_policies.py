@@ -57,15 +57,12 @@ def contents(
 
 
 @pytest.mark.parametrize(
-    ("undirected", "split", "sampling"),
-    [(False, "train", "neighbor"), (True, "valid", "neighbor"), (True, "train", "labor")],
+    ("undirected", "split"), [(False, "train"), (True, "valid"), (True, "train")]
 )
-def test_every_policy_hands_out_the_same_batches(
-    make: Make, undirected: bool, split: str, sampling: str
-) -> None:
+def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, split: str) -> None:
     seen = []
     for policy in POLICIES:
-        loaders = make(loading=policy, undirected=undirected, sampling=sampling)
+        loaders = make(loading=policy, undirected=undirected)
         loader = loaders.train_loader() if split == "train" else loaders.eval_loader(split)
         seen.append(contents(loader, 3))
     assert seen[0] == seen[1] == seen[2]

@@ -71,13 +71,11 @@ def problems(draw: Any) -> tuple[int, list[tuple[int, int]], list[int], list[int
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.sampled_from(["neighbor", "labor"]))
-def test_a_batch_has_the_structure_that_pyg_defines(problem: Any, sampling: str) -> None:
+@given(problems())
+def test_a_batch_has_the_structure_that_pyg_defines(problem: Any) -> None:
     num_nodes, edges, seeds, fanouts, seed = problem
     colptr, row = csc(num_nodes, edges)
-    out = CSCSampler(colptr, row, fanouts, seed=seed, sampling=sampling).sample_from_nodes(
-        seeds_of(*seeds)
-    )
+    out = CSCSampler(colptr, row, fanouts, seed=seed).sample_from_nodes(seeds_of(*seeds))
     node, source, target, hop_nodes, hop_edges = flat(out)
 
     assert all(t.dtype == torch.int64 and t.is_contiguous() for t in (out.node, out.row, out.col))
@@ -126,23 +124,6 @@ def test_every_position_is_equally_likely(degree: int, k: int) -> None:
     # counts sum to k; so this is chi-square with d - 1 degrees of freedom. Too small a statistic is
     # as suspect as too large a one.
     p = k / degree
-    statistic = ((counts - draws * p) ** 2).sum() / (draws * p * (1 - p)) * (degree - 1) / degree
-    assert P_VALUE < chi2.sf(statistic, degree - 1) < 1 - P_VALUE
-
-
-def test_labor_gives_nodes_the_same_neighbors_and_each_neighbor_the_same_chance() -> None:
-    degree, k, draws = 60, 7, 2000
-    colptr, row = (
-        np.r_[np.arange(9) * degree, np.full(degree, 8 * degree)],
-        np.tile(np.arange(8, 8 + degree), 8),
-    )
-    sampler, counts = CSCSampler(colptr, row, [k], sampling="labor"), np.zeros(degree)
-    for position in range(draws):
-        out = sampler.sample_from_nodes(seeds_of(*range(8), position=position))
-        assert out.num_sampled_nodes == [8, k]  # eight nodes with the same neighbors: not 8 * k
-        assert out.num_sampled_edges == [8 * k]
-        counts[out.node[8:].numpy() - 8] += 1
-    p = k / degree  # see the test of every position
     statistic = ((counts - draws * p) ** 2).sum() / (draws * p * (1 - p)) * (degree - 1) / degree
     assert P_VALUE < chi2.sf(statistic, degree - 1) < 1 - P_VALUE
 

@@ -186,7 +186,6 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "window_batches": draw(st.integers(1, 5)),
         "epoch": draw(st.integers(0, 10)),
         "seed": draw(st.integers(0, 2**31)),
-        "sampling": draw(st.sampled_from(["neighbor", "labor"])),
     }
 
 
@@ -198,9 +197,7 @@ def test_a_windows_batches_are_those_that_are_drawn_one_by_one(
     tmp_path: Path, problem: dict[str, Any]
 ) -> None:
     colptr, row = csc(problem["num_nodes"], problem["edges"], problem["dtype"])
-    sampler = CSCSampler(
-        colptr, row, problem["fanouts"], seed=problem["seed"], sampling=problem["sampling"]
-    )
+    sampler = CSCSampler(colptr, row, problem["fanouts"], seed=problem["seed"])
     seeds, size = np.array(problem["seeds"], np.int64), problem["batch_size"]
     firsts = list(range(0, len(seeds), size))
     sampled: list[Any] = []

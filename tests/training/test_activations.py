@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from all_models import SAMPLED
 from conftest import MB
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.window import compile_kernels
 from ogbnlib.sources.catalog import open_for
-from ogbnlib.training.models import GNN
+from ogbnlib.training.network import GNN
 from ogbnlib.training.step import allocator_peak, loss_and_gradient
 
 # saved and peak bytes, and the share of each that is forecast
@@ -149,7 +150,7 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
     release_memory()
 
 
-@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("model", SAMPLED)
 @pytest.mark.parametrize(
     ("dropout", "precision", "checkpointing"),
     [(0.0, "fp32", False), (0.5, "bf16", False), (0.5, "bf16", True)],
@@ -170,7 +171,9 @@ def test_a_step_takes_no_more_than_is_forecast_and_not_much_less(
     assert 0.97 <= peak <= (1.26 if precision == "bf16" else 1.25)
 
 
-@pytest.mark.parametrize(("model", "hidden"), [("sage", 256), ("gcn", 16), ("gat", 16)])
+@pytest.mark.parametrize(
+    ("model", "hidden"), [(name, 256 if name == "sage" else 16) for name in SAMPLED]
+)
 def test_the_bounds_hold_for_other_widths_and_depths(
     measure: Callable[..., Ratios], model: str, hidden: int
 ) -> None:

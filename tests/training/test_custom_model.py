@@ -25,9 +25,9 @@ from ogbnlib.inference import predict
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.training import models
+from ogbnlib.training import custom_model
+from ogbnlib.training.call import Call, random_batch
 from ogbnlib.training.custom_model import make_model
-from ogbnlib.training.models import Call, random_batch
 from ogbnlib.training.step import Learner
 from ogbnlib.training.train import train
 
@@ -164,7 +164,7 @@ def test_a_model_object_is_trained_itself_and_resumed_with_another(own: Config) 
 def test_models_that_need_all_nodes_or_the_degrees_are_trained_and_predict(
     own: Config, tiny_store: Path, monkeypatch: pytest.MonkeyPatch, model: str, args: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(models, "_PIECE_NODES", 70)
+    monkeypatch.setattr(custom_model, "_PIECE_NODES", 70)
     result = train(
         own(model=model, model_args=args, dropout=0.0, epochs=1, num_neighbors=[3, 2]), "run"
     )

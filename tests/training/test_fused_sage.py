@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ogbnlib.propagation import sage
+from ogbnlib.training import fused_sage as sage
 
 
 def test_outputs_of_all_sizes_share_a_pool_and_a_fork_makes_its_own() -> None:

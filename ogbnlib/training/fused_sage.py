@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..graph.bits import kernel, kernel_with, narrowed, prefetch, widened
 from ..graph.npz import Array
-from ..registry import PART_ROWS
+from .models.sage import PART_ROWS
 
 T = TypeVar("T")
 
@@ -34,7 +34,8 @@ def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
     `sizes` are the nodes that each layer reads, the first layer's first, and those that the last
     one writes.
     """
-    t, layer = 0, len(sizes) - 2
+    t = 0
+    layer = len(sizes) - 2
     for e in range(len(targets)):
         while layer > 0 and targets[e] >= sizes[layer + 1]:
             layer -= 1  # the last one that has this target
@@ -56,10 +57,12 @@ def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
 def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> None:
     """Write the mean of the neighbors' rows of `x` and the own row of the targets from `begin` to
     `end`."""
-    width, line = x.shape[1], 64 // x.itemsize
+    width = x.shape[1]
+    line = 64 // x.itemsize
     total = np.zeros(width, np.float32)
     for t in range(begin, end):
-        first, last = bounds[t], bounds[t + 1]
+        first = bounds[t]
+        last = bounds[t + 1]
         # 14 instead of 20 ms for [15, 10, 5] x 1024
         for e in range(first + 6, min(last + 6, len(col))):
             for c in range(0, width, line):
@@ -67,7 +70,8 @@ def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> No
         total[:] = 0
         # two at a time, in the same order: 10 instead of 12 ms a step
         for e in range(first, last - 1, 2):
-            one, other = x[col[e]], x[col[e + 1]]
+            one = x[col[e]]
+            other = x[col[e + 1]]
             for c in range(width):
                 total[c] = (total[c] + widened(one[c])) + widened(other[c])
         for e in range(last - (last - first) % 2, last):
@@ -76,12 +80,10 @@ def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> No
                 total[c] += widened(one[c])
         # By row: for `out[t, c]` LLVM makes no vector instructions. 500 rows take 13 instead of 47
         # us.
-        degree, mean, own, row = (
-            np.float32(max(1, last - first)),
-            out[t, :width],
-            out[t, width:],
-            x[t],
-        )
+        degree = np.float32(max(1, last - first))
+        mean = out[t, :width]
+        own = out[t, width:]
+        row = x[t]
         for c in range(width):
             mean[c] = narrowed(total[c] / degree, mean[c])
         for c in range(width):
@@ -91,7 +93,8 @@ def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> No
 @kernel
 def _by_source(bounds: Any, col: Any, num_sources: Any) -> Any:
     """`(bounds, targets)` of each source's edges, their targets ascending."""
-    ends, targets = np.zeros(num_sources + 1, np.int64), np.empty(bounds[-1], np.int64)
+    ends = np.zeros(num_sources + 1, np.int64)
+    targets = np.empty(bounds[-1], np.int64)
     for e in range(bounds[-1]):
         ends[col[e] + 1] += 1
     for s in range(num_sources):
@@ -122,7 +125,9 @@ def _spread(
     x is the output of a ReLU, and of dropout that kept 1 / scale of it: no gradient where x is 0,
     and `scale` times as much elsewhere.
     """
-    width, zero, factor = x.shape[1], np.float32(0), np.float32(scale)
+    width = x.shape[1]
+    zero = np.float32(0)
+    factor = np.float32(scale)
     total = np.empty(width, np.float32)
     for s in range(begin, end):
         total[:] = zero
@@ -186,7 +191,8 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
     if len(parts) == 1:
         with torch_threads(threads) if size > _LARGE else contextlib.nullcontext():
             return [work(parts[0])]
-    numbers, results = iter(range(len(parts))), dict[int, T]()
+    numbers = iter(range(len(parts)))
+    results = dict[int, T]()
     inference = torch.is_inference_mode_enabled()  # which is a thread's own
 
     def take() -> None:
@@ -262,14 +268,14 @@ class Layers(NamedTuple):
         self, x: Tensor, edges: Array, weights: list[Tensor], hidden: bool
     ) -> tuple[Tensor, Tensor]:
         """Return what `_gather` writes for a layer, and the layer's output."""
-        (weight_l, bias, weight_r), count, width, values = (
-            weights,
-            len(edges) - 1,
-            x.shape[1],
-            _values(x),
-        )
-        both, out = bias.new_empty(count, 2 * width), bias.new_empty(count, len(bias))
-        array, parts = _values(both), _parts(count)
+        weight_l, bias, weight_r = weights
+        count = len(edges) - 1
+        width = x.shape[1]
+        values = _values(x)
+        both = bias.new_empty(count, 2 * width)
+        out = bias.new_empty(count, len(bias))
+        array = _values(both)
+        parts = _parts(count)
         as_pyg = len(parts) == 1 and bias.dtype == torch.float32  # in its order
         weight = bias if as_pyg else torch.cat([weight_l, weight_r], 1).t()
 
@@ -301,15 +307,14 @@ class Layers(NamedTuple):
 
         `both` is overwritten, and gathered again if it is None.
         """
-        count, width, values, again, parts = (
-            len(grad),
-            x.shape[1],
-            _values(x),
-            both is None,
-            _parts(len(grad)),
-        )
+        count = len(grad)
+        width = x.shape[1]
+        values = _values(x)
+        again = both is None
+        parts = _parts(len(grad))
         means = grad.new_empty(count, 2 * width) if both is None else both
-        array, halves = _values(means), (means[:, :width], means[:, width:])
+        array = _values(means)
+        halves = (means[:, :width], means[:, width:])
         as_pyg = len(parts) == 1 and grad.dtype == torch.float32
         weight = grad if as_pyg else torch.cat(weights, 1)
 
@@ -337,7 +342,8 @@ class Layers(NamedTuple):
         gradients = [weight_l, bias, weight_r]
         if scale is None:
             return gradients, None
-        into, sources = torch.empty_like(x), _by_source(edges, self.col, len(x))
+        into = torch.empty_like(x)
+        sources = _by_source(edges, self.col, len(x))
         arguments = edges, *sources, array, values, scale, _values(into)
         _share(
             lambda rows: _spread(rows.start, rows.stop, *arguments), _parts(len(x)), self.threads
@@ -351,7 +357,9 @@ class Layers(NamedTuple):
         With "input" the backward pass gathers the means again, as activation checkpointing asks
         for.
         """
-        tape, x, last = [], self.x, len(self.targets) - 1
+        tape = []
+        x = self.x
+        last = len(self.targets) - 1
         for layer, count in enumerate(self.targets):
             weights = [
                 value.detach().to(self.dtype) for value in self.weights[3 * layer : 3 * layer + 3]
@@ -368,7 +376,8 @@ class Layers(NamedTuple):
 
     def backward(self, tape: list[Any], grad: Any) -> list[Tensor]:
         """Return the gradients of the weights, float32, and empty `tape`."""
-        gradients, grad = list[Tensor](), grad.to(self.dtype)
+        gradients = list[Tensor]()
+        grad = grad.to(self.dtype)
         # rounded as in `forward`
         scale = float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout))
         while tape:
@@ -382,7 +391,8 @@ class Layers(NamedTuple):
 def compile_layer() -> None:
     """Compile the kernels of `Layers`, or load them from disk; see
     `sampling.window.compile_kernels`."""
-    none, one = np.zeros(1, np.int64), torch.ones(1, 1)
+    none = np.zeros(1, np.int64)
+    one = torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)
     ends, targets = _by_source(none, none, 0)
     for out in (one, one.bfloat16()):

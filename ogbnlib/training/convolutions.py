@@ -1,0 +1,76 @@
+"""Layers on a sparse matrix of edges, whose rows are the layer's targets alone.
+
+PyG's own copy a row of features for each edge, or have no bipartite form.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.index import index2ptr
+from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.utils import spmm
+
+# torch says this once per process; the one product used here is tested against the dense formula.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+def csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None = None) -> Tensor:
+    """Return edges, ascending by target, as a sparse [num_targets, num_sources] matrix of `values`
+    (default: ones)."""
+    # A sparse product reads each neighbor's features in place; with an edge list PyG first copies
+    # them out, an array of [num_edges, channels]: 1.5 times slower for a layer of 574,000 edges and
+    # 128 features.
+    values = torch.ones(edges.size(1), device=edges.device) if values is None else values
+    size = num_targets, num_sources
+    return torch.sparse_csr_tensor(
+        index2ptr(edges[1], num_targets), edges[0], values, size, check_invariants=False
+    )
+
+
+class _Mean(torch.autograd.Function):
+    """The mean over neighbors of half-width features, summed and returned in float32."""
+
+    # torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of half-width ones
+    # (pytorch/pytorch#41069). Its own product would keep the widened features for the backward
+    # pass.
+
+    @staticmethod
+    def forward(ctx: Any, adjacency: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(adjacency)
+        ctx.dtype = x.dtype
+        return spmm(adjacency, x.float(), "mean")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (adjacency,) = ctx.saved_tensors
+        degrees = adjacency.crow_indices().diff().clamp(min=1)
+        return None, torch.sparse.mm(adjacency.t(), grads[0].float() / degrees[:, None]).to(
+            ctx.dtype
+        )
+
+
+class MeanSAGEConv(SAGEConv):  # type: ignore[misc]
+    """`SAGEConv` that computes the mean over neighbors in float32, also under autocast."""
+
+    def message_and_aggregate(self, adj_t: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
+        with torch.autocast(x[0].device.type, enabled=False):
+            if x[0].dtype == torch.float32:
+                return spmm(adj_t, x[0], "mean")
+            return _Mean.apply(adj_t, x[0])  # type: ignore[no-untyped-call]
+
+
+class SparseGCNConv(GCNConv):  # type: ignore[misc]
+    """`GCNConv` as a sparse product with the normalised adjacency, whose rows are the layer's
+    targets alone."""
+
+    # PyG's own has no bipartite form, and copies a row of features for each edge. Sums are float32
+    # under autocast, too.
+
+    def forward(self, x: tuple[Tensor, Tensor], adjacency: Tensor, loops: Tensor) -> Tensor:
+        h = self.lin(x[0])
+        with torch.autocast(h.device.type, enabled=False):
+            h = h.float()
+            out: Tensor = spmm(adjacency, h, "sum") + loops * h[: len(loops)] + self.bias
+        return out

@@ -1,0 +1,77 @@
+"""SGC, SIGN and SAGN: scores from propagated features, what 0, 1, ... hops bring to each node.
+
+Each takes rows [B, (hops + 1) * F] in RAM or on the GPU and returns scores [B, classes].
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class SGC(nn.Module):
+    """A linear layer on the last hop."""
+
+    def __init__(self, num_features: int, num_classes: int, hops: int) -> None:
+        super().__init__()
+        self.width = num_features // (hops + 1)
+        self.out = nn.Linear(self.width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.out(x[:, -self.width :])
+        return scores
+
+
+class SIGN(nn.Module):
+    """A linear layer for each hop, ReLU and dropout; then one on all of them."""
+
+    def __init__(
+        self, num_features: int, num_classes: int, hops: int, hidden: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        width = num_features // (hops + 1)
+        self.hops = nn.ModuleList(nn.Linear(width, hidden) for _ in range(hops + 1))
+        self.out = nn.Linear(hidden * (hops + 1), num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(len(x), len(self.hops), -1)
+        rows = [hop(x[:, k]).relu() for k, hop in enumerate(self.hops)]
+        rows = [F.dropout(row, self.dropout, self.training) for row in rows]
+        scores: Tensor = self.out(torch.cat(rows, 1))
+        return scores
+
+
+class SAGN(nn.Module):
+    """Hops weighed node by node with the softmax of LeakyReLU(a h_0 + b h_k) in each of `heads`."""
+
+    def __init__(
+        self,
+        num_features: int,
+        num_classes: int,
+        hops: int,
+        hidden: int,
+        heads: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.heads = heads
+        width = num_features // (hops + 1)
+        self.hops = nn.ModuleList(nn.Linear(width, hidden, bias=False) for _ in range(hops + 1))
+        self.out = nn.Linear(hidden, num_classes)
+        self.own = nn.Linear(width, hidden)
+        self.attention = nn.Parameter(torch.empty(2, heads, hidden // heads))
+        nn.init.xavier_normal_(self.attention, gain=nn.init.calculate_gain("relu"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.view(len(x), len(self.hops), -1)
+        rows = [hop(x[:, k]) for k, hop in enumerate(self.hops)]
+        by_head = torch.stack(rows, 1).view(len(x), len(self.hops), self.heads, -1)
+        own, other = self.attention
+        scores = (by_head[:, :1] * own).sum(-1, keepdim=True)
+        scores = scores + (by_head * other).sum(-1, keepdim=True)
+        shares = F.leaky_relu(scores, 0.2).softmax(1)
+        attended = (shares * by_head).sum(1).flatten(1)
+        hidden = (attended + self.own(x[:, 0])).relu()
+        out: Tensor = self.out(F.dropout(hidden, self.dropout, self.training))
+        return out

@@ -1,0 +1,24 @@
+"""SGC (Wu et al. 2019), as PyG's `SGConv`."""
+
+from typing import Any
+
+from ...model import PropagatedModel, linear_memory, linear_weights
+
+
+class Model(PropagatedModel):
+    """A linear layer on the last hop."""
+
+    weights = staticmethod(linear_weights)
+    memory = staticmethod(linear_memory)
+
+    @staticmethod
+    def widths(depth: int, features: int, hidden: int, classes: int) -> list[tuple[int, int]]:
+        return [(features // (depth + 1), classes)]
+
+    @staticmethod
+    def network(
+        num_features: int, num_classes: int, *, hops: int, hidden: int, heads: int, dropout: float
+    ) -> Any:
+        from ..hop_networks import SGC
+
+        return SGC(num_features, num_classes, hops)

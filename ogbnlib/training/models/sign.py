@@ -1,0 +1,31 @@
+"""SIGN (Frasca et al. 2020), as in PyG's examples/sign.py."""
+
+from typing import Any
+
+from ...model import Layer, LayerMemory, PropagatedModel, linear_memory, linear_weights
+
+
+class Model(PropagatedModel):
+    """A linear layer for each hop, ReLU and dropout; then one on all of them."""
+
+    weights = staticmethod(linear_weights)
+
+    @staticmethod
+    def memory(layer: Layer) -> LayerMemory:
+        """Keeps the ReLU's results of all hops, the dropout's with their mask, and all of them side
+        by side."""
+        copies = 4 if layer.dropout else 3
+        return linear_memory(layer, copies * 4 * layer.targets * layer.outputs)
+
+    @staticmethod
+    def widths(depth: int, features: int, hidden: int, classes: int) -> list[tuple[int, int]]:
+        joined = (depth + 1) * hidden
+        return [(features // (depth + 1), joined), (joined, classes)]
+
+    @staticmethod
+    def network(
+        num_features: int, num_classes: int, *, hops: int, hidden: int, heads: int, dropout: float
+    ) -> Any:
+        from ..hop_networks import SIGN
+
+        return SIGN(num_features, num_classes, hops, hidden, dropout)
