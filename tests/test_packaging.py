@@ -34,7 +34,15 @@ ROOMS = [
     "notebook",
 ]
 DOOR = {
-    **{"errors": -3, "output": -3, "progress": -2, "files": -2, "launcher": -2, "registry": -2},
+    **{
+        "errors": -3,
+        "output": -3,
+        "clock": -3,
+        "progress": -2,
+        "files": -2,
+        "launcher": -2,
+        "registry": -2,
+    },
     **{"values": -1, "config": -1},
     **{"marks": 0, "doctor": 1, "inference": 8, "__init__": 9, "data_commands": 9, "__main__": 9},
 }

@@ -2,8 +2,8 @@
 watched script.
 
 Both files are written without buffering, so that after a kill all lines but perhaps the last are
-whole. Times are `time.time()` seconds, so that later attempts of an interrupted run append to the
-same files.
+whole. Times are `time.time()` seconds by the run's `clock`, so that later attempts of an interrupted
+run append to the same files.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from .. import clock
 from ..errors import MB
 from ..files import open_to_write
 from .cuda import cuda_reading
@@ -96,7 +97,7 @@ class EventLog:
     def mark(self, event: str, **info: Any) -> None:
         if self._file < 0:
             return
-        line = json.dumps({"time_s": round(time.time(), 4), "event": event, **info}) + "\n"
+        line = json.dumps({"time_s": round(clock.now(), 4), "event": event, **info}) + "\n"
         with self._lock:
             os.write(self._file, line.encode())
 
@@ -141,7 +142,7 @@ class EventLog:
     def cuda(self, force: bool = False, largest: bool = False) -> None:
         """Record this process's GPU memory, at most ten times a second, thinned; `force` keeps this
         reading."""
-        now = time.time()
+        now = clock.now()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
             return
         # The largest free block, which takes longer, is read once a second.
@@ -248,7 +249,7 @@ class Recorder:
                     if (reading := self._sample(tree, watched)) is None:
                         return
                     try:
-                        self.add(round(time.time(), 4), reading)  # rounded as in both files
+                        self.add(round(clock.now(), 4), reading)  # rounded as in both files
                     except OSError as error:
                         on_unwritable(OSError(error.errno, error.strerror, str(self._rows.path)))
                     on_sample(reading)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import clock
 from ..files import open_to_write
 from ..memory.limits import Limit, Watchdog
 from ..memory.reading import huge_pages
@@ -145,6 +146,7 @@ def supervise(
                         **os.environ,
                         "PYTHONUNBUFFERED": "1",
                         MARKS_VARIABLE: marks,
+                        clock.CLOCK_VARIABLE: repr(clock.boot_s),
                         **(env or {}),
                     },
                 )
