@@ -7,7 +7,6 @@ run append to the same files.
 """
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from .. import clock
 from ..errors import MB
-from ..files import open_to_write
+from ..files import open_to_write, write_all
 from .cuda import cuda_reading
 from .limits import Limit
 from .reading import Reading, own_memory, read_memory, reset_peak
@@ -99,7 +98,7 @@ class EventLog:
             return
         line = json.dumps({"time_s": round(clock.now(), 4), "event": event, **info}) + "\n"
         with self._lock:
-            os.write(self._file, line.encode())
+            write_all(self._file, line.encode())
 
     @contextlib.contextmanager
     def phase(self, name: str, **info: Any) -> Iterator[None]:
@@ -198,8 +197,7 @@ class _TimelineWriter:
         # before writing: the rest of a longer line might pass for a sample
         if self._end + len(block) < self._size:
             os.ftruncate(self._file, self._end)
-        if os.pwrite(self._file, block, self._end) < len(block):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path.name)
+        write_all(self._file, block, self._end)
         self._size = self._end + len(block)
 
     def boundary(self) -> None:
