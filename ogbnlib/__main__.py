@@ -283,6 +283,10 @@ def _interruptible() -> Iterator[None]:
 def main() -> int:
     """Run the command line; a user's mistake or a full disk is one sentence on stderr and exit code
     2."""
+    if sys.getfilesystemencoding() != "utf-8":  # else no file could be named ü in the C locale
+        if sys.argv[1:2] != ["watch"]:  # whose command runs as it is
+            os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a standard stream was closed: a file of ours must not get its number
     os.close(descriptor)

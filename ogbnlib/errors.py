@@ -5,6 +5,7 @@ import difflib
 import errno
 import os
 import re
+import resource
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -57,11 +58,21 @@ _REMEDIES = {
     errno.EACCES: "change its permissions, or name a place of your own",
     errno.ENOSPC: "the disk is full: free space on it, or name a place on another",
     errno.EDQUOT: "your share of the disk is full: delete something, or name a place on another",
-    errno.EFBIG: "raise the limit of `ulimit -f`, or name a place on another file system",
     errno.EIO: "its disk failed; look at `dmesg`, and bring the data to another disk",
     errno.EMFILE: "raise the limit of `ulimit -n`, or lower num_workers",
 }
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of the disk, for any file
+
+
+def remedy_of(number: int | None) -> str:
+    """Return what to do about an error of the file system, by its errno."""
+    if number != errno.EFBIG:
+        return _REMEDIES.get(number or 0, "check the path and its disk")
+    limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit_bytes == resource.RLIM_INFINITY:
+        return "its file system allows no larger file; name a place on another"
+    size = format_bytes(limit_bytes)
+    return f"raise the limit of `ulimit -f`, which allows files of {size} here, not a larger disk"
 
 
 def explained(error: BaseException) -> BaseException:
@@ -73,8 +84,7 @@ def explained(error: BaseException) -> BaseException:
     if not named and error.errno not in _DISK:
         return error
     where = os.fsdecode(error.filename) if named else "a file"
-    remedy = _REMEDIES.get(error.errno, "check the path and its disk")
-    return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy}")
+    return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy_of(error.errno)}")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import pwd
 import shutil
 import socket
 import stat
+import sys
 import time
 import uuid
 import warnings
@@ -48,11 +49,33 @@ def check_same(path: StrPath, before: Stamp) -> None:
 def home(path: StrPath) -> Path:
     """Expand `~`, also where no shell has done so (a notebook, `--set`, JSON)."""
     text = os.fspath(path)
+    _check_encoding(text)
     if text != text.strip() or not text.isprintable():  # such as the CR of a Windows file
         raise InputError(
             f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it"
         )
-    return Path(os.path.expanduser(text))
+    path, name = os.path.expanduser(text), text.partition("/")[0]
+    no_home = name == "~" and os.environ.get("HOME") == ""  # "~/data" would be /data
+    if name.startswith("~") and (no_home or not os.path.isabs(path)):
+        raise InputError(
+            f"{text}: expected a path, found {name} without a home folder; set HOME, write the path "
+            f"in full, or ./{text} for a folder of that name"
+        )
+    return Path(path)
+
+
+def _check_encoding(text: str) -> None:
+    """Refuse a path that this Python can't pass on: in the C locale its file names are ASCII."""
+    encoding = sys.getfilesystemencoding()
+    odd = any("\udc80" <= letter <= "\udcff" for letter in text) and encoding != "utf-8"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        odd = True
+    if odd:
+        shown = text.encode(errors="surrogateescape").decode(errors="replace")
+        expected = f"expected ASCII letters, since this Python's file names are {encoding}"
+        raise InputError(f"{shown}: {expected}; set PYTHONUTF8=1, or a UTF-8 locale")
 
 
 def whereabouts() -> str:
@@ -135,6 +158,8 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
     try:
         descriptor = os.open(path, (flags | safe) & ~os.O_TRUNC, 0o666)
     except OSError as error:
+        if error.errno == errno.EISDIR:
+            raise
         if check_own(path, stat.S_ISREG) and isinstance(error, PermissionError):
             raise _not_own(path, f"one of {user_name(os.lstat(path).st_uid)}") from None
         raise
@@ -147,6 +172,19 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def write_all(descriptor: int, data: bytes, offset: int | None = None) -> None:
+    """Write all of `data`, at its end or from byte `offset` on. The kernel writes a part where a
+    disk or a limit is reached, and names the cause at the next call."""
+    view = memoryview(data)
+    while len(view):
+        if offset is None:
+            written = os.write(descriptor, view)
+        else:
+            written = os.pwrite(descriptor, view, offset)
+            offset += written
+        view = view[written:]
 
 
 def _sync(path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import clock
 from .errors import format_bytes
 from .output import Live
 
@@ -34,11 +35,11 @@ class Count:
     per_s: float = 0.0
     loss: float | None = None  # of the epoch so far
     run_left_s: float | None = None  # remaining time of the whole run
-    began_s: float = field(default_factory=time.time)
+    began_s: float = field(default_factory=clock.now)
 
     def add(self, number: float) -> None:
         self.done += number
-        took_s = time.time() - self.began_s
+        took_s = clock.now() - self.began_s
         # cached data in a shorter time is no speed
         self.per_s = self.done / took_s if took_s > 0.5 else 0.0
 
@@ -57,7 +58,7 @@ class Count:
             "ascii": True,
         }
         return str(
-            tqdm.format_meter(self.done, self.total, time.time() - self.began_s, **scale, **shown)
+            tqdm.format_meter(self.done, self.total, clock.now() - self.began_s, **scale, **shown)
         )
 
 

@@ -293,6 +293,97 @@ def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
         home("data\r")
 
 
+@pytest.mark.parametrize("value", [None, "", "not/absolute"])
+def test_a_home_that_is_unknown_is_refused_and_becomes_no_folder(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    if value is not None:
+        monkeypatch.setenv("HOME", value)
+    monkeypatch.setattr("pwd.getpwuid", unknown)  # such as docker run -u 12345
+    for path in ("~", "~/data", "~nobody-here/data"):
+        with pytest.raises(InputError, match=r"set HOME, write the path in full, or \./~"):
+            home(path)
+    assert home("./~/data") == Path("./~/data")
+
+
+@pytest.mark.parametrize(
+    ("locale", "output"), [({}, ""), ({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "ascii")]
+)
+def test_names_with_other_letters_work_at_every_door_in_the_c_locale(
+    tmp_path: Path, locale: dict[str, str], output: str
+) -> None:
+    keep = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))
+    }
+    env = {**keep, "LC_ALL": "C", **locale} | ({"PYTHONIOENCODING": output} if output else {})
+    commands = [
+        ["synth", "dät/ü", "--scale", "0.0001"],
+        ["verify", "dät/ü"],
+        ["plan", "--set", "dataset=dät/ü"],
+        ["watch", "--run-dir", "rün", "--", "echo", "grün"],
+        ["status", "rün"],
+        ["diagnose", "rün"],
+        ["doctor", "--root", "dät"],
+        ["status", "fehlt-ö"],
+    ]
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "ogbnlib", *command], cwd=tmp_path, env=env, capture_output=True
+        )
+        said = (done.stdout + done.stderr).decode()
+        assert "Traceback" not in said, said
+        assert "Error" not in said, said
+        assert done.returncode == (2 if command[1] == "fehlt-ö" else 0), said
+    assert (tmp_path / "dät" / "ü" / "store.json").is_file()
+    assert (tmp_path / "rün" / "output.log").read_text() == "grün\n"
+
+
+def test_a_python_whose_names_are_ascii_says_how_to_name_other_letters(tmp_path: Path) -> None:
+    code = "import sys; from ogbnlib.files import home\n"
+    code += "for text in (sys.argv[1], '\\xfc'):\n    try: home(text)\n"
+    code += "    except ValueError as error: print(ascii(str(error)))"
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "dät"], env=env, capture_output=True, text=True, check=True
+    )
+    for line in done.stdout.splitlines():
+        assert "expected ASCII letters" in line
+        assert "set PYTHONUTF8=1" in line
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
+    call = f"ulimit -f 200; exec {sys.executable} -m ogbnlib synth data --scale 0.001"
+    done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[-1]
+    assert "raise the limit of `ulimit -f`, which allows files of 200 kB here" in said
+    call = f"ulimit -f 20; exec {sys.executable} -m ogbnlib watch --run-dir run -- "
+    for command, code in (("head -c 100000 /dev/zero; exit 3", 3), ("kill -XFSZ $$", 153)):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        done = subprocess.run(
+            ["bash", "-c", f"{call} sh -c '{command}'"], cwd=tmp_path, capture_output=True
+        )
+        assert done.returncode == code
+        assert b"No space" not in done.stderr
+        word = b"File too large; the command is" if code == 3 else b"the limit of `ulimit -f`"
+        assert word in done.stderr
+
+
+def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, pwrite = os.write, os.pwrite
+    monkeypatch.setattr(files.os, "write", lambda file, data: write(file, data[:3]))
+    monkeypatch.setattr(files.os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))
+    with open(tmp_path / "a", "wb") as file:
+        files.write_all(file.fileno(), b"abcdefgh")
+        files.write_all(file.fileno(), b"ABCDEFGH", 4)
+    assert (tmp_path / "a").read_bytes() == b"abcdABCDEFGH"
+
+
 def test_a_missing_path_is_named_with_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ DOOR = {
     **{
         "errors": -3,
         "output": -3,
+        "clock": -3,
         "progress": -2,
         "files": -2,
         "launcher": -2,

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,11 @@ class Cgroup:
         return [int(word) for word in (read_whole(f"{self.path}/cgroup.procs") or b"").split()]
 
 
+def _unescaped(field: str) -> str:
+    """A path in /proc/self/mountinfo, where a blank is `\\040` (proc(5))."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     """Memory cgroup of a process and its mount point; None if no memory controller is mounted."""
     lines, mounted = (
@@ -105,7 +111,7 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split()[-1].split(",")):
-            root, point = before.split()[3:5]
+            root, point = map(_unescaped, before.split()[3:5])
             mounts[2 if kind == "cgroup2" else 1].append((root, Path(point)))
     # a hybrid host has v1 memory and a v2 tree without the memory controller
     for version in (1, 2):

@@ -2,12 +2,11 @@
 watched script.
 
 Both files are written without buffering, so that after a kill all lines but perhaps the last are
-whole. Times are `time.time()` seconds, so that later attempts of an interrupted run append to the
-same files.
+whole. Times are `time.time()` seconds by the run's `clock`, so that later attempts of an interrupted
+run append to the same files.
 """
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -17,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from .. import clock
 from ..errors import MB
-from ..files import open_to_write
+from ..files import open_to_write, write_all
 from .cuda import cuda_reading
 from .limits import Limit
 from .reading import Reading, own_memory, read_memory, reset_peak
@@ -102,9 +102,9 @@ class EventLog:
     def mark(self, event: str, **info: Any) -> None:
         if self._file < 0:
             return
-        line = json.dumps({"time_s": round(time.time(), 4), "event": event, **info}) + "\n"
+        line = json.dumps({"time_s": round(clock.now(), 4), "event": event, **info}) + "\n"
         with self._lock:
-            os.write(self._file, line.encode())
+            write_all(self._file, line.encode())
 
     @contextlib.contextmanager
     def phase(self, name: str, **info: Any) -> Iterator[None]:
@@ -147,7 +147,7 @@ class EventLog:
     def cuda(self, force: bool = False, largest: bool = False) -> None:
         """Record this process's GPU memory, at most ten times a second, thinned; `force` keeps this
         reading."""
-        now = time.time()
+        now = clock.now()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
             return
         # The largest free block, which takes longer, is read once a second.
@@ -205,8 +205,7 @@ class _TimelineWriter:
         # before writing: the rest of a longer line might pass for a sample
         if self._end + len(block) < self._size:
             os.ftruncate(self._file, self._end)
-        if os.pwrite(self._file, block, self._end) < len(block):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path.name)
+        write_all(self._file, block, self._end)
         self._size = self._end + len(block)
 
     def boundary(self) -> None:
@@ -260,7 +259,7 @@ class Recorder:
                     if (reading := self._sample(tree, watched)) is None:
                         return
                     try:
-                        self.add(round(time.time(), 4), reading)  # rounded as in both files
+                        self.add(round(clock.now(), 4), reading)  # rounded as in both files
                     except OSError as error:
                         on_unwritable(OSError(error.errno, error.strerror, str(self._rows.path)))
                     on_sample(reading)

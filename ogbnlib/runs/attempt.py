@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .. import clock
 from ..config import TrainConfig
 from ..errors import InputError, explained, naming
 from ..files import check_own, locked, open_to_write, warn_if_remote, write_json
@@ -105,7 +106,9 @@ class Attempt:
         self._sizes = {
             path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
         }
-        self.recorder.log.mark("start", **info, previous=before.result or None)
+        ended_s = max((event["time_s"] for event in before.events), default=0.0)
+        started = clock.begin(ended_s)
+        self.recorder.log.mark("start", **info, previous=before.result or None, clock=started)
         self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))
         if runs.is_file():  # deleted where this process has outlived the watcher that asked for it

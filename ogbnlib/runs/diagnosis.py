@@ -7,7 +7,6 @@ or this library's own watchdog. Without it the answer is "cause unknown".
 
 import html
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
+from .. import clock
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes
 from ..forecast.remedies import KilledBy, command_remedy, memory_remedy
@@ -201,7 +201,8 @@ def explain(
     if at_work:
         if not label and not foreign:
             label = where = "starting"
-        since = f" for {max(0.0, time.time() - record.phase.start_s):.1f} s" if record.phase else ""
+        now_s = clock.now_by(record.start.get("clock"))
+        since = f" for {max(0.0, now_s - record.phase.start_s):.1f} s" if record.phase else ""
         limit = record.start.get("memory_limit_bytes")
         amount = f"{format_bytes(record.held_bytes)}{f' of {format_bytes(limit)}' if limit else ''}"
         most = f"{format_bytes(record.held_peak_bytes)} at most"

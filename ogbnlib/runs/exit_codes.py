@@ -62,6 +62,8 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
             "run with num_workers=0 and PYTHONFAULTHANDLER=1; check that torch and its extensions match"),
     "141": ("error", "ended by SIGPIPE: the reader of its output ended first", "write the output to a file"),
     "143": ("SIGTERM", "ended by SIGTERM: scancel, a time limit, preemption or kill", "go on with resume=True"),
+    "153": ("error", "ended by SIGXFSZ: a file passed the limit of `ulimit -f`, not of the disk",
+            "raise that limit (`ulimit -f unlimited`), or write smaller files"),
     "255": ("error", "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
             "read the launcher's own messages: lost connection, missing image, node failure"),
     "0:125": ("out of memory", "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY)",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
+from .. import clock
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, shortened
 from ..files import home, is_held, whereabouts
@@ -344,7 +345,10 @@ def _content(path: Path) -> bytes:  # for the public properties of a run
 
 def _count(run_dir: Path, record: Record) -> Count | None:
     count = read_count(RunPaths(run_dir).progress)
-    return count if count and record.phase and count.phase == record.phase.label else None
+    if count is None or record.phase is None or count.phase != record.phase.label:
+        return None
+    count.began_s += clock.now() - clock.now_by(record.start.get("clock"))  # in this process's time
+    return count
 
 
 def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[str, str]:

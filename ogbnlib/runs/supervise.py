@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import open_to_write
+from .. import clock
+from ..errors import InputError, remedy_of
+from ..files import open_to_write, write_all
 from ..memory.limits import Limit, Watchdog
 from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
@@ -89,11 +91,11 @@ class _Unwritable:
     def __call__(self, error: OSError) -> None:
         if self.message is not None:
             return
-        then = (
-            "free some space there and go on with --resume"
-            if self._stops
-            else "the command is no longer recorded"
-        )
+        then = "the command is no longer recorded"
+        if self._stops:
+            then = "free some space there and go on with --resume"
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                then = f"{remedy_of(error.errno)}, then go on with --resume"
         self.message = f"{error.filename}: {error.strerror}; {then}"
         print(f"error: {self.message}", file=sys.stderr, flush=True)
         if self._stops:
@@ -145,6 +147,7 @@ def supervise(
                         **os.environ,
                         "PYTHONUNBUFFERED": "1",
                         MARKS_VARIABLE: marks,
+                        clock.CLOCK_VARIABLE: repr(clock.boot_s),
                         **(env or {}),
                     },
                 )
@@ -270,6 +273,8 @@ def _relay(
         log = open_to_write(path, os.O_WRONLY | os.O_APPEND)
     except OSError as error:
         unwritable(error)
+    except InputError:  # somebody's link has taken its place
+        unwritable(OSError(errno.EPERM, "expected a file of your own", str(path)))
     try:
         while True:
             readable, _, _ = select.select([] if pipe < 0 else [pipe], [], [], pause_s)
@@ -277,7 +282,7 @@ def _relay(
             data = os.read(pipe, 65536) if readable else b""
             if data:
                 try:
-                    os.write(log, data)
+                    write_all(log, data)
                 except OSError as error:
                     unwritable(OSError(error.errno, error.strerror, str(path)))
                 tail, pending = (tail + data)[-4000:], pending - len(data)

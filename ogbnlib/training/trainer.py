@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from .. import clock
 from ..files import open_to_write
 from ..graph.disk import Interrupted
 from ..memory.reading import own_memory
@@ -93,7 +94,7 @@ class Progress:
         for batch in batches:
             if not count.done:
                 # the first batch waits for reading, which is no measure of the rest
-                count.began_s = time.time()
+                count.began_s = clock.now()
             yield batch
             del batch
             count.add(1)
@@ -192,7 +193,7 @@ class Trainer:
             evaluated_s = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
             # Without the first batch, which waits for reading or for workers.
             count.run_left_s = (
-                batches * (time.time() - count.began_s) / (count.done - 1) + epochs * evaluated_s
+                batches * (clock.now() - count.began_s) / (count.done - 1) + epochs * evaluated_s
             )
 
     def evaluate(self, split: str) -> float:

@@ -9,7 +9,7 @@ import pytest
 from conftest import MB, python_child
 
 from ogbnlib.memory import reading as memory
-from ogbnlib.memory.cgroup import Cgroup, effective_limit
+from ogbnlib.memory.cgroup import Cgroup, effective_limit, read_whole
 from ogbnlib.memory.reading import memory_now, read_memory, read_pss
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
@@ -133,3 +133,30 @@ def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(
     gpu = {"allocated_bytes": 2 * 2**30, "reserved_bytes": 3 * 2**30, "free_bytes": 5 * 2**30}
     monkeypatch.setattr(memory, "cuda_reading", lambda: gpu)
     assert memory_now().endswith("; GPU: 2.00 GB allocated, 3.00 GB reserved, 5.00 GB free")
+
+
+def test_limits_of_all_cgroups_around_are_read_below_a_mount_point_with_a_blank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = tmp_path / "mem ory\ttab\\"
+    (mount / "outer" / "inner").mkdir(parents=True)
+    for folder, limit in (
+        (mount, "max"),
+        (mount / "outer", str(64 * MB)),
+        (mount / "outer/inner", "max"),
+    ):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text("1")
+    escaped = str(mount).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011")
+    kernel = {
+        "/proc/self/mountinfo": f"30 24 0:27 / {escaped} rw shared:4 - cgroup2 cgroup rw,nsdelegate\n",
+        "/proc/self/cgroup": "0::/outer/inner\n",
+    }
+    read = read_whole
+
+    def reading(path: str) -> bytes | None:
+        return kernel[path].encode() if path in kernel else read(path)
+
+    monkeypatch.setattr("ogbnlib.memory.cgroup.read_whole", reading)
+    monkeypatch.delenv("OGBNLIB_MEMORY_LIMIT_BYTES", raising=False)
+    assert effective_limit() == (64 * MB, f"memory cgroup v2 {mount / 'outer'}")

@@ -24,13 +24,13 @@ import torch
 from conftest import MB, is_alive, tree, wait_until, write_run
 
 import ogbnlib
-from ogbnlib import list_runs, marks
+from ogbnlib import clock, list_runs, marks
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.remedies import KilledBy, command_remedy
 from ogbnlib.memory.reading import Reading, process_tree
 from ogbnlib.memory.record import Record
 from ogbnlib.memory.recorder import _TimelineWriter
-from ogbnlib.runs.attempt import lock_of
+from ogbnlib.runs.attempt import Attempt, lock_of
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch
 
@@ -157,6 +157,65 @@ def test_a_runs_folder_is_its_owners_alone_and_never_wider_than_the_umask(
         os.umask(before)
     assert done.exit_code == 0
     assert stat.S_IMODE(Path("deep/run").stat().st_mode) == mode
+
+
+# Sets the wall clock of every Python process back by an hour once the file `back` is there.
+SET_BACK = """
+import os, time
+true_time, back = time.time, os.path.join(os.path.dirname(__file__), "back")
+time.time = lambda: true_time() - 3600 * os.path.exists(back)
+"""
+
+
+def test_a_clock_that_is_set_back_makes_no_duration_negative_in_any_process(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SET_BACK)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code = """
+        import os, time, ogbnlib
+        with ogbnlib.phase("load"):
+            while not os.path.exists("back"):
+                time.sleep(0.01)
+            ogbnlib.mark("epoch")
+            open("marked", "w").close()
+            while not os.path.exists("end"):
+                time.sleep(0.01)
+    """
+    watcher = watched(sys.executable, script(code), env=env, stderr=subprocess.PIPE)
+    wait_until(
+        lambda: Path("run/timeline.csv").exists() and Run("run").record.phase, "the phase's begin"
+    )
+    Path("back").touch()
+    wait_until(Path("marked").exists, "the mark")
+    said = cli("diagnose", "run", env=env).stdout
+    at_work = re.match(r"At work, in phase 'load' for (\d+\.\d) s; after (\d+\.\d) s", said)
+    assert at_work, said
+    assert all(0 < float(seconds) < 1800 for seconds in at_work.groups())
+    Path("end").touch()
+    assert "after -" not in watcher.communicate(timeout=120)[1]
+    run = Run.open("run")
+    times = [event["time_s"] for event in run.events]
+    assert times == sorted(times)
+    assert run.samples["time_s"].is_monotonic_increasing
+    assert 0 < run.record.duration_s < 1800
+    assert (run.phases[0].end_s or 0) > run.phases[0].start_s
+
+
+def test_an_attempt_after_the_clock_was_set_back_follows_the_one_before(tmp_path: Path) -> None:
+    later_s = time.time() + 3600
+    events = [
+        {"time_s": later_s, "event": "start"},
+        {"time_s": later_s + 5, "event": "end", "phase": "x"},
+    ]
+    before = Run(write_run(tmp_path, events=events))
+    assert before.events
+    attempt = Attempt(before)
+    attempt.recorder.stop()
+    start = Run(tmp_path).events[-1]
+    assert later_s + 5 <= start["time_s"] < later_s + 1800
+    assert clock.now_by(start["clock"]) == pytest.approx(start["time_s"], abs=600)
+    assert abs(clock.now_by({"boot": "another machine", "boot_s": 0.0}) - time.time()) < 600
 
 
 SECRET = "hunter2-geheim"
