@@ -35,8 +35,12 @@ class Worker(ForkProcess):
     """Forked process that dies with its parent and ends by SIGKILL."""
 
     class _Popen(popen_fork.Popen):  # the name is multiprocessing's
-        # torch and Python's exit call terminate, but workers ignore SIGTERM
-        terminate = popen_fork.Popen.kill
+        def terminate(self) -> None:
+            """End it at once, as workers ignore SIGTERM; torch and the end of a process call
+            this."""
+            with _unwatched():
+                self.kill()
+                self.wait(5)
 
     def start(self) -> None:
         _started.difference_update([worker for worker in _started if worker.exitcode is not None])
@@ -88,14 +92,7 @@ def workers_ended() -> Iterator[None]:
 def _kill(wait_s: float) -> dict[int, int]:
     """End all workers; returns process id and exit code of those that died before or within
     `wait_s`."""
-    main = threading.current_thread() is threading.main_thread()
-    handler: Any = None
-    # torch's handler of SIGCHLD raises another error for every worker that ends by a signal.
-    while main and (handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL):
-        with contextlib.suppress(RuntimeError):  # of a worker that ends just now
-            handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
+    with _unwatched():
         workers = list(_started)
         ended = connection.wait([worker.sentinel for worker in workers], wait_s)
         for worker in workers:
@@ -108,6 +105,19 @@ def _kill(wait_s: float) -> dict[int, int]:
             worker.join(5)
         _started.clear()
         return died
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Keep torch's handler of SIGCHLD from raising an error for each worker that ends inside."""
+    main = threading.current_thread() is threading.main_thread()
+    handler: Any = None
+    while main and (handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL):
+        with contextlib.suppress(RuntimeError):  # of a worker that ends just now
+            handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
     finally:
         if handler is not None:
             signal.signal(signal.SIGCHLD, handler)

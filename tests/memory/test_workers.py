@@ -166,3 +166,39 @@ def test_a_full_dev_shm_is_a_sentence_with_its_remedy(
     assert "/dev/shm is full (docker run --shm-size=8g)" in said
     assert "num_workers=0" in said
     assert "Traceback" not in said
+
+
+SPAWNED = """
+import multiprocessing, sys
+import ogbnlib
+kept = []
+def work(store, persistent):
+    loader = ogbnlib.open_store(store).loader(
+        num_neighbors=[2], batch_size=16, num_workers=2, persistent_workers=persistent
+    )
+    kept.append(loader)  # to the end of the process
+    if not persistent:
+        kept.append(iter(loader))
+        next(kept[-1])
+    else:
+        print(sum(batch.batch_size for batch in loader), flush=True)
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(
+        target=work, args=(sys.argv[2], sys.argv[3] == "True")
+    )
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "persistent"), [("spawn", True), ("spawn", False), ("fork", True)]
+)
+def test_a_process_that_multiprocessing_started_ends_well_with_workers(
+    tiny_store: Path, tmp_path: Path, method: str, persistent: bool
+) -> None:
+    (tmp_path / "script.py").write_text(SPAWNED)
+    argv = [sys.executable, str(tmp_path / "script.py"), method, str(tiny_store), str(persistent)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
