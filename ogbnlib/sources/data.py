@@ -13,7 +13,15 @@ import numpy as np
 from ..errors import InputError, format_bytes, split_name, unknown_name
 from ..files import Stamp, StrPath, home, stamp
 from ..graph import npz
-from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
+from ..graph.checks import (
+    MAX_CLASSES,
+    SPLITS,
+    clean_labels,
+    count_classes,
+    finite,
+    nearby,
+    split_problems,
+)
 from ..graph.npz import Array, load, slices
 from ..graph.store import GraphSize, is_store
 
@@ -126,11 +134,16 @@ def from_arrays(
         )
     num_nodes = len(x)
     if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-        raise InputError(f"y: {_label_problem(y, num_nodes)}")
+        hint = ""
+        if y.ndim == 2 and len(y) == num_nodes:
+            hint = "; pass y.argmax(dim=1) of one-hot labels, and one of several labels: y[:, 0]"
+        raise InputError(
+            f"y: expected one label for each of {num_nodes} rows of x, got shape {list(y.shape)}{hint}"
+        )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
         raise InputError(
             f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} "
-            f"{list(edge_index.shape)}{_edge_hint(edge_index)}"
+            f"{list(edge_index.shape)}; pass edge_index.T of [E, 2], edge_index.long() of floats"
         )
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
         actual = f"{edge_index.min()} to {edge_index.max()}"
@@ -171,24 +184,6 @@ def from_arrays(
         x_chunks=lambda: slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])),
         label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize), read_splits=lambda: dict(ids_of),
     )  # fmt: skip
-
-
-def _label_problem(y: Array, num_nodes: int) -> str:
-    """Return what is wrong with labels that are not [N] or [N, 1]."""
-    text = f"expected one label for each of {num_nodes} rows of x, got shape {list(y.shape)}"
-    if y.ndim != 2 or len(y) != num_nodes or y.shape[1] == 0:
-        return text
-    if (np.count_nonzero(y, axis=1) == 1).all():
-        return f"{text}; pass y.argmax(dim=1) of one-hot labels"
-    return f"{text}; several labels a node are not supported: pass one of them, such as y[:, 0]"
-
-
-def _edge_hint(edge_index: Array) -> str:
-    if edge_index.dtype.kind not in "iu":
-        return "; pass edge_index.long() if they are whole"
-    if edge_index.ndim == 2 and edge_index.shape[1] == 2:
-        return "; transpose it: edge_index.T"
-    return ""
 
 
 def is_sparse(value: Any) -> bool:
@@ -286,6 +281,8 @@ def find_files(
 ) -> dict[str, Path]:
     """Return the file of each role: the `chosen` one, or the one of that name in `folder`."""
     folder, files = home(folder), dict[str, Path]()
+    if not folder.is_dir():
+        raise InputError(f"{folder}: expected a folder of files, found none{nearby(folder)}")
     own = {role: home(file) for role, file in (chosen or {}).items() if file is not None}
     if unknown := [role for role in own if role not in ROLE_NAMES]:
         raise InputError(f"files: {unknown_name(unknown[0], ROLE_NAMES, 'role of a file')}")
