@@ -36,12 +36,9 @@ def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) ->
     wrong = known & ((values != np.floor(values)) | (values < 0) | (values >= num_classes))
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
-        hint = ""
-        if values[at] != np.floor(values[at]):
-            hint = "; put the targets of a regression into classes first"
         raise InputError(
             f"{where}: expected whole labels from 0 to {num_classes - 1}, or NaN (-1 in whole numbers) for none; "
-            f"found {values[at]} at node {start + at}{hint}"
+            f"found {values[at]} at node {start + at}"
         )
     labels = np.full(len(values), -1, label_dtype(num_classes))
     labels[known] = values[known].astype(labels.dtype)

@@ -13,15 +13,7 @@ import numpy as np
 from ..errors import InputError, format_bytes, split_name, unknown_name
 from ..files import Stamp, StrPath, home, stamp
 from ..graph import npz
-from ..graph.checks import (
-    MAX_CLASSES,
-    SPLITS,
-    clean_labels,
-    count_classes,
-    finite,
-    nearby,
-    split_problems,
-)
+from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
 from ..graph.npz import Array, load, slices
 from ..graph.store import GraphSize, is_store
 
@@ -134,11 +126,9 @@ def from_arrays(
         )
     num_nodes = len(x)
     if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-        hint = ""
-        if y.ndim == 2 and len(y) == num_nodes:
-            hint = "; pass y.argmax(dim=1) of one-hot labels, and one of several labels: y[:, 0]"
+        hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
         raise InputError(
-            f"y: expected one label for each of {num_nodes} rows of x, got shape {list(y.shape)}{hint}"
+            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}"
         )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
         raise InputError(
@@ -203,7 +193,7 @@ def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
 def _refuse_sparse(value: Any, name: str) -> None:
     if not is_sparse(value):
         return
-    shape = [int(value.shape[0]), int(value.shape[1])] if hasattr(value, "shape") else value.sizes()
+    shape = list(value.shape if hasattr(value, "shape") else value.sizes())
     text = f"{name}: expected a dense array, got a sparse one of shape {shape}"
     if name == "edge_index":
         of_scipy = type(value).__module__.startswith("scipy")
@@ -233,16 +223,11 @@ def as_ids(values: Any, num_nodes: int, name: str) -> Array:
     """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros
     and ones."""
     ids = as_numpy(values, name)
-    if ids.ndim == 0:
-        raise InputError(f"{name}: expected node ids [n] or a mask [{num_nodes}], got one number")
-    # Two whole numbers may be ids; more that are all 0 or 1 repeat ids, which no split does.
-    is_flags = ids.dtype.kind == "b" or (len(ids) > 2 and bool(np.isin(ids, (0, 1)).all()))
-    is_mask = ids.ndim == 1 and ids.size > 0 and is_flags
-    if is_mask and len(ids) != num_nodes:
-        raise InputError(
-            f"{name}: expected a mask of {num_nodes} values, one for each node, got {len(ids)}"
-        )
-    if is_mask:
+    # Two whole numbers may be ids; more that are all 0 or 1 would repeat ids.
+    is_mask = ids.dtype.kind == "b" or (ids.size > 2 and bool(np.isin(ids, (0, 1)).all()))
+    if ids.ndim == 1 and is_mask:
+        if len(ids) != num_nodes:
+            raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         hint = (
@@ -281,8 +266,6 @@ def find_files(
 ) -> dict[str, Path]:
     """Return the file of each role: the `chosen` one, or the one of that name in `folder`."""
     folder, files = home(folder), dict[str, Path]()
-    if not folder.is_dir():
-        raise InputError(f"{folder}: expected a folder of files, found none{nearby(folder)}")
     own = {role: home(file) for role, file in (chosen or {}).items() if file is not None}
     if unknown := [role for role in own if role not in ROLE_NAMES]:
         raise InputError(f"files: {unknown_name(unknown[0], ROLE_NAMES, 'role of a file')}")
