@@ -48,6 +48,11 @@ def check_same(path: StrPath, before: Stamp) -> None:
 
 def home(path: StrPath) -> Path:
     """Expand `~`, also where no shell has done so (a notebook, `--set`, JSON)."""
+    if not isinstance(path, str | os.PathLike):
+        hint = ""
+        if type(path).__module__.startswith("torch_geometric"):
+            hint = "; ogbnlib.Store.from_data(data, path) writes it as a store"
+        raise InputError(f"expected a path, got {type(path).__name__}{hint}")
     text = os.fspath(path)
     _check_encoding(text)
     if text != text.strip() or not text.isprintable():  # such as the CR of a Windows file

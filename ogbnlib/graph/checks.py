@@ -1,5 +1,6 @@
 """Checks of features, labels and splits from any source, and the format of a store's files."""
 
+import difflib
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,12 +36,9 @@ def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) ->
     wrong = known & ((values != np.floor(values)) | (values < 0) | (values >= num_classes))
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
-        hint = ""
-        if values[at] != np.floor(values[at]):
-            hint = "; put the targets of a regression into classes first"
         raise InputError(
             f"{where}: expected whole labels from 0 to {num_classes - 1}, or NaN (-1 in whole numbers) for none; "
-            f"found {values[at]} at node {start + at}{hint}"
+            f"found {values[at]} at node {start + at}"
         )
     labels = np.full(len(values), -1, label_dtype(num_classes))
     labels[known] = values[known].astype(labels.dtype)
@@ -204,11 +202,28 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
+def nearby(path: Path) -> str:
+    """Return the end of the message on a missing store: stores near it, else the working folder."""
+    folders = [*path.parents[:2], path.with_name(f"{path.name}.store")]
+    if path.is_dir():
+        folders += sorted(path.iterdir())
+    elif path.parent.is_dir():
+        names = [entry.name for entry in path.parent.iterdir()]
+        folders += [path.with_name(name) for name in difflib.get_close_matches(path.name, names)]
+    stores = [str(folder) for folder in folders if (folder / META).is_file()]
+    if stores:
+        return f"; did you mean the store {' or '.join(stores[:3])}?"
+    return "" if path.exists() else whereabouts()
+
+
 def read_meta(path: Path) -> dict[str, Any]:
     """Return the content of a store's store.json."""
     file = path / META
     if not file.is_file():
-        raise InputError(f"{path}: expected a store ({META} in it), found none{whereabouts()}")
+        hint = nearby(path)
+        if "?" not in hint:
+            hint = f"; `python -m ogbnlib convert` makes one of other data{hint}"
+        raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
     text = file.read_bytes()
     with naming(file, "JSON", "convert again"):
         meta = json.loads(text)

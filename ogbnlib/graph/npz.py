@@ -102,7 +102,7 @@ class Member:
     _header = threading.Lock()
 
     def __init__(self, file: Path, name: str) -> None:
-        self.file, self.where = file, f"{file}, member {name}"
+        self.file, self.name, self.where = file, name, f"{file}, member {name}"
         with naming(self.where, "a sound .npz file", "copy or download it again"):
             self._zip = zipfile.ZipFile(file)
             if f"{name}.npy" not in self._zip.namelist():
@@ -128,6 +128,10 @@ class Member:
             raise InputError(
                 f"{self.where}: expected {expected} bytes for shape {shape}, found {size}"
             )
+
+    def again(self) -> "Member":
+        """Open the same member from its first value on."""
+        return Member(self.file, self.name)
 
     def __enter__(self) -> Self:
         return self

@@ -82,6 +82,9 @@ class Store(GraphSize):
         self._check_meta()  # here, as an error in a process that is just starting gets lost
         return _reopen, (self.path, self.crc32)
 
+    def __fspath__(self) -> str:  # where a data set's path is expected
+        return str(self.path)
+
     @staticmethod
     def from_data(data: Any, path: StrPath, **options: Any) -> "Store":
         """Write a PyG `Data` as a store, see `sources.pyg_data.from_data`."""

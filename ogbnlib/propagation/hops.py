@@ -283,7 +283,7 @@ def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -
 
 @clear_errors()
 def propagate(
-    store: Store,
+    store: Store | StrPath,
     path: StrPath,
     *,
     hops: int = 2,
@@ -304,6 +304,7 @@ def propagate(
     killed, the next one keeps the hops that were complete. The result is the same for any memory.
 
     Args:
+        store: an open store, or its folder.
         path: new or empty.
         norm: "row", the mean over in-neighbors; "sym", 1 / sqrt(degree of the source * degree of
             the target) with the in-degrees of PyG's `gcn_norm`; "none", the sum. Duplicate edges
@@ -319,6 +320,8 @@ def propagate(
         check: called between pieces; an exception ends the propagation.
         say: called with the plan before the first hop.
     """
+    if not isinstance(store, Store):
+        store = open_store(store)
     check_hops(store, hops, norm, nodes)
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")

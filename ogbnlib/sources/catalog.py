@@ -18,7 +18,7 @@ from .synth import synthesize_store
 
 @clear_errors()
 def open_dataset(
-    dataset: str,
+    dataset: StrPath,
     *,
     data_dir: StrPath | None = None,
     undirected: bool | None = None,
@@ -85,7 +85,12 @@ def open_for(config: TrainConfig, **how: Any) -> Store:
 
 @clear_errors()
 def prepare_dataset(
-    dataset: str, data_dir: StrPath, scale: float, seed: int = 0, *, undirected: bool | None = None
+    dataset: StrPath,
+    data_dir: StrPath,
+    scale: float,
+    seed: int = 0,
+    *,
+    undirected: bool | None = None,
 ) -> str:
     """Return the store's folder for a notebook, made on first use: of `dataset`, or of a synthetic
     one if it is ""."""

@@ -132,11 +132,14 @@ def from_arrays(
         )
     num_nodes = len(x)
     if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-        raise InputError(f"y: {_label_problem(y, num_nodes)}")
+        hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
+        raise InputError(
+            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}"
+        )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
         raise InputError(
             f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} "
-            f"{list(edge_index.shape)}{_edge_hint(edge_index)}"
+            f"{list(edge_index.shape)}; pass edge_index.T of [E, 2], edge_index.long() of floats"
         )
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
         actual = f"{edge_index.min()} to {edge_index.max()}"
@@ -179,24 +182,6 @@ def from_arrays(
     )  # fmt: skip
 
 
-def _label_problem(y: Array, num_nodes: int) -> str:
-    """Return what is wrong with labels that are not [N] or [N, 1]."""
-    text = f"expected one label for each of {num_nodes} rows of x, got shape {list(y.shape)}"
-    if y.ndim != 2 or len(y) != num_nodes or y.shape[1] == 0:
-        return text
-    if (np.count_nonzero(y, axis=1) == 1).all():
-        return f"{text}; pass y.argmax(dim=1) of one-hot labels"
-    return f"{text}; several labels a node are not supported: pass one of them, such as y[:, 0]"
-
-
-def _edge_hint(edge_index: Array) -> str:
-    if edge_index.dtype.kind not in "iu":
-        return "; pass edge_index.long() if they are whole"
-    if edge_index.ndim == 2 and edge_index.shape[1] == 2:
-        return "; transpose it: edge_index.T"
-    return ""
-
-
 def is_sparse(value: Any) -> bool:
     """Whether a value is a sparse matrix of torch, torch_sparse or scipy."""
     layout = str(getattr(value, "layout", ""))
@@ -214,7 +199,7 @@ def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
 def _refuse_sparse(value: Any, name: str) -> None:
     if not is_sparse(value):
         return
-    shape = [int(value.shape[0]), int(value.shape[1])] if hasattr(value, "shape") else value.sizes()
+    shape = list(value.shape if hasattr(value, "shape") else value.sizes())
     text = f"{name}: expected a dense array, got a sparse one of shape {shape}"
     if name == "edge_index":
         of_scipy = type(value).__module__.startswith("scipy")
@@ -244,16 +229,11 @@ def as_ids(values: Any, num_nodes: int, name: str) -> Array:
     """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros
     and ones."""
     ids = as_numpy(values, name)
-    if ids.ndim == 0:
-        raise InputError(f"{name}: expected node ids [n] or a mask [{num_nodes}], got one number")
-    # Two whole numbers may be ids; more that are all 0 or 1 repeat ids, which no split does.
-    is_flags = ids.dtype.kind == "b" or (len(ids) > 2 and bool(np.isin(ids, (0, 1)).all()))
-    is_mask = ids.ndim == 1 and ids.size > 0 and is_flags
-    if is_mask and len(ids) != num_nodes:
-        raise InputError(
-            f"{name}: expected a mask of {num_nodes} values, one for each node, got {len(ids)}"
-        )
-    if is_mask:
+    # Two whole numbers may be ids; more that are all 0 or 1 would repeat ids.
+    is_mask = ids.dtype.kind == "b" or (ids.size > 2 and bool(np.isin(ids, (0, 1)).all()))
+    if ids.ndim == 1 and is_mask:
+        if len(ids) != num_nodes:
+            raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         hint = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import InputError, unknown_name
 from ..files import StrPath, home, whereabouts
-from ..graph.checks import META, SPLITS
+from ..graph.checks import META, SPLITS, nearby
 from ..graph.formats import READABLE, ending, format_of, is_parts
 from ..graph.store import is_store
 
@@ -237,7 +237,7 @@ def not_a_data_set(path: Path) -> InputError:
         return InputError("; ".join(filter(None, [f"{path}: {expected}", hint])))
     if not path.is_dir():
         return InputError(
-            f"{path}: expected a data set folder, found no such folder{whereabouts()}"
+            f"{path}: expected a data set folder, found no such folder{nearby(path)}"
         )
     return InputError(f"{path}: expected a data set, {_content(path)}")
 

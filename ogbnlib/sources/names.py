@@ -38,7 +38,7 @@ class Pending:
 
 
 def resolve(
-    dataset: str,
+    dataset: StrPath,
     *,
     data_dir: StrPath | None = None,
     undirected: bool | None = None,

@@ -57,6 +57,7 @@ REFUSED = {
     "ogbn-proteins": "it has 112 labels a node and no features, and a store has one label and "
     f"features; {_OWN_SCRIPT}",
 }
+_OTHER_TASKS = {"ogbl-": "is for predicting links", "ogbg-": "is for classifying graphs"}
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
 
 
@@ -151,7 +152,8 @@ def fetch(
 
 def is_official(name: str) -> bool:
     """Whether a name is one of OGB's; a folder of that name comes first."""
-    return name.startswith("ogbn-") and not Path(name).is_dir()
+    # `check_official` refuses all but the first
+    return name.startswith(("ogbn-", "ogbn_", *_OTHER_TASKS)) and not Path(name).is_dir()
 
 
 def check_official(name: str) -> None:
@@ -159,6 +161,11 @@ def check_official(name: str) -> None:
     reason."""
     if name in REFUSED:
         raise InputError(f"dataset: {name} can't be converted: {REFUSED[name]}")
+    if name[:5] in _OTHER_TASKS:
+        raise InputError(
+            f"dataset: {name} {_OTHER_TASKS[name[:5]]}, and models here classify nodes: "
+            f"{', '.join(KNOWN)}"
+        )
     if name not in KNOWN:
         known = {*KNOWN, *REFUSED}
         raise InputError(f"dataset: {unknown_name(name, known, 'official data set')}")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -72,69 +72,79 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     `num_classes` is by default that of meta.json and, without one, the largest label plus one.
     """
     path = home(path)
-    data, labels, stamps = (
-        path / "raw" / "data.npz",
-        path / "raw" / "node-label.npz",
-        stamped(layout_files(path)),
-    )
-    if not data.is_file():
+    stamps = stamped(layout_files(path))
+    if not (path / "raw" / "data.npz").is_file():
         raise not_a_data_set(path)
-    shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
-    for name, kinds in {"edge_index": "iu", "node_label": "fiu", "node_feat": "f"}.items():
-        with Member(labels if name == "node_label" else data, name) as member:
-            shapes[name], dtypes[name] = member.shape, member.dtype
-        if member.dtype.kind not in kinds:
-            raise InputError(
-                f"{member.where}: expected numpy's kind {' or '.join(kinds)}, found {member.dtype}"
-            )
-    shape, dtype = shapes["node_feat"], dtypes["node_feat"]
-    if len(shape) != 2 or 0 in shape:
-        raise InputError(
-            f"{member.where}: expected [N, F] of at least one node and one feature, found shape {shape}"
-        )
-    if member.fortran_order and 1 not in shape:
-        expected_order = (
-            "expected rows (C order), found columns (Fortran order); save np.ascontiguousarray"
-        )
-        raise InputError(f"{member.where}: {expected_order}")
-    num_nodes, num_edges = shape[0], shapes["edge_index"][-1]
-    if shapes["edge_index"] != (2, num_edges) or shapes["node_label"] not in {
-        (num_nodes,),
-        (num_nodes, 1),
-    }:
-        raise InputError(
-            f"{path / 'raw'}: expected arrays of {num_nodes} nodes, found shapes {shapes}"
-        )
-    if missing := [
-        name for name in SPLITS if not (split_folder(path) / f"{name}.csv.gz").is_file()
-    ]:
-        raise InputError(f"{split_folder(path)}: expected {missing[0]}.csv.gz, found none")
+    layout = _Layout.open(path)
     file = path / "meta.json"
     with naming(file, "a JSON object"):
         meta: dict[str, Any] = dict(json.loads(file.read_text() if file.is_file() else "{}"))
-    num_classes = meta.get("num_classes") if num_classes is None else num_classes
-
-    def label_chunks(num_classes: int) -> Iterator[Array]:
-        with Member(labels, "node_label") as member:
-            step = npz.CHUNK_BYTES // member.dtype.itemsize
-            for begin in range(0, num_nodes, step):
-                yield clean_labels(
-                    member.read(min(step, num_nodes - begin)), num_classes, member.where, begin
-                )
-            member.finish()
-
     if num_classes is None:
-        num_classes = count_classes(
-            label_chunks(MAX_CLASSES), dtypes["node_label"], f"{labels}, member node_label"
-        )
+        num_classes = meta.get("num_classes")
+    if num_classes is None:
+        chunks = layout.label_chunks(MAX_CLASSES)
+        num_classes = count_classes(chunks, layout.labels.dtype, layout.labels.where)
     if not isinstance(num_classes, int) or not 1 <= num_classes <= MAX_CLASSES:
         raise InputError(
             f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {num_classes}"
         )
+    return Source(
+        path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=layout.x.shape[0],
+        num_edges=layout.edges.shape[1], num_features=layout.x.shape[1], num_classes=num_classes,
+        stamps=stamps, edge_chunks=layout.edge_chunks, x_chunks=layout.x_chunks,
+        label_chunks=lambda: layout.label_chunks(num_classes),
+        read_splits=lambda: read_split_files(split_folder(path), layout.x.shape[0]),
+        feature_dtype=np.dtype(np.float16 if layout.x.dtype.itemsize == 2 else np.float32),
+    )  # fmt: skip
 
-    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+
+class _Layout(NamedTuple):
+    """The members of a folder in OGB's binary layout, closed; each pass opens them again."""
+
+    edges: Member
+    labels: Member
+    x: Member
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Check the headers of all members, and that each split has its file."""
+        data, labels = path / "raw" / "data.npz", path / "raw" / "node-label.npz"
+        layout = cls(
+            _header(data, "edge_index", "iu"),
+            _header(labels, "node_label", "fiu"),
+            _header(data, "node_feat", "f"),
+        )
+        edges, label, x = (member.shape for member in layout)
+        if len(x) != 2 or 0 in x:
+            raise InputError(
+                f"{layout.x.where}: expected [N, F] of at least one node and one feature, found shape {x}"
+            )
+        if layout.x.fortran_order and 1 not in x:
+            order = "expected rows (C order), found columns (Fortran order)"
+            raise InputError(f"{layout.x.where}: {order}; save np.ascontiguousarray")
+        if edges != (2, edges[-1]) or label not in {(x[0],), (x[0], 1)}:
+            shapes = {"edge_index": edges, "node_label": label, "node_feat": x}
+            raise InputError(
+                f"{path / 'raw'}: expected arrays of {x[0]} nodes, found shapes {shapes}"
+            )
+        folder = split_folder(path)
+        for name in SPLITS:
+            if not (folder / f"{name}.csv.gz").is_file():
+                raise InputError(f"{folder}: expected {name}.csv.gz, found none")
+        return layout
+
+    def label_chunks(self, num_classes: int) -> Iterator[Array]:
+        with self.labels.again() as member:
+            step = npz.CHUNK_BYTES // member.dtype.itemsize
+            for begin in range(0, self.x.shape[0], step):
+                values = member.read(min(step, self.x.shape[0] - begin))
+                yield clean_labels(values, num_classes, member.where, begin)
+            member.finish()
+
+    def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        num_edges = self.edges.shape[1]
         # Row 1 of a [2, E] array starts halfway: a second stream, wound forward, follows the first.
-        with Member(data, "edge_index") as first, Member(data, "edge_index") as second:
+        with self.edges.again() as first, self.edges.again() as second:
             paired = first.fortran_order
             if not paired:
                 second.skip(num_edges)
@@ -145,31 +155,38 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
                 else:
                     src, dst = first.read(count), second.read(count)
                 src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
-                if min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= num_nodes:
-                    bad = np.flatnonzero(
-                        (np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= num_nodes)
-                    )[0]
-                    edge = f"edge {begin + bad} is ({src[bad]}, {dst[bad]})"
-                    raise InputError(
-                        f"{first.where}: expected node ids from 0 to {num_nodes - 1}, found {edge}"
-                    )
+                self._check_ids(src, dst, begin, first.where)
                 yield src, dst
             (first if paired else second).finish()
 
-    def x_chunks() -> Iterator[Array]:
-        with Member(data, "node_feat") as member:
-            rows = max(1, npz.CHUNK_BYTES // (member.dtype.itemsize * shape[1]))
+    def _check_ids(self, src: Array, dst: Array, begin: int, where: str) -> None:
+        low, high = np.minimum(src, dst), np.maximum(src, dst)
+        if low.min() >= 0 and high.max() < self.x.shape[0]:
+            return
+        bad = np.flatnonzero((low < 0) | (high >= self.x.shape[0]))[0]
+        raise InputError(
+            f"{where}: expected node ids from 0 to {self.x.shape[0] - 1}, "
+            f"found edge {begin + bad} is ({src[bad]}, {dst[bad]})"
+        )
+
+    def x_chunks(self) -> Iterator[Array]:
+        num_nodes, width = self.x.shape
+        with self.x.again() as member:
+            rows = max(1, npz.CHUNK_BYTES // (member.dtype.itemsize * width))
             for begin in range(0, num_nodes, rows):
-                yield member.read(min(rows, num_nodes - begin) * shape[1]).reshape(-1, shape[1])
+                count = min(rows, num_nodes - begin)
+                yield member.read(count * width).reshape(-1, width)
             member.finish()
 
-    return Source(
-        path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=num_nodes, num_edges=num_edges,
-        num_features=shape[1], num_classes=num_classes, stamps=stamps, edge_chunks=edge_chunks, x_chunks=x_chunks,
-        label_chunks=lambda: label_chunks(num_classes),
-        read_splits=lambda: read_split_files(split_folder(path), num_nodes),
-        feature_dtype=np.dtype(np.float16 if dtype.itemsize == 2 else np.float32),
-    )  # fmt: skip
+
+def _header(file: Path, name: str, kinds: str) -> Member:
+    """Return a member, closed after its header was read."""
+    with Member(file, name) as member:
+        if member.dtype.kind not in kinds:
+            raise InputError(
+                f"{member.where}: expected numpy's kind {' or '.join(kinds)}, found {member.dtype}"
+            )
+    return member
 
 
 def write_layout(

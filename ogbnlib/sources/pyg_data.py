@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,23 @@ from ..graph.summary import summarized
 from .convert import convert
 from .data import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 
-_MASKS = {
-    "train": ("train_mask",),
-    "valid": ("val_mask", "valid_mask"),
-    "test": ("test_mask",),
-}
+_MASKS = {"train": ("train_mask",), "valid": ("val_mask", "valid_mask"), "test": ("test_mask",)}
 # How other libraries' graphs become a Data, by the library.
 _CONVERSIONS = {
     "dgl": "torch_geometric.utils.from_dgl(graph)",
     "networkx": "torch_geometric.utils.from_networkx(graph)",
     "scipy": "Data(edge_index=torch_geometric.utils.from_scipy_sparse_matrix(matrix)[0], x=..., y=...)",
 }
+_SPLITS = (
+    "pass splits={'train': ids, 'valid': ids, 'test': []}, [] for an empty one; OGB's "
+    "dataset.get_idx_split() has them, torch_geometric.transforms.RandomNodeSplit()(data) draws them"
+)
 _REMEDIES = {
     "edge_index": "without edges set data.edge_index = torch.empty(2, 0, dtype=torch.long)",
     "x": "without features set data.x = torch.ones(len(data.y), 1)",
     "y": "set data.y to the class of each node, -1 for none",
+    **dict.fromkeys(("train_mask", "val_mask", "test_mask"), _SPLITS),
 }
-_NO_SPLIT = (
-    "pass splits={'train': ids, 'valid': ids, 'test': ids}, such as OGB's dataset.get_idx_split(), "
-    "or torch_geometric.transforms.RandomNodeSplit()(data)"
-)
 
 
 def _warn(text: str) -> None:
@@ -67,8 +64,15 @@ def from_data(
             "call from_data(data, path)"
         )
     values = _attributes(data)
-    masks = {} if splits is not None else _masks(values)
-    _check_complete(values, masks, splits)
+    masks = {}
+    if splits is None:
+        masks = {
+            split: next((name for name in names if name in values), names[0])
+            for split, names in _MASKS.items()
+        }
+    edges = "adj_t" if "adj_t" in values and "edge_index" not in values else "edge_index"
+    required = [edges, "x", "y", *masks.values()]
+    _check_complete(values, required)
     x = as_numpy(values["x"], "x")
     num_nodes = len(x) if x.ndim else 0
     if values.get("num_nodes", num_nodes) != num_nodes:
@@ -76,12 +80,10 @@ def from_data(
             f"x: expected a row for each of data.num_nodes={values['num_nodes']} nodes, "
             f"found {num_nodes} rows"
         )
-    used = {"x", "y", "num_nodes", "edge_index", *masks.values()}
-    edge_index = values.get("edge_index")
-    others = sorted({*values} - used - {"train_mask", "val_mask", "test_mask"})
-    if edge_index is None:
-        edge_index, weighted = _edges_of(values["adj_t"], num_nodes)
-        others.remove("adj_t")
+    others = sorted({*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"})
+    edge_index = values[edges]
+    if edges == "adj_t":
+        edge_index, weighted = _edges_of(edge_index, num_nodes)
         others += ["the values of adj_t"] * weighted
     if others:
         say(f"{path}: a store does not keep {', '.join(others)} of the data")
@@ -147,8 +149,6 @@ def _kind(data: Any) -> str:
         )
     kind = type(data).__name__
     library = type(data).__module__.split(".")[0]
-    if isinstance(data, list | tuple):
-        return f"a {kind} of {len(data)}; pass one Data"
     if library in _CONVERSIONS:
         return f"{library}'s {kind}; pass {_CONVERSIONS[library]}"
     return kind
@@ -164,38 +164,16 @@ def _parts(data: Any) -> str:
     return f"{text}; pass data.node_type_subgraph([{labelled!r}]).to_homogeneous()"
 
 
-def _masks(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the attribute with the mask of each split, that of PyG's name if there is none."""
-    return {
-        split: next((name for name in names if name in values), names[0])
-        for split, names in _MASKS.items()
-    }
-
-
-def _check_complete(
-    values: Mapping[str, Any], masks: Mapping[str, str], splits: Mapping[str, Any] | None
-) -> None:
-    edges = "adj_t" if "adj_t" in values and "edge_index" not in values else "edge_index"
-    required = [edges, "x", "y", *masks.values()]
+def _check_complete(values: Mapping[str, Any], required: Sequence[str]) -> None:
     missing = [name for name in required if name not in values]
-    if not missing:
-        return
-    remedies = [_REMEDIES[name] for name in missing if name in _REMEDIES]
+    remedies = [_REMEDIES[name] for name in missing]
     if "edge_index" in missing and is_sparse(values.get("adj")):
         remedies[0] = f"set data.edge_index: {sparse_remedy('data.adj')}"
-    absent = [split for split, mask in masks.items() if mask in missing]
-    if len(absent) == len(masks) and splits is None:
-        remedies.append(_NO_SPLIT)
-    elif absent:
-        parts = (
-            f"{split!r}: {[] if split in absent else f'data.{mask}'}"
-            for split, mask in masks.items()
+    if missing:
+        raise InputError(
+            f"data: expected {', '.join(required)}, found no {', '.join(missing)}; "
+            f"{'; '.join(dict.fromkeys(remedies))}"
         )
-        remedies.append(f"pass splits={{{', '.join(parts)}}}, where [] is an empty split")
-    raise InputError(
-        f"data: expected {', '.join(required)}, found no {', '.join(missing)}; "
-        f"{'; '.join(remedies)}"
-    )
 
 
 def _edges_of(adj_t: Any, num_nodes: int) -> tuple[Array, bool]:

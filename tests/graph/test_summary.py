@@ -70,7 +70,7 @@ def test_classes_have_their_names_and_old_stores_one_line(tmp_path: Path, raw: P
     np.save(folder / "features.npy", np.ones((4, 2)))
     (folder / "splits.csv").write_text("node_id,split\n0,train\n1,valid\n3,test\n")
     text = summarized(convert(folder, tmp_path / "named", progress=False))
-    assert "classes: 2; largest: 'cs' with 3; smallest: 'math' with 1\n" in text
+    assert "classes: 2; largest: 'cs' with 3; smallest: 'math' with 1; without a node: 0\n" in text
     store = convert(raw, tmp_path / "store", progress=False)
     object.__setattr__(store, "summary", {})
     assert "\n" not in summarized(store)

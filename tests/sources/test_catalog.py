@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import csc_of, left_in, official_csv, raw_arrays, tree
+from torch_geometric.data import Data
 
+from ogbnlib import open_tables, propagate
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
@@ -170,6 +173,71 @@ def test_every_door_refuses_an_official_data_set_that_can_not_be_a_store(
         with pytest.raises(InputError, match=f"{name} can't be converted: .*{reason}"):
             door()
     assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("ogbn_arxiv", "did you mean 'ogbn-arxiv'"),
+        ("ogbl-collab", "is for predicting links, and models here classify nodes: ogbn-arxiv, "),
+        ("ogbg-molhiv", "is for classifying graphs, and"),
+    ],
+)
+def test_a_name_like_an_official_one_leads_to_those(name: str, sentence: str) -> None:
+    for door in (size_of, open_dataset, lambda name: make_store(name, "new")):
+        with pytest.raises(InputError, match=f"{name}.*{sentence}"):
+            door(name)
+
+
+DOORS: dict[str, Callable[[Any], Any]] = {
+    "open_store": open_store,
+    "open_dataset": open_dataset,
+    "open_tables": open_tables,
+    "prepare_dataset": lambda path: prepare_dataset(path, "out", 0.001),
+    "convert": lambda path: make_store(path, "out/new", progress=False),
+}
+
+
+@pytest.mark.parametrize("door", sorted({*DOORS} - {"open_tables"}))
+def test_a_path_beside_a_store_leads_to_it(
+    door: str, tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_store, tmp_path / "graphs" / "papers.store")
+    monkeypatch.chdir(tmp_path)
+    beside = [
+        "graphs/papers.store/store.json",
+        "graphs/papers.store/x.npy",
+        "graphs/papers.store/runs",
+        "graphs",
+        "graphs/papers",
+        "graphs/paper.store",
+    ]
+    for path in beside:
+        with pytest.raises(
+            InputError, match=f"{path}: .*; did you mean the store .*graphs/papers.store\\?$"
+        ):
+            DOORS[door](path)
+    with pytest.raises(InputError, match=f"the working folder is {tmp_path}$"):
+        DOORS[door]("elsewhere")
+    assert left_in(tmp_path) == ["graphs"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_no_path_is_named(door: str, tmp_path: Path) -> None:
+    data = Data(x=torch.ones(3, 1))
+    with pytest.raises(InputError, match=r"expected a path, got Data; ogbnlib.Store.from_data\("):
+        DOORS[door](data)
+    for wrong in (3, [str(tmp_path)], b"data"):
+        with pytest.raises(InputError, match=f"expected a path, got {type(wrong).__name__}$"):
+            DOORS[door](wrong)
+
+
+def test_a_store_stands_for_its_path(tiny_store: Path, tmp_path: Path) -> None:
+    store = open_store(tiny_store)
+    assert open_store(store) == open_dataset(store) == store
+    assert prepare_dataset(store, tmp_path, 0.001) == str(tiny_store)
+    assert TrainConfig.create(dataset=store).dataset == str(tiny_store)
+    assert propagate(tiny_store, tmp_path / "hops", hops=1, progress=False).hops == 1
 
 
 @pytest.mark.parametrize("name", ["ogbn-arxiv.store", "ogbn-arxiv"])

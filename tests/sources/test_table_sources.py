@@ -337,7 +337,7 @@ def test_a_folder_is_a_data_set_that_is_converted_once(
     store = open_dataset(str(folder), say=texts.append)
     assert store.path == folder.with_name("own.store")
     assert open_dataset(str(folder), say=texts.append) == store
-    assert len(texts) == 1
+    assert len(texts) == 2
     np.save(folder / "labels.npy", small["y"][::-1].copy())
     with pytest.raises(InputError, match="it changed since"):
         open_dataset(str(folder), say=texts.append)
