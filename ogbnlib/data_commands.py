@@ -116,7 +116,9 @@ def download(
     )
 
 
-_FILES = "Your own files: .npy, .csv, .csv.gz or .parquet"
+_FILES = (
+    "Your own files, folders or patterns: .npy, .npz, .parquet, .feather, .csv, .txt, .mtx; .gz"
+)
 
 
 @app.command()
@@ -124,7 +126,7 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="OGB's binary layout, an official name, or a folder of edges, features, labels, ..."
+            help="OGB's or IGB's layout, an official name, or a folder of edges, features, labels, ..."
         ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],

@@ -223,8 +223,8 @@ class SparseReader(Reader):
 
 
 class _Lines:
-    """A stage before the csv parser: drops comment lines and the first `skip` other lines, and leaves
-    one blank between fields."""
+    """A stage before the csv parser: bounds the length of lines, drops comments and the first `skip`
+    other lines, and leaves one blank between fields."""
 
     def __init__(self, where: Path, mark: bytes, blanks: bool, skip: int) -> None:
         self.where, self.mark, self.blanks, self.skip = where, mark, blanks, skip
@@ -239,6 +239,8 @@ class _Lines:
             self._begun = True
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         cut = end if len(block) else len(data)
+        if not len(block) and cut:
+            data, cut = data + b"\n", cut + 1  # arrow refuses a first line without an end
         data, self._rest = data[:cut], data[cut:]
         if len(self._rest) > _BLOCK_BYTES:
             raise too_long(self.where)
@@ -249,8 +251,12 @@ class _Lines:
             line, _, data = data.partition(b"\n")
             self.skip -= bool(line.strip())
         if self.blanks:
-            lines = [b" ".join(line.split()) for line in data.splitlines()]
-            data = b"".join(line + b"\n" for line in lines)
+            data = data.replace(b"\t", b" ")
+            while b"  " in data:
+                data = data.replace(b"  ", b" ")
+            for padded, bare in ((b" \r", b"\r"), (b" \n", b"\n"), (b"\n ", b"\n")):
+                data = data.replace(padded, bare)
+            data = data.removeprefix(b" ").removesuffix(b" ")
         return data
 
 
@@ -299,7 +305,8 @@ def separator(file: Path, first: str, second: str) -> str:
         return " " if " " in bare.strip() else ","
     fields = [line.split() for line in (first, second)]
     numeric = any(len(line) > 1 and all(map(is_number, line)) for line in fields)
-    return " " if numeric and len({*map(len, filter(None, fields))}) == 1 else ","
+    lengths = {len(line) for line in fields if line}
+    return " " if numeric and len(lengths) == 1 else ","
 
 
 class TextReader(Reader):
@@ -351,11 +358,9 @@ class TextReader(Reader):
     def _batches(self, columns: Sequence[int]) -> Iterator[Any]:
         texts, stream = {f"f{i}": pa.string() for i in columns}, _inflated(self.file)
         lines = _Lines(self.file, self.mark, self.separator == " ", self.skip)
-        if self.mark or self.skip or self.separator == " ":
-            stream = pa.TransformInputStream(stream, lines)
         try:
             yield from pa.csv.open_csv(
-                stream,
+                pa.TransformInputStream(stream, lines),
                 read_options=pa.csv.ReadOptions(
                     block_size=_BLOCK_BYTES, autogenerate_column_names=True
                 ),
@@ -367,8 +372,8 @@ class TextReader(Reader):
                 ),
             )
         except pa.ArrowInvalid as error:
-            # arrow's words for a line that does not end within two blocks
-            if "straddling" in str(error) or "cannot infer number" in str(error):
+            # arrow's words for a row that does not end within two blocks
+            if "straddling" in str(error):
                 raise too_long(self.file) from None
             raise
         if lines.comments and not self._told:
@@ -380,11 +385,12 @@ class TextReader(Reader):
 class MatrixReader(TextReader):
     """Edges in a file of Matrix Market: from row to column, counted from 1 there and from 0 here.
 
-    The format (math.nist.gov/MatrixMarket/formats.html) has a banner, comments, a line of sizes and
-    a line for each entry. Of a symmetric matrix it holds one triangle, read in both directions.
+    The format (https://math.nist.gov/MatrixMarket/formats.html) has a banner, comments, a line of
+    sizes and a line for each entry. Of a symmetric matrix it holds one triangle, read in both
+    directions.
     """
 
-    skip = 1
+    header, typed, skip = True, True, 1
 
     def __init__(self, file: Path) -> None:
         with _inflated(file) as stream:
@@ -398,11 +404,15 @@ class MatrixReader(TextReader):
             expected = "a square matrix, a line of rows, columns and entries"
             raise InputError(f"{file}: expected {expected}, found {' '.join(size)!r}")
         self._entries, self.separator, self.empty = int(size[2]), " ", size[2] == "0"
-        self.both, self._told, self.header, self.typed = banner[4] != "general", False, True, True
+        self.both, self._told = banner[4] != "general", True  # the banner is no comment
         values = {"pattern": [], "complex": ["real", "imaginary"]}.get(banner[3], ["weight"])
         Reader.__init__(self, file, [_SOURCE, _TARGET, *values])
         if self.both:
             print(f"{file}: {banner[4]}: each edge is read in both directions", file=sys.stderr)
+
+    @cached_property
+    def num_rows(self) -> int:
+        return super().num_rows if self.both else self._entries
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
         found = 0

@@ -160,32 +160,48 @@ def find_files(
     if ("splits" in own) != bool({*SPLITS} & {*own}):  # named files replace those in the folder
         skipped |= {*SPLITS} if "splits" in own else {"splits"}
     entries, files = _entries(folder), dict[str, Path]()
-    for role in (role for role in ROLE_NAMES if role not in skipped):
-        if role in own:
+    for role in ROLE_NAMES:
+        if role in own and role not in skipped:
             files[role] = _checked(own[role], role)
-            continue
-        found = layout.candidates(folder, role) if layout else _named(entries, role)
-        if not found:
-            continue
-        first, *others = found
-        if not layout and others and _is_preferred(first) == _is_preferred(others[0]):
-            names = ", ".join(file.name for file in found)
-            raise InputError(f"{folder}: expected one file of {role}, found {names}")
-        files[role] = first
-        if others:
-            names = ", ".join(file.name for file in others)
-            say(f"{folder}: {first.name} is read, not {names}; --{role} names another")
+        elif role not in skipped:
+            found = layout.candidates(folder, role) if layout else _named(entries, role)
+            for file in _first(folder, role, found, layout is None, say):
+                files[role] = file
     if "splits" in files and {*SPLITS} & {*files}:
         raise InputError(f"{folder}: expected either splits or train, valid and test, found both")
-    if layout is not None and folder.name in _OGB_BOTH_WAYS:
+    if layout and folder.name in _OGB_BOTH_WAYS and "edges" not in own:
         name = folder.name.replace("_", "-")
         say(f"{folder}: OGB adds reverse edges to {name}: pass that name, or --undirected")
-    in_order = layout is not None and layout.splits is None and not {*SPLITS, "splits"} & {*files}
-    splits = () if "splits" in files or in_order else SPLITS
-    required = ("edges", "features", "labels", *splits)
-    if missing := [role for role in required if role not in {*files, *skipped}]:
+    in_order = layout is not None and layout.splits is None
+    missing = [role for role in _required(files, in_order) if role not in {*files, *skipped}]
+    if missing:
         raise _missing(folder, missing, entries)
     return files
+
+
+def _required(files: Mapping[str, Path], in_order: bool) -> tuple[str, ...]:
+    """Return the roles that a data set needs; splits may come from the order of the nodes."""
+    required = ("edges", "features", "labels")
+    has_splits = "splits" in files or (in_order and not {*SPLITS} & {*files})
+    return required if has_splits else (*required, *SPLITS)
+
+
+def _first(
+    folder: Path,
+    role: str,
+    found: list[Path],
+    is_equal: bool,
+    say: Callable[[str], object],
+) -> list[Path]:
+    """Return the first of the files found for a role; refuse several in formats of one rank if their
+    order means nothing (`is_equal`)."""
+    if is_equal and len(found) > 1 and _is_preferred(found[0]) == _is_preferred(found[1]):
+        names = ", ".join(file.name for file in found)
+        raise InputError(f"{folder}: expected one file of {role}, found {names}")
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found[1:])
+        say(f"{folder}: {found[0].name} is read, not {names}; --{role} names another")
+    return found[:1]
 
 
 def _missing(folder: Path, missing: list[str], entries: list[Path]) -> InputError:

@@ -1,5 +1,5 @@
-"""Files of one's own as a `Source`: edges, features, labels and splits, each .npy, .csv, .csv.gz or
-.parquet.
+"""Files of one's own as a `Source`: edges, features, labels and splits, in any format of
+`graph.readers`.
 
 Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names.
 Import it on use.
@@ -50,7 +50,7 @@ class Features:
 
     def __init__(self, file: Path, known: Sequence[str]) -> None:
         self.own: str | None = None
-        self._array = load(file) if file.suffix == ".npy" and file.is_file() else None
+        self._array = load(file) if file.suffix == ".npy" else None
         if self._array is not None:
             shape, dtype = self._array.shape, self._array.dtype
             if len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
@@ -280,9 +280,9 @@ def open_tables(
         id_column: the column of node ids in features, labels, nodes and splits, or one named
             "node_id", "node" or "id".
         num_classes: the largest label plus one if None.
-        files: paths of `edges`, `features` and so on, instead of those in the folder. `features`
-            may be "ones", or "degree": log(1 + in-degree) and log(1 + out-degree), 8 bytes a node
-            in memory.
+        files: paths of `edges`, `features` and so on, instead of those in the folder; also a
+            folder of parts or a pattern such as "edges/part-*.csv". `features` may be "ones", or
+            "degree": log(1 + in-degree) and log(1 + out-degree), 8 bytes a node in memory.
     """
     paths = find_files(folder, files, lambda text: print(text, file=sys.stderr))
     path = layout_of(home(folder).resolve())[1]
@@ -336,7 +336,7 @@ def open_tables(
             columns = [column for end in pair if (column := edges.one_of([end])) is not None]
             ends = columns if len(columns) == 2 else ends
     if ends is None:
-        hint = "name them: --edge-columns SOURCE,TARGET (1,2 where they have no names); csv files need commas"
+        hint = "name them: --edge-columns SOURCE,TARGET (1,2 where they have no names)"
         raise edges.refusal("columns source and target, or two without names, of node ids", hint)
     edges.leave_out(ends)
     labels, class_names = read_labels(label_table, own, label, nodes, num_classes or MAX_CLASSES)
